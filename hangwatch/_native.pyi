@@ -1,0 +1,92 @@
+"""The native module (native/module.cpp). One process writes at most one page."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hangwatch.types import PageEvent
+
+PAGE_VERSION: int
+PAGE_BYTES: int
+
+# --- Reading: any process, any bytes ------------------------------------------
+
+def read_page(data: bytes | bytearray | memoryview | Any, events: bool = True) -> dict[str, Any]:
+    """Decode a page from an object with the buffer protocol (an mmap, bytes).
+
+    Returns plain values only, in the schema that hangwatch.page documents.
+    Raises ValueError (never anything else, never crashes) for bytes that are
+    no page. With events=False the ring is not decoded.
+    """
+
+# --- Writing: the rank itself --------------------------------------------------
+
+def open_page(path: str, identity: dict[str, Any]) -> None:
+    """Create the page (O_EXCL, 0600) and map it. identity: types.Identity's fields.
+
+    Raises OSError (ENOSPC where the file system is full: space is reserved
+    before it is mapped, so that a full /dev/shm never becomes a SIGBUS),
+    RuntimeError if this process has one already.
+    """
+
+def start_heartbeat(interval_ms: int) -> None:
+    """Beat from a thread that never takes the GIL. Once; idempotent."""
+
+def stop_heartbeat() -> None: ...
+def set_identity(rank: int, world_size: int, store_host: str, store_port: int) -> None: ...
+def set_phase(phase: str) -> None: ...
+def set_in_call(name: str, file: str, line: int, function: str) -> None:
+    """name "" when the call has returned."""
+
+def set_exception(type: str, message: str, file: str, line: int, function: str) -> None: ...
+def set_disarmed(reason: str) -> None: ...
+def count_swallowed() -> int:
+    """Add one and return the total."""
+
+def beat(handling: str, pending: bool, pending_changed: bool) -> None:
+    """The sampler's beat (needs the GIL). pending: c10d has unfinished work;
+    pending_changed: it differs from the last beat's (restarts pending_since_ns).
+    """
+
+def define_group(
+    slot: int, name: str, desc: str, ranks: Sequence[int], index: int, backend: str
+) -> None:
+    """Fill a slot (0 <= slot < MAX_GROUPS). ranks: global, in group order."""
+
+MAX_GROUPS: int
+
+def sample_group(slot: int, enqueued: int, completed: int) -> None:
+    """enqueued: collectives (places) so far; completed: -1 where unknown."""
+
+def retire_group(slot: int) -> None:
+    """The group was destroyed: alive becomes False, its address is forgotten."""
+
+# --- Wrapping -------------------------------------------------------------------
+
+def wrap_methods(
+    process_group: type, work: type, resolve: Callable[[Any], int]
+) -> list[str]:
+    """Replace the collectives of the class and Work.wait by recording wrappers.
+
+    resolve(group) is called once for each group not seen before and returns
+    its slot, or -1 to leave it unrecorded. Returns the names that were wrapped;
+    names that this torch lacks are left out. Idempotent.
+    """
+
+def unwrap_methods() -> None:
+    """Put the originals back (tests; a live job is disarmed with disarm())."""
+
+def disarm() -> None:
+    """From now on the wrappers only call the originals."""
+
+def set_internal_prefixes(prefixes: Sequence[str]) -> None:
+    """Directories whose files are not the user's own code (torch, stdlib,
+    site-packages, hangwatch), each with its trailing slash. Files whose name
+    starts with "<frozen" are internal too."""
+
+def record_begin(
+    slot: int, op: str, wire: str, seq: int, p2p: bool, dtype: str, shape: Sequence[int],
+    root: int, peer: int, tag: int, is_async: bool,
+) -> int:
+    """Record a call from Python (subclassed backends); returns the event index."""
+
+def record_end(index: int, failed: bool) -> None: ...

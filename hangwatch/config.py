@@ -1,0 +1,125 @@
+"""Settings from flags and HANGWATCH_* variables; both name the same thing."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hangwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_E = TypeVar("_E", bound=StrEnum)
+PREFIX = "HANGWATCH_"
+
+
+class OnHang(StrEnum):
+    """What to do once a hang is certain enough to be called one."""
+
+    REPORT = "report"
+    ABORT = "abort"
+
+
+class Stacks(StrEnum):
+    """How stacks are taken."""
+
+    PYTHON = "python"
+    NATIVE = "native"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How one run is watched. Durations in seconds; None means ``auto``."""
+
+    report_dir: str = "hangwatch-reports"
+    run_id: str = ""
+    suspect_after_s: float | None = None
+    hang_after_s: float | None = None
+    on_hang: OnHang = OnHang.REPORT
+    hook: str = ""
+    interval_s: float = 0.5
+    stacks: Stacks = Stacks.PYTHON
+    verbose: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for handing the configuration to the watchdog as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Config:
+        """Undo to_dict. Raises UsageError for unknown or impossible values."""
+        known = {f.name for f in fields(cls)}
+        unknown = set(values) - known
+        if unknown:
+            raise UsageError(f"unknown settings: {', '.join(sorted(unknown))}")
+        config = cls(
+            **{
+                **values,
+                "on_hang": _enum(OnHang, values.get("on_hang", "report"), "--on-hang"),
+                "stacks": _enum(Stacks, values.get("stacks", "python"), "--stacks"),
+            }
+        )
+        return config.checked()
+
+    def checked(self) -> Config:
+        """Self if the values make sense together, else UsageError."""
+        if not 0.05 <= self.interval_s <= 60:  # noqa: PLR2004 (the bounds are named in the message)
+            raise UsageError(f"--interval {self.interval_s:g}: use 0.05 to 60 seconds")
+        for flag, value in (
+            ("--suspect-after", self.suspect_after_s),
+            ("--hang-after", self.hang_after_s),
+        ):
+            if value is not None and value <= 0:
+                raise UsageError(f"{flag} {value:g}: use a number of seconds above 0, or auto")
+        if (
+            self.suspect_after_s is not None
+            and self.hang_after_s is not None
+            and self.hang_after_s < self.suspect_after_s
+        ):
+            raise UsageError(
+                f"--hang-after {self.hang_after_s:g} is less than --suspect-after "
+                f"{self.suspect_after_s:g}: a job is suspected before it is called hung"
+            )
+        if self.run_id and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.run_id):
+            raise UsageError(
+                f"--run-id {self.run_id!r}: use letters, digits, '.', '_' and '-', at most 128"
+            )
+        return self
+
+
+def _enum(kind: type[_E], value: object, flag: str) -> _E:
+    try:
+        return kind(str(value))
+    except ValueError:
+        choices = ", ".join(kind)
+        raise UsageError(f"{flag} {value}: use one of {choices}") from None
+
+
+def parse_seconds(text: str, flag: str) -> float | None:
+    """Seconds as a float, None for ``auto``. Raises UsageError."""
+    if text == "auto":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"{flag} {text}: use a number of seconds, or auto") from None
+    if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 (NaN test)
+        raise UsageError(f"{flag} {text}: use a finite number of seconds, or auto")
+    return value
+
+
+def enabled(environ: Mapping[str, str] = os.environ) -> bool:
+    """False where HANGWATCH=0 turns all of it off."""
+    return environ.get("HANGWATCH", "1") != "0"
+
+
+def new_run_id(now: float | None = None) -> str:
+    """A run id that sorts by time: UTC date, time and the pid."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    return f"{stamp}-{os.getpid()}"

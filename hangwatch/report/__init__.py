@@ -1,0 +1,1 @@
+"""Turns a verdict and its evidence into report.json and terminal text."""
