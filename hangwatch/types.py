@@ -500,3 +500,54 @@ class Verdict:
 
 
 OK = Verdict(State.OK, None, Reason.UNKNOWN, Certainty.PROVED, headline="Nothing is stuck.")
+
+
+# --- What a report is made of ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The run that an incident belongs to."""
+
+    run_id: str
+    command: tuple[str, ...]
+    started_at: str
+    """UTC, ISO 8601."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of hangwatch, Python, torch, py-spy and the kernel, where known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One line of an incident's timeline."""
+
+    at: str
+    """UTC, ISO 8601."""
+    what: str
+    """One sentence for people."""
+    rank: int = -1
+    """The rank that it is about, -1 for the job as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One incident: what was concluded, and all that it was concluded from."""
+
+    run: RunInfo
+    job: JobSnapshot
+    verdicts: tuple[Verdict, ...]
+    """Most important first; never empty."""
+    detected_at: str
+    """UTC, ISO 8601: when the first of the verdicts was reached."""
+    detected_after_s: float
+    """Seconds between the moment the job got stuck and ``detected_at``."""
+    pages: dict[int, bytes] = field(default_factory=dict)
+    """Rank to its raw page; this node's ranks only."""
+    flights: dict[int, bytes] = field(default_factory=dict)
+    """Rank to its Flight Recorder as the rank wrote it (JSON)."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Allow-listed variables of the job."""
+    timeline: tuple[Moment, ...] = ()
+    """Oldest first."""
+    lost: tuple[str, ...] = ()
+    """What hangwatch could not do in this run, and why, for people."""
