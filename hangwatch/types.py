@@ -286,6 +286,9 @@ class FlightEntry:
     created_unix_ns: int
     frames: tuple[Site, ...] = ()
     """Innermost first; only in pickled dumps."""
+    src: int = -1
+    dst: int = -1
+    """Ranks within the group, of point-to-point entries that name them (NCCL)."""
 
 
 @dataclass(frozen=True, slots=True)
