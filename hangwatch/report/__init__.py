@@ -1,1 +1,20 @@
-"""Turns a verdict and its evidence into report.json and terminal text."""
+"""Reports: report.json first, then what is rendered from it.
+
+``build_report`` turns an Evidence into report.json's content, ``write_incident``
+keeps it with the raw evidence, ``format_verdict`` (terminal.py) prints it. What
+is printed live and what ``hangwatch report`` prints come from the same content.
+"""
+
+from hangwatch.report.files import load, open_run, write_incident, write_run
+from hangwatch.report.model import SCHEMA, build_report
+from hangwatch.report.terminal import format_verdict
+
+__all__ = [
+    "SCHEMA",
+    "build_report",
+    "format_verdict",
+    "load",
+    "open_run",
+    "write_incident",
+    "write_run",
+]

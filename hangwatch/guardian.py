@@ -1,0 +1,165 @@
+"""Keeps a watchdog process running beside COMMAND, and speaks to it.
+
+The watchdog reads JSON lines on its standard input. The first says what to
+watch (see ``hello`` in supervisor.py), the last ``{"ended": EXIT_CODE}`` that
+COMMAND has ended; end of file means that the supervisor is gone. It runs in a
+session of its own, so that nothing sent to the job's terminal or process group
+reaches it, and never writes to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hangwatch
+from hangwatch.notice import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hangwatch.launch import Signals
+
+PROGRAM = (sys.executable, "-P", "-m", "hangwatch.watchdog")
+"""-P: nothing in the job's working directory may shadow what the watchdog imports."""
+MAX_DEATHS = 5
+DEATHS_WITHIN_S = 60.0
+FIRST_BACKOFF_S = 0.25
+
+
+class Guardian:
+    """The watchdog process and its restarts. Its methods never raise OSError."""
+
+    def __init__(
+        self,
+        hello: Mapping[str, Any],
+        environ: Mapping[str, str],
+        before: Signals,
+        *,
+        program: Sequence[str] = PROGRAM,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hello = hello
+        self._environ = environ
+        self._before = before
+        self._program = program
+        self._now = now
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS + 1)
+        self._due: float | None = None
+        self.given_up = False
+        self.restarts = 0
+
+    def start(self) -> None:
+        """Start the watchdog and tell it what to watch."""
+        self._due = None
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 (our own program)
+                self._program,
+                env=dict(self._environ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=self._before.restore,  # noqa: PLW1509 (the supervisor has no threads)
+            )
+        except OSError as error:
+            self._died(f"cannot be started: {error}")
+            return
+        if self._process.stdin:
+            os.set_blocking(self._process.stdin.fileno(), False)
+        self._send(self._hello)
+
+    def check(self) -> None:
+        """Notice that it died, and start it again once its time has come."""
+        if self._process and self._process.poll() is not None:
+            self._died(how_it_ended(self._process.returncode))
+        if self._due is not None and self._now() >= self._due:
+            self.restarts += 1
+            self.start()
+
+    def due_in(self) -> float | None:
+        """Seconds until the next restart; None if there is nothing to wait for."""
+        return None if self._due is None else max(0.0, self._due - self._now())
+
+    def farewell(self, code: int) -> None:
+        """Say that COMMAND ended; one that is just being restarted starts at once."""
+        self.check()
+        if self._due is not None:
+            self.start()
+        self._due = None
+        self._send({"ended": code})
+
+    def gone(self) -> bool:
+        """Whether the process has ended (or never was)."""
+        return self._process is None or self._process.poll() is not None
+
+    def succeeded(self) -> bool:
+        """Whether the watchdog did its work to the end."""
+        return self._process is not None and self._process.poll() == 0
+
+    def kill(self) -> None:
+        """End it and what it started (its session), if it has not ended."""
+        if self._process and self._process.poll() is None:
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _died(self, how: str) -> None:
+        if self._process and self._process.stdin:
+            with suppress(OSError):
+                self._process.stdin.close()
+        self._process = None
+        now = self._now()
+        self._deaths.append(now)
+        if len(self._deaths) > MAX_DEATHS and now - self._deaths[0] <= DEATHS_WITHIN_S:
+            self.given_up = True
+            say(f"the watchdog {how}, again and again: the job goes on unwatched")
+            return
+        recent = sum(now - death <= DEATHS_WITHIN_S for death in self._deaths)
+        self._due = now + FIRST_BACKOFF_S * 2 ** (recent - 1)
+        if self.restarts == 0:
+            say(f"the watchdog {how} and is started again; what it had learnt is lost")
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        """Write one line; a watchdog that does not read is never waited for."""
+        if self._process and self._process.stdin:
+            with suppress(OSError):
+                os.write(self._process.stdin.fileno(), json.dumps(message).encode() + b"\n")
+
+
+def how_it_ended(returncode: int) -> str:
+    """Popen's returncode as the end of a sentence."""
+    if returncode < 0:
+        return f"was killed by signal {-returncode}"
+    return f"ended with exit code {returncode}"
+
+
+def watchdog_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the watchdog: without the injection, but able to import us.
+
+    PYTHONPATH gets the directory that holds the package only where a fresh
+    interpreter would not find it, since PYTHONPATH comes before the standard
+    library and a site-packages directory there could shadow it.
+    """
+    package = Path(hangwatch.__file__).resolve().parent
+    injected = str(package / "sitecustomize")
+    paths = [
+        path
+        for path in environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path and os.path.realpath(path) != injected
+    ]
+    if package.parent.name not in {"site-packages", "dist-packages"}:
+        paths.append(str(package.parent))
+    clean = {name: value for name, value in environ.items() if name != "HANGWATCH_DIR"}
+    clean["PYTHONPATH"] = os.pathsep.join(paths)
+    if not paths:
+        del clean["PYTHONPATH"]
+    return clean

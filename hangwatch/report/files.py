@@ -1,0 +1,211 @@
+"""Where reports lie on disk: ``<report-dir>/<run-id>/incident-NNN/report.json``.
+
+Files are 0600 in 0700 directories. An incident's directory appears whole or not
+at all: it is written under another name and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.errors import ReportError
+from hangwatch.notice import printable
+from hangwatch.report.model import SCHEMA, build_report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hangwatch.types import Evidence
+
+RUN_SCHEMA = "hangwatch.run/1"
+LATEST = "latest"
+REPORT = "report.json"
+RUN = "run.json"
+_INCIDENT = re.compile(r"incident-(\d{3,})")
+_TRIES = 100
+"""Numbers tried where watchdogs of several nodes write to one shared directory."""
+
+
+def open_run(root: Path, run_id: str) -> Path:
+    """Make the directory of a run, point ``latest`` to it, and return it.
+
+    Raises ReportError if nothing can be written there.
+    """
+    path = root / run_id
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, probe = tempfile.mkstemp(prefix=".probe-", dir=path)
+        os.close(handle)
+        Path(probe).unlink()
+    except OSError as error:
+        raise ReportError(f"reports cannot be written to {path}: {error.strerror}") from None
+    with suppress(OSError):
+        _point(root / LATEST, run_id)
+    return path
+
+
+def _point(link: Path, target: str) -> None:
+    """Make or move a symbolic link; anything else of that name is left alone."""
+    if link.exists() and not link.is_symlink():
+        return
+    fresh = link.with_name(f".{link.name}-{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(link)
+
+
+def write_incident(run_dir: Path, evidence: Evidence, *, replace: Path | None = None) -> Path:
+    """Keep an incident and return its directory.
+
+    replace: the directory of the same incident, reported before (``slow`` that
+    has become a ``hang``). Raises ReportError if it cannot be written.
+    """
+    try:
+        fresh = Path(tempfile.mkdtemp(prefix=".incident-", dir=run_dir))
+        try:
+            _fill(fresh, evidence)
+            return _swap(fresh, replace) if replace else _place(fresh, run_dir)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ReportError(f"the report cannot be written to {run_dir}: {reason}") from None
+
+
+def _fill(path: Path, evidence: Evidence) -> None:
+    report = build_report(evidence)
+    for name, content in (
+        ("stacks", {f"{key}.txt": _stack_text(stack) for key, stack in report["stacks"].items()}),
+        ("flight", {f"rank-{rank}.json": raw for rank, raw in evidence.flights.items()}),
+        ("pages", {f"rank-{rank}.page": raw for rank, raw in evidence.pages.items()}),
+    ):
+        if content:
+            (path / name).mkdir(mode=0o700)
+        for file, data in content.items():
+            _write(path / name / file, data)
+    _write(path / REPORT, _json(report))
+
+
+def _stack_text(stack: Mapping[str, Any]) -> bytes:
+    lines = [f"ranks {', '.join(map(str, stack['ranks']))}, innermost frame first"]
+    for frame in stack["frames"]:
+        lines.append(f"  {frame['file']}:{frame['line']} {frame['function']}")
+        if frame["source"]:
+            lines.append(f"      {frame['source']}")
+    return "".join(f"{printable(line)}\n" for line in lines).encode("utf-8", "backslashreplace")
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def _write(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+
+
+def _place(fresh: Path, run_dir: Path) -> Path:
+    """Give a new incident the next free number."""
+    taken = [int(m[1]) for path in run_dir.iterdir() if (m := _INCIDENT.fullmatch(path.name))]
+    first = max(taken, default=0) + 1
+    for number in range(first, first + _TRIES):
+        path = run_dir / f"incident-{number:03d}"
+        if path.exists():
+            continue
+        with suppress(FileExistsError, NotADirectoryError):
+            return fresh.rename(path)
+    raise OSError("no free incident number")
+
+
+def _swap(fresh: Path, path: Path) -> Path:
+    """Put fresh in the place of path; a reader sees one of the two, or briefly none."""
+    old = Path(tempfile.mkdtemp(prefix=".old-", dir=path.parent))
+    try:
+        with suppress(FileNotFoundError):
+            path.rename(old / path.name)
+        return fresh.rename(path)
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
+    run_dir: Path,
+    *,
+    run_id: str,
+    command: Sequence[str],
+    started_at: str,
+    duration_s: float,
+    exit_code: int,
+    lost: Iterable[str] = (),
+) -> Path:
+    """Write run.json, which every run leaves. Raises ReportError.
+
+    The incidents are those that lie in run_dir.
+    """
+    path = run_dir / RUN
+    try:
+        incidents = sorted(p.name for p in run_dir.iterdir() if _INCIDENT.fullmatch(p.name))
+        content = {
+            "schema": RUN_SCHEMA,
+            "id": run_id,
+            "command": list(command),
+            "started_at": started_at,
+            "duration_s": round(duration_s, 3),
+            "exit_code": exit_code,
+            "incidents": incidents,
+            "lost": list(lost),
+        }
+        fresh = path.with_name(f".{RUN}-{os.getpid()}")
+        fresh.unlink(missing_ok=True)
+        _write(fresh, _json(content))
+        fresh.replace(path)
+    except OSError as error:
+        raise ReportError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def load(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Find the newest incident at path and return its directory and report.json.
+
+    path: report.json, an incident's directory, a run's, or the report directory
+    (its latest run). Raises ReportError, with what was found instead.
+    """
+    file = _find(path)
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ReportError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ReportError(f"{file} is not JSON: name the report.json of an incident") from None
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        found = content.get("schema") if isinstance(content, dict) else None
+        raise ReportError(f"{file} is no report that this version reads: schema {found!r}")
+    return file.parent, content
+
+
+def _find(path: Path) -> Path:
+    if not path.exists():
+        raise ReportError(f"{path} does not exist")
+    if path.is_file():
+        return path
+    if (path / REPORT).exists():
+        return path / REPORT
+    incidents = sorted(
+        (p for p in path.iterdir() if _INCIDENT.fullmatch(p.name)),
+        key=lambda p: int(p.name.partition("-")[2]),
+    )
+    if incidents:
+        return incidents[-1] / REPORT
+    if (path / LATEST).is_dir():
+        return _find(path / LATEST)
+    if (path / RUN).exists():
+        raise ReportError(f"{path} holds no incident: nothing was found in that run")
+    raise ReportError(f"{path} holds no report: name an incident, a run or a report directory")

@@ -1,0 +1,272 @@
+"""The verdict as a short block of text, for a tired person.
+
+``format_verdict`` yields the lines; it prints nothing and looks nothing up. All
+that it shows comes from report.json, so a stored report prints as it did live.
+Text from outside has its control characters escaped. Only ``Style.of`` looks at
+the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import unicodedata
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hangwatch.notice import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+NARROWEST = 40
+DEFAULT_WIDTH = 100
+"""Where the output is no terminal."""
+MAX_FRAMES = 6
+MAX_WAITS = 5
+_LABEL = 11
+"""Columns of the label on the left."""
+_COLOURS = {"hang": "1;31", "failed": "1;31", "slow": "1;33", "desync": "1;33", "ok": "1;32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How wide and how colourful."""
+
+    width: int = DEFAULT_WIDTH
+    colour: bool = False
+
+    @classmethod
+    def of(cls, stream: TextIO, environ: Mapping[str, str]) -> Style:
+        """What suits a stream: colour on a terminal only, and not with NO_COLOR."""
+        try:
+            columns = os.get_terminal_size(stream.fileno()).columns
+        except (OSError, ValueError):
+            return cls()
+        colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+        return cls(columns or DEFAULT_WIDTH, colour)
+
+    def paint(self, text: str, code: str) -> str:
+        """Text in a colour (SGR code of ECMA-48), where there is colour."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colour and text else text
+
+    @property
+    def columns(self) -> int:
+        """The width, but never so narrow that nothing fits."""
+        return max(NARROWEST, self.width)
+
+
+PLAIN = Style()
+
+
+def format_verdict(
+    report: Mapping[str, Any], where: Path | None = None, style: Style = PLAIN
+) -> Iterator[str]:
+    """The lines of the block, without line ends.
+
+    report: the content of report.json. where: its directory, None where it
+    could not be written.
+    """
+    verdict = report["verdict"]
+    yield from _headline(verdict, style)
+    if verdict["state"] == "ok":
+        return
+    yield from _waits(report["waits"], verdict, style)
+    yield from _culprits(report, style)
+    yield from _site(verdict, style)
+    yield from _stack(report, style)
+    for other in report.get("also", ()):
+        yield from _labelled("also", [_sentence(other)], style)
+    yield from _labelled("what to do", _bullets(verdict["advice"]), style)
+    yield from _labelled("not seen", _bullets([*report["unseen"], *_missing(report)]), style)
+    yield from _labelled("report", [str(where)] if where else ["none could be written"], style)
+
+
+def _headline(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
+    state = verdict["state"]
+    word = style.paint(state.upper(), _COLOURS.get(state, "1"))
+    when = f"{verdict['detected_after_s']:.1f} s after it began"
+    yield f"hangwatch: {word} ({verdict['certainty']}, seen {when})"
+    for line in _wrap(verdict["headline"], style.columns - 2):
+        yield f"  {style.paint(line, '1')}"
+    for line in _wrap(verdict["explanation"], style.columns - 2):
+        yield f"  {line}"
+
+
+def _sentence(verdict: Mapping[str, Any]) -> str:
+    return f"{verdict['state'].upper()} ({verdict['certainty']}) {verdict['headline']}"
+
+
+def _waits(
+    waits: Sequence[Mapping[str, Any]], verdict: Mapping[str, Any], style: Style
+) -> Iterator[str]:
+    """Who waits where: one line for all ranks that wait for the same in the same place."""
+    alike: defaultdict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for wait in waits:
+        site = wait["site"] or {}
+        place = (wait["op"], wait["group"], wait["seq"], site.get("file"), site.get("line"))
+        alike[*place, tuple(wait["for"])].append(wait)
+    lines = []
+    for (op, group, seq, _, _, waited_for), ranks in alike.items():
+        who = fold_ranks(wait["rank"] for wait in ranks)
+        what = f"{op} #{seq}" if seq else op
+        if group:
+            what = f"{what} of {group}"
+        text = f"{_ranks(who)} in {what}, {max(wait['age_s'] for wait in ranks):.1f} s"
+        if ranks[0]["site"]:
+            text = f"{text}, at {_place(ranks[0]['site'])}"
+        if waited_for:
+            text = f"{text}, for {_ranks(fold_ranks(waited_for))}"
+        lines.append(text)
+    if len(lines) > MAX_WAITS:
+        lines[MAX_WAITS - 1 :] = [f"and {len(lines) - MAX_WAITS + 1} more places, see report.json"]
+    if not lines and verdict["victims"]:
+        lines = [_ranks(fold_ranks(verdict["victims"]))]
+    yield from _labelled("waiting", lines, style)
+
+
+def _culprits(report: Mapping[str, Any], style: Style) -> Iterator[str]:
+    verdict = report["verdict"]
+    if not verdict["culprits"]:
+        return
+    text = f"{_ranks(fold_ranks(verdict['culprits']))}: {_words(verdict['kind'])}"
+    if verdict["reason"] != "unknown":
+        text = f"{text}, {_words(verdict['reason'])}"
+    lines = [text]
+    by_rank = {rank["rank"]: rank for rank in report["ranks"]}
+    for culprit in verdict["culprits"][:2]:
+        rank = by_rank.get(culprit)
+        if rank:
+            lines.append(f"rank {culprit} is process {rank['pid']} on {rank['node']}")
+    yield from _labelled("culprit", lines, style)
+
+
+def _site(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
+    """The culprit's line of code with the lines around it."""
+    site = verdict["site"]
+    if not site:
+        return
+    yield from _labelled("code", [f"{_place(site, full=True)} in {site['function']}"], style)
+    context = site.get("context")
+    if not context:
+        if site["source"]:
+            yield _clip(f"{'':{_LABEL}}  > {printable(site['source'])}", style.columns)
+        return
+    digits = len(str(context["first"] + len(context["lines"])))
+    for number, text in enumerate(context["lines"], context["first"]):
+        here = number == site["line"]
+        mark = ">" if here else " "
+        line = f"{'':{_LABEL}}  {mark} {number:{digits}d}  {printable(text.expandtabs(4))}"
+        line = _clip(line.rstrip(), style.columns)
+        yield style.paint(line, "1") if here else line
+
+
+def _stack(report: Mapping[str, Any], style: Style) -> Iterator[str]:
+    """The culprit's stack in short: where it is, and how the user's code got there."""
+    verdict = report["verdict"]
+    frames = _culprit_stack(report, verdict)
+    if not frames:
+        return
+    shown = [frame for index, frame in enumerate(frames) if index == 0 or frame["user"]]
+    lines = [f"{frame['function']}  {_place(frame)}" for frame in shown[:MAX_FRAMES]]
+    if len(shown) > MAX_FRAMES:
+        lines.append(f"... {len(shown) - MAX_FRAMES} more")
+    yield from _labelled("stack", lines, style)
+
+
+def _culprit_stack(
+    report: Mapping[str, Any], verdict: Mapping[str, Any]
+) -> Sequence[Mapping[str, Any]]:
+    """The stack that shows the verdict's site; else that of the culprit's main thread."""
+    site = verdict["site"] or {}
+    for rank in report["ranks"]:
+        if rank["rank"] not in verdict["culprits"][:1]:
+            continue
+        children = [thread for child in rank["children"] for thread in child["threads"]]
+        names = [rank["stack"], *(t["stack"] for t in [*rank["threads"], *children])]
+        stacks = [report["stacks"][name]["frames"] for name in names if name]
+        for frames in stacks:
+            if any(f["file"] == site.get("file") and f["line"] == site["line"] for f in frames):
+                return list(frames)
+        return list(stacks[0]) if stacks else []
+    return []
+
+
+def _missing(report: Mapping[str, Any]) -> list[str]:
+    """What could not be had of ranks, each thing once with its ranks."""
+    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    for rank in report["ranks"]:
+        for what in rank["missing_evidence"]:
+            ranks[what].append(rank["rank"])
+    return [f"{_ranks(fold_ranks(who))}: {what}" for what, who in ranks.items()]
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as people write them: ``0, 1, 3-7``."""
+    parts: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    folded = []
+    for part in parts:
+        if len(part) > 2:  # noqa: PLR2004 (two ranks are no range)
+            folded.append(f"{part[0]}-{part[-1]}")
+        else:
+            folded.extend(str(rank) for rank in part)
+    return ", ".join(folded)
+
+
+def _ranks(folded: str) -> str:
+    return f"rank {folded}" if folded.isdigit() else f"ranks {folded}"
+
+
+def _words(name: str | None) -> str:
+    return (name or "").replace("_", " ")
+
+
+def _place(site: Mapping[str, Any], *, full: bool = False) -> str:
+    """File and line; the last two parts of a path are enough to know it by."""
+    file = site["file"] if full else "/".join(site["file"].rsplit("/", 2)[-2:])
+    return f"{file}:{site['line']}" if site["line"] else str(file)
+
+
+def _bullets(texts: Sequence[str]) -> list[str]:
+    return [f"- {text}" for text in texts] if len(texts) > 1 else list(texts)
+
+
+def _labelled(label: str, texts: Sequence[str], style: Style) -> Iterator[str]:
+    """Wrapped text with a label in the left column; nothing for no text."""
+    left = style.paint(f"{label:{_LABEL}}", "2")
+    for text in texts:
+        hanging = ""
+        for line in _wrap(text, style.columns - _LABEL - 4):
+            yield f"  {left}{hanging}{line}"
+            left = f"{'':{_LABEL}}"
+            hanging = "  " if text.startswith("- ") else ""
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Text on lines of at most width; a longer word (a path) is left whole."""
+    return textwrap.wrap(printable(text), width, break_long_words=False, break_on_hyphens=False)
+
+
+def _clip(text: str, width: int) -> str:
+    """Text cut to width columns; wide characters count twice."""
+    if _columns(text) <= width:
+        return text
+    kept = ""
+    used = 3
+    for character in text:
+        used += _columns(character)
+        if used > width:
+            break
+        kept += character
+    return f"{kept}..."
+
+
+def _columns(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

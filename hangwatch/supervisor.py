@@ -1,0 +1,234 @@
+"""Runs COMMAND under watch: starts it and the watchdog, forwards signals, returns.
+
+Small and dull so that it does not die. It imports no torch, starts no thread
+and reads nothing that the job writes. Whatever of ours fails is said once on
+standard error, and COMMAND runs on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hangwatch import __version__, rundir
+from hangwatch.agent.environment import job_environment
+from hangwatch.config import new_run_id
+from hangwatch.errors import ReportError
+from hangwatch.guardian import Guardian, watchdog_environment
+from hangwatch.launch import Signals, start
+from hangwatch.notice import fold_command, say
+from hangwatch.report.files import open_run, write_run
+from hangwatch.witness import Witness
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping, Sequence
+
+    from hangwatch.config import Config
+    from hangwatch.rundir import RunDir
+
+FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+IMPATIENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end the wait for the watchdog once COMMAND has ended."""
+FAREWELL_S = 15.0
+"""How long the watchdog may take to write its report after COMMAND has ended."""
+LOOK_S = 5.0
+"""The supervisor looks around this often even if no signal wakes it."""
+EXIT_ABORTED = 75
+"""EX_TEMPFAIL of sysexits.h: the hung ranks were ended, running again may help."""
+ABORTED = "aborted"
+"""File in the run directory by which the watchdog says that it ended ranks."""
+TOLD_BYTES = 32 << 10
+"""The watchdog is told this much of a command line, so that no pipe ever fills."""
+
+
+def supervise(command: Sequence[str], settings: Config, environ: Mapping[str, str]) -> int:
+    """Run command under watch and return its exit code (128+n for signal n).
+
+    Raises UsageError if command cannot be started.
+    """
+    run = _Run(list(command), settings, dict(environ), Signals.block(FORWARDED))
+    try:
+        return run.execute()
+    finally:
+        run.clean_up()
+
+
+@dataclass(slots=True)
+class _Run:
+    """One COMMAND and what is held for it."""
+
+    command: list[str]
+    settings: Config
+    environ: dict[str, str]
+    before: Signals
+    run_id: str = ""
+    report_dir: Path | None = None
+    lost: list[str] = field(default_factory=list)
+    held: RunDir | None = None
+    witness: Witness | None = None
+    guardian: Guardian | None = None
+
+    def execute(self) -> int:
+        self.run_id = self.settings.run_id or new_run_id()
+        self._make_run_dir()
+        self._make_witness()
+        began = time.monotonic()
+        started_at = _utc_now()
+        child = start(self.command, self._environment(), self.before)
+        self._make_report_dir()
+        if self.held:
+            hello = self._hello(self.held, child.pid, started_at)
+            self.guardian = Guardian(hello, watchdog_environment(self.environ), self.before)
+            self.guardian.start()
+        self._forward_until_end(child)
+        code = exit_code(child.returncode)
+        self._see_off(code)
+        self._leave_run_file(code, started_at, time.monotonic() - began)
+        aborted = self.held is not None and (self.held.path / ABORTED).exists()
+        return EXIT_ABORTED if aborted and code else code
+
+    def clean_up(self) -> None:
+        """Let go of everything; never raises."""
+        if self.guardian:
+            self.guardian.kill()
+        if self.witness:
+            self.witness.close()
+        if self.held:
+            self.held.remove()
+        self.before.restore()
+
+    def _make_run_dir(self) -> None:
+        try:
+            self.held = rundir.make(self.run_id, self.environ)
+        except OSError as error:
+            self._lose(f"no directory for the ranks' pages ({error}): the job runs unwatched")
+        else:
+            if self.held.lost:
+                self._lose(f"pages are kept in {self.held.path.parent.parent}: {self.held.lost}")
+
+    def _make_witness(self) -> None:
+        try:
+            self.witness = Witness(FORWARDED)
+        except OSError as error:
+            self._lose(f"signals for the whole job may reach COMMAND twice: {error}")
+
+    def _make_report_dir(self) -> None:
+        if not self.held:
+            return
+        shown = f"{self.settings.report_dir.rstrip('/')}/{self.run_id}"
+        try:
+            self.report_dir = open_run(Path(self.settings.report_dir).absolute(), self.run_id)
+        except ReportError as error:
+            shown = "none"
+            self._lose(f"{error}: verdicts are shown here only; see --report-dir")
+        say(f"watching {fold_command(self.command)} (reports: {shown})", version=__version__)
+
+    def _lose(self, what: str) -> None:
+        """Say what hangwatch cannot do in this run, and remember it for the report."""
+        self.lost.append(what)
+        say(what)
+
+    def _environment(self) -> dict[str, str]:
+        return job_environment(self.environ, self.held.path) if self.held else self.environ
+
+    def _hello(self, held: RunDir, command_pid: int, started_at: str) -> dict[str, Any]:
+        """The watchdog's first line. ``report_dir`` is null where none can be written."""
+        return {
+            "config": self.settings.to_dict(),
+            "run_dir": str(held.path),
+            "report_dir": str(self.report_dir) if self.report_dir else None,
+            "run_id": self.run_id,
+            "command": _shortened(self.command),
+            "command_pid": command_pid,
+            "supervisor_pid": os.getpid(),
+            "started_at": started_at,
+            "versions": {
+                "hangwatch": __version__,
+                "python": platform.python_version(),
+                "kernel": platform.release(),
+            },
+            "lost": self.lost,
+        }
+
+    def _forward_until_end(self, child: subprocess.Popen[bytes]) -> None:
+        while child.poll() is None:
+            due = self.guardian.due_in() if self.guardian else None
+            info = signal.sigtimedwait(
+                {*FORWARDED, signal.SIGCHLD}, LOOK_S if due is None else min(due, LOOK_S)
+            )
+            if info is not None and info.si_signo != signal.SIGCHLD and not self._was_for_all(info):
+                child.send_signal(info.si_signo)
+            if self.guardian:
+                self.guardian.check()
+
+    def _was_for_all(self, info: signal.struct_siginfo) -> bool:
+        """Whether the signal was sent to the process group, and so to COMMAND too."""
+        if self.witness:
+            return self.witness.saw(info.si_signo)
+        return info.si_code > 0  # SI_KERNEL: the terminal's driver (sigaction(2))
+
+    def _see_off(self, code: int) -> None:
+        """Give the watchdog time to conclude; the user may cut it short."""
+        if not self.guardian:
+            return
+        while signal.sigtimedwait(FORWARDED, 0) is not None:
+            pass  # Meant for COMMAND, which is gone.
+        self.guardian.farewell(code)
+        deadline = time.monotonic() + FAREWELL_S
+        while not self.guardian.gone():
+            left = deadline - time.monotonic()
+            info = signal.sigtimedwait({*IMPATIENT, signal.SIGCHLD}, max(left, 0))
+            if left <= 0 or (info is not None and info.si_signo != signal.SIGCHLD):
+                self._lose("the watchdog was still at work and was ended: a report may be missing")
+                break
+        self.guardian.kill()
+
+    def _leave_run_file(self, code: int, started_at: str, duration_s: float) -> None:
+        """Write run.json where the watchdog could not."""
+        if self.report_dir and not (self.guardian and self.guardian.succeeded()):
+            with suppress(ReportError):
+                write_run(
+                    self.report_dir,
+                    run_id=self.run_id,
+                    command=self.command,
+                    started_at=started_at,
+                    duration_s=duration_s,
+                    exit_code=code,
+                    lost=[*self.lost, "the watchdog did not run to the end"],
+                )
+
+
+def exit_code(returncode: int) -> int:
+    """The exit code of a shell for what Popen returns: 128+n for signal n."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _shortened(command: list[str]) -> list[str]:
+    """The command, less the arguments that do not fit into TOLD_BYTES of JSON."""
+    told: list[str] = []
+    size = 0
+    for word in command:
+        size += 6 * len(word) + 4  # 6: a character as \uXXXX
+        if size > TOLD_BYTES:
+            return [*told, "..."]
+        told.append(word)
+    return told
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

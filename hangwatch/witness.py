@@ -1,0 +1,92 @@
+"""Tells a signal for the supervisor alone from one for its whole process group.
+
+COMMAND runs in the supervisor's process group, as it would without hangwatch.
+What reaches the whole group (Ctrl-C, ``kill -- -PGID``, timeout(1), a batch
+system that signals every process of a job) reaches COMMAND as well and must not
+be forwarded: torchrun takes a second SIGTERM as an order to stop cleaning up. A
+signal carries no trace of how widely it was sent, so a child that does nothing
+else waits in the group and reports each signal that it was sent too.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_RECORD = struct.Struct("=id")
+GRACE_S = 0.05
+"""How much later than the supervisor the witness may get the same signal: a
+batch system signals one process after the other."""
+STALE_S = 1.0
+"""Older reports were not for the signal at hand."""
+
+
+class Witness:
+    """The child. Make it before there are threads, with the signals blocked."""
+
+    def __init__(self, signals: Collection[signal.Signals]) -> None:
+        self._seen: list[tuple[int, float]] = []
+        self._read, write = os.pipe()
+        os.set_blocking(self._read, False)
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _watch(signals, write, parent)
+            finally:
+                os._exit(0)
+        os.close(write)
+
+    def saw(self, signum: int) -> bool:
+        """Whether the group was sent the signal that we have just been sent."""
+        deadline = time.monotonic() + GRACE_S
+        while not self._take(signum):
+            left = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([self._read], [], [], left)
+            if not ready or not self._receive():
+                return False
+        return True
+
+    def close(self) -> None:
+        """End the child; never raises."""
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+        with suppress(OSError):
+            os.waitpid(self.pid, 0)
+        os.close(self._read)
+
+    def _take(self, signum: int) -> bool:
+        now = time.monotonic()
+        self._seen = [(seen, at) for seen, at in self._seen if now - at < STALE_S]
+        for record in self._seen:
+            if record[0] == signum:
+                self._seen.remove(record)
+                return True
+        return False
+
+    def _receive(self) -> bool:
+        """Read what was reported; False once the child is gone."""
+        data = os.read(self._read, _RECORD.size * 64)
+        whole = len(data) - len(data) % _RECORD.size
+        self._seen.extend(_RECORD.iter_unpack(data[:whole]))
+        return bool(data)
+
+
+def _watch(signals: Collection[signal.Signals], write: int, parent: int) -> None:
+    """Report signals until the parent is gone; holds no file but its pipe open."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names are wanted, not paths)
+        if int(name) != write:
+            with suppress(OSError):
+                os.close(int(name))
+    while os.getppid() == parent:
+        info = signal.sigtimedwait(signals, 1.0)
+        if info is not None:
+            os.write(write, _RECORD.pack(info.si_signo, time.monotonic()))
