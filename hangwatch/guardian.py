@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hangwatch
+from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.notice import say
 
 if TYPE_CHECKING:
@@ -149,15 +150,17 @@ def watchdog_environment(environ: Mapping[str, str]) -> dict[str, str]:
     interpreter would not find it, since PYTHONPATH comes before the standard
     library and a site-packages directory there could shadow it.
     """
-    package = Path(hangwatch.__file__).resolve().parent
-    injected = str(package / "sitecustomize")
+    injected = ""
+    with suppress(OSError):
+        injected = sitecustomize_directory()
     paths = [
         path
         for path in environ.get("PYTHONPATH", "").split(os.pathsep)
         if path and os.path.realpath(path) != injected
     ]
-    if package.parent.name not in {"site-packages", "dist-packages"}:
-        paths.append(str(package.parent))
+    home = Path(hangwatch.__file__).resolve().parent.parent
+    if home.name not in {"site-packages", "dist-packages"}:
+        paths.append(str(home))
     clean = {name: value for name, value in environ.items() if name != "HANGWATCH_DIR"}
     clean["PYTHONPATH"] = os.pathsep.join(paths)
     if not paths:

@@ -144,7 +144,13 @@ class _Run:
         say(what)
 
     def _environment(self) -> dict[str, str]:
-        return job_environment(self.environ, self.held.path) if self.held else self.environ
+        if not self.held:
+            return self.environ
+        try:
+            return job_environment(self.environ, self.held.path)
+        except OSError as error:
+            self._lose(f"the ranks cannot be watched: {error}")
+            return self.environ
 
     def _hello(self, held: RunDir, command_pid: int, started_at: str) -> dict[str, Any]:
         """The watchdog's first line. ``report_dir`` is null where none can be written."""
