@@ -110,17 +110,21 @@ class Supervised:
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
-    def child(self, part: str) -> int:
-        """The pid of a child whose command line holds part, once there is one."""
+    def child(self, part: str, but: str = "\0") -> int:
+        """The pid of a child whose command line holds part, and not but, once there is one."""
         found: list[int] = []
 
         def look() -> bool:
             lines = children(self.process.pid)
-            found[:] = [pid for pid, line in lines.items() if part in line]
+            found[:] = [pid for pid, line in lines.items() if part in line and but not in line]
             return bool(found)
 
         until(look, f"a child with {part!r}")
         return found[0]
+
+    def command(self) -> int:
+        """The pid of COMMAND (the witness carries its words too)."""
+        return self.child("-c \nimport signal", but="-m hangwatch")
 
     def drained(self, signum: int) -> None:
         """Wait until the supervisor has taken a signal."""
@@ -212,7 +216,7 @@ def next_signal(job: Supervised) -> str:
 
 
 def test_a_process_by_process_broadcast_reaches_the_command_once(listener: Supervised) -> None:
-    command = listener.child("signal.pause")
+    command = listener.command()
     others = [pid for pid in children(listener.process.pid) if pid != command]
     for pid in (listener.process.pid, command, *others):
         os.kill(pid, signal.SIGUSR1)
@@ -222,7 +226,7 @@ def test_a_process_by_process_broadcast_reaches_the_command_once(listener: Super
 
 
 def test_the_command_shares_the_supervisors_process_group(listener: Supervised) -> None:
-    assert os.getpgid(listener.child("signal.pause")) == listener.process.pid
+    assert os.getpgid(listener.command()) == listener.process.pid
 
 
 def test_ignored_and_blocked_signals_stay_so_in_the_command(tmp_path: Path) -> None:
@@ -348,7 +352,7 @@ def test_the_watchdog_is_out_of_reach_of_the_jobs_signals(listener: Supervised) 
 
 def test_the_command_outlives_a_supervisor_that_was_killed(listener: Supervised) -> None:
     supervisor = listener.process.pid
-    command = listener.child("signal.pause")
+    command = listener.command()
     others = [pid for pid in children(supervisor) if pid != command]
     os.kill(supervisor, signal.SIGKILL)
     listener.process.wait()
