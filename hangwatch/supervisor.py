@@ -52,6 +52,8 @@ EXIT_ABORTED = 75
 """EX_TEMPFAIL of sysexits.h: the hung ranks were ended, running again may help."""
 ABORTED = "aborted"
 """File in the run directory by which the watchdog says that it ended ranks."""
+RUN_ID = "HANGWATCH_RUN_ID"
+"""Tells the ranks of all nodes apart from those of other runs; a flag sets it too."""
 TOLD_BYTES = 32 << 10
 """The watchdog is told this much of a command line, so that no pipe ever fills."""
 
@@ -146,8 +148,9 @@ class _Run:
     def _environment(self) -> dict[str, str]:
         if not self.held:
             return self.environ
+        named = {RUN_ID: self.settings.run_id} if self.settings.run_id else {}
         try:
-            return job_environment(self.environ, self.held.path)
+            return {**job_environment(self.environ, self.held.path), **named}
         except OSError as error:
             self._lose(f"the ranks cannot be watched: {error}")
             return self.environ

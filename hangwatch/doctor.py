@@ -1,0 +1,130 @@
+"""``hangwatch doctor``: what works on this machine, and what would make it better."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hangwatch
+from hangwatch import rundir
+from hangwatch.agent.environment import sitecustomize_directory
+from hangwatch.errors import EvidenceError
+from hangwatch.watchdog.stacks import find_py_spy, parse, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+OLDEST_TORCH = (2, 4)
+PY_SPY_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    good: bool
+    what: str
+
+    def __str__(self) -> str:
+        return f"{'ok  ' if self.good else 'NOTE'}  {self.name:9} {self.what}"
+
+
+def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at everything, one finding after the other."""
+    where = Path(hangwatch.__file__).parent
+    yield Finding("hangwatch", good=True, what=f"{hangwatch.__version__} in {where}")
+    yield Finding("python", good=True, what=f"{platform.python_version()} ({sys.executable})")
+    for name, look in (
+        ("torch", _torch),
+        ("injection", _injection),
+        ("recorder", _recorder),
+        ("stacks", _stacks),
+    ):
+        yield _finding(name, look)
+    yield _pages(environ)
+
+
+def _finding(name: str, look: Callable[[], str]) -> Finding:
+    """What look returns is good; what it raises is worth a note."""
+    try:
+        return Finding(name, good=True, what=look())
+    except (EvidenceError, OSError, ImportError, LookupError) as error:
+        return Finding(name, good=False, what=str(error))
+
+
+def _torch() -> str:
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        raise LookupError(f"not installed for {sys.executable}") from None
+    with suppress(ValueError):
+        major, minor, *_ = (int(part) for part in version.split(".")[:2])
+        if (major, minor) < OLDEST_TORCH:
+            oldest = ".".join(str(part) for part in OLDEST_TORCH)
+            raise LookupError(f"{version} is too old: use {oldest} or later")
+    return version
+
+
+def _injection() -> str:
+    return f"by {sitecustomize_directory()}"
+
+
+def _recorder() -> str:
+    try:
+        from hangwatch import _native  # noqa: PLC0415 (it may not be there)
+    except ImportError as error:
+        raise ImportError(
+            f"Python: slower, and its pages need the GIL ({error}); for the native one install"
+            " hangwatch where there is a C++ compiler"
+        ) from None
+    return f"native, {_native.PAGE_BYTES >> 10} KiB a rank"
+
+
+def _stacks() -> str:
+    """Take the stack of a process that is started for it, as the watchdog does of a rank."""
+    binary = find_py_spy()
+    if binary is None:
+        raise EvidenceError("py-spy was not found: pip install py-spy")
+    sleeper = subprocess.Popen(
+        [sys.executable, "-Sc", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        if sleeper.stdout:
+            sleeper.stdout.readline()
+        command = [binary, "dump", "--json", "--pid", str(sleeper.pid)]
+        done = subprocess.run(command, capture_output=True, timeout=PY_SPY_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise EvidenceError(f"py-spy did not answer within {PY_SPY_S:g} s") from None
+    finally:
+        sleeper.kill()
+        sleeper.communicate()
+    if done.returncode:
+        raise refusal(done.stderr.decode("utf-8", "replace"))
+    parse(done.stdout, sleeper.pid)
+    return f"{binary} may read other processes"
+
+
+def _pages(environ: Mapping[str, str]) -> Finding:
+    """Where pages go: the first base with room."""
+    tried = []
+    for base in rundir.bases(environ):
+        try:
+            space = os.statvfs(base)
+        except OSError as error:
+            tried.append(f"{base}: {error.strerror}")
+            continue
+        free = space.f_bavail * space.f_frsize
+        tried.append(f"{base} has {free >> 20} MiB free")
+        if free >= rundir.ENOUGH_BYTES and os.access(base, os.W_OK | os.X_OK):
+            return Finding("pages", good=len(tried) == 1, what="; ".join(tried))
+    return Finding("pages", good=False, what="; ".join(tried))
