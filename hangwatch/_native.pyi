@@ -28,6 +28,9 @@ def open_page(path: str, identity: dict[str, Any]) -> None:
     RuntimeError if this process has one already.
     """
 
+def close_page() -> None:
+    """Forget and unmap the page; the file stays. For tests, which open many."""
+
 def start_heartbeat(interval_ms: int) -> None:
     """Beat from a thread that never takes the GIL. Once; idempotent."""
 
@@ -50,12 +53,26 @@ def beat(handling: str, pending: bool, pending_changed: bool) -> None:
 def define_group(
     slot: int, name: str, desc: str, ranks: Sequence[int], index: int, backend: str
 ) -> None:
-    """Fill a slot (0 <= slot < MAX_GROUPS). ranks: global, in group order."""
+    """Fill a slot (0 <= slot < MAX_GROUPS). ranks: global, in group order.
+
+    backend decides how c10d's numbers are read: "gloo", "nccl", or a
+    configuration such as "cpu:gloo,cuda:nccl" (dist.get_backend_config).
+    """
 
 MAX_GROUPS: int
 
 def sample_group(slot: int, enqueued: int, completed: int) -> None:
-    """enqueued: collectives (places) so far; completed: -1 where unknown."""
+    """enqueued: collectives (places) so far; completed: -1 where unknown. Both only grow."""
+
+def sample_number(slot: int, group: Any, completed: int = -1) -> int:
+    """Read c10d's own number of the group and take it into the page as places.
+
+    The better sample_group: it knows how many point-to-point calls and which
+    monitored_barrier the number counts, and leaves the page alone while one of
+    them is under way. completed: ``last_completed`` of the group's pg_status,
+    in c10d's numbers, or -1. Returns the places, or -1 where they cannot be
+    told now (or ever, for a backend without such a number).
+    """
 
 def retire_group(slot: int) -> None:
     """The group was destroyed: alive becomes False, its address is forgotten."""
@@ -87,6 +104,12 @@ def record_begin(
     slot: int, op: str, wire: str, seq: int, p2p: bool, dtype: str, shape: Sequence[int],
     root: int, peer: int, tag: int, is_async: bool,
 ) -> int:
-    """Record a call from Python (subclassed backends); returns the event index."""
+    """Record a call from Python (subclassed backends); returns the event index.
 
-def record_end(index: int, failed: bool) -> None: ...
+    -1 where nothing is recorded (no page, disarmed, unknown slot). Blocking
+    from now until record_end; the call site is that of the calling frame.
+    """
+
+def record_end(index: int, failed: bool) -> None:
+    """The call has returned or raised. Takes -1."""
+

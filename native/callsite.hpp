@@ -1,0 +1,30 @@
+// Where in the user's code a call comes from, and by which name the user made it.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "python.hpp"
+
+namespace hangwatch::callsite {
+
+struct Site {
+  std::uint32_t site;  // index in the page's table of sites, kNone without one
+  std::uint32_t op;    // string index of the function of torch.distributed, or kNone
+};
+
+// Looks up functions that the limited API lacks. Returns false with an exception set.
+bool setup();
+
+// Files below these directories, or of generated code, are not the user's own.
+void set_internal_prefixes(std::vector<std::string> prefixes);
+
+// Forgets what it knows of the page's tables; for a new page.
+void forget();
+
+// Walks from the frame that called us. Returns false with an exception set.
+bool find(Site& found);
+
+}  // namespace hangwatch::callsite

@@ -1,0 +1,268 @@
+#include "groups.hpp"
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+
+#include "writer.hpp"
+
+namespace hangwatch::groups {
+namespace {
+
+// monitored_barrier takes two places: the Flight Recorder counts it so on
+// every rank, though c10d's number grows by 2 (n - 1) on rank 0 of n.
+constexpr std::uint64_t kBarrierPlaces = 2;
+
+Slot g_slots[kMaxGroups];
+// No references: an address is forgotten when its group is retired.
+std::unordered_map<PyObject*, std::int64_t>* g_slot_of = nullptr;
+PyObject* g_last_group = nullptr;
+std::int64_t g_last_slot = -1;
+PyObject* g_get_number = nullptr;
+
+void forget_addresses(std::int64_t slot) {
+  g_last_group = nullptr;
+  if (g_slot_of == nullptr) return;
+  for (auto it = g_slot_of->begin(); it != g_slot_of->end();) {
+    it = it->second == slot ? g_slot_of->erase(it) : std::next(it);
+  }
+}
+
+// How c10d numbers the calls of a group, by its backends ("gloo",
+// "cpu:gloo,cuda:nccl"). It is the default backend's number alone.
+Slot::Number number_kind(std::string_view backends) {
+  bool gloo = false;
+  bool nccl = false;
+  bool other = false;
+  while (!backends.empty()) {
+    const std::size_t comma = std::min(backends.find(','), backends.size());
+    std::string_view name = backends.substr(0, comma);
+    backends.remove_prefix(std::min(comma + 1, backends.size()));
+    const std::size_t colon = name.find(':');
+    if (colon != std::string_view::npos) name.remove_prefix(colon + 1);
+    (name == "gloo" ? gloo : name == "nccl" ? nccl : other) = true;
+  }
+  if (other || !(gloo || nccl)) return Slot::Number::trial;
+  if (gloo && nccl) return Slot::Number::mixed;
+  return gloo ? Slot::Number::gloo : Slot::Number::nccl;
+}
+
+// False where it cannot be read; never leaves an exception.
+bool read_number(PyObject* group, std::uint64_t& number) {
+  if (g_get_number == nullptr) return false;
+  PyObject* args[2] = {nullptr, group};
+  const Ref value(PyObject_Vectorcall(g_get_number, args + 1, 1 | kArgumentsOffset, nullptr));
+  if (value) number = PyLong_AsUnsignedLongLong(value.get());
+  if (PyErr_Occurred() == nullptr) return true;
+  PyErr_Clear();
+  return false;
+}
+
+// By how much c10d's number grows with this call; -1 where only a look at it
+// afterwards tells.
+std::int64_t growth(const Slot& slot, const Place& place) {
+  const bool collective = place.call == Call::collective;
+  switch (slot.number) {
+    case Slot::Number::gloo:
+      return place.call == Call::monitored_barrier ? -1 : 1;
+    case Slot::Number::nccl:
+      return collective ? 1 : 0;
+    case Slot::Number::mixed:
+      // It is NCCL's number: what runs on the CPU (gloo) is not in it.
+      return collective && place.device != Device::cpu ? 1 : 0;
+    case Slot::Number::measured:
+      return collective ? 1 : -1;
+    case Slot::Number::trial:
+      return -1;
+    case Slot::Number::own:
+      break;
+  }
+  return 0;
+}
+
+std::int64_t places_of(Call call) {
+  if (call == Call::p2p) return 0;
+  return call == Call::collective ? 1 : static_cast<std::int64_t>(kBarrierPlaces);
+}
+
+}  // namespace
+
+bool setup(PyObject* process_group_type) {
+  if (g_slot_of == nullptr) g_slot_of = new std::unordered_map<PyObject*, std::int64_t>;
+  // Taken from the class once: a subclass may do anything in its own.
+  g_get_number = PyObject_GetAttrString(process_group_type, "_get_sequence_number_for_group");
+  if (g_get_number == nullptr && PyErr_ExceptionMatches(PyExc_AttributeError) != 0) PyErr_Clear();
+  return PyErr_Occurred() == nullptr;
+}
+
+void teardown() {
+  PyObject* before = g_get_number;
+  g_get_number = nullptr;
+  Py_XDECREF(before);
+}
+
+void reset() {
+  for (Slot& slot : g_slots) slot = Slot{};
+  g_last_group = nullptr;
+  if (g_slot_of != nullptr) g_slot_of->clear();
+}
+
+Slot* at(std::int64_t slot) {
+  if (slot < 0 || slot >= static_cast<std::int64_t>(kMaxGroups)) return nullptr;
+  return g_slots[slot].defined ? &g_slots[slot] : nullptr;
+}
+
+void define(std::size_t index, const std::vector<std::int64_t>& ranks, std::string_view backend) {
+  Slot slot{};
+  slot.defined = true;
+  slot.number = number_kind(backend);
+  slot.ranks = ranks;
+  g_slots[index] = std::move(slot);
+  forget_addresses(static_cast<std::int64_t>(index));
+  forget_addresses(-1);
+}
+
+void retire(std::size_t index) {
+  g_slots[index].defined = false;
+  forget_addresses(static_cast<std::int64_t>(index));
+}
+
+std::int64_t slot_of(PyObject* group, PyObject* resolve) {
+  if (group == g_last_group) return g_last_slot;
+  const auto known = g_slot_of->find(group);
+  std::int64_t slot = -1;
+  if (known != g_slot_of->end()) {
+    slot = known->second;
+  } else {
+    PyObject* args[2] = {nullptr, group};
+    const Ref answer(PyObject_Vectorcall(resolve, args + 1, 1 | kArgumentsOffset, nullptr));
+    if (answer) slot = PyLong_AsLongLong(answer.get());
+    const bool raised = PyErr_Occurred() != nullptr;
+    if (raised || at(slot) == nullptr) slot = -1;
+    (*g_slot_of)[group] = slot;
+    if (raised) return -2;
+  }
+  g_last_group = group;
+  g_last_slot = slot;
+  return slot;
+}
+
+std::int32_t global_rank(const Slot& slot, std::int64_t rank) {
+  if (rank < 0 || rank >= static_cast<std::int64_t>(slot.ranks.size())) return -1;
+  return static_cast<std::int32_t>(slot.ranks[static_cast<std::size_t>(rank)]);
+}
+
+Place begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now) {
+  Slot& slot = g_slots[index];
+  Place place{0, 0, false, false, call, device};
+  if (call == Call::p2p) {
+    place.seq = ++slot.p2p;
+    writer::count_p2p(index, now);
+  } else {
+    slot.own += static_cast<std::uint64_t>(places_of(call));
+    place.seq = slot.own - static_cast<std::uint64_t>(places_of(call)) + 1;
+    writer::count_entered(index);
+  }
+  const std::int64_t grows = growth(slot, place);
+  // A send or a recv has no place; the number matters where it grows with it.
+  if (slot.number != Slot::Number::own && (call != Call::p2p || grows != 0)) {
+    place.was_read = read_number(group, place.before);
+    if (!place.was_read) slot.number = Slot::Number::own;
+  }
+  place.unsettled = slot.number != Slot::Number::own && grows != places_of(call);
+  if (call != Call::p2p) {
+    if (place.was_read && slot.number != Slot::Number::own) {
+      place.seq = place.before + 1 - static_cast<std::uint64_t>(slot.adjust);
+      // Another thread is inside c10d, and may or may not be counted yet.
+      if (slot.in_flight > 0) place.seq = std::max(place.seq, slot.last_place + 1);
+      // What is coalesced shares one number.
+      if (slot.coalescing && slot.coalesced_place != 0) place.seq = slot.coalesced_place;
+    }
+    slot.last_place = place.seq + static_cast<std::uint64_t>(places_of(call)) - 1;
+    writer::raise_enqueued(index, slot.last_place, now);
+  }
+  ++slot.in_flight;
+  ++slot.generation;
+  if (place.unsettled) ++slot.unsettled;
+  return place;
+}
+
+void end(std::size_t index, PyObject* group, const Place& place, bool failed) {
+  Slot& slot = g_slots[index];
+  if (slot.in_flight > 0) --slot.in_flight;
+  ++slot.generation;
+  if (place.unsettled && slot.unsettled > 0) --slot.unsettled;
+  if (slot.number == Slot::Number::own) return;
+  std::int64_t grew = growth(slot, place);
+  if (grew >= 0 && !failed) {
+    if (!slot.coalescing) slot.adjust += grew - places_of(place.call);
+    return;
+  }
+  // The look afterwards. An exception of the user's call is put aside for it.
+  PyObject* type = nullptr;
+  PyObject* value = nullptr;
+  PyObject* traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  std::uint64_t after = 0;
+  const bool was_read = place.was_read && read_number(group, after) && after >= place.before;
+  PyErr_Restore(type, value, traceback);
+  if (!was_read) {
+    if (!failed) slot.number = Slot::Number::own;
+    return;
+  }
+  grew = static_cast<std::int64_t>(after - place.before);
+  if (failed && grew == 0) {
+    // Refused before it was counted, as for an argument of a wrong type.
+    if (place.call != Call::p2p) writer::lower_enqueued(index, slot.last_place, place.seq - 1);
+    return;
+  }
+  if (slot.number == Slot::Number::trial && place.call == Call::collective) {
+    slot.number = grew == 1 ? Slot::Number::measured : Slot::Number::own;
+    return;
+  }
+  slot.adjust += grew - places_of(place.call);
+}
+
+std::int64_t sample(std::size_t index, PyObject* group, std::int64_t completed) {
+  Slot& slot = g_slots[index];
+  if (!slot.defined || slot.number == Slot::Number::own || slot.number == Slot::Number::trial ||
+      slot.unsettled > 0) {
+    return -1;
+  }
+  const std::uint32_t generation = slot.generation;
+  std::uint64_t number = 0;
+  // Reading it may let another thread run, and its call may change what it means.
+  if (!read_number(group, number) || generation != slot.generation) return -1;
+  const std::int64_t places = static_cast<std::int64_t>(number) - slot.adjust;
+  if (places < 0) return -1;
+  writer::raise_enqueued(index, static_cast<std::uint64_t>(places), writer::now_ns());
+  // In a mixed group the number says nothing of what runs on the CPU.
+  if (slot.number == Slot::Number::mixed) return places;
+  // As many calls came after the completed one as the number has grown since;
+  // where some of them were sends, this is less than what is complete, never more.
+  if (completed >= static_cast<std::int64_t>(number)) {
+    writer::raise_completed(index, places);
+  } else if (completed >= 0 && completed > slot.adjust) {
+    writer::raise_completed(index, completed - slot.adjust);
+  }
+  return places;
+}
+
+void begin_coalescing(std::size_t index, PyObject* group) {
+  Slot& slot = g_slots[index];
+  slot.coalescing = true;
+  slot.coalesced_place = 0;
+  std::uint64_t number = 0;
+  if (slot.number == Slot::Number::nccl || slot.number == Slot::Number::mixed) {
+    if (read_number(group, number)) {
+      slot.coalesced_place = number + 1 - static_cast<std::uint64_t>(slot.adjust);
+    }
+  }
+}
+
+void end_coalescing(std::size_t index) {
+  g_slots[index].coalescing = false;
+  g_slots[index].coalesced_place = 0;
+}
+
+}  // namespace hangwatch::groups

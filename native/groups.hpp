@@ -1,0 +1,78 @@
+// Process groups of this process: their slots in the page, and their places.
+//
+// Everything here runs with the GIL held.
+
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "page.hpp"
+#include "python.hpp"
+
+namespace hangwatch::groups {
+
+enum class Call : std::uint8_t {
+  collective,
+  monitored_barrier,
+  p2p,
+};
+
+// What a call works on; looked up only where it matters.
+enum class Device : std::uint8_t { unknown, cpu, other };
+
+struct Slot {
+  bool defined;
+  // What c10d's number means here: see number_kind() in groups.cpp.
+  enum class Number : std::uint8_t { own, trial, measured, gloo, nccl, mixed } number;
+  bool coalescing;
+  std::int64_t adjust;  // c10d's number less the places
+  std::uint64_t own;    // places as far as this recorder alone knows
+  std::uint64_t p2p;
+  std::uint32_t in_flight;   // calls of Python that are inside c10d
+  std::uint32_t unsettled;   // those of them after which `adjust` changes
+  std::uint32_t generation;  // grows with every call
+  std::uint64_t last_place;
+  std::uint64_t coalesced_place;
+  std::vector<std::int64_t> ranks;
+};
+
+// A call between begin() and end().
+struct Place {
+  std::uint64_t seq;
+  std::uint64_t before;  // c10d's number, where it was read
+  bool was_read;
+  bool unsettled;
+  Call call;
+  Device device;
+};
+
+bool setup(PyObject* process_group_type);  // false with an exception set
+void teardown();
+void reset();  // for a new page
+
+Slot* at(std::int64_t slot);
+void define(std::size_t slot, const std::vector<std::int64_t>& ranks, std::string_view backend);
+void retire(std::size_t slot);
+
+// Slot of a group, -1 where it is not to be recorded. Asks `resolve` once for
+// each group. Returns -2 with an exception set.
+std::int64_t slot_of(PyObject* group, PyObject* resolve);
+
+// Global rank of a rank of the group.
+std::int32_t global_rank(const Slot& slot, std::int64_t rank);
+
+// Numbers a call that is about to be made, and counts it in the page.
+Place begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now);
+// The call has returned or raised (with its exception still set).
+void end(std::size_t index, PyObject* group, const Place& place, bool failed);
+
+// Takes c10d's number into the page; what Python and C++ issued so far, or -1
+// where it cannot be told now. Never leaves an exception.
+std::int64_t sample(std::size_t index, PyObject* group, std::int64_t completed);
+
+void begin_coalescing(std::size_t index, PyObject* group);
+void end_coalescing(std::size_t index);
+
+}  // namespace hangwatch::groups

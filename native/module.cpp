@@ -1,0 +1,460 @@
+// hangwatch._native: binds the page and the wrappers to Python (see _native.pyi).
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "callsite.hpp"
+#include "python.hpp"
+#include "reader.hpp"
+#include "record.hpp"
+#include "values.hpp"
+#include "wrap.hpp"
+#include "writer.hpp"
+
+namespace hangwatch {
+namespace {
+
+PyObject* none() {
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+
+// C++ exceptions end here: none may cross into C.
+template <class Body>
+PyObject* guarded(Body body) noexcept try {
+  return body();
+} catch (const std::bad_alloc&) {
+  return PyErr_NoMemory();
+} catch (const std::exception& error) {
+  PyErr_SetString(PyExc_RuntimeError, error.what());
+  return nullptr;
+}
+
+bool index_of(const char* const* names, std::size_t count, const char* name, std::size_t& index) {
+  for (index = 0; index < count; ++index) {
+    if (std::string_view(names[index]) == name) return true;
+  }
+  PyErr_Format(PyExc_ValueError, "no such phase: %s", name);
+  return false;
+}
+
+bool slot_in_range(Py_ssize_t slot) {
+  if (slot >= 0 && slot < static_cast<Py_ssize_t>(kMaxGroups)) return true;
+  PyErr_Format(PyExc_ValueError, "slot %zd: use 0 to %zd", slot,
+               static_cast<Py_ssize_t>(kMaxGroups) - 1);
+  return false;
+}
+
+bool integers(PyObject* sequence, std::vector<std::int64_t>& values) {
+  const Py_ssize_t count = PySequence_Size(sequence);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const Ref item(PySequence_GetItem(sequence, i));
+    if (!item) return false;
+    values.push_back(PyLong_AsLongLong(item.get()));
+    if (PyErr_Occurred() != nullptr) return false;
+  }
+  return count >= 0;
+}
+
+bool texts(PyObject* sequence, std::vector<std::string>& values) {
+  const Py_ssize_t count = PySequence_Size(sequence);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const Ref item(PySequence_GetItem(sequence, i));
+    Py_ssize_t size = 0;
+    const char* utf8 = item ? PyUnicode_AsUTF8AndSize(item.get(), &size) : nullptr;
+    if (utf8 == nullptr) return false;
+    values.emplace_back(utf8, static_cast<std::size_t>(size));
+  }
+  return count >= 0;
+}
+
+bool int_item(PyObject* dict, const char* key, std::int64_t& value) {
+  PyObject* item = PyDict_GetItemString(dict, key);
+  if (item == nullptr) return true;
+  value = PyLong_AsLongLong(item);
+  return value != -1 || PyErr_Occurred() == nullptr;
+}
+
+bool int_item(PyObject* dict, const char* key, std::int32_t& value) {
+  std::int64_t wide = value;
+  if (!int_item(dict, key, wide)) return false;
+  value = static_cast<std::int32_t>(wide);
+  return true;
+}
+
+bool text_item(PyObject* dict, const char* key, std::string& value) {
+  PyObject* item = PyDict_GetItemString(dict, key);
+  if (item == nullptr) return true;
+  Py_ssize_t size = 0;
+  const char* utf8 = PyUnicode_AsUTF8AndSize(item, &size);
+  if (utf8 != nullptr) value.assign(utf8, static_cast<std::size_t>(size));
+  return utf8 != nullptr;
+}
+
+PyObject* py_read_page(PyObject*, PyObject* args, PyObject* keywords) {
+  static const char* names[] = {"data", "events", nullptr};
+  PyObject* data = nullptr;
+  int events = 1;
+  if (PyArg_ParseTupleAndKeywords(args, keywords, "O|p", const_cast<char**>(names), &data,
+                                  &events) == 0) {
+    return nullptr;
+  }
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE) != 0) return nullptr;
+  PyObject* result = guarded([&]() -> PyObject* {
+    PageView view{};
+    const std::string why = read_page(static_cast<const unsigned char*>(buffer.buf),
+                                      static_cast<std::size_t>(buffer.len), events != 0, view);
+    if (why.empty()) return to_dict(view, events != 0);
+    PyErr_SetString(PyExc_ValueError, why.c_str());
+    return nullptr;
+  });
+  PyBuffer_Release(&buffer);
+  return result;
+}
+
+PyObject* py_open_page(PyObject*, PyObject* args) {
+  PyObject* path = nullptr;
+  PyObject* dict = nullptr;
+  if (PyArg_ParseTuple(args, "O&O!", PyUnicode_FSConverter, &path, &PyDict_Type, &dict) == 0) {
+    return nullptr;
+  }
+  const Ref path_owner(path);
+  return guarded([&]() -> PyObject* {
+    writer::Identity identity;
+    std::int64_t start_ticks = 0;
+    if (!int_item(dict, "pid", identity.pid) || !int_item(dict, "start_ticks", start_ticks) ||
+        !int_item(dict, "rank", identity.rank) ||
+        !int_item(dict, "world_size", identity.world_size) ||
+        !int_item(dict, "local_rank", identity.local_rank) ||
+        !int_item(dict, "local_world_size", identity.local_world_size) ||
+        !int_item(dict, "restart", identity.restart) ||
+        !int_item(dict, "store_port", identity.store_port) ||
+        !text_item(dict, "host", identity.host) ||
+        !text_item(dict, "store_host", identity.store_host) ||
+        !text_item(dict, "run_id", identity.run_id) ||
+        !text_item(dict, "script", identity.script)) {
+      return nullptr;
+    }
+    identity.start_ticks = static_cast<std::uint64_t>(start_ticks);
+    const char* file = PyBytes_AsString(path);
+    if (file == nullptr) return nullptr;
+    const int error = writer::open(file, identity);
+    if (error == EALREADY) {
+      PyErr_SetString(PyExc_RuntimeError, "this process has a rank page already");
+      return nullptr;
+    }
+    if (error != 0) {
+      errno = error;
+      return PyErr_SetFromErrnoWithFilename(PyExc_OSError, file);
+    }
+    record::reset();
+    return none();
+  });
+}
+
+PyObject* py_close_page(PyObject*, PyObject*) {
+  Py_BEGIN_ALLOW_THREADS;
+  writer::stop_heartbeat();
+  Py_END_ALLOW_THREADS;
+  writer::close();
+  return none();
+}
+
+PyObject* py_start_heartbeat(PyObject*, PyObject* args) {
+  unsigned long long interval_ms = 0;
+  if (PyArg_ParseTuple(args, "K", &interval_ms) == 0) return nullptr;
+  const int error = writer::start_heartbeat(interval_ms);
+  if (error == 0) return none();
+  errno = error;
+  return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+PyObject* py_stop_heartbeat(PyObject*, PyObject*) {
+  Py_BEGIN_ALLOW_THREADS;
+  writer::stop_heartbeat();
+  Py_END_ALLOW_THREADS;
+  return none();
+}
+
+PyObject* py_set_identity(PyObject*, PyObject* args) {
+  int rank = -1;
+  int world_size = -1;
+  const char* host = "";
+  Py_ssize_t host_size = 0;
+  int port = 0;
+  if (PyArg_ParseTuple(args, "iis#i", &rank, &world_size, &host, &host_size, &port) == 0) {
+    return nullptr;
+  }
+  writer::set_identity(rank, world_size,
+                       std::string_view(host, static_cast<std::size_t>(host_size)), port);
+  return none();
+}
+
+PyObject* py_set_phase(PyObject*, PyObject* args) {
+  const char* name = nullptr;
+  std::size_t phase = 0;
+  if (PyArg_ParseTuple(args, "s", &name) == 0 || !index_of(kPhaseNames, kPhases, name, phase)) {
+    return nullptr;
+  }
+  writer::set_phase(static_cast<Phase>(phase));
+  return none();
+}
+
+// Texts as Python has them may hold lone surrogates; a page takes what it can.
+struct TextArgument {
+  Ref bytes;
+  std::string_view view;
+
+  bool set(PyObject* text) {
+    bytes = Ref(PyUnicode_AsEncodedString(text, "utf-8", "replace"));
+    char* data = nullptr;
+    Py_ssize_t size = 0;
+    if (!bytes || PyBytes_AsStringAndSize(bytes.get(), &data, &size) != 0) return false;
+    view = std::string_view(data, static_cast<std::size_t>(size));
+    return true;
+  }
+};
+
+PyObject* py_set_in_call(PyObject*, PyObject* args) {
+  PyObject* texts_[3];
+  unsigned long long line = 0;
+  TextArgument name;
+  TextArgument file;
+  TextArgument function;
+  if (PyArg_ParseTuple(args, "UUKU", &texts_[0], &texts_[1], &line, &texts_[2]) == 0 ||
+      !name.set(texts_[0]) || !file.set(texts_[1]) || !function.set(texts_[2])) {
+    return nullptr;
+  }
+  writer::set_in_call(name.view, file.view, line, function.view);
+  return none();
+}
+
+PyObject* py_set_exception(PyObject*, PyObject* args) {
+  PyObject* texts_[4];
+  unsigned long long line = 0;
+  TextArgument type;
+  TextArgument message;
+  TextArgument file;
+  TextArgument function;
+  if (PyArg_ParseTuple(args, "UUUKU", &texts_[0], &texts_[1], &texts_[2], &line, &texts_[3]) == 0 ||
+      !type.set(texts_[0]) || !message.set(texts_[1]) || !file.set(texts_[2]) ||
+      !function.set(texts_[3])) {
+    return nullptr;
+  }
+  writer::set_exception(type.view, message.view, file.view, line, function.view);
+  return none();
+}
+
+PyObject* py_set_disarmed(PyObject*, PyObject* args) {
+  PyObject* text = nullptr;
+  TextArgument reason;
+  if (PyArg_ParseTuple(args, "U", &text) == 0 || !reason.set(text)) return nullptr;
+  writer::set_disarmed(reason.view);
+  return none();
+}
+
+PyObject* py_count_swallowed(PyObject*, PyObject*) {
+  return PyLong_FromUnsignedLongLong(writer::count_swallowed());
+}
+
+PyObject* py_beat(PyObject*, PyObject* args) {
+  PyObject* text = nullptr;
+  TextArgument handling;
+  int pending = 0;
+  int changed = 0;
+  if (PyArg_ParseTuple(args, "Upp", &text, &pending, &changed) == 0 || !handling.set(text)) {
+    return nullptr;
+  }
+  writer::beat(handling.view, pending != 0, changed != 0);
+  return none();
+}
+
+PyObject* py_define_group(PyObject*, PyObject* args) {
+  Py_ssize_t slot = 0;
+  PyObject* ranks = nullptr;
+  unsigned int index = 0;
+  PyObject* texts_[3];
+  TextArgument name;
+  TextArgument desc;
+  TextArgument backend;
+  if (PyArg_ParseTuple(args, "nUUOIU", &slot, &texts_[0], &texts_[1], &ranks, &index, &texts_[2]) ==
+          0 ||
+      !slot_in_range(slot) || !name.set(texts_[0]) || !desc.set(texts_[1]) ||
+      !backend.set(texts_[2])) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    std::vector<std::int64_t> members;
+    if (!integers(ranks, members)) return nullptr;
+    writer::define_group(static_cast<std::size_t>(slot), name.view, desc.view, members, index,
+                         backend.view);
+    groups::define(static_cast<std::size_t>(slot), members, backend.view);
+    return none();
+  });
+}
+
+PyObject* py_sample_group(PyObject*, PyObject* args) {
+  Py_ssize_t slot = 0;
+  unsigned long long enqueued = 0;
+  long long completed = -1;
+  if (PyArg_ParseTuple(args, "nKL", &slot, &enqueued, &completed) == 0 || !slot_in_range(slot)) {
+    return nullptr;
+  }
+  writer::raise_enqueued(static_cast<std::size_t>(slot), enqueued, writer::now_ns());
+  writer::raise_completed(static_cast<std::size_t>(slot), completed);
+  return none();
+}
+
+PyObject* py_sample_number(PyObject*, PyObject* args) {
+  Py_ssize_t slot = 0;
+  PyObject* group = nullptr;
+  long long completed = -1;
+  if (PyArg_ParseTuple(args, "nO|L", &slot, &group, &completed) == 0 || !slot_in_range(slot)) {
+    return nullptr;
+  }
+  return PyLong_FromLongLong(groups::sample(static_cast<std::size_t>(slot), group, completed));
+}
+
+PyObject* py_retire_group(PyObject*, PyObject* args) {
+  Py_ssize_t slot = 0;
+  if (PyArg_ParseTuple(args, "n", &slot) == 0 || !slot_in_range(slot)) return nullptr;
+  writer::retire_group(static_cast<std::size_t>(slot));
+  groups::retire(static_cast<std::size_t>(slot));
+  return none();
+}
+
+PyObject* py_wrap_methods(PyObject*, PyObject* args) {
+  PyObject* process_group = nullptr;
+  PyObject* work = nullptr;
+  PyObject* resolve = nullptr;
+  if (PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &process_group, &PyType_Type, &work,
+                       &resolve) == 0) {
+    return nullptr;
+  }
+  return guarded([&] { return wrap::wrap_methods(process_group, work, resolve); });
+}
+
+PyObject* py_unwrap_methods(PyObject*, PyObject*) {
+  return wrap::unwrap_methods() ? none() : nullptr;
+}
+
+PyObject* py_disarm(PyObject*, PyObject*) {
+  record::disarm();
+  return none();
+}
+
+PyObject* py_set_internal_prefixes(PyObject*, PyObject* args) {
+  PyObject* sequence = nullptr;
+  if (PyArg_ParseTuple(args, "O", &sequence) == 0) return nullptr;
+  return guarded([&]() -> PyObject* {
+    std::vector<std::string> prefixes;
+    if (!texts(sequence, prefixes)) return nullptr;
+    callsite::set_internal_prefixes(std::move(prefixes));
+    return none();
+  });
+}
+
+PyObject* py_record_begin(PyObject*, PyObject* args) {
+  Py_ssize_t slot = 0;
+  PyObject* texts_[3];
+  long long seq = 0;
+  int p2p = 0;
+  PyObject* sizes = nullptr;
+  EventData event{};
+  long long tag = 0;
+  int is_async = 0;
+  TextArgument op;
+  TextArgument wire;
+  TextArgument dtype;
+  if (PyArg_ParseTuple(args, "nUULpUOiiLp", &slot, &texts_[0], &texts_[1], &seq, &p2p, &texts_[2],
+                       &sizes, &event.root, &event.peer, &tag, &is_async) == 0 ||
+      !slot_in_range(slot) || !op.set(texts_[0]) || !wire.set(texts_[1]) || !dtype.set(texts_[2])) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    std::vector<std::int64_t> shape;
+    if (!integers(sizes, shape)) return nullptr;
+    event.slot = static_cast<std::uint32_t>(slot);
+    event.op = writer::intern(op.view);
+    event.wire = writer::intern(wire.view);
+    event.dtype = writer::intern(dtype.view);
+    event.seq = static_cast<std::uint64_t>(seq);
+    event.p2p = p2p != 0;
+    event.is_async = is_async != 0;
+    event.tag = tag;
+    event.ndim = static_cast<std::uint16_t>(std::min(shape.size(), kMaxDims));
+    std::copy_n(shape.begin(), event.ndim, event.shape);
+    return PyLong_FromLongLong(record::add(event));
+  });
+}
+
+PyObject* py_record_end(PyObject*, PyObject* args) {
+  long long index = 0;
+  int failed = 0;
+  if (PyArg_ParseTuple(args, "Lp", &index, &failed) == 0) return nullptr;
+  record::finish(index, failed != 0);
+  return none();
+}
+
+template <class F>
+PyCFunction method(F* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef kFunctions[] = {
+    {"read_page", method(py_read_page), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"open_page", py_open_page, METH_VARARGS, nullptr},
+    {"close_page", py_close_page, METH_NOARGS, nullptr},
+    {"start_heartbeat", py_start_heartbeat, METH_VARARGS, nullptr},
+    {"stop_heartbeat", py_stop_heartbeat, METH_NOARGS, nullptr},
+    {"set_identity", py_set_identity, METH_VARARGS, nullptr},
+    {"set_phase", py_set_phase, METH_VARARGS, nullptr},
+    {"set_in_call", py_set_in_call, METH_VARARGS, nullptr},
+    {"set_exception", py_set_exception, METH_VARARGS, nullptr},
+    {"set_disarmed", py_set_disarmed, METH_VARARGS, nullptr},
+    {"count_swallowed", py_count_swallowed, METH_NOARGS, nullptr},
+    {"beat", py_beat, METH_VARARGS, nullptr},
+    {"define_group", py_define_group, METH_VARARGS, nullptr},
+    {"sample_group", py_sample_group, METH_VARARGS, nullptr},
+    {"sample_number", py_sample_number, METH_VARARGS, nullptr},
+    {"retire_group", py_retire_group, METH_VARARGS, nullptr},
+    {"wrap_methods", py_wrap_methods, METH_VARARGS, nullptr},
+    {"unwrap_methods", py_unwrap_methods, METH_NOARGS, nullptr},
+    {"disarm", py_disarm, METH_NOARGS, nullptr},
+    {"set_internal_prefixes", py_set_internal_prefixes, METH_VARARGS, nullptr},
+    {"record_begin", py_record_begin, METH_VARARGS, nullptr},
+    {"record_end", py_record_end, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+// One page a process: the state is global, and the module is not for
+// sub-interpreters (m_size -1).
+PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
+                       "hangwatch._native",
+                       nullptr,
+                       -1,
+                       kFunctions,
+                       nullptr,
+                       nullptr,
+                       nullptr,
+                       nullptr};
+
+}  // namespace
+}  // namespace hangwatch
+
+PyMODINIT_FUNC PyInit__native() {
+  using namespace hangwatch;
+  if (!record::setup()) return nullptr;
+  Ref module(PyModule_Create(&kModule));
+  if (!module || PyModule_AddIntConstant(module.get(), "PAGE_VERSION", kVersion) != 0 ||
+      PyModule_AddIntConstant(module.get(), "PAGE_BYTES", kPageBytes) != 0 ||
+      PyModule_AddIntConstant(module.get(), "MAX_GROUPS", kMaxGroups) != 0) {
+    return nullptr;
+  }
+  return module.release();
+}

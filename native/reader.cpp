@@ -1,0 +1,131 @@
+#include "reader.hpp"
+
+#include <algorithm>
+#include <memory>
+
+namespace hangwatch {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+std::string string_at(const Page& page, std::uint64_t index) {
+  const std::uint64_t count =
+      std::min<std::uint64_t>(page.strings.count.load(std::memory_order_acquire), kMaxStrings);
+  if (index >= count) return {};
+  const std::uint64_t ref = page.strings.refs[index].load(kRelaxed);
+  const std::uint64_t offset = ref >> 32;
+  const std::uint64_t length = ref & 0xffff'ffff;
+  if (offset > kStringBytes || length > kStringBytes - offset) return {};
+  return std::string(page.strings.bytes + offset, length);
+}
+
+SiteView site_at(const Page& page, std::uint32_t index) {
+  const std::uint64_t count =
+      std::min<std::uint64_t>(page.sites.count.load(std::memory_order_acquire), kMaxSites);
+  if (index >= count) return {};
+  const std::uint64_t names = page.sites.names[index].load(kRelaxed);
+  return {string_at(page, names >> 32), string_at(page, names & 0xffff'ffff),
+          page.sites.lines[index].load(kRelaxed)};
+}
+
+void read_groups(const Page& page, PageView& view, std::uint32_t (&generations)[kMaxGroups]) {
+  std::size_t room = kMaxMembersOfPage;
+  for (std::size_t slot = 0; slot < kMaxGroups; ++slot) {
+    const GroupSlot& source = page.groups[slot];
+    GroupData data;
+    if (!source.data.read(data) || data.defined != 1) continue;
+    generations[slot] = data.generation;
+    GroupView group{};
+    group.slot = slot;
+    group.name = data.name.str();
+    group.desc = data.desc.str();
+    group.backend = data.backend.str();
+    group.index = data.index;
+    group.alive = data.alive != 0;
+    group.member_count = data.member_count;
+    const bool whole = decode_members(data.members.str(), std::min(room, kMaxMembers), group.ranks);
+    group.truncated = !whole || data.truncated != 0 || group.ranks.size() != data.member_count;
+    room -= group.ranks.size();
+    group.enqueued = source.enqueued.load(kRelaxed);
+    group.completed = source.completed.load(kRelaxed);
+    group.entered = source.entered.load(kRelaxed);
+    group.left = source.left.load(kRelaxed);
+    group.p2p = source.p2p.load(kRelaxed);
+    group.changed_ns = source.changed_ns.load(kRelaxed);
+    view.groups.push_back(std::move(group));
+  }
+}
+
+void read_events(const Page& page, PageView& view, const std::uint32_t (&generations)[kMaxGroups]) {
+  const std::uint64_t next = page.next_event.load(std::memory_order_acquire);
+  for (std::size_t i = 0; i < kRingEvents; ++i) {
+    EventView event;
+    EventData& data = event.data;
+    // issued_ns is 0 in a place of the ring that was never written. An event
+    // whose slot has been given to another group since belongs to no group.
+    if (!page.events[i].read(data) || data.issued_ns == 0 || data.index >= next ||
+        data.index % kRingEvents != i || data.slot >= kMaxGroups || data.state >= kOpStates ||
+        data.generation == 0 || data.generation != generations[data.slot]) {
+      continue;
+    }
+    data.ndim = std::min<std::uint16_t>(data.ndim, kMaxDims);
+    event.op = string_at(page, data.op);
+    event.wire = string_at(page, data.wire);
+    event.dtype = string_at(page, data.dtype);
+    event.site = site_at(page, data.site);
+    view.events.push_back(std::move(event));
+  }
+  std::sort(view.events.begin(), view.events.end(),
+            [](const EventView& a, const EventView& b) { return a.data.index < b.data.index; });
+}
+
+}  // namespace
+
+std::string read_page(const unsigned char* data, std::size_t size, bool with_events,
+                      PageView& view) {
+  std::uint64_t head[3];
+  if (size < sizeof(head)) return "not a rank page: only " + std::to_string(size) + " bytes";
+  std::memcpy(head, data, sizeof(head));
+  if (head[0] != kMagic) return "not a rank page: it does not begin with the magic number";
+  if (head[1] != kVersion) {
+    return "rank page of version " + std::to_string(head[1]) + ", this hangwatch reads version " +
+           std::to_string(kVersion);
+  }
+  if (head[2] != kPageBytes || size < kPageBytes) {
+    return "truncated rank page: " + std::to_string(size) + " bytes of " +
+           std::to_string(kPageBytes);
+  }
+  // A mapping is aligned; a slice of bytes may not be, and is no live page.
+  std::unique_ptr<std::uint64_t[]> aligned;
+  if (reinterpret_cast<std::uintptr_t>(data) % alignof(Page) != 0) {
+    aligned.reset(new std::uint64_t[kPageBytes / sizeof(std::uint64_t)]);
+    std::memcpy(aligned.get(), data, kPageBytes);
+    data = reinterpret_cast<const unsigned char*>(aligned.get());
+  }
+  const Page& page = *reinterpret_cast<const Page*>(data);
+  if (!page.identity.read(view.identity))
+    return "rank page whose identity was not written to its end";
+  if (!page.phase.read(view.phase) || view.phase.phase >= kPhases) {
+    return "rank page with an unknown phase";
+  }
+  // Written at the end of a life that may have been cut short: what is there
+  // of them is still worth reading.
+  page.in_call.read(view.in_call);
+  page.exception.read(view.exception);
+  NoteData note;
+  page.handling.read(note);
+  view.handling = note.text.str();
+  page.disarmed.read(note);
+  view.disarmed = note.text.str();
+  view.heartbeat_ns = page.heartbeat_ns.load(kRelaxed);
+  view.gil_ns = page.gil_ns.load(kRelaxed);
+  view.pending_since_ns = page.pending_since_ns.load(kRelaxed);
+  view.swallowed = page.swallowed.load(kRelaxed);
+  view.dropped = page.dropped.load(kRelaxed);
+  std::uint32_t generations[kMaxGroups] = {};
+  read_groups(page, view, generations);
+  if (with_events) read_events(page, view, generations);
+  return {};
+}
+
+}  // namespace hangwatch

@@ -1,0 +1,51 @@
+// Reads a page out of any bytes: nothing that stands in them is trusted.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "page.hpp"
+
+namespace hangwatch {
+
+struct SiteView {
+  std::string file;  // empty where there is no site
+  std::string function;
+  std::uint64_t line = 0;
+};
+
+struct GroupView {
+  std::size_t slot;
+  std::string name, desc, backend;
+  std::vector<std::int64_t> ranks;
+  std::uint32_t member_count;  // more than ranks.size() where truncated
+  bool truncated, alive;
+  std::uint32_t index;
+  std::uint64_t enqueued, entered, left, p2p, changed_ns;
+  std::int64_t completed;
+};
+
+struct EventView {
+  EventData data;
+  std::string op, wire, dtype;
+  SiteView site;
+};
+
+struct PageView {
+  IdentityData identity;
+  PhaseData phase;
+  InCallData in_call;
+  ExceptionData exception;
+  std::string handling, disarmed;
+  std::uint64_t heartbeat_ns, gil_ns, pending_since_ns, swallowed, dropped;
+  std::vector<GroupView> groups;
+  std::vector<EventView> events;  // oldest first
+};
+
+// Returns why the bytes are no page, or an empty string. `data` may be a live
+// mapping that its owner goes on writing. Throws std::bad_alloc only.
+std::string read_page(const unsigned char* data, std::size_t size, bool with_events,
+                      PageView& view);
+
+}  // namespace hangwatch

@@ -1,0 +1,253 @@
+#include "record.hpp"
+
+#include <string>
+
+#include "callsite.hpp"
+#include "writer.hpp"
+
+namespace hangwatch::record {
+namespace {
+
+bool g_disarmed = false;
+int g_failures = 0;
+std::uint32_t g_wires[signature::kMethodCount];
+
+// Which events a Work object stands for. By address, without a reference: an
+// entry is replaced when its address is used anew, or room is needed. A Work
+// that nobody waits for costs nothing but its entry.
+constexpr Wait kNoWait{writer::kNoEvent, 0, -1, 0, false};
+
+struct Work {
+  PyObject* object;
+  Wait wait;
+};
+constexpr std::size_t kWorkSets = 512;
+constexpr std::size_t kWorkWays = 4;
+Work g_works[kWorkSets][kWorkWays];
+
+// Calls since a coalescing was opened, by slot.
+struct Coalescing {
+  bool open;
+  Wait calls;
+};
+Coalescing g_coalescing[kMaxGroups];
+
+Work* works_of(PyObject* object) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(object) / 16;
+  return g_works[(bits ^ (bits >> 9)) & (kWorkSets - 1)];
+}
+
+void remember(PyObject* object, const Wait& wait) {
+  Work* set = works_of(object);
+  Work* oldest = set;
+  for (std::size_t i = 0; i < kWorkWays; ++i) {
+    if (set[i].object == object || set[i].object == nullptr) {
+      oldest = &set[i];
+      if (set[i].object == object) break;
+    } else if (oldest->object != nullptr && set[i].wait.last < oldest->wait.last) {
+      oldest = &set[i];
+    }
+  }
+  *oldest = Work{object, wait};
+}
+
+void forget(PyObject* object) {
+  Work* set = works_of(object);
+  for (std::size_t i = 0; i < kWorkWays; ++i) {
+    if (set[i].object == object) set[i] = Work{nullptr, kNoWait};
+  }
+}
+
+void move_all(const Wait& wait, OpState state, std::uint64_t now) {
+  for (std::uint64_t event = wait.first; event <= wait.last; ++event) {
+    writer::move_event(event, static_cast<std::size_t>(wait.slot), state, now);
+  }
+}
+
+}  // namespace
+
+bool setup() { return signature::setup() && callsite::setup(); }
+
+void reset() {
+  groups::reset();
+  signature::forget();
+  callsite::forget();
+  for (auto& set : g_works) {
+    for (Work& work : set) work = Work{};
+  }
+  for (Coalescing& coalescing : g_coalescing) coalescing = Coalescing{};
+  for (std::size_t i = 0; i < signature::kMethodCount; ++i) {
+    g_wires[i] = writer::intern(signature::kMethods[i].wire);
+  }
+  g_disarmed = false;
+  g_failures = 0;
+}
+
+void disarm() { g_disarmed = true; }
+
+bool armed() noexcept { return !g_disarmed && writer::is_open(); }
+
+void swallow() noexcept try {
+  std::string why = "unknown error";
+  PyObject* type = nullptr;
+  PyObject* value = nullptr;
+  PyObject* traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  const Ref text(value != nullptr ? PyObject_Str(value) : nullptr);
+  if (text) {
+    if (const char* utf8 = PyUnicode_AsUTF8AndSize(text.get(), nullptr)) why = utf8;
+  }
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(traceback);
+  PyErr_Clear();
+  writer::count_swallowed();
+  if (++g_failures < kMaxFailures || g_disarmed) return;
+  g_disarmed = true;
+  writer::set_disarmed("recording failed " + std::to_string(g_failures) + " times: " + why);
+} catch (...) {
+  g_disarmed = true;
+}
+
+Call begin(std::size_t method, PyObject* group, const signature::Arguments& arguments,
+           PyObject* resolve) noexcept try {
+  Call call{writer::kNoEvent, -1, {}, false};
+  const signature::Method& m = signature::kMethods[method];
+  const std::int64_t index = groups::slot_of(group, resolve);
+  if (index == -2) swallow();
+  const groups::Slot* slot = groups::at(index);
+  if (slot == nullptr) return call;
+  EventData event{};
+  event.slot = static_cast<std::uint32_t>(index);
+  event.wire = g_wires[method];
+  event.dtype = kNone;
+  event.root = -1;
+  event.peer = -1;
+  event.p2p = m.call == groups::Call::p2p;
+  groups::Device device = groups::Device::unknown;
+  const bool is_gloo = slot->number == groups::Slot::Number::gloo;
+  if (!signature::read(m, arguments, *slot, !is_gloo, event, device)) swallow();
+  callsite::Site site{kNone, kNone};
+  if (!callsite::find(site)) swallow();
+  event.site = site.site;
+  event.op = site.op == kNone ? event.wire : site.op;
+  const std::uint64_t now = writer::now_ns();
+  call.slot = index;
+  call.place = groups::begin(static_cast<std::size_t>(index), group, m.call, device, now);
+  // wait() returns early where the work is only queued on a stream of a device.
+  call.completes = is_gloo || device == groups::Device::cpu || m.tensor < 0;
+  event.seq = call.place.seq;
+  event.issued_ns = now;
+  event.blocked_ns = now;
+  event.state = static_cast<std::uint64_t>(OpState::blocked);
+  call.event = writer::add_event(event);
+  return call;
+} catch (...) {
+  swallow();
+  return Call{writer::kNoEvent, -1, {}, false};
+}
+
+void end(const Call& call, PyObject* group, PyObject* result) noexcept {
+  if (call.slot < 0) {
+    if (result != nullptr) forget(result);
+    return;
+  }
+  if (!armed()) return;
+  const auto slot = static_cast<std::size_t>(call.slot);
+  groups::end(slot, group, call.place, result == nullptr);
+  const std::uint64_t collectives = call.place.call == groups::Call::p2p ? 0 : 1;
+  const Wait wait{call.event, call.event, call.slot, collectives, call.completes};
+  Coalescing& coalescing = g_coalescing[slot];
+  if (result == nullptr) {
+    writer::move_event(call.event, slot, OpState::failed, writer::now_ns());
+    writer::count_left(slot, collectives);
+  } else if (coalescing.open && call.event != writer::kNoEvent) {
+    writer::move_event(call.event, slot, OpState::issued, 0);
+    if (coalescing.calls.slot < 0) coalescing.calls = wait;
+    coalescing.calls.last = call.event;
+    coalescing.calls.collectives += coalescing.calls.first == call.event ? 0 : collectives;
+  } else if (result != Py_None) {
+    writer::move_event(call.event, slot, OpState::issued, 0);
+    if (call.event != writer::kNoEvent) remember(result, wait);
+  } else {
+    const OpState state = call.completes ? OpState::done : OpState::issued;
+    writer::move_event(call.event, slot, state, writer::now_ns());
+    writer::count_left(slot, collectives);
+  }
+}
+
+void coalescing_began(PyObject* group, PyObject* resolve) noexcept {
+  const std::int64_t slot = groups::slot_of(group, resolve);
+  if (slot == -2) swallow();
+  if (groups::at(slot) == nullptr) return;
+  g_coalescing[slot] = Coalescing{true, kNoWait};
+  groups::begin_coalescing(static_cast<std::size_t>(slot), group);
+}
+
+void coalescing_ended(PyObject* group, PyObject* resolve, PyObject* result) noexcept {
+  const std::int64_t slot = groups::slot_of(group, resolve);
+  if (slot == -2) swallow();
+  if (groups::at(slot) == nullptr) return;
+  const Wait calls = g_coalescing[slot].calls;
+  g_coalescing[slot] = Coalescing{false, kNoWait};
+  groups::end_coalescing(static_cast<std::size_t>(slot));
+  if (calls.slot < 0) return;
+  if (result == nullptr) {
+    wait_end(calls, false, true);
+  } else if (result != Py_None) {
+    remember(result, calls);
+  } else {
+    writer::count_left(static_cast<std::size_t>(slot), calls.collectives);
+  }
+}
+
+Wait wait_begin(PyObject* work) noexcept {
+  Work* set = works_of(work);
+  for (std::size_t i = 0; i < kWorkWays; ++i) {
+    if (set[i].object != work) continue;
+    const Wait wait = set[i].wait;
+    // It is forgotten by now: what is waited for once is not told again.
+    set[i] = Work{nullptr, kNoWait};
+    move_all(wait, OpState::blocked, writer::now_ns());
+    return wait;
+  }
+  return kNoWait;
+}
+
+void wait_end(const Wait& wait, bool completes, bool failed) noexcept {
+  if (wait.slot < 0 || !armed()) return;
+  const OpState state = failed                        ? OpState::failed
+                        : completes && wait.completes ? OpState::done
+                                                      : OpState::issued;
+  move_all(wait, state, writer::now_ns());
+  writer::count_left(static_cast<std::size_t>(wait.slot), wait.collectives);
+}
+
+std::int64_t add(EventData& event) noexcept {
+  if (!armed() || groups::at(event.slot) == nullptr) return -1;
+  callsite::Site site{kNone, kNone};
+  if (!callsite::find(site)) swallow();
+  event.site = site.site;
+  event.issued_ns = event.blocked_ns = writer::now_ns();
+  event.state = static_cast<std::uint64_t>(OpState::blocked);
+  if (event.p2p != 0) {
+    writer::count_p2p(event.slot, event.issued_ns);
+  } else {
+    writer::count_entered(event.slot);
+    writer::raise_enqueued(event.slot, event.seq, event.issued_ns);
+  }
+  const std::uint64_t index = writer::add_event(event);
+  return index == writer::kNoEvent ? -1 : static_cast<std::int64_t>(index);
+}
+
+void finish(std::int64_t index, bool failed) noexcept {
+  if (index < 0 || !armed()) return;
+  const auto event = static_cast<std::uint64_t>(index);
+  const writer::Origin origin = writer::origin_of(event);
+  if (origin.slot >= kMaxGroups) return;
+  const OpState state = failed ? OpState::failed : OpState::done;
+  writer::move_event(event, origin.slot, state, writer::now_ns());
+  if (!origin.p2p) writer::count_left(origin.slot, 1);
+}
+
+}  // namespace hangwatch::record

@@ -1,0 +1,59 @@
+// Records calls as events: before the original runs, and after it.
+//
+// Everything runs with the GIL held. Nothing here raises or throws: what fails
+// is swallowed and counted, and after a few failures recording stops.
+
+#pragma once
+
+#include "groups.hpp"
+#include "python.hpp"
+#include "signature.hpp"
+
+namespace hangwatch::record {
+
+bool setup();
+void reset();  // for a new page
+void disarm();
+// Whether this process has a page and records.
+bool armed() noexcept;
+
+// The first failures are forgiven; after this many, recording stops.
+constexpr int kMaxFailures = 5;
+// Swallows the exception that is set, if any.
+void swallow() noexcept;
+
+struct Call {
+  std::uint64_t event;
+  std::int64_t slot;  // -1: not recorded
+  groups::Place place;
+  bool completes;  // a wait that returns means that it is complete
+};
+
+Call begin(std::size_t method, PyObject* group, const signature::Arguments& arguments,
+           PyObject* resolve) noexcept;
+// `result` is what the original returned, nullptr with its exception set if it raised.
+void end(const Call& call, PyObject* group, PyObject* result) noexcept;
+
+// Coalescing: the Work at its end stands for all calls since its start.
+void coalescing_began(PyObject* group, PyObject* resolve) noexcept;
+void coalescing_ended(PyObject* group, PyObject* resolve, PyObject* result) noexcept;
+
+// Events that a Work stands for, from wait_begin to wait_end.
+struct Wait {
+  std::uint64_t first;
+  std::uint64_t last;
+  std::int64_t slot;          // -1: nothing is known of this Work
+  std::uint64_t collectives;  // of the events, those that are no sends and recvs
+  bool completes;
+};
+
+Wait wait_begin(PyObject* work) noexcept;
+// `completes`: the method that was called returns when the Work is complete.
+void wait_end(const Wait& wait, bool completes, bool failed) noexcept;
+
+// A call that Python code records by itself; the event needs its call site,
+// times and state from here. Returns the index, or -1.
+std::int64_t add(EventData& event) noexcept;
+void finish(std::int64_t index, bool failed) noexcept;
+
+}  // namespace hangwatch::record
