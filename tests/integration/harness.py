@@ -1,0 +1,261 @@
+"""Starts real training programs under watch and reads what their headers expect.
+
+A program states its verdict in lines such as
+``# expect --exit: state=failed kind=finished_early culprits=1 site=culprit``: the words
+before the colon are the program's arguments, ``site`` names the line that ends in
+``# culprit``. Several lines with the same arguments add up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+PROGRAMS = Path(__file__).parent / "programs"
+TOKEN = "TEST_RUN_TOKEN"  # noqa: S105 (marks the processes of one run, keeps no secret)
+BOUND_S = 120.0
+"""How long a program may take until its condition holds; seven times what it needs."""
+GRACE_S = 8.0
+POLL_S = 0.02
+
+_EXPECT = re.compile(r"# expect *([^:]*): *(.*)")
+_VERDICT = re.compile(r"^hangwatch: ([A-Z]+) \(", re.MULTILINE)
+_LEFT_OUT = re.compile(r"HANGWATCH.*|RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|MASTER_.*|TORCHELASTIC_.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the header of a program says of it when it is run with these arguments."""
+
+    program: Path
+    arguments: tuple[str, ...]
+    values: dict[str, str]
+
+    def __str__(self) -> str:
+        return " ".join((self.program.stem, *self.arguments))
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it finishes and nothing is to be found."""
+        return "healthy" in self.values
+
+    @property
+    def patient(self) -> bool:
+        """Whether its verdict needs patience: it is neither proved nor the job's end."""
+        return self.values["state"] == "hang" and self.values.get("certainty") != "proved"
+
+
+@dataclass(slots=True)
+class Result:
+    """What a watched program left behind."""
+
+    exit_code: int | None
+    """Of ``python -m hangwatch``; None where it was ended by us."""
+    stdout: str
+    stderr: str
+    reports: list[dict[str, Any]]
+    """report.json of each incident, in their order."""
+    run: dict[str, Any] | None
+    """run.json."""
+    announced: dict[str, float] = field(default_factory=dict)
+    """State to time.monotonic() of its first line on standard error."""
+    survivors: list[str] = field(default_factory=list)
+    """Processes that outlived a program that ended by itself."""
+
+    def states(self) -> list[str]:
+        """The states of all incidents."""
+        return [report["verdict"]["state"] for report in self.reports]
+
+
+def expectations() -> Iterator[Expectation]:
+    """All cases of all programs, in the order of their names."""
+    for program in sorted(PROGRAMS.glob("*.py")):
+        cases: dict[str, dict[str, str]] = {}
+        for line in program.read_text().splitlines():
+            match = _EXPECT.fullmatch(line)
+            if match:
+                pairs = (word.partition("=") for word in match[2].split())
+                cases.setdefault(match[1], {}).update({key: value for key, _, value in pairs})
+        for arguments, values in cases.items():
+            yield Expectation(program, tuple(arguments.split()), values)
+
+
+def marked_line(program: Path, marker: str) -> int:
+    """The number of the only line that ends in a comment ``# marker``."""
+    lines = program.read_text().splitlines()
+    found = [n for n, line in enumerate(lines, 1) if re.search(rf"# {re.escape(marker)}$", line)]
+    assert len(found) == 1, f"{program.name} marks {len(found)} lines as {marker}"
+    return found[0]
+
+
+def reaches(state: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:
+    """A condition: an incident has come to this state."""
+    return lambda reports: any(report["verdict"]["state"] == state for report in reports)
+
+
+def watch(  # noqa: PLR0913 (how a program is started, by keyword)
+    program: Path,
+    *options: str,
+    arguments: Sequence[str] = (),
+    nproc: int = 4,
+    env: Mapping[str, str] | None = None,
+    until: Callable[[Sequence[Mapping[str, Any]]], bool] | None = None,
+    bound_s: float = BOUND_S,
+) -> Result:
+    """Run a program by torchrun under watch until a condition holds or it has ended.
+
+    options: of hangwatch. until: judges the reports so far; None waits for the
+    end. Raises TimeoutError, with all output, if neither comes within bound_s.
+    No process of the run is left when it returns.
+    """
+    launch = ("torchrun", "--standalone", f"--nproc-per-node={nproc}", str(program), *arguments)
+    directory = Path(tempfile.mkdtemp(prefix="hangwatch-test-"))
+    reports = directory / "reports"
+    command = (sys.executable, "-m", "hangwatch", "--report-dir", str(reports), *options, *launch)
+    token = uuid.uuid4().hex
+    announced: dict[str, float] = {}
+    survivors: list[str] = []
+    out, err = directory / "stdout", directory / "stderr"
+    try:
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(  # noqa: S603 (the command is made above)
+                command,
+                env=environment(env or {}) | {TOKEN: token},
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        exit_code = None
+        try:
+            if _wait(process, reports, err, announced, until, bound_s):
+                exit_code = process.returncode
+                survivors = _outlived(token)
+            elif until is None or not until(read_reports(reports)):
+                raise TimeoutError(f"{' '.join(launch)}: nothing within {bound_s:g} s")
+        finally:
+            end(process, token)
+            print(err.read_text(errors="replace"), file=sys.stderr)
+        return Result(
+            exit_code,
+            out.read_text(errors="replace"),
+            err.read_text(errors="replace"),
+            read_reports(reports),
+            _read_run(reports),
+            announced,
+            survivors,
+        )
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a run: ours, but for what a launcher or hangwatch set."""
+    kept = {key: value for key, value in os.environ.items() if not _LEFT_OUT.fullmatch(key)}
+    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
+    return {**kept, "OMP_NUM_THREADS": "1", **extra}
+
+
+def _wait(  # noqa: PLR0913 (the parts of one loop)
+    process: subprocess.Popen[bytes],
+    reports: Path,
+    err: Path,
+    announced: dict[str, float],
+    until: Callable[[Sequence[Mapping[str, Any]]], bool] | None,
+    bound_s: float,
+) -> bool:
+    """Whether the program ended; False once the condition holds, or time is over."""
+    deadline = time.monotonic() + bound_s
+    seen = -1
+    while time.monotonic() < deadline:
+        over = process.poll() is not None
+        size = err.stat().st_size
+        if size != seen:
+            seen = size
+            for state in _VERDICT.findall(err.read_text(errors="replace")):
+                announced.setdefault(state.lower(), time.monotonic())
+        if over:
+            return True
+        if announced and until is not None and until(read_reports(reports)):
+            return False
+        time.sleep(POLL_S)
+    return False
+
+
+def read_reports(directory: Path) -> list[dict[str, Any]]:
+    """report.json of each incident below a report directory."""
+    found = []
+    for path in sorted(directory.glob("[!l]*/incident-*/report.json")):
+        try:
+            found.append(json.loads(path.read_bytes()))
+        except FileNotFoundError:  # it is being replaced by a later one
+            continue
+    return found
+
+
+def _read_run(directory: Path) -> dict[str, Any] | None:
+    for path in directory.glob("[!l]*/run.json"):
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        return content
+    return None
+
+
+def end(process: subprocess.Popen[bytes], token: str) -> None:
+    """End a run: first as a scheduler would, then each process that is left."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+    while left := processes(token):
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.poll()
+        time.sleep(POLL_S)
+    process.wait()
+
+
+def processes(token: str) -> dict[int, str]:
+    """Living processes that inherited a token, with their command lines.
+
+    Torchrun's workers have sessions of their own and outlive torchrun, so that
+    neither a process group nor a parent finds them.
+    """
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{TOKEN}={token}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(path.name)] = line
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _outlived(token: str) -> list[str]:
+    """Processes that are still there a grace time after the program's end."""
+    deadline = time.monotonic() + GRACE_S
+    while left := processes(token):
+        if time.monotonic() > deadline:
+            return list(left.values())
+        time.sleep(POLL_S)
+    return []

@@ -1,0 +1,25 @@
+"""A job that needs no collective for 20 s between two phases of training."""
+# expect: healthy
+
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def main():
+    dist.init_process_group("gloo")
+    gradient = torch.randn(64)
+    for _ in range(20):
+        dist.all_reduce(gradient)
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        torch.randn(64, 64) @ torch.randn(64, 64)
+        time.sleep(0.05)
+    for _ in range(20):
+        dist.all_reduce(gradient)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
