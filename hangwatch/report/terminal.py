@@ -86,9 +86,11 @@ def format_verdict(
 
 def _headline(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
     state = verdict["state"]
-    word = style.paint(state.upper(), _COLOURS.get(state, "1"))
+    word = state.upper()
     when = f"{verdict['detected_after_s']:.1f} s after it began"
-    yield f"hangwatch: {word} ({verdict['certainty']}, seen {when})"
+    first, *more = _wrap(f"hangwatch: {word} ({verdict['certainty']}, seen {when})", style.columns)
+    yield first.replace(word, style.paint(word, _COLOURS.get(state, "1")))
+    yield from more
     for line in _wrap(verdict["headline"], style.columns - 2):
         yield f"  {style.paint(line, '1')}"
     for line in _wrap(verdict["explanation"], style.columns - 2):

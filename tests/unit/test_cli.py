@@ -1,0 +1,119 @@
+"""Options, variables and the words of the command line."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hangwatch import __version__, cli, options
+from hangwatch.config import Config, OnHang, Stacks
+from hangwatch.errors import UsageError
+from hangwatch.notice import fold_command, printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def parsed(*argv: str) -> tuple[Config, list[str]]:
+    """Settings and the rest of a command line, without variables."""
+    found = options.parse(argv)
+    return options.settings(found.values, {}), found.words
+
+
+def test_options_end_at_the_first_word_that_is_none() -> None:
+    config, words = parsed("--hang-after", "9", "torchrun", "--hang-after", "3", "-v", "train.py")
+    assert config == Config(hang_after_s=9.0)
+    assert words == ["torchrun", "--hang-after", "3", "-v", "train.py"]
+
+
+def test_two_dashes_end_the_options() -> None:
+    assert parsed("-v", "--", "--odd-name", "x") == (Config(verbose=True), ["--odd-name", "x"])
+
+
+def test_every_setting_has_an_option_and_a_variable() -> None:
+    values = {
+        "--report-dir": "out",
+        "--run-id": "r1",
+        "--suspect-after": "3",
+        "--hang-after": "8.5",
+        "--on-hang": "abort",
+        "--hook": "notify-me",
+        "--interval": "0.25",
+        "--stacks": "native",
+    }
+    expected = Config("out", "r1", 3.0, 8.5, OnHang.ABORT, "notify-me", 0.25, Stacks.NATIVE, True)  # noqa: FBT003 (all fields, in order)
+    flags = [word for pair in values.items() for word in pair]
+    assert parsed(*flags, "--verbose", "true") == (expected, ["true"])
+    assert parsed(*(f"{flag}={value}" for flag, value in values.items()), "-v")[0] == expected
+    variables = {option.variable: values.get(option.flag, "1") for option in options.OPTIONS}
+    assert options.settings({}, variables) == expected
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    values = options.parse(["--hang-after", "auto"]).values
+    assert options.settings(values, {"HANGWATCH_HANG_AFTER": "9"}).hang_after_s is None
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert options.settings({}, {"HANGWATCH_HOOK": "", "HANGWATCH_INTERVAL": ""}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("HANGWATCH_INTERVAL", "auto"), ("HANGWATCH_VERBOSE", "yes"), ("HANGWATCH_HANG_AFTER", "x")],
+)
+def test_a_variable_that_makes_no_sense_is_named(variable: str, value: str) -> None:
+    with pytest.raises(UsageError, match=variable):
+        options.settings({}, {variable: value})
+
+
+def test_help_names_every_option_and_every_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"], {}) == 0
+    shown = capsys.readouterr().out
+    for word in (*(option.flag for option in options.OPTIONS), *cli.OWN_COMMANDS, "run --"):
+        assert word in shown
+    assert all(len(line) <= 100 for line in shown.splitlines())
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"], {}) == 0
+    assert capsys.readouterr().out == f"hangwatch {__version__}\n"
+
+
+def test_the_doctor_looks_at_what_hangwatch_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"], os.environ) == 0
+    shown = capsys.readouterr().out
+    for name in ("hangwatch", "python", "torch", "injection", "recorder", "stacks", "pages"):
+        assert f" {name} " in shown
+
+
+def test_the_doctor_says_where_pages_would_go_instead(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing = tmp_path / "missing"
+    assert cli.main(["doctor"], {"HANGWATCH_DIR": str(missing)}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in lines if line.split()[1] == "pages")
+    assert line.startswith("NOTE")
+    assert f"{missing}: No such file or directory" in line
+
+
+@pytest.mark.parametrize("word", ["doctor", "demo"])
+def test_words_of_ours_that_take_no_argument_refuse_one(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([word, "more"], {}) == cli.EXIT_USAGE
+    assert capsys.readouterr().err == f"hangwatch: usage: hangwatch {word}\n"
+
+
+def test_a_long_command_is_shown_by_its_beginning() -> None:
+    shown = fold_command(["torchrun", "train.py", *(f"--option-{i}" for i in range(99))])
+    assert shown.startswith("torchrun train.py --option-0")
+    assert shown.endswith("...")
+    assert len(shown) == 60
+
+
+def test_control_characters_are_escaped() -> None:
+    assert printable("a\x1b[31mb\nc\td\udcff é") == r"a\x1b[31mb\nc\td\udcff é"

@@ -1,0 +1,144 @@
+"""Reports on disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hangwatch.errors import ReportError
+from hangwatch.report import build_report, load, open_run, write_incident, write_run
+from hangwatch.types import State
+from incident import EVIDENCE, VERDICT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HANG = replace(EVIDENCE, verdicts=(VERDICT,))
+SLOW = replace(EVIDENCE, verdicts=(replace(VERDICT, state=State.SLOW),))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """The directory of a run."""
+    return open_run(tmp_path / "reports", "night-7")
+
+
+def finish(run_dir: Path) -> Path:
+    """Write run.json."""
+    return write_run(
+        run_dir,
+        run_id="night-7",
+        command=["torchrun"],
+        started_at="2026-01-02T03:00:00+00:00",
+        duration_s=12.3456,
+        exit_code=3,
+        lost=["something"],
+    )
+
+
+def test_an_incident_holds_the_report_and_what_it_was_made_from(run_dir: Path) -> None:
+    path = write_incident(run_dir, EVIDENCE)
+    assert path == run_dir / "incident-001"
+    assert json.loads((path / "report.json").read_text()) == build_report(EVIDENCE)
+    assert (path / "pages/rank-2.page").read_bytes() == b"\x00page"
+    assert (path / "flight/rank-2.json").read_bytes() == b'{"entries": []}'
+    stacks = "".join(file.read_text() for file in (path / "stacks").iterdir())
+    assert "time.sleep(3600)  # a dead mount" in stacks
+
+
+def test_only_the_owner_may_read_it(run_dir: Path) -> None:
+    write_incident(run_dir, EVIDENCE)
+    finish(run_dir)
+    for path in (run_dir, *run_dir.rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
+
+
+def test_incidents_are_numbered(run_dir: Path) -> None:
+    names = [write_incident(run_dir, EVIDENCE).name for _ in range(3)]
+    assert names == ["incident-001", "incident-002", "incident-003"]
+
+
+def test_an_incident_that_became_worse_keeps_its_number(run_dir: Path) -> None:
+    first = write_incident(run_dir, SLOW)
+    assert write_incident(run_dir, HANG, replace=first) == first
+    assert load(first)[1]["verdict"]["state"] == "hang"
+    assert [path.name for path in run_dir.iterdir()] == ["incident-001"]
+
+
+def test_an_incident_that_was_deleted_is_written_again(run_dir: Path) -> None:
+    assert write_incident(run_dir, HANG, replace=run_dir / "incident-004").name == "incident-004"
+
+
+def test_nothing_half_written_is_left(run_dir: Path) -> None:
+    broken = replace(EVIDENCE, pages={0: b"", "../../x": b""})  # type: ignore[dict-item]
+    with pytest.raises(ReportError, match="cannot be written"):
+        write_incident(run_dir, broken)
+    assert list(run_dir.iterdir()) == []
+
+
+def test_latest_points_to_the_newest_run(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        open_run(tmp_path, name)
+    assert (tmp_path / "latest").readlink().name == "two"
+
+
+def test_a_directory_of_the_users_called_latest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    open_run(tmp_path, "one")
+    assert not (tmp_path / "latest").is_symlink()
+
+
+def test_a_report_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ReportError, match="reports cannot be written to .*file"):
+        open_run(tmp_path / "file", "one")
+    with pytest.raises(ReportError, match="the report cannot be written"):
+        write_incident(tmp_path / "gone", EVIDENCE)
+    with pytest.raises(ReportError, match=r"run\.json cannot be written"):
+        finish(tmp_path / "gone")
+
+
+def test_run_json_tells_how_the_run_ended(run_dir: Path) -> None:
+    write_incident(run_dir, EVIDENCE)
+    assert json.loads(finish(run_dir).read_text()) == {
+        "schema": "hangwatch.run/1",
+        "id": "night-7",
+        "command": ["torchrun"],
+        "started_at": "2026-01-02T03:00:00+00:00",
+        "duration_s": 12.346,
+        "exit_code": 3,
+        "incidents": ["incident-001"],
+        "lost": ["something"],
+    }
+
+
+@pytest.mark.parametrize(
+    "below", ["", "night-7", "latest/incident-002", "night-7/incident-002/report.json"]
+)
+def test_a_report_is_found_from_anywhere_above_it(run_dir: Path, below: str) -> None:
+    write_incident(run_dir, SLOW)
+    write_incident(run_dir, HANG)
+    where, report = load(run_dir.parent / below)
+    assert where.resolve() == (run_dir / "incident-002").resolve()
+    assert report["verdict"]["state"] == "hang"
+
+
+def test_a_run_without_incident_is_told_from_a_wrong_path(run_dir: Path, tmp_path: Path) -> None:
+    finish(run_dir)
+    (tmp_path / "text").write_text("no json")
+    (tmp_path / "other.json").write_text('{"schema": "else"}')
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "empty").mkdir()
+    for path, said in (
+        (run_dir, "nothing was found in that run"),
+        (tmp_path / "none", "does not exist"),
+        (tmp_path / "empty", "holds no report"),
+        (tmp_path / "text", "is not JSON"),
+        (tmp_path / "other.json", "schema 'else'"),
+        (tmp_path / "list.json", "schema None"),
+    ):
+        with pytest.raises(ReportError, match=said):
+            load(path)

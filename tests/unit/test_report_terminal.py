@@ -1,0 +1,157 @@
+"""The verdict as text."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hangwatch.report import build_report, format_verdict
+from hangwatch.report.terminal import Style, fold_ranks
+from hangwatch.types import OK, Certainty, Kind, Reason, Site, State, Verdict, Wait
+from incident import EVIDENCE, TRAIN, VERDICT, WORLD
+
+WHERE = Path("hangwatch-reports/night-7/incident-001")
+
+
+def lines(verdict: Verdict = VERDICT, where: Path | None = WHERE, **style: int) -> list[str]:
+    """The block for a verdict."""
+    report = build_report(replace(EVIDENCE, verdicts=(verdict,)))
+    return list(format_verdict(report, where, Style(**style)))
+
+
+def test_the_whole_block_reads_well() -> None:
+    assert lines() == [
+        "hangwatch: HANG (likely, seen 8.2 s after it began)",
+        "  Rank 2 is stuck in its data loader; ranks 0, 1, 3 wait for it in all_reduce #41.",
+        "  A worker of its DataLoader has been in __getitem__ for 8.2 s.",
+        "  waiting    ranks 0, 1, 3 in all_reduce #41 of default_pg, 8.3 s, at ada/train.py:9, for rank 2",
+        "  culprit    rank 2: never entered, data loading",
+        "             rank 2 is process 4002 on node-a",
+        "  code       /home/ada/train.py:4 in __getitem__",
+        "               2      def __getitem__(self, index):",
+        "               3          if index == 160:",
+        "             > 4              time.sleep(3600)  # a dead mount",
+        "               5          return sample",
+        "               6",
+        "  stack      __getitem__  ada/train.py:4",
+        "             main  ada/train.py:8",
+        "  what to do - Look at what __getitem__ reads.",
+        "             - Give the DataLoader a timeout.",
+        "  not seen   rank 3: no Flight Recorder: it did not answer",
+        "  report     hangwatch-reports/night-7/incident-001",
+    ]
+
+
+def test_a_stored_report_prints_the_same() -> None:
+    report = build_report(EVIDENCE)
+    again = json.loads(json.dumps(report))
+    assert list(format_verdict(again, WHERE)) == list(format_verdict(report, WHERE))
+
+
+def test_a_report_that_could_not_be_written_is_said_to_be_missing() -> None:
+    assert lines(where=None)[-1] == "  report     none could be written"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_it_keeps_to_the_width_of_the_terminal(width: int) -> None:
+    long = replace(VERDICT, headline="word " * 60, explanation="ünï " * 80)
+    shown = lines(long, width=width)
+    paths = re.compile(r"/|incident-001")
+    assert all(len(line) <= width or paths.search(line) for line in shown)
+
+
+def test_a_long_line_of_code_is_cut_to_the_width() -> None:
+    wide = Site("/home/ada/other.py", 3, "f", "x = '" + "数" * 100 + "'")
+    shown = lines(replace(VERDICT, site=wide), width=60)
+    (code,) = (line for line in shown if "数" in line)
+    assert code.endswith("...")
+    assert len(code) + code.count("数") <= 60
+
+
+def test_control_characters_from_outside_never_reach_the_terminal() -> None:
+    evil = replace(
+        VERDICT,
+        headline="a\x1b[2Jb",
+        explanation="c\x07d\ne",
+        advice=("f\x1bg",),
+        site=Site("/x/\x1b.py", 1, "\x1bh", "\x1b[31m"),
+        waits=(Wait(0, WORLD, 1, "\x1bop", (2,), 1.0, None),),
+    )
+    shown = "\n".join(lines(evil, where=Path("x\x1by")))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", shown)
+    assert r"\x1b[2Jb" in shown
+
+
+def test_colour_marks_the_state_only_where_it_was_asked_for() -> None:
+    assert not any("\x1b" in line for line in lines())
+    first, second, *_ = lines(colour=True)
+    assert first.startswith("hangwatch: \x1b[1;31mHANG\x1b[0m (likely")
+    assert second.startswith("  \x1b[1mRank 2")
+
+
+def test_nothing_found_is_one_line_more_than_the_state() -> None:
+    assert lines(OK) == [
+        "hangwatch: OK (proved, seen 8.2 s after it began)",
+        "  Nothing is stuck.",
+    ]
+
+
+def test_ranks_that_wait_in_many_places_are_cut_short() -> None:
+    waits = tuple(Wait(r, WORLD, r + 1, "recv", (r + 1,), 1.0, None) for r in range(9))
+    shown = lines(replace(VERDICT, waits=waits))
+    start = next(i for i, line in enumerate(shown) if line.startswith("  waiting"))
+    assert shown[start] == "  waiting    rank 0 in recv #1 of default_pg, 1.0 s, for rank 1"
+    assert shown[start + 4] == "             and 5 more places, see report.json"
+
+
+def test_a_verdict_without_waits_names_the_victims() -> None:
+    shown = lines(replace(VERDICT, waits=()))
+    assert "  waiting    ranks 0, 1, 3" in shown
+
+
+def test_the_culprits_line_is_shown_alone_where_the_file_is_not_at_hand() -> None:
+    shown = lines(replace(VERDICT, site=Site("/gone.py", 7, "load", "read()")))
+    at = shown.index("  code       /gone.py:7 in load")
+    assert shown[at + 1] == "             > read()"
+    assert lines(replace(VERDICT, site=Site("/gone.py", 7, "load")))[at + 1].startswith("  stack")
+
+
+def test_the_main_threads_stack_is_shown_where_none_has_the_verdicts_line() -> None:
+    shown = lines(replace(VERDICT, site=None))
+    assert "  stack      get  multiprocessing/queues.py:113" in shown
+
+
+def test_a_verdict_without_culprit_shows_no_stack() -> None:
+    shown = lines(replace(VERDICT, culprits=(), kind=Kind.COLLECTIVE_STUCK, site=None))
+    assert not any(line.startswith(("  culprit", "  stack", "  code")) for line in shown)
+
+
+def test_other_verdicts_are_told_in_one_line_each() -> None:
+    other = Verdict(
+        State.SLOW, Kind.DIED, Reason.SIGNAL, Certainty.LIKELY, (1,), headline="Rank 1 died."
+    )
+    report = build_report(replace(EVIDENCE, verdicts=(VERDICT, other)))
+    assert "  also       SLOW (likely) Rank 1 died." in list(format_verdict(report, WHERE))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "folded"),
+    [
+        ([], ""),
+        ([5], "5"),
+        ([1, 0], "0, 1"),
+        ([0, 1, 3, 4, 5, 6, 7], "0, 1, 3-7"),
+        ([2, 2, 3, 4], "2-4"),
+    ],
+)
+def test_ranks_are_folded_as_people_write_them(ranks: list[int], folded: str) -> None:
+    assert fold_ranks(ranks) == folded
+
+
+def test_a_file_is_known_by_the_end_of_its_path() -> None:
+    assert "at ada/train.py:9" in "\n".join(lines())
+    assert TRAIN.endswith("ada/train.py")
