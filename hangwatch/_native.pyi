@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hangwatch.types import PageEvent
-
 PAGE_VERSION: int
 PAGE_BYTES: int
 
@@ -38,7 +36,7 @@ def stop_heartbeat() -> None: ...
 def set_identity(rank: int, world_size: int, store_host: str, store_port: int) -> None: ...
 def set_phase(phase: str) -> None: ...
 def set_in_call(name: str, file: str, line: int, function: str) -> None:
-    """name "" when the call has returned."""
+    """Enter a blocking set-up call; the name is "" when it has returned."""
 
 def set_exception(type: str, message: str, file: str, line: int, function: str) -> None: ...
 def set_disarmed(reason: str) -> None: ...
@@ -46,8 +44,10 @@ def count_swallowed() -> int:
     """Add one and return the total."""
 
 def beat(handling: str, pending: bool, pending_changed: bool) -> None:
-    """The sampler's beat (needs the GIL). pending: c10d has unfinished work;
-    pending_changed: it differs from the last beat's (restarts pending_since_ns).
+    """Beat from the sampler, which needs the GIL for it.
+
+    pending: c10d has unfinished work; pending_changed: it differs from the last
+    beat's (restarts pending_since_ns).
     """
 
 def define_group(
@@ -79,9 +79,7 @@ def retire_group(slot: int) -> None:
 
 # --- Wrapping -------------------------------------------------------------------
 
-def wrap_methods(
-    process_group: type, work: type, resolve: Callable[[Any], int]
-) -> list[str]:
+def wrap_methods(process_group: type, work: type, resolve: Callable[[Any], int]) -> list[str]:
     """Replace the collectives of the class and Work.wait by recording wrappers.
 
     resolve(group) is called once for each group not seen before and returns
@@ -96,13 +94,25 @@ def disarm() -> None:
     """From now on the wrappers only call the originals."""
 
 def set_internal_prefixes(prefixes: Sequence[str]) -> None:
-    """Directories whose files are not the user's own code (torch, stdlib,
-    site-packages, hangwatch), each with its trailing slash. Files whose name
-    starts with "<frozen" are internal too."""
+    """Name the directories whose files are not the user's own code.
+
+    torch, the standard library, site-packages, hangwatch; each with its trailing
+    slash. Frozen and generated code (``<frozen ...>``, torch.fx's
+    ``<eval_with_key>``, what inductor writes) is internal too.
+    """
 
 def record_begin(
-    slot: int, op: str, wire: str, seq: int, p2p: bool, dtype: str, shape: Sequence[int],
-    root: int, peer: int, tag: int, is_async: bool,
+    slot: int,
+    op: str,
+    wire: str,
+    seq: int,
+    p2p: bool,
+    dtype: str,
+    shape: Sequence[int],
+    root: int,
+    peer: int,
+    tag: int,
+    is_async: bool,
 ) -> int:
     """Record a call from Python (subclassed backends); returns the event index.
 
@@ -112,4 +122,3 @@ def record_begin(
 
 def record_end(index: int, failed: bool) -> None:
     """The call has returned or raised. Takes -1."""
-
