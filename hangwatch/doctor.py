@@ -102,7 +102,9 @@ def _stacks() -> str:
         if sleeper.stdout:
             sleeper.stdout.readline()
         command = [binary, "dump", "--json", "--pid", str(sleeper.pid)]
-        done = subprocess.run(command, capture_output=True, timeout=PY_SPY_S, check=False)
+        done = subprocess.run(  # noqa: S603 (py-spy, as the watchdog starts it)
+            command, capture_output=True, timeout=PY_SPY_S, check=False
+        )
     except subprocess.TimeoutExpired:
         raise EvidenceError(f"py-spy did not answer within {PY_SPY_S:g} s") from None
     finally:

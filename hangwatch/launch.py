@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import signal
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import UsageError
@@ -72,22 +72,30 @@ def refusal(command: Sequence[str], error: Exception, environ: Mapping[str, str]
     name = command[0]
     if not isinstance(error, OSError):
         return f"{name}: {error}"
-    if error.filename is not None and error.filename != name:
+    if error.filename not in {None, name}:
         return f"{error.filename}: {error.strerror}"
     if error.errno == errno.ENOEXEC:
         return f"{name} is not a program: start it with its interpreter, or give it a #! line"
-    if error.errno == errno.EACCES and os.path.isdir(name):  # noqa: PTH112 (no Path in the supervisor's hot start)
-        return f"{name} is a directory: name the command to run"
-    if error.errno == errno.EACCES and name.endswith(".py"):
-        return f"{name} is not executable: did you mean `python {name}`?"
     if error.errno == errno.EACCES:
-        return f"{name} is not executable: `chmod +x` it, or name another command"
-    if error.errno == errno.ENOENT and "/" not in name:
-        found = shutil.which(f"./{name}", path=environ.get("PATH"))
-        hint = f"did you mean `./{name}`?" if found else "is it installed, and on PATH?"
-        if name.endswith(".py"):
-            hint = f"did you mean `python {name}`?"
-        return f"command not found: {name}: {hint}"
+        return _denied(name)
     if error.errno == errno.ENOENT:
-        return f"no such command: {name} (or its #! interpreter is missing)"
+        return _missing(name, environ)
     return f"{name} cannot be started: {error.strerror}"
+
+
+def _denied(name: str) -> str:
+    if Path(name).is_dir():
+        return f"{name} is a directory: name the command to run"
+    if name.endswith(".py"):
+        return f"{name} is not executable: did you mean `python {name}`?"
+    return f"{name} is not executable: `chmod +x` it, or name another command"
+
+
+def _missing(name: str, environ: Mapping[str, str]) -> str:
+    if "/" in name:
+        return f"no such command: {name} (or its #! interpreter is missing)"
+    if name.endswith(".py"):
+        return f"command not found: {name}: did you mean `python {name}`?"
+    if shutil.which(f"./{name}", path=environ.get("PATH")):
+        return f"command not found: {name}: did you mean `./{name}`?"
+    return f"command not found: {name}: is it installed, and on PATH?"

@@ -38,8 +38,8 @@ def demonstrate(environ: Mapping[str, str]) -> int:
         on_hang=OnHang.ABORT,
     )
     _say(
-        f"{RANKS} processes train a small model on the CPU. In a while the data loader of\n"
-        f"rank {CULPRIT} will stall, and all ranks will hang. The job knows nothing of hangwatch:\n\n"
+        f"{RANKS} processes train a small model on the CPU. In a while the data loader of rank\n"
+        f"{CULPRIT} will stall, and all ranks will hang. The job knows nothing of hangwatch:\n\n"
         f"  hangwatch --suspect-after {SUSPECT_AFTER_S:g} --hang-after {HANG_AFTER_S:g}"
         f" --on-hang abort \\\n"
         f"      torchrun --standalone --nproc-per-node={RANKS} {PROGRAM.name}\n"
@@ -57,7 +57,7 @@ def demonstrate(environ: Mapping[str, str]) -> int:
 
 def _judge(run_dir: Path) -> int:
     """Compare the last verdict with what was planted."""
-    _say(f"planted: rank {CULPRIT}, {REASON}: a worker of its data loader sleeps in {PROGRAM.name}")
+    _say(f"planted: rank {CULPRIT}, {REASON}: a worker of its loader sleeps in {PROGRAM.name}")
     try:
         where, report = load(run_dir)
     except ReportError as error:

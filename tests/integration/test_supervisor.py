@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 HANGWATCH = (sys.executable, "-m", "hangwatch")
 PATIENCE_S = 30.0
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
-LISTENER = """
+LISTENER = f"""
 import signal
 def heard(number, _):
     print(signal.Signals(number).name, flush=True)
-for name in {signals!r}:
+for name in {SIGNALS!r}:
     signal.signal(getattr(signal, name), heard)
 print("ready", flush=True)
 while True:
     signal.pause()
-""".format(signals=SIGNALS)
+"""
 """Prints the name of each signal that it gets."""
 
 
@@ -85,7 +85,7 @@ class Supervised:
     def __init__(self, where: Path, *command: str) -> None:
         self.errors = where / "stderr"
         with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # noqa: S603 (our own command)
                 [*HANGWATCH, *command],
                 cwd=where,
                 stdin=subprocess.PIPE,
@@ -140,15 +140,26 @@ def listener(tmp_path: Path) -> Iterator[Supervised]:
         yield job
 
 
-def run(where: Path, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command under hangwatch to its end."""
-    return subprocess.run(
-        [*HANGWATCH, *command],
+def run(  # noqa: PLR0913 (how a command is started, by keyword)
+    where: Path,
+    *command: str,
+    stdin: str = "",
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = HANGWATCH,
+    pass_fds: Sequence[int] = (),
+    before_exec: Callable[[], None] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command under hangwatch to its end. env: variables to add."""
+    return subprocess.run(  # noqa: S603 (our own commands; no threads here)
+        [*prefix, *command],
         cwd=where,
+        env={**os.environ, **(env or {})},
         input=stdin,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S * 2,
+        pass_fds=pass_fds,
+        preexec_fn=before_exec,
         check=False,
     )
 
@@ -239,29 +250,20 @@ def test_ignored_and_blocked_signals_stay_so_in_the_command(tmp_path: Path) -> N
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGUSR1})
 
     alone, watched = (
-        subprocess.run(
-            [*prefix, "sh", "-c", f"exec {show}"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-            preexec_fn=start_with_hup_ignored,  # noqa: PLW1509 (before exec, no threads here)
+        run(
+            tmp_path, "sh", "-c", f"exec {show}", prefix=prefix, before_exec=start_with_hup_ignored
         ).stdout
         for prefix in ((), HANGWATCH)
     )
     assert watched == alone
+    assert "SigIgn" in watched
 
 
 def test_open_files_are_passed_on(tmp_path: Path) -> None:
     read, write = os.pipe()
     with os.fdopen(read) as reader:
-        subprocess.run(
-            [*HANGWATCH, sys.executable, "-c", f"import os; os.write({write}, b'here')"],
-            cwd=tmp_path,
-            check=True,
-            pass_fds=(write,),
-            stderr=subprocess.DEVNULL,
-        )
+        script = f"import os; os.write({write}, b'here')"
+        run(tmp_path, sys.executable, "-c", script, pass_fds=(write,))
         os.close(write)
         assert reader.read() == "here"
 
@@ -370,14 +372,9 @@ def test_nothing_is_left_in_shared_memory_after_the_end(tmp_path: Path) -> None:
 
 
 def test_without_hangwatch_the_command_runs_as_if_it_were_not_there(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*HANGWATCH, "--hang-after", "9", "sh", "-c", 'echo "[$HANGWATCH_DIR]"; exit 5'],
-        cwd=tmp_path,
-        env={**os.environ, "HANGWATCH": "0", "HANGWATCH_ON_HANG": "nonsense"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = 'echo "[$HANGWATCH_DIR]"; exit 5'
+    off = {"HANGWATCH": "0", "HANGWATCH_ON_HANG": "nonsense"}
+    done = run(tmp_path, "--hang-after", "9", "sh", "-c", script, env=off)
     assert (done.returncode, done.stdout, done.stderr) == (5, "[]\n", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -422,12 +419,6 @@ def test_a_command_named_like_one_of_ours_runs_after_run(tmp_path: Path) -> None
     program = tmp_path / "report"
     program.write_text("#!/bin/sh\necho mine\n")
     program.chmod(0o755)
-    done = subprocess.run(
-        [*HANGWATCH, "run", "--", "report"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = run(tmp_path, "run", "--", "report", env={"PATH": path})
     assert done.stdout == "mine\n"

@@ -26,19 +26,17 @@ from hangwatch.types import (
 )
 
 TRAIN = "/home/ada/train.py"
-SOURCE = "\n".join(
-    [
-        "class Samples:",
-        "    def __getitem__(self, index):",
-        "        if index == 160:",
-        "            time.sleep(3600)  # a dead mount",
-        "        return sample",
-        "",
-        "def main():",
-        "    for samples in loader:",
-        "        loss.backward()",
-    ]
-)
+SOURCE = """\
+class Samples:
+    def __getitem__(self, index):
+        if index == 160:
+            time.sleep(3600)  # a dead mount
+        return sample
+
+def main():
+    for samples in loader:
+        loss.backward()
+"""
 WORLD = GroupKey((0, 1, 2, 3), "default_pg")
 BACKWARD = Site(TRAIN, 9, "main")
 STALL = Site(TRAIN, 4, "__getitem__", "time.sleep(3600)  # a dead mount")

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from incident import EVIDENCE, VERDICT
 
 from hangwatch.errors import ReportError
 from hangwatch.report import build_report, load, open_run, write_incident, write_run
 from hangwatch.types import State
-from incident import EVIDENCE, VERDICT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,7 @@ def test_a_directory_of_the_users_called_latest_is_left_alone(tmp_path: Path) ->
 
 def test_a_report_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ReportError, match="reports cannot be written to .*file"):
+    with pytest.raises(ReportError, match=r"reports cannot be written to .*file"):
         open_run(tmp_path / "file", "one")
     with pytest.raises(ReportError, match="the report cannot be written"):
         write_incident(tmp_path / "gone", EVIDENCE)

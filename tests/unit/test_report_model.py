@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from incident import BACKWARD, EVIDENCE, TRAIN, VERDICT, WORLD, rank
+
 from hangwatch.report import build_report
 from hangwatch.types import (
     OK,
@@ -18,7 +20,6 @@ from hangwatch.types import (
     State,
     Verdict,
 )
-from incident import BACKWARD, EVIDENCE, TRAIN, VERDICT, WORLD, rank
 
 REPORT = build_report(EVIDENCE)
 

@@ -8,27 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 
 from hangwatch.report import build_report, format_verdict
-from hangwatch.report.terminal import Style, fold_ranks
+from hangwatch.report.terminal import PLAIN, Style, fold_ranks
 from hangwatch.types import OK, Certainty, Kind, Reason, Site, State, Verdict, Wait
-from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 
 WHERE = Path("hangwatch-reports/night-7/incident-001")
 
 
-def lines(verdict: Verdict = VERDICT, where: Path | None = WHERE, **style: int) -> list[str]:
+def lines(
+    verdict: Verdict = VERDICT, where: Path | None = WHERE, style: Style = PLAIN
+) -> list[str]:
     """The block for a verdict."""
     report = build_report(replace(EVIDENCE, verdicts=(verdict,)))
-    return list(format_verdict(report, where, Style(**style)))
+    return list(format_verdict(report, where, style))
 
 
 def test_the_whole_block_reads_well() -> None:
-    assert lines() == [
+    assert lines(style=Style(90)) == [
         "hangwatch: HANG (likely, seen 8.2 s after it began)",
         "  Rank 2 is stuck in its data loader; ranks 0, 1, 3 wait for it in all_reduce #41.",
         "  A worker of its DataLoader has been in __getitem__ for 8.2 s.",
-        "  waiting    ranks 0, 1, 3 in all_reduce #41 of default_pg, 8.3 s, at ada/train.py:9, for rank 2",
+        "  waiting    ranks 0, 1, 3 in all_reduce #41 of default_pg, 8.3 s, at ada/train.py:9,",
+        "             for rank 2",
         "  culprit    rank 2: never entered, data loading",
         "             rank 2 is process 4002 on node-a",
         "  code       /home/ada/train.py:4 in __getitem__",
@@ -59,14 +62,14 @@ def test_a_report_that_could_not_be_written_is_said_to_be_missing() -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_it_keeps_to_the_width_of_the_terminal(width: int) -> None:
     long = replace(VERDICT, headline="word " * 60, explanation="ünï " * 80)
-    shown = lines(long, width=width)
+    shown = lines(long, style=Style(width))
     paths = re.compile(r"/|incident-001")
     assert all(len(line) <= width or paths.search(line) for line in shown)
 
 
 def test_a_long_line_of_code_is_cut_to_the_width() -> None:
     wide = Site("/home/ada/other.py", 3, "f", "x = '" + "数" * 100 + "'")
-    shown = lines(replace(VERDICT, site=wide), width=60)
+    shown = lines(replace(VERDICT, site=wide), style=Style(60))
     (code,) = (line for line in shown if "数" in line)
     assert code.endswith("...")
     assert len(code) + code.count("数") <= 60
@@ -88,7 +91,7 @@ def test_control_characters_from_outside_never_reach_the_terminal() -> None:
 
 def test_colour_marks_the_state_only_where_it_was_asked_for() -> None:
     assert not any("\x1b" in line for line in lines())
-    first, second, *_ = lines(colour=True)
+    first, second, *_ = lines(style=Style(colour=True))
     assert first.startswith("hangwatch: \x1b[1;31mHANG\x1b[0m (likely")
     assert second.startswith("  \x1b[1mRank 2")
 
