@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ class Expectation:
     @property
     def healthy(self) -> bool:
         """Whether it finishes and nothing is to be found."""
-        return "healthy" in self.values
+        return self.values["state"] == "ok"
 
     @property
     def patient(self) -> bool:
@@ -150,7 +151,7 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
                 raise TimeoutError(f"{' '.join(launch)}: nothing within {bound_s:g} s")
         finally:
             end(process, token)
-            print(err.read_text(errors="replace"), file=sys.stderr)
+            sys.stderr.write(err.read_text(errors="replace"))
         return Result(
             exit_code,
             out.read_text(errors="replace"),
@@ -219,10 +220,8 @@ def end(process: subprocess.Popen[bytes], token: str) -> None:
     """End a run: first as a scheduler would, then each process that is left."""
     if process.poll() is None:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
     while left := processes(token):
         for pid in left:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from harness import PROGRAMS, Expectation, expectations, marked_line, watch
 
 CASES = [case for case in expectations() if case.healthy]

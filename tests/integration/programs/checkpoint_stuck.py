@@ -4,6 +4,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ def main():
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    path = os.path.join(tempfile.mkdtemp(), "checkpoint.pt")
+    path = Path(tempfile.mkdtemp(), "checkpoint.pt")
     os.mkfifo(path)
     for step in range(1, 41):
         loss = model(torch.randn(8, 16)).square().mean()

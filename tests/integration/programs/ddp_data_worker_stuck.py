@@ -6,8 +6,8 @@ The sample sits behind a file lock that nobody gives back, as on a stale network
 # expect: op=all_reduce group=default_pg site=culprit
 
 import fcntl
-import os
 import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ class Images(Dataset):
 
     def __getitem__(self, index):
         if self.rank == 2 and index == BAD_SAMPLE:
-            with open(self.lock_path, "w") as shard:
+            with self.lock_path.open("w") as shard:
                 fcntl.flock(shard, fcntl.LOCK_EX)  # culprit
         return torch.full((16,), float(index)), index % 4
 
@@ -36,8 +36,8 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    lock_path = os.path.join(tempfile.mkdtemp(), "shard.lock")
-    held = open(lock_path, "w")
+    lock_path = Path(tempfile.mkdtemp(), "shard.lock")
+    held = lock_path.open("w")
     fcntl.flock(held, fcntl.LOCK_EX)
     loader = DataLoader(Images(rank, lock_path), batch_size=4, num_workers=1)
     model = DistributedDataParallel(torch.nn.Linear(16, 4))

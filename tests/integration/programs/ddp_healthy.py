@@ -1,5 +1,5 @@
 """DDP with several buckets, buffers and an evaluation; it finishes."""
-# expect: healthy
+# expect: state=ok exit=0
 
 import torch
 import torch.distributed as dist

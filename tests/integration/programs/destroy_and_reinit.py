@@ -1,5 +1,5 @@
 """The default group is destroyed and made anew, as for a second stage of training."""
-# expect: healthy
+# expect: state=ok exit=0
 
 import os
 import time

@@ -1,6 +1,6 @@
 """FSDP2 (fully_shard) in which one rank sleeps in its own code between two steps."""
 # expect: state=hang kind=never_entered reason=user_code culprits=2 victims=0,1,3
-# expect: op=all_gather_into_tensor site=culprit
+# expect: op=all_gather_single|all_gather_into_tensor group=default_pg site=culprit
 
 import time
 
@@ -21,9 +21,7 @@ def main():
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -1,5 +1,5 @@
 """DDP over uneven inputs under the Join context manager, which makes that legal."""
-# expect: healthy
+# expect: state=ok exit=0
 
 import time
 

@@ -1,5 +1,5 @@
 """A 2 x 2 mesh, every pair of ranks, and groups that only some ranks belong to."""
-# expect: healthy
+# expect: state=ok exit=0
 
 import itertools
 import time

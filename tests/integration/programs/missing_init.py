@@ -1,16 +1,17 @@
 """One rank never reaches init_process_group: it waits for a file that nobody writes."""
 # expect: state=hang kind=init_incomplete reason=user_code culprits=3 victims=0,1,2
-# expect: site=culprit
+# expect: site=culprit victim_site=victim
 
 import os
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 
 def wait_for(path):
-    while not os.path.exists(path):
+    while not Path(path).exists():
         time.sleep(0.2)  # culprit
 
 

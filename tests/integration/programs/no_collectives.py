@@ -1,5 +1,5 @@
 """A job that needs no collective for 20 s between two phases of training."""
-# expect: healthy
+# expect: state=ok exit=0
 
 import time
 

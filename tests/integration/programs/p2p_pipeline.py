@@ -1,5 +1,5 @@
 """A pipeline over batch_isend_irecv, isend and send, with collectives in between."""
-# expect: healthy
+# expect: state=ok exit=0
 
 import time
 

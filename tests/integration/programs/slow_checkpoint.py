@@ -1,9 +1,9 @@
 """Rank 0 writes a checkpoint for 20 s while the others wait in a barrier; then it goes on."""
-# expect: healthy
+# expect: state=ok exit=0
 
-import os
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ def main():
         optimizer.step()
         if step == 30:
             if dist.get_rank() == 0:
-                with open(os.path.join(tempfile.mkdtemp(), "checkpoint.pt"), "wb") as file:
+                with Path(tempfile.mkdtemp(), "checkpoint.pt").open("wb") as file:
                     torch.save(model.module.state_dict(), SlowDisk(file, 20))
             dist.barrier()
     dist.destroy_process_group()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    store = dist.PrefixStore("train", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore("train", dist.distributed_c10d._get_default_store())  # noqa: SLF001
     weights = torch.zeros(64)
     for step in range(40):
         gradient = torch.randn(64)
