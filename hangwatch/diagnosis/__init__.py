@@ -1,1 +1,7 @@
 """Judges a job: snapshots in, a verdict out. No I/O, no clock, no logging."""
+
+from __future__ import annotations
+
+from hangwatch.diagnosis.verdict import diagnose
+
+__all__ = ["diagnose"]

@@ -1,0 +1,177 @@
+"""What the rules work with: the job, who ended, the wait-for graph, and findings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from hangwatch.diagnosis.activity import Activity, activity, main_thread
+from hangwatch.diagnosis.graph import held_up
+from hangwatch.diagnosis.job import Place
+from hangwatch.diagnosis.phrases import spot_text
+from hangwatch.diagnosis.waits import Channel
+from hangwatch.frames import innermost_user_site, user_frames, with_source
+from hangwatch.types import Collective, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hangwatch.diagnosis.endings import Ending
+    from hangwatch.diagnosis.graph import Graph
+    from hangwatch.diagnosis.job import Job
+    from hangwatch.diagnosis.source import Source
+    from hangwatch.diagnosis.waits import Spot, Wait
+    from hangwatch.types import Certainty, Kind, Reason, Site
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What people read of a finding."""
+
+    headline: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One root cause. ``final``: no future event lets those who wait go on."""
+
+    kind: Kind
+    reason: Reason
+    certainty: Certainty
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+    text: Text
+    final: bool = False
+    spot: Spot | None = None
+    collective: Collective | None = None
+    site: Site | None = None
+    victim_site: Site | None = None
+    waits: tuple[Wait, ...] = ()
+    """Of its victims and its culprits."""
+    ended: tuple[int, ...] = ()
+    """Culprits that are gone."""
+
+
+@dataclass(slots=True)
+class Case:
+    """A job under judgement."""
+
+    job: Job
+    ended: Mapping[int, Ending]
+    graph: Graph
+    source: Source
+    disputed: Mapping[int, int]
+    _activities: dict[int, Activity] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Text of the user's files."""
+        return self.job.snapshot.sources
+
+    def activity(self, rank: int) -> Activity:
+        """What a living rank does."""
+        found = self._activities.get(rank)
+        if found is None:
+            found = self._activities[rank] = activity(self.job.ranks[rank], self.texts)
+        return found
+
+    def stack(self, rank: int) -> list[Frame]:
+        """User frames of the rank's main thread, outermost first; empty if unknown."""
+        snapshot = self.job.ranks.get(rank)
+        thread = main_thread(snapshot.threads, snapshot.pid) if snapshot else None
+        return user_frames(thread.frames)[::-1] if thread else []
+
+    def frames_at(self, rank: int, place: Place) -> list[Frame]:
+        """The user frames that led a rank into a place, outermost first.
+
+        Its stack if it still waits there; else the line that was recorded.
+        """
+        record = self.job.record(rank, place)
+        stack = self.stack(rank)
+        here = any(wait.spot == place for wait in self.graph.by_rank.get(rank, ()))
+        site = record.site if record else None
+        if stack and here and (site is None or _same_line(stack[-1], site)):
+            return stack
+        if site is not None:
+            return [Frame(site.file, site.line, site.function)]
+        # Issued from C++: where the rank waits now is next to where it issued it.
+        return stack
+
+    def site_at(self, rank: int, place: Place) -> Site | None:
+        """The user's line that entered a place, with its text."""
+        record = self.job.record(rank, place)
+        if record is not None and record.site is not None:
+            return with_source(record.site, self.texts)
+        return self.waiting_site(rank)
+
+    def waiting_site(self, rank: int) -> Site | None:
+        """The innermost user line of the rank's stack."""
+        snapshot = self.job.ranks.get(rank)
+        thread = main_thread(snapshot.threads, snapshot.pid) if snapshot else None
+        return innermost_user_site(thread.frames, self.texts) if thread else None
+
+    def wait_site(self, wait: Wait) -> Site | None:
+        """The user's line of a wait."""
+        return with_source(wait.site, self.texts) or (
+            None if wait.over else self.waiting_site(wait.rank)
+        )
+
+    def victims_site(self, waits: Iterable[Wait]) -> Site | None:
+        """The line that most of those who wait are at."""
+        found = Counter(site for wait in waits if (site := self.wait_site(wait)) is not None)
+        return _most_common(found)
+
+    def waits_at(self, spot: Spot | None) -> tuple[Wait, ...]:
+        """All waits at a spot."""
+        return tuple(self.graph.at.get(spot, ())) if spot is not None else ()
+
+    def direct(self, spot: Spot | None) -> tuple[int, ...]:
+        """The ranks that wait at a spot itself."""
+        return tuple(sorted({wait.rank for wait in self.waits_at(spot)}))
+
+    def victims_of(self, culprits: Iterable[int], spots: Iterable[Spot] = ()) -> tuple[int, ...]:
+        """All ranks that wait, however indirectly, for the culprits or at the spots."""
+        guilty = set(culprits)
+        return tuple(sorted(held_up(self.graph, [*guilty, *spots]) - guilty))
+
+    def where(self, spot: Spot | None) -> str:
+        """A spot as people read it."""
+        if spot is None:
+            return ""
+        return spot_text(self.job, spot, self.op_at(self.waits_at(spot), spot))
+
+    def op_at(self, waits: Sequence[Wait], spot: Spot | None) -> str:
+        """What most of those who wait at a spot call it."""
+        names = Counter(wait.op for wait in waits if wait.op)
+        if not names and isinstance(spot, Place):
+            records = self.job.places(spot.gid).get(spot.seq, {})
+            names = Counter(record.op for record in records.values() if record.op)
+        return _most_common(names) or ""
+
+    def collective(self, spot: Spot | None, waits: Sequence[Wait]) -> Collective | None:
+        """The call that a finding is about, as those who wait know it."""
+        if isinstance(spot, Place):
+            records = [wait.record for wait in waits if wait.record is not None]
+            op = self.op_at(waits, spot)
+            record = next((r for r in records if r.op == op), None)
+            dtype, shape = (record.dtype, record.shape) if record else ("", ())
+            return Collective(op, spot.seq, dtype, shape)
+        if isinstance(spot, Channel):
+            record = next((wait.record for wait in waits if wait.record is not None), None)
+            if record is not None:
+                return Collective(record.op, record.seq, record.dtype, record.shape)
+        return None
+
+
+def _same_line(frame: Frame, site: Site) -> bool:
+    return frame.file == site.file and frame.line == site.line
+
+
+def _most_common(counts: Counter[_T]) -> _T | None:
+    """The most frequent; among equals the first in the order of their text."""
+    return min(counts, key=lambda item: (-counts[item], repr(item)), default=None)

@@ -1,0 +1,126 @@
+"""Judges what is stuck without a rank to wait for: cycles, and places that are full."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis import wording
+from hangwatch.diagnosis.absentees import init_incomplete, missing_peer
+from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.job import Place
+from hangwatch.diagnosis.phrases import at_line
+from hangwatch.diagnosis.waits import Channel, Setup
+from hangwatch.types import Certainty, Kind, Reason
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.case import Case
+    from hangwatch.diagnosis.graph import Root
+    from hangwatch.diagnosis.waits import Spot, Wait
+
+Ranks = tuple[int, ...]
+
+
+def judge_stuck(case: Case, spot: Spot) -> Finding:
+    """A spot that everyone has reached and that does not complete."""
+    if isinstance(spot, Setup):
+        return init_incomplete(case, spot, (), "", Reason.NETWORK)
+    waits = case.waits_at(spot)
+    members = (
+        case.job.members(spot.gid)
+        if isinstance(spot, Place)
+        else tuple(sorted((spot.waiter, spot.peer)))
+    )
+    known = case.job.places(spot.gid).get(spot.seq, {}) if isinstance(spot, Place) else {}
+    alike = len(known) == len(members)
+    broken = any(wait.over for wait in waits)
+    site = case.victims_site(waits)
+    return Finding(
+        kind=Kind.COLLECTIVE_STUCK,
+        reason=Reason.NETWORK if broken else Reason.UNKNOWN,
+        certainty=Certainty.LIKELY if alike else Certainty.POSSIBLE,
+        culprits=(),
+        victims=case.victims_of((), [spot]),
+        text=wording.stuck(members, case.where(spot), site, alike=alike),
+        spot=spot,
+        collective=case.collective(spot, waits),
+        victim_site=site,
+        waits=waits,
+    )
+
+
+def judge_cycle(case: Case, root: Root) -> Finding:
+    """Ranks that wait for each other."""
+    inside = set(root.ranks)
+    camps: dict[Spot, list[Wait]] = defaultdict(list)
+    for spot in root.spots:
+        camps[spot] = [wait for wait in case.waits_at(spot) if wait.rank in inside]
+    for spot in root.spots:
+        if isinstance(spot, Setup):
+            return _setup_in_cycle(case, spot, inside)
+    if any(isinstance(spot, Place) for spot in root.spots):
+        for spot in root.spots:
+            if isinstance(spot, Channel) and spot.peer in inside:
+                return _channel_in_cycle(case, spot)
+    return _inversion(case, root, camps)
+
+
+def _setup_in_cycle(case: Case, spot: Setup, inside: set[int]) -> Finding:
+    """Some are in a set-up call, and the others wait for them elsewhere."""
+    culprits = tuple(sorted(inside & set(case.graph.missing.get(spot, ()))))
+    wait = _wait_of(case, culprits[0])
+    now = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
+    return init_incomplete(case, spot, culprits, now, Reason.USER_CODE)
+
+
+def _channel_in_cycle(case: Case, spot: Channel) -> Finding:
+    """A send or recv whose peer waits in something else, and that for the waiter."""
+    wait = _wait_of(case, spot.peer)
+    now = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
+    found = missing_peer(case, spot, spot.peer, now, Reason.USER_CODE)
+    return Finding(
+        kind=found.kind,
+        reason=found.reason,
+        certainty=Certainty.PROVED,
+        culprits=found.culprits,
+        victims=found.victims,
+        text=found.text,
+        final=True,
+        spot=spot,
+        collective=found.collective,
+        site=case.wait_site(wait) if wait else found.site,
+        victim_site=found.victim_site,
+        waits=found.waits,
+    )
+
+
+def _inversion(case: Case, root: Root, camps: dict[Spot, list[Wait]]) -> Finding:
+    ordered = sorted(camps.items(), key=lambda camp: len(camp[1]))
+    parts = [
+        (tuple(sorted({wait.rank for wait in waits})), case.where(spot), case.victims_site(waits))
+        for spot, waits in ordered
+        if waits
+    ]
+    fewest = parts[0][0] if len(parts) > 1 and len(parts[0][0]) < len(parts[1][0]) else root.ranks
+    culprits = tuple(sorted(fewest))
+    waits = tuple(wait for _, camp in ordered for wait in camp)
+    firm = all(wait.firm for wait in waits)
+    spot = ordered[0][0]
+    return Finding(
+        kind=Kind.ORDER_INVERSION,
+        reason=Reason.USER_CODE,
+        certainty=Certainty.PROVED if firm else Certainty.LIKELY,
+        culprits=culprits,
+        victims=case.victims_of(culprits, root.spots),
+        text=wording.cycle(parts),
+        final=firm,
+        spot=spot,
+        collective=case.collective(spot, case.waits_at(spot)),
+        site=parts[0][2],
+        victim_site=parts[1][2] if len(parts) > 1 else None,
+        waits=waits,
+    )
+
+
+def _wait_of(case: Case, rank: int) -> Wait | None:
+    return next(iter(case.graph.by_rank.get(rank, ())), None)

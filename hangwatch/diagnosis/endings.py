@@ -1,0 +1,184 @@
+"""How ranks ended, and whether by themselves or because another one did.
+
+Deaths lie: the exit code of a rank says little. A peer of a dead rank dies of a
+connection error, the launcher ends the rest, gloo aborts whoever has the smaller
+buffer. What counts is who was gone first, and what it was doing.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.job import seconds
+from hangwatch.types import OpState, Phase, Reason
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.job import Job
+    from hangwatch.types import ExceptionRecord, OpRecord, RankSnapshot
+
+
+class How(StrEnum):
+    """How a rank ended."""
+
+    CLEAN = "clean"
+    """Its program came to its end."""
+    RAISED = "raised"
+    SIGNAL = "signal"
+    EXIT_CODE = "exit_code"
+    LOST = "lost"
+    """Its node is gone."""
+    GONE = "gone"
+    """It is no more, and nobody knows how."""
+
+
+class Cause(StrEnum):
+    """Why a rank ended."""
+
+    OWN = "own"
+    """By itself: nothing that happened elsewhere is known to explain it."""
+    ECHO = "echo"
+    """It raised, or aborted, out of a collective because a peer was gone or stuck."""
+    TERMINATED = "terminated"
+    """The launcher or a person ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of one rank."""
+
+    how: How
+    cause: Cause
+    reason: Reason
+    age_s: float
+    exception: ExceptionRecord | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    in_shutdown: bool = False
+    """It had come to the end of its program before."""
+
+
+_ECHO = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused|aborted|lost)|connection.{0,20}by peer"
+    r"|broken pipe|socket (?:closed|timeout|error)|timed? ?out|timeout"
+    r"|remote (?:process|peer|worker)|nccl (?:error|communicator)|ncclremoteerror"
+    r"|unhandled system error|network error|heartbeat|aborted comm|peer (?:closed|is gone)"
+    r"|failed to recv|recvvalue failed|sendbytes failed|store(?:'s)? (?:socket|server)",
+    re.IGNORECASE,
+)
+"""What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore say of a lost peer."""
+
+_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory", re.IGNORECASE)
+_ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "GeneratorExit"}
+
+
+def endings(job: Job) -> dict[int, Ending]:
+    """The ends of all ranks that have ended."""
+    found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
+    first_s = max((e.age_s for e in found.values() if e.cause is Cause.OWN), default=0.0)
+    others = {r: e for r, e in found.items() if _raised_out_of_a_collective(job, r, e)}
+    for rank, end in others.items():
+        # It raised in a collective after another rank had ended: that is why.
+        if end.cause is Cause.OWN and end.age_s < first_s:
+            found[rank] = Ending(
+                end.how, Cause.ECHO, end.reason, end.age_s, end.exception, end.signal
+            )
+    return found
+
+
+def last_call(job: Job, rank: int) -> OpRecord | None:
+    """The call that a rank was in when it ended, or raised out of."""
+    ops = job.ops.get(rank, [])
+    for _, record in reversed(ops):
+        if record.state is OpState.BLOCKED:
+            return record
+    last = next((record for _, record in reversed(ops)), None)
+    return last if last is not None and last.state is OpState.FAILED else None
+
+
+def _raised_out_of_a_collective(job: Job, rank: int, end: Ending) -> bool:
+    return (
+        end.how in (How.RAISED, How.SIGNAL)
+        and end.signal != signal.SIGKILL
+        and end.reason is not Reason.OUT_OF_MEMORY
+        and last_call(job, rank) is not None
+    )
+
+
+def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
+    process = rank.process
+    over = rank.phase in (Phase.EXITED, Phase.RAISED)
+    lost = rank.node in job.snapshot.lost_nodes and bool(rank.node)
+    if process.alive and not over and rank.exception is None and not lost:
+        return None
+    how = _how(rank, lost=lost)
+    ages = [seconds(process.gone_age_s), seconds(rank.exception_age_s)]
+    if over:
+        ages.append(seconds(rank.phase_age_s))
+    return Ending(
+        how=how,
+        cause=_cause(rank, how, job),
+        reason=_reason(rank, how),
+        age_s=max(ages),
+        exception=rank.exception if how is How.RAISED else None,
+        signal=process.signal if how is How.SIGNAL else None,
+        exit_code=process.exit_code,
+        in_shutdown=rank.phase is Phase.EXITED,
+    )
+
+
+def _how(rank: RankSnapshot, *, lost: bool) -> How:
+    process = rank.process
+    finished = rank.phase in (Phase.EXITED, Phase.FINALIZING)
+    if process.exit_code == 0:
+        return How.CLEAN
+    if rank.exception is not None or rank.phase is Phase.RAISED:
+        return How.RAISED
+    if process.signal is not None or process.oom_killed:
+        return How.SIGNAL
+    if process.exit_code is not None:
+        return How.EXIT_CODE
+    if finished:
+        return How.CLEAN
+    return How.LOST if lost else How.GONE
+
+
+def _reason(rank: RankSnapshot, how: How) -> Reason:
+    exception = rank.exception
+    text = f"{exception.type} {exception.message}" if exception and how is How.RAISED else ""
+    if rank.process.oom_killed or _MEMORY.search(text):
+        return Reason.OUT_OF_MEMORY
+    return {
+        How.CLEAN: Reason.EXITED,
+        How.RAISED: Reason.EXCEPTION,
+        How.SIGNAL: Reason.SIGNAL,
+        How.EXIT_CODE: Reason.EXITED,
+        How.LOST: Reason.NODE_LOST,
+        How.GONE: Reason.UNKNOWN,
+    }[how]
+
+
+def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
+    exception = rank.exception
+    if how is How.RAISED and exception is not None:
+        if exception.type.rpartition(".")[2] in _END_EXCEPTIONS:
+            return Cause.TERMINATED
+        if _ECHO.search(exception.message) and _was_communicating(job, rank):
+            return Cause.ECHO
+        return Cause.OWN
+    asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
+    return Cause.TERMINATED if asked and how is How.SIGNAL else Cause.OWN
+
+
+def _was_communicating(job: Job, rank: RankSnapshot) -> bool:
+    """Whether its last calls can have raised: one failed, or one was not complete."""
+    if rank.in_call or rank.phase in (Phase.BORN, Phase.INIT):
+        return True
+    unfinished = (OpState.FAILED, OpState.BLOCKED, OpState.ISSUED)
+    if any(record.state in unfinished for _, record in job.ops.get(rank.rank, [])):
+        return True
+    return any(0 <= group.completed < group.enqueued for group in rank.groups)

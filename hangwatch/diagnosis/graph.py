@@ -1,0 +1,215 @@
+"""The wait-for graph of ranks and spots, and its roots.
+
+Bipartite: a rank has an edge to each spot that it waits at, a spot one to each
+rank that it waits for. What is left when everything that something else explains
+is taken away are the sinks of its strongly connected components.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.channels import posted
+from hangwatch.diagnosis.endings import Cause, How
+from hangwatch.diagnosis.job import Place
+from hangwatch.diagnosis.waits import Channel, Setup
+from hangwatch.types import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hangwatch.diagnosis.endings import Ending
+    from hangwatch.diagnosis.job import Job
+    from hangwatch.diagnosis.waits import Spot, Wait
+
+Node = int | Place | Channel | Setup
+
+
+@dataclass(slots=True)
+class Graph:
+    """Waits by rank and by spot, and whom each spot waits for."""
+
+    by_rank: dict[int, list[Wait]] = field(default_factory=lambda: defaultdict(list))
+    at: dict[Spot, list[Wait]] = field(default_factory=lambda: defaultdict(list))
+    missing: dict[Spot, tuple[int, ...]] = field(default_factory=dict)
+    because: dict[Spot, Place] = field(default_factory=dict)
+    """A spot to the earlier place of its group that explains it."""
+    _before: dict[Node, list[Node]] | None = None
+
+    def after(self, node: Node) -> Sequence[Node]:
+        """What a node waits for."""
+        if isinstance(node, int):
+            return [wait.spot for wait in self.by_rank.get(node, ())]
+        earlier = self.because.get(node)
+        return (earlier,) if earlier is not None else self.missing.get(node, ())
+
+    def before(self) -> dict[Node, list[Node]]:
+        """The edges the other way round: node to all that wait for it."""
+        if self._before is None:
+            self._before = defaultdict(list)
+            for spot, waits in self.at.items():
+                self._before[spot].extend(wait.rank for wait in waits)
+                for node in self.after(spot):
+                    self._before[node].append(spot)
+        return self._before
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What nothing else explains: ranks that wait for nothing, a spot, or a cycle."""
+
+    ranks: tuple[int, ...]
+    spots: tuple[Spot, ...]
+
+    @property
+    def is_cycle(self) -> bool:
+        """Whether its ranks wait for each other."""
+        return bool(self.ranks) and bool(self.spots)
+
+
+def build(
+    job: Job,
+    waits: Iterable[Wait],
+    ended: Mapping[int, Ending],
+    disputed: Mapping[int, int],
+) -> Graph:
+    """Link the waits. ``disputed``: gid to the first place where its members differ."""
+    graph = Graph()
+    for wait in waits:
+        graph.by_rank[wait.rank].append(wait)
+        graph.at[wait.spot].append(wait)
+    for spot in list(graph.at):
+        first = disputed.get(spot.gid) if isinstance(spot, Place) else None
+        if isinstance(spot, Place) and first is not None and spot.seq >= first:
+            graph.missing[spot] = ()
+            if spot.seq > first:
+                graph.because[spot] = Place(spot.gid, first)
+            continue
+        graph.missing[spot] = missing_at(job, spot, graph, ended)
+    _link_earlier(graph)
+    return graph
+
+
+def _link_earlier(graph: Graph) -> None:
+    """A place that all have reached waits for the unfinished ones before it."""
+    waited: dict[int, list[int]] = defaultdict(list)
+    for spot in graph.at:
+        if isinstance(spot, Place):
+            waited[spot.gid].append(spot.seq)
+    for gid, seqs in waited.items():
+        seqs.sort()
+        for earlier, seq in zip(seqs, seqs[1:], strict=False):
+            spot = Place(gid, seq)
+            if spot not in graph.because and not graph.missing[spot]:
+                graph.because[spot] = Place(gid, earlier)
+
+
+def missing_at(job: Job, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) -> tuple[int, ...]:
+    """The ranks that a spot waits for."""
+    if isinstance(spot, Setup):
+        return _missing_at_setup(job, spot, graph, ended)
+    if isinstance(spot, Channel):
+        want = ("recv" if spot.sends else "send", spot.tag)
+        under_way, ever = posted(job, spot.gid, spot.waiter, spot.peer, want)
+        there = ever > spot.nth if ever >= 0 and spot.nth >= 0 else under_way > spot.turn
+        return () if there and not _died_by_itself(spot.peer, ended) else (spot.peer,)
+    return tuple(
+        rank
+        for rank in job.members(spot.gid)
+        if not job.arrived(rank, spot)
+        or (_died_by_itself(rank, ended) and not job.passed(rank, spot))
+    )
+
+
+def _died_by_itself(rank: int, ended: Mapping[int, Ending]) -> bool:
+    end = ended.get(rank)
+    return end is not None and end.cause is Cause.OWN and end.how is not How.CLEAN
+
+
+def _missing_at_setup(
+    job: Job, spot: Setup, graph: Graph, ended: Mapping[int, Ending]
+) -> tuple[int, ...]:
+    there = {wait.rank for wait in graph.at[spot]}
+    if spot.call == "init_process_group":
+        # Who has come through it has been there.
+        there.update(
+            number
+            for number, rank in job.ranks.items()
+            if rank.phase is Phase.RUNNING and number not in ended
+        )
+    return tuple(rank for rank in job.world() if rank not in there)
+
+
+def roots(graph: Graph, also: Iterable[int] = ()) -> list[Root]:
+    """The components that wait for nothing outside; ``also`` are ranks to look at
+    though nobody waits for them.
+    """
+    found = []
+    for component in _components(graph, [*graph.by_rank, *also]):
+        inside = set(component)
+        if all(after in inside for node in component for after in graph.after(node)):
+            found.append(
+                Root(
+                    tuple(sorted(node for node in component if isinstance(node, int))),
+                    tuple(node for node in component if not isinstance(node, int)),
+                )
+            )
+    return found
+
+
+def held_up(graph: Graph, targets: Iterable[Node]) -> set[int]:
+    """All ranks from which waits lead to one of the targets, the targets included."""
+    seen: set[Node] = set(targets)
+    todo: list[Node] = list(seen)
+    before = graph.before()
+    while todo:
+        node = todo.pop()
+        for earlier in before.get(node, ()):
+            if earlier not in seen:
+                seen.add(earlier)
+                todo.append(earlier)
+    return {node for node in seen if isinstance(node, int)}
+
+
+def _components(graph: Graph, starts: Iterable[Node]) -> Iterable[list[Node]]:
+    """Strongly connected components (Tarjan 1972), without recursion."""
+    order: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    stack: list[Node] = []
+    on_stack: set[Node] = set()
+    for start in starts:
+        if start in order:
+            continue
+        work: list[tuple[Node, Sequence[Node], int]] = [(start, graph.after(start), 0)]
+        order[start] = low[start] = len(order)
+        stack.append(start)
+        on_stack.add(start)
+        while work:
+            node, after, at = work.pop()
+            while at < len(after):
+                child = after[at]
+                at += 1
+                if child not in order:
+                    work.append((node, after, at))
+                    order[child] = low[child] = len(order)
+                    stack.append(child)
+                    on_stack.add(child)
+                    work.append((child, graph.after(child), 0))
+                    break
+                if child in on_stack:
+                    low[node] = min(low[node], order[child])
+            else:
+                if work:
+                    parent = work[-1][0]
+                    low[parent] = min(low[parent], low[node])
+                if low[node] == order[node]:
+                    component: list[Node] = []
+                    while True:
+                        top = stack.pop()
+                        on_stack.discard(top)
+                        component.append(top)
+                        if top == node:
+                            break
+                    yield component

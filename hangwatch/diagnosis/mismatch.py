@@ -1,0 +1,251 @@
+"""Judges a place whose members entered different things there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis import wording
+from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.history import habit
+from hangwatch.diagnosis.job import Place
+from hangwatch.diagnosis.phrases import spot_text
+from hangwatch.diagnosis.signatures import Differs, split
+from hangwatch.types import Certainty, Collective, Kind, Reason
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.case import Case
+    from hangwatch.diagnosis.history import Habit
+    from hangwatch.diagnosis.signatures import Split
+    from hangwatch.diagnosis.source import Fork, Guard, LeftLoop
+    from hangwatch.diagnosis.waits import Wait
+    from hangwatch.types import OpRecord, Site
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What tells that ``here`` left the common program that ``there`` follows."""
+
+    loop: LeftLoop | None = None
+    outlasts: LeftLoop | None = None
+    """``there`` has left the loop that ``here`` is in."""
+    guard: Guard | None = None
+    skips: Guard | None = None
+    """The condition under which ``here`` passed over what ``there`` entered."""
+    habit: Habit | None = None
+    same_line: bool = False
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is enough where there is no majority."""
+        if self.loop is not None:
+            return True
+        if self.habit is not None and self.habit.there_is_usual and not self.habit.here_is_usual:
+            return True
+        return self.guard is not None and self.guard.on_rank
+
+
+def judge_dispute(case: Case, place: Place) -> Finding | None:
+    """The finding for a disputed place, None if its members agree after all."""
+    found = split(case.job.places(place.gid).get(place.seq, {}))
+    if found is None:
+        return None
+    parts = [ranks for _, ranks in found.parts]
+    majority = parts[0] if len(parts[0]) > len(parts[1]) else None
+    if majority is None:
+        return _without_majority(case, place, found)
+    culprits = tuple(sorted(rank for ranks in parts[1:] for rank in ranks))
+    strong = 2 * len(majority) > len(case.job.members(place.gid))
+    certainty = Certainty.PROVED if strong and _is_final(case, place) else Certainty.LIKELY
+    return _blame(case, place, found, (culprits, majority), certainty)
+
+
+def _blame(
+    case: Case, place: Place, found: Split, camps: tuple[Ranks, Ranks], certainty: Certainty
+) -> Finding:
+    if found.differs is Differs.OP:
+        return _other_op(case, place, camps, certainty)
+    return _other_signature(case, place, found, camps[0], certainty)
+
+
+def _without_majority(case: Case, place: Place, found: Split) -> Finding:
+    """Nobody is outvoted: the source and what came before decide, if they can."""
+    if len(found.parts) == 2 and found.differs is Differs.OP:  # noqa: PLR2004 (a pair of camps)
+        one, other = found.parts[0][1], found.parts[1][1]
+        against_one = _evidence(case, place, one, other).decides
+        against_other = _evidence(case, place, other, one).decides
+        if against_one != against_other:
+            camps = (one, other) if against_one else (other, one)
+            return _blame(case, place, found, camps, Certainty.LIKELY)
+    candidates = tuple(sorted(rank for _, ranks in found.parts for rank in ranks))
+    sites = [(r, s) for _, r in found.parts if (s := case.site_at(r[0], place)) is not None]
+    is_op = found.differs is Differs.OP
+    named = "different collectives" if is_op else _op(case, place, candidates[0])
+    return Finding(
+        kind=Kind.OP_MISMATCH if is_op else Kind.SIGNATURE_MISMATCH,
+        reason=Reason.USER_CODE,
+        certainty=Certainty.POSSIBLE,
+        culprits=candidates,
+        victims=case.victims_of(candidates, _spots(case, place)),
+        text=wording.undecided(found, spot_text(case.job, place, named), sites=sites),
+        final=_is_final(case, place),
+        spot=place,
+        collective=_collective(case, place, candidates[0]),
+        site=sites[0][1] if sites else None,
+        victim_site=sites[1][1] if len(sites) > 1 else None,
+        waits=_waits(case, place),
+    )
+
+
+def _is_final(case: Case, place: Place) -> bool:
+    """Whether somebody is stuck in it, or in a later place that is disputed as well."""
+    places = case.job.places(place.gid)
+    return any(
+        isinstance(spot, Place)
+        and spot.gid == place.gid
+        and spot.seq >= place.seq
+        and (spot == place or split(places.get(spot.seq, {})) is not None)
+        for spot in case.graph.at
+    )
+
+
+def _evidence(case: Case, place: Place, here: Ranks, there: Ranks) -> Evidence:
+    mine = next((f for rank in here if (f := case.frames_at(rank, place))), [])
+    theirs = next((f for rank in there if (f := case.frames_at(rank, place))), [])
+    fork = case.source.fork(mine, theirs)
+    back = case.source.fork(theirs, mine)
+    if fork is None and mine and theirs:
+        fork = case.source.fork_of_lines(mine[-1], theirs[-1])
+        back = case.source.fork_of_lines(theirs[-1], mine[-1])
+    same_line = bool(mine and theirs) and (mine[-1].file, mine[-1].line) == (
+        theirs[-1].file,
+        theirs[-1].line,
+    )
+    return Evidence(
+        loop=case.source.left_loop(fork) if fork else None,
+        outlasts=case.source.left_loop(back) if back else None,
+        guard=case.source.guard(fork) if fork else None,
+        skips=_skips(case, fork, back),
+        habit=habit(case.job, place, here, there),
+        same_line=same_line,
+    )
+
+
+def _skips(case: Case, fork: Fork | None, back: Fork | None) -> Guard | None:
+    guard = case.source.guard(back) if back else None
+    if guard is not None and not guard.other_branch_communicates:
+        return guard
+    return case.source.jump(fork) if fork else None
+
+
+def _other_op(
+    case: Case, place: Place, camps: tuple[Ranks, Ranks], certainty: Certainty
+) -> Finding:
+    culprits, others = camps
+    seen = _evidence(case, place, culprits, others)
+    kind, skipped = _kind(seen)
+    ops = _op(case, place, culprits[0]), _op(case, place, others[0])
+    sites = case.site_at(culprits[0], place), case.site_at(others[0], place)
+    mine, theirs = (spot_text(case.job, place, op) for op in ops)
+    if kind is Kind.FINISHED_EARLY and seen.loop is not None:
+        text = wording.left_loop(culprits, others, theirs, ops[0], sites, seen.loop)
+    elif kind is Kind.FINISHED_EARLY:
+        how = f"they are in {ops[1]} after the loop"
+        text = wording.outlasted(culprits, others, mine, how, sites[0])
+    elif kind is Kind.SUBSET_ENTERED:
+        text = wording.subset(
+            culprits, others, mine, ops[0], sites, seen.guard, f"went on to {ops[1]}"
+        )
+    elif skipped:
+        text = wording.skipped(culprits, others, ops, theirs, sites, seen.skips)
+    else:
+        where = spot_text(case.job, place, "collective")
+        text = wording.other_op(culprits, others, ops, where, sites, seen.guard)
+    about = others[0] if skipped or seen.loop is not None else culprits[0]
+    return Finding(
+        kind=kind,
+        reason=Reason.USER_CODE,
+        certainty=certainty,
+        culprits=culprits,
+        victims=case.victims_of(culprits, _spots(case, place)),
+        text=text,
+        final=_is_final(case, place),
+        spot=place,
+        collective=_collective(case, place, about),
+        site=sites[0],
+        victim_site=sites[1],
+        waits=_waits(case, place),
+    )
+
+
+def _kind(seen: Evidence) -> tuple[Kind, bool]:
+    """(kind, whether the culprits passed over what the others entered)."""
+    guard, usual = seen.guard, seen.habit
+    if seen.same_line:
+        return Kind.OP_MISMATCH, False
+    if seen.loop is not None or seen.outlasts is not None:
+        return Kind.FINISHED_EARLY, False
+    if guard is not None and guard.on_rank and not guard.other_branch_communicates:
+        return Kind.SUBSET_ENTERED, False
+    if usual is not None and usual.here_known_there:
+        return Kind.OP_MISMATCH, True
+    if guard is not None:
+        both = guard.other_branch_communicates
+        return (Kind.OP_MISMATCH if both else Kind.SUBSET_ENTERED), False
+    if seen.skips is not None:
+        return Kind.OP_MISMATCH, True
+    if usual is not None and usual.there_is_usual:
+        return Kind.SUBSET_ENTERED, False
+    return Kind.OP_MISMATCH, False
+
+
+def _other_signature(
+    case: Case, place: Place, found: Split, culprits: Ranks, certainty: Certainty
+) -> Finding:
+    site = case.site_at(culprits[0], place)
+    others = next(ranks for _, ranks in found.parts if not set(ranks) & set(culprits))
+    where = spot_text(case.job, place, _op(case, place, culprits[0]))
+    return Finding(
+        kind=Kind.SIGNATURE_MISMATCH,
+        reason=Reason.USER_CODE,
+        certainty=certainty,
+        culprits=culprits,
+        victims=case.victims_of(culprits, _spots(case, place)),
+        text=wording.signature(culprits, found, where, site),
+        final=_is_final(case, place),
+        spot=place,
+        collective=_collective(case, place, culprits[0]),
+        site=site,
+        victim_site=case.site_at(others[0], place),
+        waits=_waits(case, place),
+    )
+
+
+def _op(case: Case, place: Place, rank: int) -> str:
+    record = case.job.record(rank, place)
+    return (record.op or record.wire) if record else "collective"
+
+
+def _collective(case: Case, place: Place, rank: int) -> Collective:
+    record: OpRecord | None = case.job.record(rank, place)
+    if record is None:
+        return Collective("", place.seq)
+    return Collective(record.op or record.wire, place.seq, record.dtype, record.shape)
+
+
+def _spots(case: Case, place: Place) -> list[Place]:
+    """The disputed place and the later ones of its group in which ranks wait."""
+    return [
+        place,
+        *(
+            spot
+            for spot, cause in case.graph.because.items()
+            if cause == place and isinstance(spot, Place)
+        ),
+    ]
+
+
+def _waits(case: Case, place: Place) -> tuple[Wait, ...]:
+    return tuple(wait for spot in _spots(case, place) for wait in case.waits_at(spot))

@@ -1,0 +1,202 @@
+"""Names things the way people read them: ranks, groups, lines, ops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.job import Place
+from hangwatch.diagnosis.waits import Channel
+from hangwatch.types import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hangwatch.diagnosis.activity import Activity
+    from hangwatch.diagnosis.endings import Ending
+    from hangwatch.diagnosis.job import Job
+    from hangwatch.diagnosis.waits import Spot
+    from hangwatch.types import Site
+
+MAX_SPANS = 8
+RUN = 3
+"""So many ranks in a row are written as a range."""
+MAX_MESSAGE = 160
+_SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    10: "SIGUSR1",
+    11: "SIGSEGV",
+    12: "SIGUSR2",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+}
+"""signal(7), x86 and ARM."""
+
+
+def spans(ranks: Iterable[int]) -> list[str]:
+    """Sorted ranks, runs of three and more as ranges."""
+    found: list[str] = []
+    run: list[int] = []
+    for rank in [*sorted(set(ranks)), None]:
+        if run and rank == run[-1] + 1:
+            run.append(rank)
+            continue
+        if len(run) >= RUN:
+            found.append(f"{run[0]}-{run[-1]}")
+        else:
+            found.extend(map(str, run))
+        run = [] if rank is None else [rank]
+    return found
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """``0, 1, 3-7``, cut where it gets long."""
+    found = spans(ranks)
+    if len(found) > MAX_SPANS:
+        return ", ".join(found[:MAX_SPANS]) + ", ..."
+    return ", ".join(found)
+
+
+def the_ranks(ranks: Iterable[int]) -> str:
+    """``rank 2``, ``ranks 0, 1 and 3``."""
+    several = sorted(set(ranks))
+    found = spans(several)
+    if len(several) == 1:
+        return f"rank {found[0]}"
+    if not found:
+        return "nobody"
+    if len(found) > MAX_SPANS:
+        return f"ranks {rank_list(several)} ({len(several)} in all)"
+    if len(found) == 1:
+        return f"ranks {found[0]}"
+    return f"ranks {', '.join(found[:-1])} and {found[-1]}"
+
+
+def capital(text: str) -> str:
+    """With a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def verb(ranks: Sequence[int], one: str, several: str) -> str:
+    """The form of a verb that fits so many ranks."""
+    return one if len(ranks) == 1 else several
+
+
+def short_file(file: str) -> str:
+    """The last part of a path."""
+    return file.rpartition("/")[2] or file
+
+
+def line(site: Site | None) -> str:
+    """``train.py:41``, empty for no site."""
+    return f"{short_file(site.file)}:{site.line}" if site else ""
+
+
+def at_line(site: Site | None) -> str:
+    """`` at train.py:41``, empty for no site."""
+    return f" at {line(site)}" if site else ""
+
+
+def place_in_code(site: Site | None) -> str:
+    """``train.py:41 in train: `loss.backward()```, for explanations."""
+    if site is None:
+        return "a line that is not known"
+    where = line(site)
+    if site.function and site.function != "<module>":
+        where += f" in {site.function}"
+    return f"{where}: `{site.source}`" if site.source else where
+
+
+def group_text(job: Job, gid: int) -> str:
+    """``group default_pg``; by its ranks where nobody described it."""
+    key = job.keys[gid]
+    if key.desc and key.desc != "undefined":
+        return f"group {key.desc}"
+    return f"the group of {the_ranks(job.members(gid))}"
+
+
+def spot_text(job: Job, spot: Spot, op: str) -> str:
+    """``all_reduce #41 of group default_pg``."""
+    if isinstance(spot, Place):
+        return f"{op or 'collective'} #{spot.seq} of {group_text(job, spot.gid)}"
+    if isinstance(spot, Channel):
+        towards = "to" if spot.sends else "from"
+        call = op or ("send" if spot.sends else "recv")
+        return f"{call} {towards} rank {spot.peer} in {group_text(job, spot.gid)}"
+    return spot.call
+
+
+def doing(activity: Activity) -> str:
+    """What a living culprit does, to follow ``it is`` or ``they are``."""
+    where = line(activity.site)
+    inside = f" ({_in_function(activity.site)})" if where else ""
+    match activity.reason:
+        case Reason.DATA_LOADING if activity.worker:
+            worker = _in_function(activity.worker_site)
+            stuck = f"worker pid {activity.worker}" + (f" in {worker}" if worker else "")
+            return f"loading data ({stuck})"
+        case Reason.DATA_LOADING:
+            return f"loading data{inside}"
+        case Reason.CHECKPOINT_IO:
+            return f"writing a checkpoint{inside}"
+        case Reason.STORE_WAIT:
+            return f"waiting for a key of the store{inside}"
+        case Reason.GIL_HELD:
+            return f"in native code that holds the GIL{inside}"
+        case Reason.STOPPED:
+            return f"stopped (SIGSTOP, or a frozen container){inside}"
+        case Reason.DEBUGGER:
+            return f"in a debugger{inside}"
+        case Reason.EXCEPTION_HANDLING:
+            return f"handling {_article(activity.handling)} {activity.handling}{inside}"
+        case Reason.USER_CODE:
+            return f"busy in {_in_function(activity.site)}" if where else "busy in its own code"
+        case _:
+            return f"doing something that could not be seen{inside}"
+
+
+def _in_function(site: Site | None) -> str:
+    """``slow_read, data.py:12``."""
+    if site is None:
+        return ""
+    if site.function and site.function != "<module>":
+        return f"{site.function}, {line(site)}"
+    return line(site)
+
+
+def _article(word: str) -> str:
+    return "an" if word[:1].lower() in "aeiou" else "a"
+
+
+def ended(end: Ending) -> str:
+    """How a rank ended, to follow its name: ``died of ValueError: bad batch``."""
+    exception = end.exception
+    if end.reason is Reason.OUT_OF_MEMORY and exception is None:
+        return "was killed: the machine ran out of memory"
+    if exception is not None:
+        message = " ".join(exception.message.split())
+        if len(message) > MAX_MESSAGE:
+            message = message[: MAX_MESSAGE - 3] + "..."
+        raised = exception.type.rpartition(".")[2] + (f": {message}" if message else "")
+        at = f" ({line(exception.site)})" if exception.site else ""
+        return f"died of {raised}{at}"
+    if end.signal is not None:
+        return f"was killed by {signal_name(end.signal)}"
+    if end.exit_code is not None and end.exit_code != 0:
+        return f"exited with code {end.exit_code}"
+    if end.reason is Reason.NODE_LOST:
+        return "was lost with its node"
+    if end.reason is Reason.EXITED:
+        return "exited in order"
+    return "is gone, how is not known"
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``."""
+    return _SIGNALS.get(number, f"signal {number}")

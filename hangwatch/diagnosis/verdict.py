@@ -1,0 +1,184 @@
+"""diagnose(): from a snapshot of a job to its verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.advice import advice
+from hangwatch.diagnosis.case import Case
+from hangwatch.diagnosis.cycles import judge_cycle, judge_stuck
+from hangwatch.diagnosis.disputes import disputes
+from hangwatch.diagnosis.endings import Cause, How, endings, last_call
+from hangwatch.diagnosis.graph import build, roots
+from hangwatch.diagnosis.job import Place, index, seconds
+from hangwatch.diagnosis.mismatch import judge_dispute
+from hangwatch.diagnosis.source import Source
+from hangwatch.diagnosis.terminals import judge_terminals
+from hangwatch.diagnosis.waits import Channel, find_waits
+from hangwatch.types import OK, Certainty, JobSnapshot, State, Thresholds, Verdict
+from hangwatch.types import Wait as ShownWait
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.case import Finding
+    from hangwatch.diagnosis.endings import Ending
+    from hangwatch.diagnosis.job import Job
+    from hangwatch.diagnosis.waits import Wait
+
+PROOF_AFTER_S = 1.0
+"""Nothing is proved by waits younger than this: pages are read one after the other,
+and c10d's counters are sampled twice a second."""
+
+
+def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
+    """All independent root causes, those that hold up most ranks first.
+
+    ``(OK,)`` where nothing waits, or not for long enough to say anything.
+    """
+    if job.ended and job.exit_code == 0:
+        return (OK,)
+    case = _open(job)
+    found = [
+        (finding, verdict)
+        for finding in _findings(case)
+        if (verdict := _verdict(case, finding, thresholds)) is not None
+    ]
+    found.sort(key=lambda pair: _importance(case, *pair))
+    return tuple(verdict for _, verdict in found) or (OK,)
+
+
+def _open(snapshot: JobSnapshot) -> Case:
+    job = index(snapshot)
+    ended = endings(job)
+    waits = find_waits(job, ended, snapshot.sources)
+    disputed = disputes(job, waits, ended)
+    aborted = _died_of_a_dispute(job, ended, disputed)
+    if aborted:
+        ended = {
+            rank: replace(end, cause=Cause.ECHO) if rank in aborted else end
+            for rank, end in ended.items()
+        }
+        waits = find_waits(job, ended, snapshot.sources)
+    graph = build(job, waits, ended, disputed)
+    return Case(job, ended, graph, Source(snapshot.sources), disputed)
+
+
+def _died_of_a_dispute(job: Job, ended: dict[int, Ending], disputed: dict[int, int]) -> set[int]:
+    """Ranks that aborted or raised in a disputed place, or after it in its group.
+
+    On gloo a mismatch aborts the rank with the smaller buffer, often not the culprit.
+    """
+    found = set()
+    for rank, end in ended.items():
+        if end.cause is not Cause.OWN or end.how not in (How.RAISED, How.SIGNAL):
+            continue
+        call = last_call(job, rank)
+        if call is not None and not call.p2p:
+            first = disputed.get(job.gid(call.group))
+            if first is not None and call.seq >= first:
+                found.add(rank)
+    return found
+
+
+def _findings(case: Case) -> list[Finding]:
+    job = case.job
+    dead = [r for r, e in case.ended.items() if e.cause is Cause.OWN and e.how is not How.CLEAN]
+    found: list[Finding] = []
+    terminals: list[int] = []
+    for root in roots(case.graph, dead if job.snapshot.ended else ()):
+        if root.is_cycle:
+            found.append(judge_cycle(case, root))
+        elif root.ranks:
+            terminals.extend(root.ranks)
+        else:
+            spot = root.spots[0]
+            disputed = isinstance(spot, Place) and case.disputed.get(spot.gid) == spot.seq
+            finding = judge_dispute(case, spot) if isinstance(spot, Place) and disputed else None
+            found.append(finding or judge_stuck(case, spot))
+    found.extend(judge_terminals(case, terminals))
+    return found
+
+
+def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | None:
+    shown = _waits(case, finding)
+    age_s = max((wait.age_s for wait in shown), default=0.0)
+    state = _state(case, finding, age_s, thresholds)
+    if state is None:
+        return None
+    certainty = finding.certainty
+    if certainty is Certainty.PROVED and not _old_enough(case, age_s):
+        certainty = Certainty.LIKELY
+    spot = finding.spot
+    gid = spot.gid if isinstance(spot, Place | Channel) else None
+    return Verdict(
+        state=state,
+        kind=finding.kind,
+        reason=finding.reason,
+        certainty=certainty,
+        culprits=finding.culprits,
+        victims=finding.victims,
+        group=case.job.keys[gid] if gid is not None else None,
+        group_name=_group_name(case, gid) if gid is not None else "",
+        collective=finding.collective,
+        site=finding.site,
+        victim_site=finding.victim_site,
+        headline=finding.text.headline,
+        explanation=finding.text.explanation,
+        advice=advice(finding.kind, finding.reason),
+        waits=shown,
+        stuck_age_s=age_s,
+    )
+
+
+def _old_enough(case: Case, age_s: float) -> bool:
+    return case.job.snapshot.ended or age_s >= PROOF_AFTER_S
+
+
+def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -> State | None:
+    """None where there is nothing to say yet."""
+    over = bool(finding.waits) and all(wait.over for wait in finding.waits)
+    if case.job.snapshot.ended or over:
+        return State.FAILED
+    if finding.final and _old_enough(case, age_s):
+        return State.HANG
+    if age_s >= thresholds.hang_after_s:
+        return State.HANG
+    return State.SLOW if age_s >= thresholds.suspect_after_s else None
+
+
+def _waits(case: Case, finding: Finding) -> tuple[ShownWait, ...]:
+    """The waits of its victims and culprits, as they are reported."""
+    graph = case.graph
+    return tuple(
+        ShownWait(
+            rank=rank,
+            group=case.job.keys[wait.spot.gid] if isinstance(wait.spot, Place | Channel) else None,
+            seq=_seq(wait),
+            op=wait.op or case.op_at((), wait.spot),
+            waits_for=graph.missing.get(wait.spot, ()),
+            age_s=wait.age_s,
+            site=case.wait_site(wait),
+        )
+        for rank in sorted({*finding.victims, *finding.culprits})
+        for wait in graph.by_rank.get(rank, ())
+    )
+
+
+def _seq(wait: Wait) -> int:
+    if isinstance(wait.spot, Place):
+        return wait.spot.seq
+    return wait.record.seq if wait.record is not None else 0
+
+
+def _group_name(case: Case, gid: int) -> str:
+    for groups in case.job.progress.values():
+        if gid in groups:
+            return groups[gid].name
+    return ""
+
+
+def _importance(case: Case, finding: Finding, verdict: Verdict) -> tuple[float, ...]:
+    gone_s = max(
+        (seconds(case.ended[r].age_s) for r in finding.ended if r in case.ended), default=0
+    )
+    return -len(verdict.victims), -max(verdict.stuck_age_s, gone_s)
