@@ -1,0 +1,61 @@
+"""``python -m hangwatch.watchdog``, started by the supervisor and by nobody else.
+
+Standard input is the supervisor's pipe (hello.py), standard error the job's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hangwatch.watchdog.daemon import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Meant for the job; the watchdog ends with the supervisor's pipe."""
+STDERR = 2
+
+
+def main() -> int:
+    """Run the watchdog; its exit code is the supervisor's business alone."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    stderr_fd = _own_stderr()
+    loop, notes = _loop()
+    with asyncio.Runner(loop_factory=loop) as runner:
+        code = runner.run(serve(stderr_fd, notes))
+        # A thread may be stuck in a store or a file system that is gone: the
+        # interpreter would meet it again on its way out.
+        os._exit(code)
+
+
+def _own_stderr() -> int:
+    """Keep the job's standard error for news; what libraries print goes elsewhere.
+
+    That place is a file without a name; with -v it is the job's standard error
+    again (serve).
+    """
+    kept = os.dup(STDERR)
+    with suppress(OSError), tempfile.TemporaryFile() as sink:
+        os.dup2(sink.fileno(), STDERR)
+    return kept
+
+
+def _loop() -> tuple[Callable[[], asyncio.AbstractEventLoop], tuple[str, ...]]:
+    """How to make an event loop, and why it is not uvloop's if it is not."""
+    try:
+        import uvloop  # noqa: PLC0415 (absent where it could not be built)
+    except ImportError as error:
+        return asyncio.new_event_loop, (f"uvloop is not used: {error}",)
+    return uvloop.new_event_loop, ()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Puts the watchdog together and runs it from the first line to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.errors import HangwatchError, ReportError
+from hangwatch.report.files import write_run
+from hangwatch.watchdog.evidence import Gatherer
+from hangwatch.watchdog.exits import Exits
+from hangwatch.watchdog.hello import supervisor
+from hangwatch.watchdog.judge import Judge
+from hangwatch.watchdog.monitor import Monitor
+from hangwatch.watchdog.news import News
+from hangwatch.watchdog.pages import Pages
+from hangwatch.watchdog.reporter import Reporter
+from hangwatch.watchdog.stacks import PySpy
+
+if TYPE_CHECKING:
+    from hangwatch.watchdog.hello import Hello, Supervisor
+
+CONCLUDE_S = 9.0
+"""The supervisor waits a little longer than this for the post-mortem."""
+RUN_FILE_S = 2.0
+
+
+async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
+    """Watch what the supervisor names on standard input; the exit code.
+
+    stderr_fd: the job's standard error. notes: what is said with -v only.
+    """
+    pipe = await supervisor()
+    try:
+        hello = await pipe.hello()
+    except (KeyError, TypeError, ValueError, HangwatchError) as error:
+        News(stderr_fd).say(f"the watchdog does not understand the supervisor: {error!r}")
+        return 1
+    if hello is None:
+        return 0
+    news = News(stderr_fd, verbose=hello.config.verbose)
+    news.restore((), hello.lost)
+    if hello.config.verbose:
+        os.dup2(stderr_fd, sys.stderr.fileno())
+    for note in notes:
+        news.debug(note)
+    return await _watch(hello, pipe, news, stderr_fd)
+
+
+async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> int:
+    node = socket.gethostname()
+    pages = Pages(hello.run_dir, news)
+    exits = Exits()
+    gatherer = Gatherer(
+        pages=pages,
+        exits=exits,
+        py_spy=PySpy(hello.config.stacks),
+        news=news,
+        node=node,
+        command_pid=hello.command_pid,
+    )
+    reporter = Reporter(hello.report_dir, news, hello.config.hook, stderr_fd)
+    judge = Judge(hello, gatherer, reporter, news, diagnose, node)
+    monitor = Monitor(hello=hello, news=news, pages=pages, exits=exits, judge=judge)
+    ended = asyncio.ensure_future(pipe.ended())
+    exit_code = await monitor.watch(ended)
+    if exit_code is None:
+        return 0  # the supervisor is gone: leave everything as it is
+    deadline = time.monotonic() + CONCLUDE_S
+    with suppress(TimeoutError):
+        await asyncio.wait_for(monitor.conclude(exit_code), CONCLUDE_S)
+    _leave_run_file(hello, news, exit_code)
+    await reporter.finish(max(0.0, deadline - time.monotonic()))
+    await monitor.close()
+    return 0
+
+
+def _leave_run_file(hello: Hello, news: News, exit_code: int) -> None:
+    if hello.report_dir is None:
+        return
+    try:
+        began = datetime.fromisoformat(hello.run.started_at)
+        duration_s = (datetime.now(UTC) - began).total_seconds()
+        write_run(
+            hello.report_dir,
+            run_id=hello.run.run_id,
+            command=hello.run.command,
+            started_at=hello.run.started_at,
+            duration_s=duration_s,
+            exit_code=exit_code,
+            lost=news.lost,
+        )
+    except (ReportError, ValueError, TypeError) as error:
+        news.lose("report-dir", str(error))

@@ -1,0 +1,67 @@
+"""What of the job's environment and versions goes into a report: an allow-list."""
+
+from __future__ import annotations
+
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+from hangwatch.watchdog.processes import PROC, environment
+
+_NAMES = frozenset(
+    {
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_VISIBLE_DEVICES",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OMP_NUM_THREADS",
+        "WORLD_SIZE",
+    }
+)
+_PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "TORCHELASTIC_")
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH")
+_TORCH = re.compile(r"(\S.*/torch)/lib/libtorch_\w+\.so")
+_VERSION = re.compile(r"""^__version__ = ['"]([^'"]{1,64})['"]""", re.MULTILINE)
+_MAX_CHARS = 500
+
+
+def is_allowed(name: str) -> bool:
+    """Whether a variable helps to understand a hang and gives away no secret."""
+    if _SECRET.search(name):
+        return False
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def job_environment(pid: int, proc: str = PROC) -> dict[str, str]:
+    """The allowed variables of a rank, sorted by name."""
+    found = environment(pid, is_allowed, proc)
+    return {name: found[name][:_MAX_CHARS] for name in sorted(found)}
+
+
+def versions(pid: int, proc: str = PROC) -> dict[str, str]:
+    """Versions that matter, as far as they can be known; pid is a rank's."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in ("hangwatch", "py-spy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    torch = torch_version(pid, proc)
+    return {**found, "torch": torch} if torch else found
+
+
+def torch_version(pid: int, proc: str = PROC) -> str:
+    """The version of the torch that a process has loaded, empty if it has none."""
+    try:
+        maps = Path(proc, str(pid), "maps").read_text("utf-8", "replace")
+        where = _TORCH.search(maps)
+        if where is None:
+            return ""
+        directory = where[1][where[1].index("/") :]
+        found = _VERSION.search(Path(directory, "version.py").read_text("utf-8", "replace"))
+    except (OSError, ValueError):
+        return ""
+    return found[1] if found else ""

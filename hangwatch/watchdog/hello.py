@@ -1,0 +1,83 @@
+"""What the supervisor says on the watchdog's standard input: JSON lines.
+
+The first says what to watch, the last ``{"ended": EXIT_CODE}`` that the command
+has ended. The end of the file without it: the supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from hangwatch.config import Config
+from hangwatch.types import RunInfo
+
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What to watch, and how."""
+
+    config: Config
+    run: RunInfo
+    run_dir: Path
+    report_dir: Path | None
+    """None where no report can be written."""
+    command_pid: int
+    lost: tuple[str, ...] = ()
+    """What the supervisor could not do; it has said so."""
+
+
+class Supervisor:
+    """The supervisor's end of the pipe."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    async def hello(self) -> Hello | None:
+        """The first line; None if the supervisor is gone.
+
+        Raises KeyError, TypeError, ValueError or UsageError for one that makes no sense.
+        """
+        line = await self._reader.readline()
+        return parse(orjson.loads(line)) if line else None
+
+    async def ended(self) -> int | None:
+        """The exit code of the command once it has ended; None if the supervisor is gone."""
+        while line := await self._reader.readline():
+            message = orjson.loads(line)
+            if isinstance(message, dict) and "ended" in message:
+                return int(message["ended"])
+        return None
+
+
+async def supervisor() -> Supervisor:
+    """The pipe on standard input."""
+    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    return Supervisor(reader)
+
+
+def parse(message: dict[str, Any]) -> Hello:
+    """The first line's content; raises as Supervisor.hello() does."""
+    report_dir = message["report_dir"]
+    return Hello(
+        config=Config.from_dict(message["config"]),
+        run=RunInfo(
+            run_id=str(message["run_id"]),
+            command=tuple(str(word) for word in message["command"]),
+            started_at=str(message["started_at"]),
+            versions={str(k): str(v) for k, v in message["versions"].items()},
+        ),
+        run_dir=Path(message["run_dir"]),
+        report_dir=Path(report_dir) if report_dir else None,
+        command_pid=int(message["command_pid"]),
+        lost=tuple(str(text) for text in message.get("lost", ())),
+    )

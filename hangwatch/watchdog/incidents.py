@@ -1,0 +1,157 @@
+"""What is said when: the state of the one incident that a job can have at a time.
+
+A job is healthy until somebody waits for longer than a moment; then it is
+suspected, which nobody is told. From there on a table says what each event
+leads to and whether it is announced. Pure: no clock, no I/O; the state can be
+exported, so that a watchdog that was killed says nothing twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.types import State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hangwatch.types import Verdict
+
+
+class Stage(StrEnum):
+    """How far the incident has come."""
+
+    HEALTHY = "healthy"
+    SUSPECTED = "suspected"
+    """Somebody waits; nothing was said."""
+    SLOW = "slow"
+    HANG = "hang"
+    FAILED = "failed"
+    """The job ended of it."""
+
+
+class Event(StrEnum):
+    """What can happen to it."""
+
+    WAIT = "wait"
+    """Somebody waits for longer than a moment."""
+    SLOW = "slow"
+    """The diagnosis is slow."""
+    HANG = "hang"
+    """The diagnosis is hang."""
+    PROGRESS = "progress"
+    """What was waited for has come."""
+    FAILED = "failed"
+    """The command ended with an error, and the diagnosis knows why."""
+    RESTART = "restart"
+    """The launcher started the ranks anew."""
+
+
+class Announce(StrEnum):
+    """What people are told."""
+
+    SLOW = "slow"
+    HANG = "hang"
+    RECOVERED = "recovered"
+    FAILED = "failed"
+    ENDED = "ended"
+    """The job ended after a hang had been announced; one line."""
+    RESTARTED = "restarted"
+
+
+_Step = tuple[Stage, Announce | None]
+TRANSITIONS: dict[tuple[Stage, Event], _Step] = {
+    (Stage.HEALTHY, Event.WAIT): (Stage.SUSPECTED, None),
+    (Stage.HEALTHY, Event.SLOW): (Stage.SLOW, Announce.SLOW),
+    (Stage.HEALTHY, Event.HANG): (Stage.HANG, Announce.HANG),
+    (Stage.HEALTHY, Event.FAILED): (Stage.FAILED, Announce.FAILED),
+    (Stage.SUSPECTED, Event.SLOW): (Stage.SLOW, Announce.SLOW),
+    (Stage.SUSPECTED, Event.HANG): (Stage.HANG, Announce.HANG),
+    (Stage.SUSPECTED, Event.PROGRESS): (Stage.HEALTHY, None),
+    (Stage.SUSPECTED, Event.FAILED): (Stage.FAILED, Announce.FAILED),
+    (Stage.SUSPECTED, Event.RESTART): (Stage.HEALTHY, None),
+    (Stage.SLOW, Event.HANG): (Stage.HANG, Announce.HANG),
+    (Stage.SLOW, Event.PROGRESS): (Stage.HEALTHY, Announce.RECOVERED),
+    (Stage.SLOW, Event.FAILED): (Stage.FAILED, Announce.FAILED),
+    (Stage.SLOW, Event.RESTART): (Stage.HEALTHY, Announce.RESTARTED),
+    (Stage.HANG, Event.PROGRESS): (Stage.HEALTHY, Announce.RECOVERED),
+    (Stage.HANG, Event.FAILED): (Stage.FAILED, Announce.ENDED),
+    (Stage.HANG, Event.RESTART): (Stage.HEALTHY, Announce.RESTARTED),
+}
+"""What is not listed changes nothing and is not announced."""
+
+_EVENTS = {State.SLOW: Event.SLOW, State.HANG: Event.HANG, State.FAILED: Event.FAILED}
+_KEPT = 1000
+"""Signatures that are remembered."""
+
+
+def event_of(verdict: Verdict) -> Event | None:
+    """The event that a verdict is, None for one that is not told to people live."""
+    return _EVENTS.get(verdict.state)
+
+
+def signature(verdict: Verdict, restart: int) -> str:
+    """What makes two verdicts the same news."""
+    group = verdict.group
+    members = ",".join(map(str, group.ranks)) if group else ""
+    place = f"{members}/{group.desc}/{group.index}" if group else ""
+    culprits = ",".join(map(str, verdict.culprits))
+    seq = verdict.collective.seq if verdict.collective else 0
+    return f"{verdict.kind}|{culprits}|{place}|{seq}|{restart}"
+
+
+@dataclass(slots=True)
+class Incidents:
+    """The incident at hand and what has been announced so far."""
+
+    stage: Stage = Stage.HEALTHY
+    announced: tuple[str, ...] = ()
+    """``<announcement>|<signature>`` of all that was announced."""
+    number: int = 0
+    """Incidents announced so far."""
+
+    def would_tell(self, event: Event) -> bool:
+        """Whether the event would be announced now."""
+        step = TRANSITIONS.get((self.stage, event))
+        return step is not None and step[1] is not None
+
+    def happen(
+        self, event: Event, verdict: Verdict | None = None, restart: int = 0
+    ) -> Announce | None:
+        """Go on by one event; returns what is to be announced, if anything.
+
+        A verdict is announced once: the same culprits in the same place of the
+        same restart are no news, also if the job seemed to go on in between.
+        """
+        step = TRANSITIONS.get((self.stage, event))
+        if step is None:
+            return None
+        before, (self.stage, announce) = self.stage, step
+        if announce is None or verdict is None:
+            return announce
+        key = f"{announce}|{signature(verdict, restart)}"
+        if key in self.announced:
+            return None
+        if before in (Stage.HEALTHY, Stage.SUSPECTED):
+            self.number += 1
+        self.announced = (*self.announced, key)[-_KEPT:]
+        return announce
+
+    def export(self) -> dict[str, Any]:
+        """Plain values for restored()."""
+        return {
+            "stage": self.stage,
+            "announced": list(self.announced),
+            "number": self.number,
+        }
+
+
+def restored(values: Mapping[str, Any]) -> Incidents:
+    """Undo export(). Raises KeyError, TypeError or ValueError for anything else."""
+    return Incidents(
+        Stage(values["stage"]),
+        tuple(str(key) for key in values["announced"]),
+        int(values["number"]),
+    )

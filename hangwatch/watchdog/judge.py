@@ -1,0 +1,240 @@
+"""From a wait to a verdict that people are told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from hangwatch.config import OnHang
+from hangwatch.types import Evidence, JobSnapshot, Moment, State, Thresholds, Verdict
+from hangwatch.watchdog import environment
+from hangwatch.watchdog.actions import end_ranks
+from hangwatch.watchdog.evidence import Collected, Level
+from hangwatch.watchdog.exchange import VERDICT_S, Exchange, Gathered
+from hangwatch.watchdog.incidents import Announce, Event, Incidents, Stage, event_of
+from hangwatch.watchdog.messages import Local, Published
+from hangwatch.watchdog.reporter import Reporter, utc_now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hangwatch.watchdog.evidence import Gatherer
+    from hangwatch.watchdog.hello import Hello
+    from hangwatch.watchdog.news import News
+
+POST_MORTEM_S = 3.0
+"""Budget for the stacks of ranks that outlive their launcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """One diagnosis with what it was made from. ``round``: of the exchange, 0 for none."""
+
+    verdicts: tuple[Verdict, ...]
+    job: JobSnapshot
+    collected: Collected
+    round: int = 0
+
+
+@dataclass(slots=True)
+class Judge:
+    """Holds the incident at hand. Methods run one at a time, in the monitor's loop."""
+
+    hello: Hello
+    gatherer: Gatherer
+    reporter: Reporter
+    news: News
+    diagnose: Callable[[JobSnapshot, Thresholds], tuple[Verdict, ...]]
+    node: str
+    incidents: Incidents = field(default_factory=Incidents)
+    exchange: Exchange | None = None
+    aborted_restart: int = -1
+    """The restart whose ranks we have ended."""
+    _detected_at: str = ""
+    _detected_after_s: float = 0.0
+    _timeline: list[Moment] = field(default_factory=list)
+    _heard: asyncio.Event = field(default_factory=asyncio.Event)
+    _telling: asyncio.Task[None] | None = None
+
+    async def evaluate(self, thresholds: Thresholds, *, ask_flight: bool) -> None:
+        """Judge the job as it stands, and tell people if there is news.
+
+        What a few counters show is judged first; only what would be announced is
+        worth the stacks, and is judged again with them.
+        """
+        judged = await self._judge(Level.LIGHT, thresholds)
+        if judged and ask_flight and not self._is_news(judged):
+            await self._publish(judged, told=False)
+            judged = await self._judge(Level.FLIGHT, thresholds)
+        if judged and self._is_news(judged):
+            await self._publish(judged, told=False)
+            judged = await self._judge(Level.FULL, thresholds)
+        if judged is None:
+            return  # another node's watchdog has the incident
+        announce = self._happen(judged)
+        if announce is None:
+            await self._publish(judged, told=False)
+        else:
+            self._telling = asyncio.ensure_future(self._tell(announce, judged))
+            await asyncio.shield(self._telling)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Let an announcement that is under way come to its end."""
+        if self._telling is not None and not self._telling.done():
+            await asyncio.wait({self._telling}, timeout=timeout_s)
+
+    async def recovered(self, waited_s: float) -> None:
+        """What was waited for has come."""
+        if self.incidents.happen(Event.PROGRESS) is Announce.RECOVERED:
+            what = f"the job goes on after {waited_s:.1f} s; what was reported has passed"
+            await self.reporter.follow_up(Announce.RECOVERED, what)
+        self._forget()
+
+    def restarted(self, restart: int) -> None:
+        """The launcher has started the ranks anew."""
+        if self.incidents.happen(Event.RESTART) is Announce.RESTARTED:
+            self.news.say(f"the launcher has started the ranks anew (restart {restart})")
+        self._forget()
+
+    async def post_mortem(self, exit_code: int, thresholds: Thresholds) -> None:
+        """The command has ended: say why, where that is known and no news yet."""
+        if exit_code == 0:
+            return
+        if self.incidents.stage is Stage.HANG:
+            self.incidents.happen(Event.FAILED)
+            self.news.say(f"the job has ended with exit code {exit_code} after the hang above")
+            return
+        collected = await self.gatherer.collect(Level.FULL, POST_MORTEM_S)
+        if not collected.ranks or collected.restart == self.aborted_restart:
+            return
+        job = replace(self._job(collected, None), ended=True, exit_code=exit_code)
+        judged = _Judged(self.diagnose(job, thresholds), job, collected)
+        if not judged.verdicts or judged.verdicts[0].state is State.OK:
+            return
+        announce = self.incidents.happen(Event.FAILED, judged.verdicts[0], collected.restart)
+        if announce is not None:
+            await self._tell(announce, judged)
+
+    async def answer(self, full: bool) -> Local:  # noqa: FBT001 (the exchange's callback)
+        """What this node has to say to another node's incident."""
+        collected = await self.gatherer.collect(Level.FULL if full else Level.LIGHT)
+        return Local(collected.ranks, collected.sources)
+
+    def heard(self, published: Published) -> None:
+        """The watchdog that has the incident has concluded."""
+        self._heard.set()
+        if not published.verdicts:
+            return
+        main = published.verdicts[0]
+        event = event_of(main)
+        if event and self.incidents.happen(event, main, self.gatherer.restart):
+            self.reporter.remote(published)
+            if event is Event.HANG:
+                self._telling = asyncio.ensure_future(self._abort_if_asked())
+
+    async def _judge(self, level: Level, thresholds: Thresholds) -> _Judged | None:
+        """A diagnosis; None where another node's watchdog makes it."""
+        gathered = await self._ask(full=level is Level.FULL)
+        if gathered is not None and not gathered.owner:
+            return None
+        collected = await self.gatherer.collect(level)
+        job = self._job(collected, gathered)
+        verdicts = self.diagnose(job, thresholds)
+        return _Judged(verdicts, job, collected, gathered.round if gathered else 0)
+
+    async def _ask(self, *, full: bool) -> Gathered | None:
+        """The other nodes' evidence, None where there are none that could be asked."""
+        if self.exchange is None or not self.exchange.joined:
+            return None
+        self._heard.clear()
+        gathered = await self.exchange.ask(full=full)
+        if gathered.owner:
+            return gathered
+        try:
+            await asyncio.wait_for(self._heard.wait(), VERDICT_S)
+        except TimeoutError:
+            note = "the watchdog that took the incident has not concluded"
+            return Gathered(owner=True, round=0, unseen=(note,))
+        return gathered
+
+    def _job(self, collected: Collected, gathered: Gathered | None) -> JobSnapshot:
+        others = gathered.others if gathered else ()
+        ranks = {rank.rank: rank for local in others for rank in local.ranks}
+        ranks |= {rank.rank: rank for rank in collected.ranks}
+        sources = {file: text for local in others for file, text in local.sources.items()}
+        unseen = [*(gathered.unseen if gathered else ()), *(n for o in others for n in o.unseen)]
+        here, expected = len(collected.ranks), self.gatherer.local_size
+        if here < expected:
+            unseen.append(f"{expected - here} of the {expected} ranks of this node have no page")
+        if gathered is None and expected < collected.world_size:
+            unseen.append(
+                f"{collected.world_size - expected} of the {collected.world_size} ranks run on "
+                "other nodes, whose watchdogs could not be asked"
+            )
+        return JobSnapshot(
+            world_size=collected.world_size,
+            ranks=tuple(ranks[rank] for rank in sorted(ranks)),
+            restart=collected.restart,
+            unseen=tuple(unseen),
+            sources={**sources, **collected.sources},
+        )
+
+    def _is_news(self, judged: _Judged) -> bool:
+        event = event_of(judged.verdicts[0]) if judged.verdicts else None
+        return event is not None and self.incidents.would_tell(event)
+
+    def _happen(self, judged: _Judged) -> Announce | None:
+        event = event_of(judged.verdicts[0]) if judged.verdicts else None
+        if event is None:
+            return None
+        return self.incidents.happen(event, judged.verdicts[0], judged.job.restart)
+
+    async def _tell(self, announce: Announce, judged: _Judged) -> None:
+        main = judged.verdicts[0]
+        follows = bool(self._detected_at)
+        if not follows:
+            self._detected_at, self._detected_after_s = utc_now(), main.stuck_age_s
+            began = datetime.now(UTC) - timedelta(seconds=main.stuck_age_s)
+            at = began.isoformat(timespec="milliseconds")
+            self._timeline.append(Moment(at, "The longest wait begins."))
+        self._timeline.append(Moment(utc_now(), f"{announce.upper()}: {main.headline}"))
+        await self.reporter.verdict(self._evidence(judged), same_incident=follows)
+        await self._publish(judged, told=True)
+        if announce is Announce.HANG:
+            await self._abort_if_asked()
+
+    def _evidence(self, judged: _Judged) -> Evidence:
+        pid = next((r.pid for r in judged.collected.ranks if r.process.alive), 0)
+        run = self.hello.run
+        return Evidence(
+            run=replace(run, versions={**run.versions, **environment.versions(pid)}),
+            job=judged.job,
+            verdicts=judged.verdicts,
+            detected_at=self._detected_at,
+            detected_after_s=self._detected_after_s,
+            pages=judged.collected.pages,
+            flights=judged.collected.flights,
+            environment=environment.job_environment(pid),
+            timeline=tuple(self._timeline),
+            lost=tuple(self.news.lost),
+        )
+
+    async def _publish(self, judged: _Judged, *, told: bool) -> None:
+        if self.exchange is not None and judged.round:
+            report = str(self.reporter.report or "") if told else ""
+            verdicts = judged.verdicts if told else ()
+            await self.exchange.publish(judged.round, Published(self.node, verdicts, report))
+
+    async def _abort_if_asked(self) -> None:
+        if self.hello.config.on_hang is not OnHang.ABORT:
+            return
+        self.aborted_restart = self.gatherer.restart
+        count = await end_ranks(self.gatherer.living(), self.hello.run_dir, self.news)
+        self.news.say(f"ended {count} ranks of this node (--on-hang abort)")
+
+    def _forget(self) -> None:
+        """The incident is over; the next one has a report of its own."""
+        self._detected_at, self._detected_after_s = "", 0.0
+        self._timeline.clear()

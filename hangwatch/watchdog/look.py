@@ -1,0 +1,108 @@
+"""The cheap look at all ranks, many times a minute: who waits, and since when.
+
+Pages are read without their events; only of a rank that has issued nothing for
+a moment, or that may wait, are the events read too, less often the longer that
+lasts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hangwatch.errors import PageError
+from hangwatch.watchdog.waits import Position, may_wait, position, waiting_since_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hangwatch.watchdog.pages import Pages, Seen
+
+QUIET_S = 1.0
+"""A wait shorter than this is nothing to look at."""
+MOST_S = 5.0
+"""The events of a rank that stays where it is are read at least this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look saw. Ranks that have ended have no entry in ``waits``."""
+
+    now_ns: int
+    seen: dict[int, Seen]
+    waits: dict[int, int | None]
+    """Rank to since when it waits (CLOCK_MONOTONIC, ns), None if it does not."""
+    moved: bool
+    """Some rank issued something since the last look."""
+
+    @property
+    def longest_wait_s(self) -> float:
+        """How long the longest wait has lasted, 0 if nobody waits."""
+        since = [one for one in self.waits.values() if one is not None]
+        return (self.now_ns - min(since)) / 1e9 if since else 0.0
+
+    def all_wait(self) -> bool:
+        """Whether every rank that lives waits for longer than a moment."""
+        return bool(self.waits) and all(
+            since is not None and self.now_ns - since >= QUIET_S * 1e9
+            for since in self.waits.values()
+        )
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is remembered of one rank between looks."""
+
+    pid: int
+    at: Position
+    changed_ns: int
+    read_ns: int = 0
+    since_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Looker:
+    """Remembers where each rank was at the last look.
+
+    alive(pid, start_ticks) says whether a rank still runs.
+    """
+
+    pages: Pages
+    alive: Callable[[int, int], bool]
+    now_ns: Callable[[], int]
+    _ranks: dict[int, _Watched] = field(default_factory=dict)
+
+    def look(self) -> Look:
+        """Read what has changed."""
+        seen = self.pages.look()
+        now_ns = self.now_ns()
+        moved = False
+        waits: dict[int, int | None] = {}
+        for rank, one in seen.items():
+            identity, at = one.light.identity, position(one.light)
+            watched = self._ranks.get(rank)
+            if watched is None or watched.pid != identity.pid:
+                watched = self._ranks[rank] = _Watched(identity.pid, at, now_ns)
+                moved = True
+            elif watched.at != at:
+                watched.at, watched.changed_ns = at, now_ns
+                watched.read_ns, watched.since_ns = 0, None
+                moved = True
+            if self.alive(identity.pid, identity.start_ticks):
+                waits[rank] = self._since_ns(watched, one, now_ns)
+        for rank in self._ranks.keys() - seen.keys():
+            del self._ranks[rank]
+        return Look(now_ns, seen, waits, moved)
+
+    def _since_ns(self, watched: _Watched, seen: Seen, now_ns: int) -> int | None:
+        quiet_s = (now_ns - watched.changed_ns) / 1e9
+        if quiet_s < QUIET_S and not may_wait(seen.light, now_ns, QUIET_S):
+            return None
+        patience_s = min(max(quiet_s / 4, 0.4), MOST_S)
+        if now_ns - watched.read_ns >= patience_s * 1e9:
+            watched.read_ns = now_ns
+            try:
+                watched.since_ns = waiting_since_ns(seen.page.read(events=True))
+            except PageError:
+                watched.since_ns = None
+        return watched.since_ns

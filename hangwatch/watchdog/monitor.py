@@ -1,0 +1,298 @@
+"""The loop of the watchdog: look, learn, judge; and what is to do at the end.
+
+An iteration that fails is counted, said once and followed by the next. What has
+been learnt and said is kept in the run directory, for the watchdog that takes
+over should this one be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.types import Phase
+from hangwatch.watchdog import state
+from hangwatch.watchdog.absence import Absence
+from hangwatch.watchdog.actions import ABORTED
+from hangwatch.watchdog.cadence import Cadence
+from hangwatch.watchdog.exchange import Exchange
+from hangwatch.watchdog.incidents import Event, Stage, restored
+from hangwatch.watchdog.look import QUIET_S, Look, Looker
+from hangwatch.watchdog.messages import Node
+from hangwatch.watchdog.processes import PROC, alive
+from hangwatch.watchdog.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from hangwatch.watchdog.exits import Exits
+    from hangwatch.watchdog.hello import Hello
+    from hangwatch.watchdog.judge import Judge
+    from hangwatch.watchdog.news import News
+    from hangwatch.watchdog.pages import Pages
+
+SAVE_S = 10.0
+JOIN_AFTER_S = 5.0
+"""Ranks of this node that come later than this are not named to the other nodes."""
+UNDER_WAY_S = 4.0
+"""How long an iteration may go on once the command has ended."""
+GONE_S = 2.0
+"""How long ranks may take to end after their launcher."""
+STEADY_S = 1.0
+"""A wait has passed once it has been over for so long."""
+
+
+class Monitor:
+    """Watches one run."""
+
+    def __init__(  # noqa: PLR0913 (its parts, all by keyword)
+        self,
+        *,
+        hello: Hello,
+        news: News,
+        pages: Pages,
+        exits: Exits,
+        judge: Judge,
+        proc: str = PROC,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._hello = hello
+        self._news = news
+        self._pages = pages
+        self._exits = exits
+        exits.on_exit = self._rank_ended
+        self._judge = judge
+        self._proc = proc
+        self._now_ns = now_ns
+        config = hello.config
+        self._cadence = Cadence(config.suspect_after_s, config.hang_after_s)
+        self._looker = Looker(pages, self._alive, now_ns)
+        self._schedule = Schedule()
+        self._absence = Absence(hello.command_pid, news, proc)
+        self._anchors: dict[int, int] = {}
+        self._moved_on_ns = 0
+        self._restart = -1
+        self._full_house_ns = 0
+        self._background: set[asyncio.Task[None]] = set()
+        self._saved_ns = 0
+        self._wake = asyncio.Event()
+        self.failures = 0
+        self._restore()
+
+    async def watch(self, ended: asyncio.Future[int | None]) -> int | None:
+        """Look again and again until the command has ended; its exit code.
+
+        None if the supervisor is gone.
+        """
+        while not ended.done():
+            work: asyncio.Future[Any] = asyncio.ensure_future(self._guarded())
+            waited: set[asyncio.Future[Any]] = {work, ended}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await asyncio.wait({work}, timeout=UNDER_WAY_S)
+                work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await self._pause(ended)
+        return ended.result()
+
+    async def _pause(self, ended: asyncio.Future[int | None]) -> None:
+        """Until the next look is due, a rank ends or the command has ended."""
+        wake: asyncio.Future[Any] = asyncio.ensure_future(self._wake.wait())
+        waited: set[asyncio.Future[Any]] = {wake, ended}
+        await asyncio.wait(
+            waited,
+            timeout=self._hello.config.interval_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        wake.cancel()
+        self._wake.clear()
+
+    async def conclude(self, exit_code: int) -> None:
+        """The command has ended: say why if that is news."""
+        await self._judge.settle(UNDER_WAY_S)
+        await self._ranks_gone()
+        self._look()
+        if self._pages.any_ever:
+            await self._judge.post_mortem(exit_code, self._cadence.thresholds())
+        else:
+            self._absence.ended()
+        self._save()
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        if self._judge.exchange is not None:
+            await self._judge.exchange.close()
+        self._exits.close()
+        self._pages.close()
+
+    async def _guarded(self) -> None:
+        try:
+            await self._iterate()
+        except Exception as error:  # noqa: BLE001 (the loop must outlive any one look)
+            self.failures += 1
+            what = f"{type(error).__name__}: {error}"
+            self._news.lose("iteration", f"the watchdog met an error and goes on ({what})")
+            self._news.debug(f"failed looks so far: {self.failures}; the last: {what}")
+
+    async def _iterate(self) -> None:
+        look = self._look()
+        if not self._pages.any_ever:
+            self._absence.look(look.now_ns / 1e9)
+        thresholds = self._cadence.thresholds()
+        age_s = look.longest_wait_s
+        if age_s >= QUIET_S:
+            self._judge.incidents.happen(Event.WAIT)
+        asking = self._judge.exchange is not None and self._judge.exchange.joined
+        if self._schedule.due(age_s, thresholds, moved=look.moved, asking=asking):
+            ask_flight = look.all_wait() and self._schedule.flight_due(age_s)
+            before = self._judge.incidents.stage
+            await self._judge.evaluate(thresholds, ask_flight=ask_flight)
+            if self._judge.incidents.stage is not before:
+                self._anchor(look)
+                self._save()
+        await self._notice_progress(look)
+        self._join_if_due(look)
+        if self._now_ns() - self._saved_ns >= SAVE_S * 1e9:
+            self._save()
+
+    def _look(self) -> Look:
+        """Look at all pages, and take note of who is there and what is odd."""
+        look = self._looker.look()
+        restart = self._pages.restart
+        if restart != self._restart:
+            self._restarted(restart)
+        for rank, seen in look.seen.items():
+            light = seen.light
+            self._exits.track(light.identity.pid, light.identity.start_ticks, light.heartbeat_ns)
+            if light.recorder_reason:
+                why = f"ranks are recorded by Python, a few times a second: {light.recorder_reason}"
+                self._news.lose("recorder", why)
+            if light.disarmed:
+                why = f"rank {rank} records no more: {light.disarmed}"
+                self._news.lose(f"disarmed:{light.identity.pid}", why)
+        for note in self._pages.notes().values():
+            self._news.lose(f"agent:{note}", f"a rank cannot be recorded: {note}")
+        waits = {r: None if since is None else since / 1e9 for r, since in look.waits.items()}
+        self._cadence.observe(look.now_ns / 1e9, moved=look.moved, waits=waits)
+        return look
+
+    def _restarted(self, restart: int) -> None:
+        if self._restart >= 0:
+            self._judge.restarted(restart)
+            self._cadence.forget_waits()
+            self._schedule = Schedule()
+            self._anchors, self._full_house_ns = {}, 0
+            if self._judge.exchange is not None:
+                old, self._judge.exchange = self._judge.exchange, None
+                self._in_background(old.close())
+            with suppress(OSError):  # the job goes on: its exit code is its own again
+                (self._hello.run_dir / ABORTED).unlink(missing_ok=True)
+        self._restart = restart
+
+    def _anchor(self, look: Look) -> None:
+        """Remember who waits, to know when that has passed."""
+        self._anchors = {
+            rank: since
+            for rank, since in look.waits.items()
+            if since is not None and look.now_ns - since >= QUIET_S * 1e9
+        }
+        self._moved_on_ns = 0
+
+    async def _notice_progress(self, look: Look) -> None:
+        stage = self._judge.incidents.stage
+        if stage is Stage.SUSPECTED:
+            if look.longest_wait_s < QUIET_S:
+                await self._judge.recovered(0.0)
+        elif stage in (Stage.SLOW, Stage.HANG) and self._anchors:
+            if not self._has_passed(look):
+                self._moved_on_ns = 0
+            elif not self._moved_on_ns:
+                self._moved_on_ns = look.now_ns
+            elif look.now_ns - self._moved_on_ns >= STEADY_S * 1e9:
+                waited_s = (self._moved_on_ns - min(self._anchors.values())) / 1e9
+                await self._judge.recovered(waited_s)
+                self._anchors = {}
+                self._save()
+
+    def _has_passed(self, look: Look) -> bool:
+        """Whether all who waited live and wait no more, or for something newer."""
+        if not self._anchors.keys() <= look.waits.keys():
+            return False  # one has ended: a job that falls apart has not recovered
+        return all(
+            (now := look.waits[rank]) is None or now > since
+            for rank, since in self._anchors.items()
+        )
+
+    def _join_if_due(self, look: Look) -> None:
+        """Join the other nodes' watchdogs once the ranks of this node run."""
+        if self._judge.exchange is not None:
+            return
+        running = [
+            seen.light.identity
+            for seen in look.seen.values()
+            if seen.light.phase is Phase.RUNNING and seen.light.identity.store_port
+        ]
+        if not running or running[0].world_size <= len(look.seen):
+            return  # nobody is elsewhere
+        self._full_house_ns = self._full_house_ns or look.now_ns
+        waited_s = (look.now_ns - self._full_house_ns) / 1e9
+        if len(look.seen) != running[0].local_world_size and waited_s < JOIN_AFTER_S:
+            return
+        one, judge = running[0], self._judge
+        node = Node(f"{judge.node}:{self._hello.run_dir.name}", judge.node, tuple(look.seen))
+        judge.exchange = Exchange(node, self._news, judge.answer, judge.heard)
+        prefix = f"hangwatch/{one.run_id or 'job'}/{one.restart}"
+        self._in_background(judge.exchange.join(one.store_host, one.store_port, prefix))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _ranks_gone(self) -> None:
+        """Wait for the ranks to end, so that how they ended is known."""
+        deadline = time.monotonic() + GONE_S
+        while self._looker.look().waits and time.monotonic() < deadline:  # noqa: ASYNC110 (bounded)
+            await asyncio.sleep(0.05)
+
+    def _rank_ended(self, pid: int) -> None:
+        """Look at once."""
+        self._news.debug(f"process {pid} has ended")
+        self._wake.set()
+
+    def _alive(self, pid: int, start_ticks: int) -> bool:
+        return pid not in self._exits.ended() and alive(pid, start_ticks, self._proc)
+
+    def _save(self) -> None:
+        self._saved_ns = self._now_ns()
+        values: dict[str, Any] = {
+            "incidents": self._judge.incidents.export(),
+            "cadence": self._cadence.export(),
+            "reporter": self._judge.reporter.export(),
+            "exits": self._exits.export(),
+            "anchors": [[rank, since] for rank, since in self._anchors.items()],
+            "restart": self._restart,
+            "aborted_restart": self._judge.aborted_restart,
+            "said": list(self._news.said),
+            "lost": self._news.lost,
+        }
+        if not state.save(self._hello.run_dir, values):
+            self._news.debug("the watchdog's state cannot be kept in the run directory")
+
+    def _restore(self) -> None:
+        values = state.load(self._hello.run_dir)
+        if not values:
+            return
+        try:
+            self._news.restore(values["said"], values["lost"])
+            self._exits.restore(values["exits"])
+            self._cadence.restore(values["cadence"])
+            self._judge.reporter.restore(values["reporter"])
+            self._anchors = {int(rank): int(since) for rank, since in values["anchors"]}
+            self._restart = int(values["restart"])
+            self._judge.aborted_restart = int(values["aborted_restart"])
+            self._judge.incidents = restored(values["incidents"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._news.debug(f"what the last watchdog left cannot be used: {error!r}")

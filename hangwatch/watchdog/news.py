@@ -1,0 +1,72 @@
+"""What the watchdog says on the job's standard error: little, and each thing once."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hangwatch.notice import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PREFIX = "hangwatch: "
+
+
+class News:
+    """Writes lines to a file descriptor and remembers what was lost.
+
+    ``lost`` ends up in every report: what hangwatch could not do, and why. A
+    standard error that is gone or full is no reason to fail.
+    """
+
+    def __init__(self, fd: int, *, verbose: bool = False) -> None:
+        self._fd = fd
+        self._verbose = verbose
+        self._said: dict[str, None] = {}
+        self.lost: list[str] = []
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """Keys of what was said once, for a watchdog that takes over from this one."""
+        return tuple(self._said)
+
+    def restore(self, said: Iterable[str], lost: Iterable[str]) -> None:
+        """Take over from a watchdog that was killed."""
+        self._said.update(dict.fromkeys(said))
+        self.lost.extend(text for text in lost if text not in self.lost)
+
+    def say(self, text: str) -> None:
+        """Print one line of news."""
+        self.write(f"{PREFIX}{printable(text)}\n")
+
+    def once(self, key: str, text: str) -> None:
+        """Print one line of news unless one of this key was printed before."""
+        if key not in self._said:
+            self._said[key] = None
+            self.say(text)
+
+    def lose(self, key: str, text: str, *, quiet: bool = False) -> None:
+        """Say once what could not be done, and put it into every later report.
+
+        quiet: print it with -v only; for what most operators need not act on.
+        """
+        if key in self._said:
+            return
+        self._said[key] = None
+        self.lost.append(text)
+        if self._verbose or not quiet:
+            self.say(text)
+
+    def debug(self, text: str) -> None:
+        """Print one line with -v only."""
+        if self._verbose:
+            self.say(text)
+
+    def write(self, text: str) -> None:
+        """Print as is, in one system call where the kernel agrees."""
+        data = text.encode("utf-8", "backslashreplace")
+        with suppress(OSError):
+            while data:
+                data = data[os.write(self._fd, data) :]

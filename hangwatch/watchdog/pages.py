@@ -1,0 +1,212 @@
+"""Finds the rank pages of a run and reads the one that counts for each rank.
+
+A page is mapped once and then read in place. Only the newest restart is
+watched. What cannot be read is said once and passed over, and so is a run
+directory that somebody deleted: the pages mapped before stay readable.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.errors import PageError
+from hangwatch.page import parse_page
+from hangwatch.types import Phase, RankPage
+from hangwatch.watchdog.processes import alive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from hangwatch.watchdog.news import News
+
+SUFFIX = ".page"
+MAX_BYTES = 16 << 20
+"""No page is larger; what is, is not one of ours."""
+UNFINISHED_S = 2.0
+"""A file younger than this may still be in the making."""
+_NAME = re.compile(r"r(\d+)-(-?\d+)-(\d+)\.page")
+
+
+@dataclass(slots=True)
+class OpenPage:
+    """One mapped page. ``bad`` says why it could not be read the last time."""
+
+    path: Path
+    memory: mmap.mmap
+    fd: int
+    since: float
+    bad: str = ""
+
+    def read(self, *, events: bool) -> RankPage:
+        """Decode it. Raises PageError."""
+        self._check_size()
+        return parse_page(self.memory, events=events)
+
+    def raw(self) -> bytes:
+        """Its bytes. Raises PageError."""
+        self._check_size()
+        return self.memory[:]
+
+    def close(self) -> None:
+        """Unmap it."""
+        self.memory.close()
+        os.close(self.fd)
+
+    def _check_size(self) -> None:
+        # Reading a mapping beyond the end of a file that was cut is a SIGBUS.
+        if os.fstat(self.fd).st_size < len(self.memory):
+            raise PageError("it was truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The page of a rank with what was read from it, without its events."""
+
+    page: OpenPage
+    light: RankPage
+
+
+class Pages:
+    """The pages in a run directory."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        news: News,
+        *,
+        alive: Callable[[int, int], bool] = alive,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run_dir = run_dir
+        self._news = news
+        self._alive = alive
+        self._now = now
+        self._open: dict[str, OpenPage] = {}
+        self._refused: dict[str, float] = {}
+        self.restart = -1
+        """The newest restart that has a page, -1 before there is one."""
+        self.any_ever = False
+        """Whether any page could be read so far."""
+
+    def look(self) -> dict[int, Seen]:
+        """The page of each rank of the newest restart, by rank; looks for new ones."""
+        self._scan()
+        lights = list(self._read_all())
+        if not lights:
+            return {}
+        self.any_ever = True
+        self.restart = max(self.restart, *(seen.light.identity.restart for seen in lights))
+        ranks: dict[int, list[Seen]] = {}
+        for seen in lights:
+            identity = seen.light.identity
+            if identity.restart < self.restart:
+                self._drop(seen.page.path.name)
+            elif identity.rank >= 0:
+                ranks.setdefault(identity.rank, []).append(seen)
+        return {rank: self._chosen(ranks[rank]) for rank in sorted(ranks)}
+
+    def notes(self) -> dict[str, str]:
+        """What agents left as ``agent-*.err``: why they could not record."""
+        found = {}
+        with suppress(OSError):
+            for path in sorted(self._run_dir.glob("agent-*.err")):
+                with suppress(OSError):
+                    found[path.name] = path.read_text("utf-8", "replace")[:2000].strip()
+        return found
+
+    def close(self) -> None:
+        """Unmap all pages."""
+        for name in list(self._open):
+            self._drop(name)
+
+    def _scan(self) -> None:
+        try:
+            names = os.listdir(self._run_dir)  # noqa: PTH208 (names only: this runs all the time)
+        except OSError as error:
+            self._news.lose(
+                "run-dir",
+                f"the directory of this run cannot be read any more ({error.strerror}): ranks that "
+                "start from now on are not seen, those seen before still are",
+            )
+            return
+        for name in names:
+            if name.endswith(SUFFIX) and name not in self._open:
+                match = _NAME.fullmatch(name)
+                if match is None or int(match[1]) >= self.restart:
+                    self._map(name)
+
+    def _map(self, name: str) -> None:
+        path = self._run_dir / name
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            self._unreadable(name, error.strerror or str(error))
+            return
+        try:
+            memory = mmap.mmap(fd, _checked_size(fd), prot=mmap.PROT_READ)
+        except (OSError, PageError) as error:
+            os.close(fd)
+            self._unreadable(name, str(error))
+            return
+        self._open[name] = OpenPage(path, memory, fd, self._refused.get(name, self._now()))
+
+    def _read_all(self) -> Iterable[Seen]:
+        for name, page in list(self._open.items()):
+            try:
+                light = page.read(events=False)
+            except PageError as error:
+                page.bad = str(error)
+                if self._now() - page.since > UNFINISHED_S:
+                    self._report(name, page.bad)
+                if os.fstat(page.fd).st_size != len(page.memory):
+                    self._refused[name] = page.since
+                    self._drop(name)  # it may have grown since: map it anew
+            else:
+                page.bad = ""
+                yield Seen(page, light)
+
+    def _unreadable(self, name: str, why: str) -> None:
+        since = self._refused.setdefault(name, self._now())
+        if self._now() - since > UNFINISHED_S:
+            self._report(name, why)
+
+    def _report(self, name: str, why: str) -> None:
+        self._news.lose(
+            f"page:{name}", f"the page {name} cannot be read ({why}): its rank is not watched"
+        )
+
+    def _chosen(self, candidates: list[Seen]) -> Seen:
+        """The page of a rank where several processes claim to be it."""
+        if len(candidates) == 1:
+            return candidates[0]
+
+        def order(seen: Seen) -> tuple[bool, bool, int]:
+            light = seen.light
+            born = light.phase is Phase.BORN
+            gone = not self._alive(light.identity.pid, light.identity.start_ticks)
+            return born, gone, light.created_ns
+
+        return min(candidates, key=order)
+
+    def _drop(self, name: str) -> None:
+        page = self._open.pop(name, None)
+        if page is not None:
+            page.close()
+
+
+def _checked_size(fd: int) -> int:
+    """The size of what may be a page. Raises PageError."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        raise PageError("it is no file of ours")
+    if not 0 < status.st_size <= MAX_BYTES:
+        raise PageError(f"it has {status.st_size} bytes")
+    return status.st_size

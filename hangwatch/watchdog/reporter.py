@@ -1,0 +1,109 @@
+"""Tells people: keeps the report, prints the verdict, runs the hook."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.errors import ReportError
+from hangwatch.report.files import write_incident
+from hangwatch.report.model import build_report
+from hangwatch.report.terminal import Style, format_verdict
+from hangwatch.types import Evidence, Moment
+from hangwatch.watchdog.actions import run_hook
+from hangwatch.watchdog.incidents import Announce
+from hangwatch.watchdog.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hangwatch.watchdog.messages import Published
+    from hangwatch.watchdog.news import News
+
+WRITE_S = 8.0
+"""A report directory that takes longer is on a file system that hangs."""
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Writes into ``report_dir``; None where nothing can be written at all."""
+
+    report_dir: Path | None
+    news: News
+    hook: str
+    stderr_fd: int
+    report: Path | None = None
+    """Directory of the incident at hand."""
+    last: Evidence | None = None
+    """What was reported last, for what is to be added to it."""
+    hooks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def verdict(self, evidence: Evidence, *, same_incident: bool) -> None:
+        """Keep and print a verdict. same_incident: it takes the place of the last report."""
+        self.report = await self._write(evidence, self.report if same_incident else None)
+        self.last = evidence
+        style = _style(self.stderr_fd)
+        lines = format_verdict(build_report(evidence), self.report, style)
+        self.news.write("".join(f"{line}\n" for line in lines))
+        if self.hook:
+            headline = evidence.verdicts[0].headline
+            task = asyncio.ensure_future(run_hook(self.hook, self.report, headline, self.news))
+            self.hooks.add(task)
+            task.add_done_callback(self.hooks.discard)
+
+    async def follow_up(self, announce: Announce, what: str) -> None:
+        """Print one line about the incident at hand, and add it to its report."""
+        self.news.say(what)
+        if announce is not Announce.RECOVERED or self.last is None or self.report is None:
+            return
+        timeline = (*self.last.timeline, Moment(utc_now(), f"{what[0].upper()}{what[1:]}."))
+        self.last = replace(self.last, timeline=timeline)
+        await self._write(self.last, self.report)
+
+    def remote(self, published: Published) -> None:
+        """Print what the watchdog of another node has found, in one line."""
+        verdict = published.verdicts[0]
+        where = f" (report on {published.node}: {published.report})" if published.report else ""
+        self.news.say(f"{verdict.state.upper()} {verdict.headline}{where}")
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait for hooks; one that takes longer goes on without us."""
+        if self.hooks:
+            await asyncio.wait(self.hooks, timeout=timeout_s)
+
+    def export(self) -> dict[str, Any]:
+        """Plain values for restore()."""
+        return {"report": str(self.report) if self.report else ""}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take over the report of the incident at hand. Raises KeyError."""
+        self.report = Path(str(values["report"])) if values["report"] else None
+
+    async def _write(self, evidence: Evidence, before: Path | None) -> Path | None:
+        directory = self.report_dir
+        if directory is None:
+            return None
+        try:
+            return await in_thread(
+                lambda: write_incident(directory, evidence, replace=before), WRITE_S
+            )
+        except ReportError as error:
+            self.news.lose("report-dir", str(error))
+        except TimeoutError:
+            self.news.lose("report-dir", f"the report is not written after {WRITE_S:g} s")
+        return None
+
+
+def utc_now() -> str:
+    """Now, for people."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _style(fd: int) -> Style:
+    """How to print on a file descriptor."""
+    with os.fdopen(os.dup(fd), "w") as stream:
+        return Style.of(stream, os.environ)

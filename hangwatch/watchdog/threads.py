@@ -1,0 +1,77 @@
+"""Blocking calls beside the event loop, in threads that never hold up the exit.
+
+The threads are daemons (those of asyncio.to_thread are joined at exit): a call
+that is stuck in a dead file system or a dead store is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Worker:
+    """One thread that makes calls one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    async def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
+        """The result of the call, or its exception; TimeoutError after timeout_s."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]  # T may itself be None
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = call()
+            except Exception as caught:  # noqa: BLE001 (it is the awaiting task's)
+                error = caught
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, result, error)
+
+        self._calls.put(work)
+        return await asyncio.wait_for(future, timeout_s)
+
+    def stop(self) -> None:
+        """End the thread once it is through with what it was given."""
+        self._calls.put(_stop)
+
+    def _work(self) -> None:
+        with suppress(_StopWorkerError):
+            while True:
+                self._calls.get()()
+
+
+async def in_thread(call: Callable[[], T], timeout_s: float) -> T:
+    """One call in a thread of its own. Raises what it raises, or TimeoutError."""
+    worker = Worker("hangwatch-call")
+    try:
+        return await worker.run(call, timeout_s)
+    finally:
+        worker.stop()
+
+
+class _StopWorkerError(Exception):
+    pass
+
+
+def _stop() -> None:
+    raise _StopWorkerError

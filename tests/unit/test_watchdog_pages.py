@@ -1,0 +1,170 @@
+"""Which pages the watchdog reads, and what it does with those it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from made_pages import page, write
+
+from hangwatch.types import Phase
+from hangwatch.watchdog.news import News
+from hangwatch.watchdog.pages import MAX_BYTES, Pages
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.s = 100.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Path:
+    return tmp_path / "stderr"
+
+
+@pytest.fixture
+def news(said: Path) -> News:
+    return News(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+def test_finds_the_page_of_each_rank(run_dir: Path, news: News) -> None:
+    pages = Pages(run_dir, news)
+    assert pages.look() == {}
+    assert not pages.any_ever
+    write(run_dir, page(1))
+    write(run_dir, page(0))
+    assert list(pages.look()) == [0, 1]
+    assert pages.any_ever
+
+
+def test_a_page_is_read_anew_each_time(run_dir: Path, news: News) -> None:
+    write(run_dir, page(0, phase=Phase.BORN))
+    pages = Pages(run_dir, news)
+    assert pages.look()[0].light.phase is Phase.BORN
+    write(run_dir, page(0, phase=Phase.RUNNING))
+    assert pages.look()[0].light.phase is Phase.RUNNING
+
+
+def test_a_process_that_is_no_rank_yet_is_not_listed(run_dir: Path, news: News) -> None:
+    write(run_dir, page(-1))
+    pages = Pages(run_dir, news)
+    assert pages.look() == {}
+    assert pages.any_ever
+
+
+def test_only_the_newest_restart_is_watched(run_dir: Path, news: News) -> None:
+    write(run_dir, page(0, pid=10))
+    write(run_dir, page(1, pid=11))
+    pages = Pages(run_dir, news)
+    pages.look()
+    write(run_dir, page(0, pid=20, restart=1))
+    seen = pages.look()
+    assert pages.restart == 1
+    assert [one.light.identity.pid for one in seen.values()] == [20]
+
+
+def test_a_page_that_came_further_beats_one_that_was_only_born(run_dir: Path, news: News) -> None:
+    write(run_dir, page(0, pid=10, phase=Phase.BORN, created_ns=1))
+    write(run_dir, page(0, pid=11, phase=Phase.INIT, created_ns=2))
+    pages = Pages(run_dir, news, alive=lambda pid, _: pid == 10)
+    assert pages.look()[0].light.identity.pid == 11
+
+
+def test_among_equals_the_living_and_then_the_oldest_is_the_rank(run_dir: Path, news: News) -> None:
+    for pid, created_ns in ((10, 1), (11, 3), (12, 2)):
+        write(run_dir, page(0, pid=pid, created_ns=created_ns))
+    pages = Pages(run_dir, news, alive=lambda pid, _: pid != 10)
+    assert pages.look()[0].light.identity.pid == 12
+
+
+def test_a_page_in_the_making_is_waited_for(run_dir: Path, news: News, said: Path) -> None:
+    clock = Clock()
+    (run_dir / "r0-0-10.page").touch()
+    pages = Pages(run_dir, news, now=clock)
+    assert pages.look() == {}
+    (run_dir / "r0-0-10.page").unlink()
+    write(run_dir, page(0, pid=10))
+    clock.s += 60
+    assert list(pages.look()) == [0]
+    assert said.read_text() == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"no page", os.urandom(4096), b"\0" * 5000])
+def test_what_is_no_page_is_said_once_and_passed_over(
+    run_dir: Path, news: News, said: Path, content: bytes
+) -> None:
+    clock = Clock()
+    (run_dir / "r0-1-11.page").write_bytes(content)
+    write(run_dir, page(0))
+    pages = Pages(run_dir, news, now=clock)
+    for _ in range(4):
+        assert list(pages.look()) == [0]
+        clock.s += 1.5
+    assert said.read_text().count("r0-1-11.page cannot be read") == 1
+    assert len(news.lost) == 1
+
+
+def test_a_page_that_is_cut_under_us_is_passed_over(run_dir: Path, news: News, said: Path) -> None:
+    clock = Clock()
+    path = write(run_dir, page(0, pid=10))
+    pages = Pages(run_dir, news, now=clock)
+    assert list(pages.look()) == [0]
+    os.truncate(path, 10)
+    clock.s += 10
+    assert pages.look() == {}
+    clock.s += 10
+    assert pages.look() == {}
+    assert said.read_text().count("cannot be read") == 1
+
+
+def test_a_page_that_is_overwritten_is_read_again_once_it_is_whole(
+    run_dir: Path, news: News
+) -> None:
+    path = write(run_dir, page(0, pid=10))
+    good = path.read_bytes()
+    pages = Pages(run_dir, news)
+    pages.look()
+    path.write_bytes(os.urandom(len(good)))
+    assert pages.look() == {}
+    path.write_bytes(good)
+    assert list(pages.look()) == [0]
+
+
+def test_other_files_and_links_are_no_pages(run_dir: Path, news: News, tmp_path: Path) -> None:
+    elsewhere = write(tmp_path, page(0, pid=10))
+    (run_dir / "r0-0-10.page").symlink_to(elsewhere)
+    (run_dir / "r0-1-11.page").mkdir()
+    os.mkfifo(run_dir / "r0-2-12.page")
+    with (run_dir / "r0-3-13.page").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    (run_dir / "watchdog.json").write_text("{}")
+    assert Pages(run_dir, news).look() == {}
+
+
+def test_the_directory_may_vanish_and_its_pages_stay_readable(
+    run_dir: Path, news: News, said: Path
+) -> None:
+    write(run_dir, page(0))
+    pages = Pages(run_dir, news)
+    pages.look()
+    shutil.rmtree(run_dir)
+    assert list(pages.look()) == [0]
+    assert list(pages.look()) == [0]
+    assert said.read_text().count("cannot be read any more") == 1
+
+
+def test_notes_of_agents_that_cannot_record_are_found(run_dir: Path, news: News) -> None:
+    (run_dir / "agent-77.err").write_text("No space left on device\n")
+    assert Pages(run_dir, news).notes() == {"agent-77.err": "No space left on device"}
