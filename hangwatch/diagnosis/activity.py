@@ -47,7 +47,10 @@ _FROZEN_WCHAN = ("do_freezer_trap", "__refrigerator", "do_signal_stop")
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a rank is doing. ``site`` is its innermost user frame."""
+    """What a rank is doing.
+
+    ``site`` is its innermost user frame, or that of the data worker it waits for.
+    """
 
     reason: Reason
     site: Site | None = None
@@ -101,7 +104,7 @@ def activity(rank: RankSnapshot, sources: Mapping[str, str]) -> Activity:
         return Activity(Reason.GIL_HELD, innermost_user_site(holder.frames, sources) or site)
     if any(_DATA.search(frame.file) for frame in frames):
         worker, worker_site = _stuck_worker(rank.children, sources)
-        return Activity(Reason.DATA_LOADING, site, worker, worker_site)
+        return Activity(Reason.DATA_LOADING, worker_site or site, worker, worker_site)
     text = (site.source if site else None) or ""
     innermost = bool(frames) and is_user_file(frames[0].file)
     if _any(_CHECKPOINT, frames) or (innermost and _CHECKPOINT_LINE.search(text)):

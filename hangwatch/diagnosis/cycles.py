@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis import wording
 from hangwatch.diagnosis.absentees import init_incomplete, missing_peer
 from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.endings import Cause
 from hangwatch.diagnosis.job import Place
 from hangwatch.diagnosis.phrases import at_line
+from hangwatch.diagnosis.terminals import died
 from hangwatch.diagnosis.waits import Channel, Setup
 from hangwatch.types import Certainty, Kind, Reason
 
@@ -33,8 +35,11 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
     )
     known = case.job.places(spot.gid).get(spot.seq, {}) if isinstance(spot, Place) else {}
     alike = len(known) == len(members)
-    broken = any(wait.over for wait in waits)
+    broken = any(_raised(case, wait.rank) for wait in waits)
     site = case.victims_site(waits)
+    gone = tuple(sorted({wait.rank for wait in waits if wait.rank in case.ended}))
+    if gone and len(gone) < len(members):
+        return died(case, spot, gone, Certainty.LIKELY)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=Reason.NETWORK if broken else Reason.UNKNOWN,
@@ -45,8 +50,14 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
         spot=spot,
         collective=case.collective(spot, waits),
         victim_site=site,
+        final=broken,
         waits=waits,
     )
+
+
+def _raised(case: Case, rank: int) -> bool:
+    end = case.ended.get(rank)
+    return end is not None and end.cause is Cause.ECHO
 
 
 def judge_cycle(case: Case, root: Root) -> Finding:
@@ -58,11 +69,15 @@ def judge_cycle(case: Case, root: Root) -> Finding:
     for spot in root.spots:
         if isinstance(spot, Setup):
             return _setup_in_cycle(case, spot, inside)
-    if any(isinstance(spot, Place) for spot in root.spots):
-        for spot in root.spots:
-            if isinstance(spot, Channel) and spot.peer in inside:
-                return _channel_in_cycle(case, spot)
+    for spot in root.spots:
+        if isinstance(spot, Channel) and spot.peer in inside and _is_elsewhere(case, spot.peer):
+            return _channel_in_cycle(case, spot)
     return _inversion(case, root, camps)
+
+
+def _is_elsewhere(case: Case, rank: int) -> bool:
+    """Whether a rank waits in something else than a send or recv."""
+    return any(not isinstance(wait.spot, Channel) for wait in case.graph.by_rank.get(rank, ()))
 
 
 def _setup_in_cycle(case: Case, spot: Setup, inside: set[int]) -> Finding:

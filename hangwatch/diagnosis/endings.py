@@ -71,7 +71,9 @@ _ECHO = re.compile(
 )
 """What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore say of a lost peer."""
 
-_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"OutOfMemory|MemoryError|out of memory|(?:can't|cannot|unable to) allocate", re.IGNORECASE
+)
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "GeneratorExit"}
 

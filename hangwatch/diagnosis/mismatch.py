@@ -163,7 +163,7 @@ def _other_op(
     else:
         where = spot_text(case.job, place, "collective")
         text = wording.other_op(culprits, others, ops, where, sites, seen.guard)
-    about = others[0] if skipped or seen.loop is not None else culprits[0]
+    about = others[0] if seen.loop is not None else culprits[0]
     return Finding(
         kind=kind,
         reason=Reason.USER_CODE,

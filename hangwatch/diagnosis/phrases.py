@@ -193,7 +193,7 @@ def ended(end: Ending) -> str:
     if end.reason is Reason.NODE_LOST:
         return "was lost with its node"
     if end.reason is Reason.EXITED:
-        return "exited in order"
+        return "exited"
     return "is gone, how is not known"
 
 

@@ -66,15 +66,18 @@ def _judge_spot(case: Case, spot: Spot | None, missing: list[int]) -> Iterator[F
     dead: dict[tuple[object, ...], list[int]] = defaultdict(list)
     finished: list[int] = []
     absent: list[int] = []
+    terminated: list[int] = []
     alive: dict[Reason, list[int]] = defaultdict(list)
     for rank in missing:
         end = case.ended.get(rank)
         if end is not None and end.how is How.CLEAN:
             finished.append(rank)
-        elif end is not None and end.cause is Cause.OWN:
+        elif end is not None and (end.cause is Cause.OWN or _somebody_lives(case)):
             site = end.exception.site if end.exception else None
             name = end.exception.type if end.exception else ""
             dead[end.how, name, site and (site.file, site.line), end.signal].append(rank)
+        elif end is not None:
+            terminated.append(rank)
         elif rank not in case.job.ranks:
             absent.append(rank)
         elif _has_finished(case, rank, spot):
@@ -82,15 +85,21 @@ def _judge_spot(case: Case, spot: Spot | None, missing: list[int]) -> Iterator[F
         else:
             alive[case.activity(rank).reason].append(rank)
     for ranks in dead.values():
-        yield _died(case, spot, tuple(ranks))
+        yield died(case, spot, tuple(ranks))
     if spot is None:
         return
     if finished:
         yield _finished(case, spot, tuple(finished))
     if absent:
         yield absent_ranks(case, spot, tuple(absent))
+    if terminated:
+        yield living(case, spot, tuple(terminated))
     for ranks in alive.values():
         yield living(case, spot, tuple(ranks))
+
+
+def _somebody_lives(case: Case) -> bool:
+    return len(case.ended) < len(case.job.ranks)
 
 
 def _has_finished(case: Case, rank: int, spot: Spot | None) -> bool:
@@ -102,18 +111,21 @@ def _has_finished(case: Case, rank: int, spot: Spot | None) -> bool:
     return isinstance(spot, Place | Channel) and case.job.has_left(rank, spot.gid)
 
 
-def _died(case: Case, spot: Spot | None, culprits: Ranks) -> Finding:
+def died(
+    case: Case, spot: Spot | None, culprits: Ranks, certainty: Certainty = Certainty.PROVED
+) -> Finding:
+    """Ranks that are gone, and not by coming to their end."""
     first = max(culprits, key=lambda rank: case.ended[rank].age_s)
     end = case.ended[first]
     waits = case.waits_at(spot)
     failed = bool(waits) and all(wait.over for wait in waits)
     victims = case.victims_of(culprits)
-    direct = case.direct(spot)
+    direct = tuple(rank for rank in case.direct(spot) if rank not in culprits)
     site = with_source(end.exception.site, case.texts) if end.exception else None
     return Finding(
         kind=Kind.DIED,
         reason=end.reason,
-        certainty=Certainty.LIKELY if end.how in (How.GONE, How.LOST) else Certainty.PROVED,
+        certainty=Certainty.LIKELY if end.how in (How.GONE, How.LOST) else certainty,
         culprits=culprits,
         victims=victims,
         text=wording.died(culprits, direct, case.where(spot), end, failed=failed),

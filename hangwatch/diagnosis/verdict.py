@@ -50,7 +50,7 @@ def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
 def _open(snapshot: JobSnapshot) -> Case:
     job = index(snapshot)
     ended = endings(job)
-    waits = find_waits(job, ended, snapshot.sources)
+    waits = find_waits(job, ended)
     disputed = disputes(job, waits, ended)
     aborted = _died_of_a_dispute(job, ended, disputed)
     if aborted:
@@ -58,7 +58,7 @@ def _open(snapshot: JobSnapshot) -> Case:
             rank: replace(end, cause=Cause.ECHO) if rank in aborted else end
             for rank, end in ended.items()
         }
-        waits = find_waits(job, ended, snapshot.sources)
+        waits = find_waits(job, ended)
     graph = build(job, waits, ended, disputed)
     return Case(job, ended, graph, Source(snapshot.sources), disputed)
 
@@ -138,7 +138,9 @@ def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -
     """None where there is nothing to say yet."""
     over = bool(finding.waits) and all(wait.over for wait in finding.waits)
     if case.job.snapshot.ended or over:
-        return State.FAILED
+        # Somebody may just have ended a job that was well: then nobody waited for long.
+        wrong = finding.final or finding.ended or age_s >= thresholds.suspect_after_s
+        return State.FAILED if wrong else None
     if finding.final and _old_enough(case, age_s):
         return State.HANG
     if age_s >= thresholds.hang_after_s:

@@ -14,6 +14,7 @@ from hangwatch.diagnosis.activity import waits_in_collective
 from hangwatch.diagnosis.endings import Cause, How
 from hangwatch.diagnosis.channels import turn
 from hangwatch.diagnosis.job import Place, seconds
+from hangwatch.frames import with_source
 from hangwatch.types import OpState, Phase
 
 if TYPE_CHECKING:
@@ -74,20 +75,20 @@ class Wait:
     """It waited until it ended, or until the call raised."""
 
 
-def find_waits(job: Job, ended: Mapping[int, Ending], sources: Mapping[str, str]) -> list[Wait]:
+def find_waits(job: Job, ended: Mapping[int, Ending]) -> list[Wait]:
     """All waits of all ranks, in the order of the ranks."""
     waits: list[Wait] = []
     for number in sorted(job.ranks):
         rank = job.ranks[number]
         end = ended.get(number)
         if end is None:
-            waits.extend(_living(job, rank, sources))
+            waits.extend(_living(job, rank))
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
-            waits.extend(_until_the_end(job, rank, end))
+            waits.extend(_until_the_end(job, rank, ended))
     return waits
 
 
-def _living(job: Job, rank: RankSnapshot, sources: Mapping[str, str]) -> Iterator[Wait]:
+def _living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     setup = _setup(rank)
     if setup is not None:
         yield Wait(
@@ -101,7 +102,7 @@ def _living(job: Job, rank: RankSnapshot, sources: Mapping[str, str]) -> Iterato
         return
     blocked = list(_blocked(job, rank))
     yield from blocked
-    if blocked or waits_in_collective(rank, sources) is not False:
+    if blocked or waits_in_collective(rank, job.snapshot.sources) is not False:
         taken = {wait.spot for wait in blocked}
         yield from (wait for wait in _pending(job, rank) if wait.spot not in taken)
 
@@ -180,12 +181,13 @@ def _unfinished(job: Job, rank: RankSnapshot, gid: int, record: OpRecord) -> boo
     return progress is not None and 0 <= progress.completed < record.seq
 
 
-def _until_the_end(job: Job, rank: RankSnapshot, end: Ending) -> Iterator[Wait]:
+def _until_the_end(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:
     """Where a rank was that did not end by itself.
 
     In the call that it was blocked in, the one that raised, or, where C++ waited,
     in its earliest unfinished one.
     """
+    end = ended[rank.rank]
     setup = _setup(rank)
     if setup is not None:
         yield Wait(
@@ -215,7 +217,8 @@ def _until_the_end(job: Job, rank: RankSnapshot, end: Ending) -> Iterator[Wait]:
             )
         return
     if end.cause is Cause.ECHO:
-        for wait in _pending(job, rank):
+        pending = list(_pending(job, rank)) or list(_last_places(job, rank, ended))
+        for wait in pending:
             yield Wait(
                 rank.rank,
                 wait.spot,
@@ -226,3 +229,24 @@ def _until_the_end(job: Job, rank: RankSnapshot, end: Ending) -> Iterator[Wait]:
                 site=wait.site,
                 over=True,
             )
+
+
+def _last_places(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:
+    """The last places that a rank entered and a member that is gone did not complete.
+
+    What C++ issued is not on the page, and c10d may count what has failed as done.
+    """
+    for gid in job.progress.get(rank.rank, {}):
+        place = Place(gid, job.reached[gid].get(rank.rank, 0))
+        if place.seq > 0 and any(
+            member in ended and ended[member].cause is Cause.OWN and not job.passed(member, place)
+            for member in job.members(gid)
+        ):
+            op = _guess(rank, job.snapshot.sources)
+            yield Wait(rank.rank, place, ended[rank.rank].age_s, firm=False, op=op, over=True)
+
+
+def _guess(rank: RankSnapshot, sources: Mapping[str, str]) -> str:
+    """What C++ issues in backward is the all_reduce of DistributedDataParallel."""
+    site = with_source(rank.exception.site, sources) if rank.exception else None
+    return "all_reduce" if site and site.source and ".backward(" in site.source else ""
