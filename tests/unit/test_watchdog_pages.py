@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from made_pages import page, write
@@ -12,6 +12,9 @@ from made_pages import page, write
 from hangwatch.types import Phase
 from hangwatch.watchdog.news import News
 from hangwatch.watchdog.pages import MAX_BYTES, Pages
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Clock:
