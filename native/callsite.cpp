@@ -208,12 +208,19 @@ void forget() {
   for (PyObject* code : codes) Py_DECREF(code);  // may run code: the tables are empty by now
 }
 
+const void* caller() {
+  PyFrameObject* frame = PyEval_GetFrame();
+  if (frame == nullptr) return nullptr;
+  return Ref(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame))).get();
+}
+
 bool find(Site& found) {
-  found = Site{kNone, kNone};
+  found = Site{kNone, kNone, nullptr};
   PyFrameObject* frame = PyEval_GetFrame();
   Py_XINCREF(reinterpret_cast<PyObject*>(frame));
   for (int depth = 0; frame != nullptr && depth < kMaxFrames; ++depth) {
     const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+    if (depth == 0) found.caller = code.get();
     const CodeEntry* entry = lookup(code.get());
     bool good = entry != nullptr;
     if (good && entry->kind == Code::user) {

@@ -13,6 +13,7 @@ namespace hangwatch::callsite {
 struct Site {
   std::uint32_t site;  // index in the page's table of sites, kNone without one
   std::uint32_t op;    // string index of the function of torch.distributed, or kNone
+  const void* caller;  // see caller()
 };
 
 // Looks up functions that the limited API lacks. Returns false with an exception set.
@@ -23,6 +24,9 @@ void set_internal_prefixes(std::vector<std::string> prefixes);
 
 // Forgets what it knows of the page's tables; for a new page.
 void forget();
+
+// What identifies the function that called us, only to be compared.
+const void* caller();
 
 // Walks from the frame that called us. Returns false with an exception set.
 bool find(Site& found);

@@ -179,7 +179,8 @@ Place begin(std::size_t index, PyObject* group, Call call, Device device, std::u
       if (slot.coalescing && slot.coalesced_place != 0) place.seq = slot.coalesced_place;
     }
     slot.last_place = place.seq + static_cast<std::uint64_t>(places_of(call)) - 1;
-    writer::raise_enqueued(index, slot.last_place, now);
+    // The second place of a monitored_barrier only once it is behind us.
+    writer::raise_enqueued(index, place.seq, now);
   }
   ++slot.in_flight;
   ++slot.generation;
@@ -192,6 +193,9 @@ void end(std::size_t index, PyObject* group, const Place& place, bool failed) {
   if (slot.in_flight > 0) --slot.in_flight;
   ++slot.generation;
   if (place.unsettled && slot.unsettled > 0) --slot.unsettled;
+  if (place.call == Call::monitored_barrier && !failed) {
+    writer::raise_enqueued(index, place.seq + kBarrierPlaces - 1, writer::now_ns());
+  }
   if (slot.number == Slot::Number::own) return;
   std::int64_t grew = growth(slot, place);
   if (grew >= 0 && !failed) {
@@ -213,7 +217,7 @@ void end(std::size_t index, PyObject* group, const Place& place, bool failed) {
   grew = static_cast<std::int64_t>(after - place.before);
   if (failed && grew == 0) {
     // Refused before it was counted, as for an argument of a wrong type.
-    if (place.call != Call::p2p) writer::lower_enqueued(index, slot.last_place, place.seq - 1);
+    if (place.call != Call::p2p) writer::lower_enqueued(index, place.seq, place.seq - 1);
     return;
   }
   if (slot.number == Slot::Number::trial && place.call == Call::collective) {

@@ -384,8 +384,8 @@ PyObject* py_record_begin(PyObject*, PyObject* args) {
     event.wire = writer::intern(wire.view);
     event.dtype = writer::intern(dtype.view);
     event.seq = static_cast<std::uint64_t>(seq);
-    event.p2p = p2p != 0;
-    event.is_async = is_async != 0;
+    event.p2p = p2p != 0 ? 1 : 0;
+    event.is_async = is_async != 0 ? 1 : 0;
     event.tag = tag;
     event.ndim = static_cast<std::uint16_t>(std::min(shape.size(), kMaxDims));
     std::copy_n(shape.begin(), event.ndim, event.shape);

@@ -200,7 +200,8 @@ struct EventData {
   std::uint64_t issued_ns;
   std::uint64_t blocked_ns;
   std::uint64_t done_ns;
-  std::uint64_t state;
+  std::uint32_t state;
+  std::uint32_t is_async;
   std::uint64_t seq;
   std::uint32_t generation;  // of the slot when the call was issued
   std::uint32_t slot;
@@ -213,8 +214,7 @@ struct EventData {
   std::int64_t tag;
   std::uint32_t thread;
   std::uint16_t ndim;
-  std::uint8_t p2p;
-  std::uint8_t is_async;
+  std::uint16_t p2p;
   std::int64_t shape[kMaxDims];
 };
 

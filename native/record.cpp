@@ -3,6 +3,7 @@
 #include <string>
 
 #include "callsite.hpp"
+#include "tensor.hpp"
 #include "writer.hpp"
 
 namespace hangwatch::record {
@@ -15,7 +16,8 @@ std::uint32_t g_wires[signature::kMethodCount];
 // Which events a Work object stands for. By address, without a reference: an
 // entry is replaced when its address is used anew, or room is needed. A Work
 // that nobody waits for costs nothing but its entry.
-constexpr Wait kNoWait{writer::kNoEvent, 0, -1, 0, false};
+constexpr Wait kNoWait{writer::kNoEvent, 0, -1, 0, nullptr, false, true};
+constexpr Call kNoCall{writer::kNoEvent, -1, nullptr, {}, false};
 
 struct Work {
   PyObject* object;
@@ -58,9 +60,9 @@ void forget(PyObject* object) {
   }
 }
 
-void move_all(const Wait& wait, OpState state, std::uint64_t now) {
+void move_all(const Wait& wait, OpState state) {
   for (std::uint64_t event = wait.first; event <= wait.last; ++event) {
-    writer::move_event(event, static_cast<std::size_t>(wait.slot), state, now);
+    writer::move_event(event, static_cast<std::size_t>(wait.slot), state, wait.is_async);
   }
 }
 
@@ -70,7 +72,7 @@ bool setup() { return signature::setup() && callsite::setup(); }
 
 void reset() {
   groups::reset();
-  signature::forget();
+  tensor::forget();
   callsite::forget();
   for (auto& set : g_works) {
     for (Work& work : set) work = Work{};
@@ -111,7 +113,7 @@ void swallow() noexcept try {
 
 Call begin(std::size_t method, PyObject* group, const signature::Arguments& arguments,
            PyObject* resolve) noexcept try {
-  Call call{writer::kNoEvent, -1, {}, false};
+  Call call = kNoCall;
   const signature::Method& m = signature::kMethods[method];
   const std::int64_t index = groups::slot_of(group, resolve);
   if (index == -2) swallow();
@@ -123,19 +125,20 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   event.dtype = kNone;
   event.root = -1;
   event.peer = -1;
-  event.p2p = m.call == groups::Call::p2p;
+  event.p2p = m.call == groups::Call::p2p ? 1 : 0;
   groups::Device device = groups::Device::unknown;
   const bool is_gloo = slot->number == groups::Slot::Number::gloo;
   if (!signature::read(m, arguments, *slot, !is_gloo, event, device)) swallow();
-  callsite::Site site{kNone, kNone};
+  callsite::Site site{};
   if (!callsite::find(site)) swallow();
   event.site = site.site;
   event.op = site.op == kNone ? event.wire : site.op;
   const std::uint64_t now = writer::now_ns();
   call.slot = index;
+  call.caller = site.caller;
   call.place = groups::begin(static_cast<std::size_t>(index), group, m.call, device, now);
   // wait() returns early where the work is only queued on a stream of a device.
-  call.completes = is_gloo || device == groups::Device::cpu || m.tensor < 0;
+  call.completes = is_gloo || device == groups::Device::cpu || m.tensor.position < 0;
   event.seq = call.place.seq;
   event.issued_ns = now;
   event.blocked_ns = now;
@@ -144,7 +147,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   return call;
 } catch (...) {
   swallow();
-  return Call{writer::kNoEvent, -1, {}, false};
+  return kNoCall;
 }
 
 void end(const Call& call, PyObject* group, PyObject* result) noexcept {
@@ -156,22 +159,23 @@ void end(const Call& call, PyObject* group, PyObject* result) noexcept {
   const auto slot = static_cast<std::size_t>(call.slot);
   groups::end(slot, group, call.place, result == nullptr);
   const std::uint64_t collectives = call.place.call == groups::Call::p2p ? 0 : 1;
-  const Wait wait{call.event, call.event, call.slot, collectives, call.completes};
+  const Wait wait{call.event,  call.event,     call.slot, collectives,
+                  call.caller, call.completes, true};
   Coalescing& coalescing = g_coalescing[slot];
   if (result == nullptr) {
-    writer::move_event(call.event, slot, OpState::failed, writer::now_ns());
+    writer::move_event(call.event, slot, OpState::failed, false);
     writer::count_left(slot, collectives);
   } else if (coalescing.open && call.event != writer::kNoEvent) {
-    writer::move_event(call.event, slot, OpState::issued, 0);
+    writer::move_event(call.event, slot, OpState::issued, true);
     if (coalescing.calls.slot < 0) coalescing.calls = wait;
     coalescing.calls.last = call.event;
     coalescing.calls.collectives += coalescing.calls.first == call.event ? 0 : collectives;
   } else if (result != Py_None) {
-    writer::move_event(call.event, slot, OpState::issued, 0);
+    writer::move_event(call.event, slot, OpState::issued, true);
     if (call.event != writer::kNoEvent) remember(result, wait);
   } else {
     const OpState state = call.completes ? OpState::done : OpState::issued;
-    writer::move_event(call.event, slot, state, writer::now_ns());
+    writer::move_event(call.event, slot, state, false);
     writer::count_left(slot, collectives);
   }
 }
@@ -205,10 +209,11 @@ Wait wait_begin(PyObject* work) noexcept {
   Work* set = works_of(work);
   for (std::size_t i = 0; i < kWorkWays; ++i) {
     if (set[i].object != work) continue;
-    const Wait wait = set[i].wait;
+    Wait wait = set[i].wait;
+    wait.is_async = wait.caller != callsite::caller();
     // It is forgotten by now: what is waited for once is not told again.
     set[i] = Work{nullptr, kNoWait};
-    move_all(wait, OpState::blocked, writer::now_ns());
+    move_all(wait, OpState::blocked);
     return wait;
   }
   return kNoWait;
@@ -219,13 +224,13 @@ void wait_end(const Wait& wait, bool completes, bool failed) noexcept {
   const OpState state = failed                        ? OpState::failed
                         : completes && wait.completes ? OpState::done
                                                       : OpState::issued;
-  move_all(wait, state, writer::now_ns());
+  move_all(wait, state);
   writer::count_left(static_cast<std::size_t>(wait.slot), wait.collectives);
 }
 
 std::int64_t add(EventData& event) noexcept {
   if (!armed() || groups::at(event.slot) == nullptr) return -1;
-  callsite::Site site{kNone, kNone};
+  callsite::Site site{};
   if (!callsite::find(site)) swallow();
   event.site = site.site;
   event.issued_ns = event.blocked_ns = writer::now_ns();
@@ -246,7 +251,7 @@ void finish(std::int64_t index, bool failed) noexcept {
   const writer::Origin origin = writer::origin_of(event);
   if (origin.slot >= kMaxGroups) return;
   const OpState state = failed ? OpState::failed : OpState::done;
-  writer::move_event(event, origin.slot, state, writer::now_ns());
+  writer::move_event(event, origin.slot, state, origin.is_async);
   if (!origin.p2p) writer::count_left(origin.slot, 1);
 }
 

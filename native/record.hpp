@@ -24,7 +24,8 @@ void swallow() noexcept;
 
 struct Call {
   std::uint64_t event;
-  std::int64_t slot;  // -1: not recorded
+  std::int64_t slot;   // -1: not recorded
+  const void* caller;  // callsite::caller() at its beginning
   groups::Place place;
   bool completes;  // a wait that returns means that it is complete
 };
@@ -44,7 +45,9 @@ struct Wait {
   std::uint64_t last;
   std::int64_t slot;          // -1: nothing is known of this Work
   std::uint64_t collectives;  // of the events, those that are no sends and recvs
+  const void* caller;         // if the same function waits, the call is a synchronous one
   bool completes;
+  bool is_async;
 };
 
 Wait wait_begin(PyObject* work) noexcept;

@@ -70,14 +70,15 @@ void count_p2p(std::size_t slot, std::uint64_t now) noexcept;
 // index, or kNoEvent.
 constexpr std::uint64_t kNoEvent = ~std::uint64_t{0};
 std::uint64_t add_event(EventData& event) noexcept;
-// Moves an event of the slot to another state, unless the ring has gone on
+// Moves an event of the slot to another state, now, unless the ring has gone on
 // without it or it was done already.
-void move_event(std::uint64_t index, std::size_t slot, OpState state, std::uint64_t now) noexcept;
+void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_async) noexcept;
 
 // Whose event it is; `slot` is kNone where the ring has gone on without it.
 struct Origin {
   std::uint32_t slot;
   bool p2p;
+  bool is_async;
 };
 Origin origin_of(std::uint64_t index) noexcept;
 
