@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -61,15 +61,21 @@ class Ending:
     """It had come to the end of its program before."""
 
 
-_ECHO = re.compile(
-    r"connection (?:was )?(?:closed|reset|refused|aborted|lost)|connection.{0,20}by peer"
-    r"|broken pipe|socket (?:closed|timeout|error)|timed? ?out|timeout"
-    r"|remote (?:process|peer|worker)|nccl (?:error|communicator)|ncclremoteerror"
-    r"|unhandled system error|network error|heartbeat|aborted comm|peer (?:closed|is gone)"
-    r"|failed to recv|recvvalue failed|sendbytes failed|store(?:'s)? (?:socket|server)",
+_PEER = re.compile(
+    r"connection closed by peer|remote (?:process|peer|worker)|gloo/transport|ncclremoteerror"
+    r"|nccl (?:error|communicator)|recvvalue failed|sendbytes failed|aborted comm",
     re.IGNORECASE,
 )
 """What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore say of a lost peer."""
+
+_ECHO = re.compile(
+    r"connection (?:was )?(?:reset|refused|aborted|lost)|connection.{0,20}by peer"
+    r"|broken pipe|socket (?:closed|timeout|error)|timed? ?out|timeout"
+    r"|unhandled system error|network error|heartbeat|peer (?:closed|is gone)"
+    r"|failed to recv|store(?:'s)? (?:socket|server)",
+    re.IGNORECASE,
+)
+"""What may be said of a lost peer, and of other things that a program talks to."""
 
 _MEMORY = re.compile(
     r"OutOfMemory|MemoryError|out of memory|(?:can't|cannot|unable to) allocate", re.IGNORECASE
@@ -81,15 +87,29 @@ _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "Genera
 def endings(job: Job) -> dict[int, Ending]:
     """The ends of all ranks that have ended."""
     found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
-    first_s = max((e.age_s for e in found.values() if e.cause is Cause.OWN), default=0.0)
-    others = {r: e for r, e in found.items() if _raised_out_of_a_collective(job, r, e)}
-    for rank, end in others.items():
+    own = [end for end in found.values() if end.cause is Cause.OWN]
+    if not own and len(job.ranks) == len(job.world()):
+        _blame_the_vague(found)
+        return found
+    first_s = max((end.age_s for end in own), default=0.0)
+    for rank, end in found.items():
         # It raised in a collective after another rank had ended: that is why.
-        if end.cause is Cause.OWN and end.age_s < first_s:
-            found[rank] = Ending(
-                end.how, Cause.ECHO, end.reason, end.age_s, end.exception, end.signal
-            )
+        later = end.cause is Cause.OWN and end.age_s < first_s
+        if later and _raised_out_of_a_collective(job, rank, end):
+            found[rank] = replace(end, cause=Cause.ECHO)
     return found
+
+
+def _blame_the_vague(found: dict[int, Ending]) -> None:
+    """Nobody is known to have failed by itself: the first whose error may be its own did."""
+    vague = {
+        rank: end
+        for rank, end in found.items()
+        if end.cause is Cause.ECHO and end.exception and not _PEER.search(end.exception.message)
+    }
+    if vague and len(vague) < len(found):
+        first = max(vague, key=lambda rank: vague[rank].age_s)
+        found[first] = replace(vague[first], cause=Cause.OWN)
 
 
 def last_call(job: Job, rank: int) -> OpRecord | None:
@@ -169,7 +189,8 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
     if how is How.RAISED and exception is not None:
         if exception.type.rpartition(".")[2] in _END_EXCEPTIONS:
             return Cause.TERMINATED
-        if _ECHO.search(exception.message) and _was_communicating(job, rank):
+        vague = _ECHO.search(exception.message) and _was_communicating(job, rank)
+        if vague or _PEER.search(exception.message):
             return Cause.ECHO
         return Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
@@ -183,4 +204,4 @@ def _was_communicating(job: Job, rank: RankSnapshot) -> bool:
     unfinished = (OpState.FAILED, OpState.BLOCKED, OpState.ISSUED)
     if any(record.state in unfinished for _, record in job.ops.get(rank.rank, [])):
         return True
-    return any(0 <= group.completed < group.enqueued for group in rank.groups)
+    return any(group.completed < group.enqueued for group in rank.groups)

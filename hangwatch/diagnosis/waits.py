@@ -232,16 +232,25 @@ def _until_the_end(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) ->
 
 
 def _last_places(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:
-    """The last places that a rank entered and a member that is gone did not complete.
+    """Where a rank was that C++ put into a collective, by the counters alone.
 
-    What C++ issued is not on the page, and c10d may count what has failed as done.
+    They are sampled, so they may be a step behind, and those of the ranks that
+    failed with it tell more. c10d may count what has failed as done.
     """
     for gid in job.progress.get(rank.rank, {}):
-        place = Place(gid, job.reached[gid].get(rank.rank, 0))
-        if place.seq > 0 and any(
-            member in ended and ended[member].cause is Cause.OWN and not job.passed(member, place)
+        gone = [
+            member
             for member in job.members(gid)
-        ):
+            if member in ended and ended[member].cause is Cause.OWN
+        ]
+        seqs = [
+            job.reached[gid].get(member, 0)
+            for member in job.members(gid)
+            if member in ended and ended[member].cause is Cause.ECHO
+        ]
+        seqs += [job.reached[gid].get(m, 0) + (ended[m].how is How.CLEAN) for m in gone]
+        place = Place(gid, max(seqs))
+        if place.seq > 0 and any(not job.passed(member, place) for member in gone):
             op = _guess(rank, job.snapshot.sources)
             yield Wait(rank.rank, place, ended[rank.rank].age_s, firm=False, op=op, over=True)
 
