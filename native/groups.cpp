@@ -127,6 +127,11 @@ void retire(std::size_t index) {
   forget_addresses(static_cast<std::int64_t>(index));
 }
 
+std::int64_t known_slot_of(PyObject* group) {
+  const auto known = g_slot_of->find(group);
+  return known == g_slot_of->end() ? -1 : known->second;
+}
+
 std::int64_t slot_of(PyObject* group, PyObject* resolve) {
   if (group == g_last_group) return g_last_slot;
   const auto known = g_slot_of->find(group);
@@ -163,6 +168,8 @@ Place begin(std::size_t index, PyObject* group, Call call, Device device, std::u
     place.seq = slot.own - static_cast<std::uint64_t>(places_of(call)) + 1;
     writer::count_entered(index);
   }
+  ++slot.in_flight;
+  const std::uint32_t generation = ++slot.generation;
   const std::int64_t grows = growth(slot, place);
   // A send or a recv has no place; the number matters where it grows with it.
   if (slot.number != Slot::Number::own && (call != Call::p2p || grows != 0)) {
@@ -173,8 +180,12 @@ Place begin(std::size_t index, PyObject* group, Call call, Device device, std::u
   if (call != Call::p2p) {
     if (place.was_read && slot.number != Slot::Number::own) {
       place.seq = place.before + 1 - static_cast<std::uint64_t>(slot.adjust);
-      // Another thread is inside c10d, and may or may not be counted yet.
-      if (slot.in_flight > 0) place.seq = std::max(place.seq, slot.last_place + 1);
+      // Another thread is inside c10d, or was while we read: whether its call is
+      // counted in what we read cannot be known.
+      if (slot.in_flight > 1 || generation != slot.generation) {
+        place.seq = std::max(place.seq, slot.last_place + 1);
+      }
+      if (slot.unsettled > 0) place.seq = slot.last_place + 1;
       // What is coalesced shares one number.
       if (slot.coalescing && slot.coalesced_place != 0) place.seq = slot.coalesced_place;
     }
@@ -182,8 +193,6 @@ Place begin(std::size_t index, PyObject* group, Call call, Device device, std::u
     // The second place of a monitored_barrier only once it is behind us.
     writer::raise_enqueued(index, place.seq, now);
   }
-  ++slot.in_flight;
-  ++slot.generation;
   if (place.unsettled) ++slot.unsettled;
   return place;
 }

@@ -60,6 +60,9 @@ void retire(std::size_t slot);
 // each group. Returns -2 with an exception set.
 std::int64_t slot_of(PyObject* group, PyObject* resolve);
 
+// As slot_of, but -1 for a group not seen before; runs no Python code.
+std::int64_t known_slot_of(PyObject* group);
+
 // Global rank of a rank of the group.
 std::int32_t global_rank(const Slot& slot, std::int64_t rank);
 

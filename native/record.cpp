@@ -188,9 +188,8 @@ void coalescing_began(PyObject* group, PyObject* resolve) noexcept {
   groups::begin_coalescing(static_cast<std::size_t>(slot), group);
 }
 
-void coalescing_ended(PyObject* group, PyObject* resolve, PyObject* result) noexcept {
-  const std::int64_t slot = groups::slot_of(group, resolve);
-  if (slot == -2) swallow();
+void coalescing_ended(PyObject* group, PyObject* result) noexcept {
+  const std::int64_t slot = groups::known_slot_of(group);
   if (groups::at(slot) == nullptr) return;
   const Wait calls = g_coalescing[slot].calls;
   g_coalescing[slot] = Coalescing{false, kNoWait};

@@ -37,7 +37,7 @@ void end(const Call& call, PyObject* group, PyObject* result) noexcept;
 
 // Coalescing: the Work at its end stands for all calls since its start.
 void coalescing_began(PyObject* group, PyObject* resolve) noexcept;
-void coalescing_ended(PyObject* group, PyObject* resolve, PyObject* result) noexcept;
+void coalescing_ended(PyObject* group, PyObject* result) noexcept;
 
 // Events that a Work stands for, from wait_begin to wait_end.
 struct Wait {

@@ -77,9 +77,11 @@ PyObject* extra(PyObject* self, PyObject* const* values, Py_ssize_t positional,
   if constexpr (kExtra == start_coalescing) {
     record::coalescing_began(self, g_resolve);
     result = call_original(original, self, arguments);
+    // A backend that knows no coalescing raises.
+    if (result == nullptr) record::coalescing_ended(self, nullptr);
   } else if constexpr (kExtra == end_coalescing) {
     result = call_original(original, self, arguments);
-    record::coalescing_ended(self, g_resolve, result);
+    record::coalescing_ended(self, result);
   } else {
     const record::Wait wait_ = record::wait_begin(self);
     result = call_original(original, self, arguments);
