@@ -24,7 +24,7 @@ class Samples:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if self.rank == STALLED_RANK and index == STALLED_SAMPLE:
-            time.sleep(3600)  # such as a file on a dead network mount
+            time.sleep(60)  # such as a file on a network mount that does not answer
         sample = torch.rand(16, generator=torch.Generator().manual_seed(index))
         return sample, sample.sum(0, keepdim=True)
 
@@ -44,7 +44,7 @@ def main() -> None:
         optimizer.step()
         time.sleep(STEP_S)
         if rank == 0 and step % 10 == 0:
-            print(f"step {step:3}  loss {loss.item():.4f}", flush=True)  # noqa: T201 (its own output)
+            print(f"step {step:3}  loss {loss.item():.4f}", flush=True)  # noqa: T201 (a script)
     dist.destroy_process_group()
 
 

@@ -1,0 +1,60 @@
+# make demo    see hangwatch find a planted hang
+# make test    everything: checks, and all tests (needs a C++ compiler; see tests/packages.sh)
+# make check   in two minutes: lint, types, unit and property tests
+# make bench   the figures of the README
+# Each works from a fresh clone: a virtual environment is made in .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c tests/constraints.txt
+# What the installed package is built from; its Python files are read in place.
+BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*)
+CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp)
+
+.PHONY: demo test check lint types unit tests packages bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/hangwatch demo
+
+test: packages lint types tests
+
+check: lint types unit
+
+lint: $(VENV)/tested
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+types: $(VENV)/tested
+	$(BIN)/mypy
+
+unit: $(VENV)/tested
+	$(BIN)/pytest -q tests/unit tests/property
+
+tests: $(VENV)/tested
+	$(BIN)/pytest
+
+packages:
+	sh tests/packages.sh
+
+bench: $(VENV)/tested
+	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# torch first: what else is installed must not choose its version.
+$(VENV)/torch:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hangwatch needs Python 3.11 or later: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch numpy
+	touch $@
+
+$(VENV)/installed: $(VENV)/torch $(BUILD)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/tested: $(VENV)/installed
+	$(PIP) --editable '.[test]'
+	touch $@

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Installs the Debian packages that the tests use, where they are missing and we may.
+set -eu
+
+missing=""
+need() { # COMMAND PACKAGE
+    command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
+}
+need g++ g++
+need bash bash
+need mount mount
+need ip iproute2
+
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    # shellcheck disable=SC2086 # a list of words
+    exec apt-get install -y -qq --no-install-recommends $missing
+fi
+echo "tests/packages.sh: please install:$missing" >&2
+exit 1
