@@ -44,15 +44,20 @@ def demonstrate(environ: Mapping[str, str]) -> int:
         f" --on-hang abort \\\n"
         f"      torchrun --standalone --nproc-per-node={RANKS} {PROGRAM.name}\n"
     )
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     code = supervise(
-        [*launcher, f"--nproc-per-node={RANKS}", str(PROGRAM)],
+        [*_torchrun(), "--standalone", f"--nproc-per-node={RANKS}", str(PROGRAM)],
         settings,
         # torchrun would set it too, and say so at length.
         {"OMP_NUM_THREADS": "1", **environ},
     )
     _say(f"\nThe job has ended with exit code {code}.")
     return _judge(Path(settings.report_dir) / settings.run_id)
+
+
+def _torchrun() -> list[str]:
+    """The torchrun of this Python; its module where the script is not installed."""
+    script = Path(sys.executable).with_name("torchrun")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "torch.distributed.run"]
 
 
 def _judge(run_dir: Path) -> int:

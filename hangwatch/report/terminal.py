@@ -1,9 +1,8 @@
 """The verdict as a short block of text, for a tired person.
 
-``format_verdict`` yields the lines; it prints nothing and looks nothing up. All
-that it shows comes from report.json, so a stored report prints as it did live.
-Text from outside has its control characters escaped. Only ``Style.of`` looks at
-the terminal.
+``format_verdict`` yields the lines and prints nothing. All that it shows comes
+from report.json, so a stored report prints as it did live. Text from outside has
+its control characters escaped.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import textwrap
 import unicodedata
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hangwatch.notice import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 NARROWEST = 40
 DEFAULT_WIDTH = 100
@@ -81,14 +80,15 @@ def format_verdict(
         yield from _labelled("also", [_sentence(other)], style)
     yield from _labelled("what to do", _bullets(verdict["advice"]), style)
     yield from _labelled("not seen", _bullets([*report["unseen"], *_missing(report)]), style)
-    yield from _labelled("report", [str(where)] if where else ["none could be written"], style)
+    yield from _labelled("report", [_near(where)] if where else ["none could be written"], style)
 
 
 def _headline(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
     state = verdict["state"]
     word = state.upper()
-    when = f"{verdict['detected_after_s']:.1f} s after it began"
-    first, *more = _wrap(f"hangwatch: {word} ({verdict['certainty']}, seen {when})", style.columns)
+    age_s = verdict["stuck_age_s"]
+    about = f"{verdict['certainty']}, stuck for {age_s:.1f} s" if age_s else verdict["certainty"]
+    first, *more = _wrap(f"hangwatch: {word} ({about})", style.columns)
     yield first.replace(word, style.paint(word, _COLOURS.get(state, "1")))
     yield from more
     for line in _wrap(verdict["headline"], style.columns - 2):
@@ -234,6 +234,14 @@ def _place(site: Mapping[str, Any], *, full: bool = False) -> str:
     """File and line; the last two parts of a path are enough to know it by."""
     file = site["file"] if full else "/".join(site["file"].rsplit("/", 2)[-2:])
     return f"{file}:{site['line']}" if site["line"] else str(file)
+
+
+def _near(path: Path) -> str:
+    """A path as it is reached from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
 
 
 def _bullets(texts: Sequence[str]) -> list[str]:

@@ -27,7 +27,7 @@ def lines(
 
 def test_the_whole_block_reads_well() -> None:
     assert lines(style=Style(90)) == [
-        "hangwatch: HANG (likely, seen 8.2 s after it began)",
+        "hangwatch: HANG (likely, stuck for 8.3 s)",
         "  Rank 2 is stuck in its data loader; ranks 0, 1, 3 wait for it in all_reduce #41.",
         "  A worker of its DataLoader has been in __getitem__ for 8.2 s.",
         "  waiting    ranks 0, 1, 3 in all_reduce #41 of default_pg, 8.3 s, at ada/train.py:9,",
@@ -53,6 +53,12 @@ def test_a_stored_report_prints_the_same() -> None:
     report = build_report(EVIDENCE)
     again = json.loads(json.dumps(report))
     assert list(format_verdict(again, WHERE)) == list(format_verdict(report, WHERE))
+
+
+def test_a_report_below_here_is_named_as_it_is_reached_from_here() -> None:
+    below = Path.cwd() / "reports/r/incident-001"
+    assert lines(where=below)[-1] == "  report     reports/r/incident-001"
+    assert lines(where=Path("/else/incident-001"))[-1] == "  report     /else/incident-001"
 
 
 def test_a_report_that_could_not_be_written_is_said_to_be_missing() -> None:
@@ -98,7 +104,7 @@ def test_colour_marks_the_state_only_where_it_was_asked_for() -> None:
 
 def test_nothing_found_is_one_line_more_than_the_state() -> None:
     assert lines(OK) == [
-        "hangwatch: OK (proved, seen 8.2 s after it began)",
+        "hangwatch: OK (proved)",
         "  Nothing is stuck.",
     ]
 
