@@ -1,0 +1,63 @@
+"""The exceptions that end a rank, and those that it is handling; hooks are left alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from hangwatch.agent.call_site import raised_at
+
+if TYPE_CHECKING:
+    from hangwatch.agent.recorder import Recorder
+
+MESSAGE_CHARS = 500
+
+
+class Exceptions:
+    """Records the uncaught exception once.
+
+    The interpreter puts it into sys.last_value before it calls sys.excepthook
+    (PyErr_PrintEx), which may itself take long.
+    """
+
+    def __init__(self, recorder: Recorder, prefixes: tuple[str, ...]) -> None:
+        self._recorder = recorder
+        self._prefixes = prefixes
+        self._recorded = 0
+        """id() of the one that was recorded: a reference would keep its frames alive."""
+
+    def record_uncaught(self) -> bool:
+        """Record the exception that ends this process; False if there is none."""
+        error: BaseException | None = getattr(sys, "last_value", None)
+        # An interactive session sets it, too, and goes on.
+        if error is None or hasattr(sys, "ps1") or sys.flags.interactive:
+            return False
+        if id(error) != self._recorded:
+            self._recorded = id(error)
+            place = raised_at(error.__traceback__, self._prefixes)
+            self._recorder.set_exception(type_name(type(error)), message(error), *place)
+        return True
+
+
+def handled_by_main_thread() -> str:
+    """Type of the exception that the main thread is handling now, or empty."""
+    current = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    if isinstance(current, tuple):  # until Python 3.11
+        return type_name(current[0]) if current[0] is not None else ""
+    return type_name(type(current)) if current is not None else ""
+
+
+def type_name(kind: type) -> str:
+    """The type's name as a traceback prints it."""
+    if kind.__module__ in {"builtins", "__main__"}:
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def message(error: BaseException) -> str:
+    """What the exception says, cut to MESSAGE_CHARS."""
+    try:
+        return str(error)[:MESSAGE_CHARS]
+    except Exception as failure:
+        return f"<its text cannot be had: {type(failure).__name__}>"

@@ -1,0 +1,156 @@
+"""Attaches the agent to torch.distributed in this process, once."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.agent import environment, ptrace
+from hangwatch.agent.custom_groups import wrap_class
+from hangwatch.agent.post_import import record_failure
+from hangwatch.agent.process import Process
+from hangwatch.agent.recorder import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hangwatch.agent.custom_groups import CustomCalls
+
+_NAMES = {
+    "init_process_group": "init_process_group",
+    "new_group": "new_group",
+    "split_group": "split_group",
+    "shrink_group": "shrink_group",
+    "_new_group_with_tag": "new_group",
+    "destroy_process_group": "destroy_process_group",
+    "_abort_process_group": "destroy_process_group",
+}
+"""The set-up functions of torch that are wrapped, and what a user calls them."""
+
+_installed: list[Hooks] = []
+
+
+def install(c10d: Any, directory: str) -> None:
+    """Attach to the module torch.distributed.distributed_c10d; once. Raises what goes wrong.
+
+    directory is that of the run.
+    """
+    if not _installed:
+        hooks = Hooks(c10d, directory)
+        _installed.append(hooks)
+        hooks.install()
+
+
+class Hooks:
+    """The wrappers around torch's set-up functions, and the Process that they report to."""
+
+    def __init__(self, c10d: Any, directory: str) -> None:
+        self._c10d = c10d
+        self._directory = directory
+        self._recorder = choose()
+        self._process: Process | None = None
+        """None in a fork's child."""
+
+    def install(self) -> None:
+        """Arm this process. Raises what goes wrong."""
+        version = getattr(sys.modules.get("torch"), "__version__", None)
+        environment.enable_flight_recorder(os.environ, version)
+        ptrace.allow_supervisor()
+        self._recorder.wrap_methods(self._c10d.ProcessGroup, self._c10d.Work, self._native_slot)
+        for name in _NAMES:
+            self._wrap(name)
+        atexit.register(self._at_exit)
+        os.register_at_fork(after_in_child=self._after_fork)
+        self._process = self._new_process()
+        self._process.take_launched_page()
+
+    def _new_process(self) -> Process:
+        return Process(self._c10d, self._recorder, self._directory, self._adopt)
+
+    def _native_slot(self, group: Any) -> int:
+        return self._process.groups.native_slot(group) if self._process is not None else -1
+
+    def _adopt(self, group: Any) -> None:
+        wrap_class(type(group), self._c10d.ProcessGroup, self._custom_calls)
+
+    def _custom_calls(self) -> CustomCalls | None:
+        process = self._process
+        return process.custom if process is not None and process.active else None
+
+    def _wrap(self, name: str) -> None:
+        """Replace the function, with its signature, wherever it has been imported to."""
+        original = getattr(self._c10d, name, None)
+        if original is None:
+            return  # this torch has no such function
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return self._call(name, original, args, kwargs)
+
+        setattr(self._c10d, name, wrapper)
+        late = hasattr(sys.modules.get("torch.distributed"), name)  # hangwatch.agent.arm
+        if late:
+            for module in list(sys.modules.values()):
+                if getattr(module, "__dict__", {}).get(name) is original:
+                    setattr(module, name, wrapper)
+
+    def _call(
+        self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The user's call, with ours around it."""
+        process = self._process_for(name)
+        if process is None or not process.active:
+            return original(*args, **kwargs)
+        with process.guard:
+            self._before(process, name, args, kwargs)
+        failed = True
+        try:
+            result = original(*args, **kwargs)
+            failed = False
+            return result
+        finally:
+            with process.guard:
+                self._after(process, name, failed=failed)
+            with process.guard:
+                process.leave_call()
+
+    def _before(
+        self, process: Process, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if name == "init_process_group":
+            process.before_init(args, kwargs)  # first, since it may make the page
+        process.enter_call(_NAMES[name], sys._getframe())
+        if _NAMES[name] == "destroy_process_group":
+            process.before_destroy(kwargs.get("group", args[0] if args else None))
+
+    def _after(self, process: Process, name: str, *, failed: bool) -> None:
+        if name == "init_process_group":
+            process.after_init(failed=failed)
+        elif _NAMES[name] == "destroy_process_group":
+            process.after_destroy(failed=failed)
+        else:
+            process.groups.update()
+
+    def _process_for(self, name: str) -> Process | None:
+        """The Process; a fork's child that becomes a rank itself gets one of its own."""
+        if self._process is None and name == "init_process_group":
+            try:
+                self._process = self._new_process()
+            except Exception as error:
+                record_failure(self._directory, error)
+        return self._process
+
+    def _at_exit(self) -> None:
+        process = self._process
+        if process is not None:
+            with process.guard:
+                process.finish()
+
+    def _after_fork(self) -> None:
+        self._process = None
+        with suppress(Exception):
+            ptrace.allow_supervisor()

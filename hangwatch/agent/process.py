@@ -1,0 +1,202 @@
+"""What the agent does in one process: its page, its phase, its set-up calls, its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.agent import rank as ranks
+from hangwatch.agent.call_site import NOWHERE, internal_prefixes, user_place
+from hangwatch.agent.custom_groups import CustomCalls
+from hangwatch.agent.exceptions import Exceptions
+from hangwatch.agent.flight import FlightRecorder
+from hangwatch.agent.groups import Groups
+from hangwatch.agent.guard import Guard
+from hangwatch.agent.periodic import Periodic
+from hangwatch.agent.sampler import PERIOD_S, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from hangwatch.agent.recorder import Recorder
+
+HEARTBEAT_MS = 500
+_IN_URL = re.compile(r"[?&](rank|world_size)=(\d{1,9})(?=&|$)")
+
+
+class Process:
+    """The agent in this process. A fork's child has none until it becomes a rank itself.
+
+    c10d is torch.distributed.distributed_c10d, directory that of the run, adopt
+    is called with each group whose class is written in Python. The methods that
+    begin with before_ and after_ are called around torch's own functions, inside
+    a guard.
+    """
+
+    def __init__(
+        self,
+        c10d: Any,
+        recorder: Recorder,
+        directory: str,
+        adopt: Callable[[Any], None],
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.pid = os.getpid()
+        self.page = ""
+        """Path of the page, empty before there is one."""
+        self.disarmed = ""
+        """Why nothing is recorded any more, or empty."""
+        self._c10d = c10d
+        self._recorder = recorder
+        self._directory = directory
+        self._environ = environ
+        self._prefixes = tuple(internal_prefixes())
+        self._phase = self._phase_before = "born"
+        self._calls = 0
+        self._sampler: Sampler | None = None
+        self._thread: Periodic | None = None
+        self.guard = Guard(recorder.count_swallowed, self.disarm)
+        self.groups = Groups(c10d, recorder, adopt)
+        self.custom = CustomCalls(recorder, self.groups, self.guard, self._prefixes)
+        self._flight = FlightRecorder(sys.modules["torch._C._distributed_c10d"])
+        self._exceptions = Exceptions(recorder, self._prefixes)
+        recorder.set_internal_prefixes(self._prefixes)
+
+    @property
+    def active(self) -> bool:
+        """Whether this process still records, and is not a fork of the one that does."""
+        return not self.disarmed and self.pid == os.getpid()
+
+    def take_launched_page(self) -> None:
+        """Take a page if the launcher started this very process as a rank. Raises OSError."""
+        launched = ranks.launched_as(self._environ)
+        restart = ranks.restart_count(self._environ)
+        if launched and not ranks.descends_from_rank(self._directory, restart, launched[0]):
+            self.open_page(*launched)
+
+    def open_page(self, rank: int, world_size: int) -> None:
+        """Take a page as that rank. Raises OSError; then nothing is recorded here."""
+        identity = ranks.identity(self._environ, rank, world_size)
+        path = ranks.page_path(self._directory, identity["restart"], rank, self.pid)
+        try:
+            self._recorder.open_page(path, identity)
+        except OSError as error:
+            self.disarm(f"its page cannot be made: {error}")
+            raise
+        self.page = path
+
+    def disarm(self, reason: str) -> None:
+        """Stop recording for good; the job goes on alone."""
+        self.disarmed = reason
+        self._recorder.set_disarmed(reason)
+        self._recorder.disarm()
+
+    # Around torch.distributed.init_process_group, with its arguments.
+
+    def before_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A rank is about to look for its peers, and may wait for them for ever."""
+        rank, world_size = self._announced(args, kwargs)
+        if rank >= 0 and not self.page:
+            self.open_page(rank, world_size)
+        self._set_phase("init")
+        self._start_sampling()
+
+    def after_init(self, *, failed: bool) -> None:
+        """The default group is there, or could not be made."""
+        if failed:
+            self._set_phase(self._phase_before)
+            return
+        rank, world_size = self._c10d.get_rank(), self._c10d.get_world_size()
+        if not self.page:
+            self.open_page(rank, world_size)
+            self._start_sampling()
+        self._recorder.set_identity(rank, world_size, *self._store_address())
+        self._set_phase("running")
+        self.groups.update()
+
+    # Around destroy_process_group and its like.
+
+    def before_destroy(self, group: Any) -> None:
+        """Groups are about to go: all of them if group is None or the default one."""
+        if group is None or group is self._c10d._world.default_pg:
+            self._set_phase("finalizing")
+        if self._sampler is not None:
+            self._sampler.sample_groups()  # the last chance to see what C++ has issued
+            self._sampler.leave_groups_alone = True
+
+    def after_destroy(self, *, failed: bool) -> None:
+        """They are gone, or could not be destroyed."""
+        if self._sampler is not None:
+            self._sampler.leave_groups_alone = False
+        if failed and self._phase == "finalizing":
+            self._set_phase(self._phase_before)
+        self.groups.update()
+        self._flight.forget_ended()
+
+    # Around all of them.
+
+    def enter_call(self, name: str, frame: FrameType | None) -> None:
+        """The rank is in a set-up call that may block; the outermost one counts."""
+        self._calls += 1
+        if self._calls == 1:
+            self._recorder.set_in_call(name, *user_place(frame, self._prefixes))
+
+    def leave_call(self) -> None:
+        """It has returned or raised."""
+        self._calls = max(0, self._calls - 1)
+        if self._calls == 0:
+            self._recorder.set_in_call("", *NOWHERE)
+
+    def finish(self) -> None:
+        """The interpreter is ending: stop everything, and say how it ended."""
+        if self.pid != os.getpid() or not self.page:
+            return
+        if self._thread is not None and self._thread.stop() and self._sampler is not None:
+            self._sampler.sample_groups()
+        raised = self._exceptions.record_uncaught()
+        self._set_phase("raised" if raised else "exited")
+        self._recorder.stop_heartbeat()
+
+    def _set_phase(self, phase: str) -> None:
+        self._phase_before, self._phase = self._phase, phase
+        self._recorder.set_phase(phase)
+
+    def _start_sampling(self) -> None:
+        if self.page and self._sampler is None:
+            self._recorder.start_heartbeat(HEARTBEAT_MS)
+            self._sampler = Sampler(
+                self._recorder, self.groups, self._flight, self._exceptions, self.page
+            )
+            self._thread = Periodic(self._sampler.sample, PERIOD_S, self.guard)
+
+    def _announced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+        """(rank, world size) by arguments, init_method's URL or environment; -1 if unknown.
+
+        init_process_group(backend, init_method, timeout, world_size, rank, ...)
+        """
+        names = ("backend", "init_method", "timeout", "world_size", "rank")
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        url = named.get("init_method")
+        in_url = dict(_IN_URL.findall(url)) if isinstance(url, str) else {}
+        launched = ranks.launched_as(self._environ) or (-1, -1)
+
+        def known(name: str, otherwise: int) -> int:
+            given = named.get(name)
+            if isinstance(given, int) and given >= 0:
+                return given
+            return int(in_url.get(name, otherwise))
+
+        return known("rank", launched[0]), known("world_size", launched[1])
+
+    def _store_address(self) -> tuple[str, int]:
+        """Host and port of the job's TCPStore; for other stores, what the environment says."""
+        world = self._c10d._world
+        store = world.pg_map[world.default_pg][1]
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        host = getattr(store, "host", None) or self._environ.get("MASTER_ADDR", "")
+        port = getattr(store, "port", None) or ranks.number(self._environ, "MASTER_PORT", 0)
+        return str(host), int(port)

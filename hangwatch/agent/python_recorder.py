@@ -1,0 +1,323 @@
+"""Records in Python where the native module cannot be loaded.
+
+The page is rewritten by the sampler's beat, and where the rank enters or leaves
+a set-up call or a phase. So what the rank did since the last beat is lost when it
+is killed, nothing is seen while the GIL is held, and each call costs some
+microseconds. The page says so.
+"""
+
+from __future__ import annotations
+
+import _thread
+import mmap
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hangwatch import json_page
+from hangwatch.agent import wrapping
+from hangwatch.agent.call_site import user_place
+from hangwatch.agent.numbering import Numbering
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RING_EVENTS = 256
+WORKS = 1024
+"""Handles of asynchronous calls to remember before the dead ones are swept."""
+Event = dict[str, Any]
+
+
+class PythonRecorder:
+    """Does what hangwatch._native does; see its stub for each function."""
+
+    MAX_GROUPS = 64
+
+    def __init__(self, reason: str) -> None:
+        self.prefixes: tuple[str, ...] = ()
+        self.numbering: dict[int, Numbering] = {}
+        self._reason = reason
+        self._memory: mmap.mmap | None = None
+        self._pid = 0
+        self._reset({})
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    @property
+    def armed(self) -> bool:
+        """Whether this process has a page and records."""
+        return self._memory is not None and not self._disarmed and self._pid == os.getpid()
+
+    def open_page(self, path: str, identity: dict[str, Any]) -> None:
+        if self._memory is not None:
+            raise RuntimeError("this process has a rank page already")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            # Room is set aside first: a full file system answers a write to a mapping by SIGBUS.
+            os.posix_fallocate(descriptor, 0, json_page.PAGE_BYTES)
+            memory = mmap.mmap(descriptor, json_page.PAGE_BYTES)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(descriptor)
+        self._reset(identity)
+        self._pid = os.getpid()
+        self._memory = memory
+        self._flush()
+
+    def start_heartbeat(self, interval_ms: int) -> None:
+        """There is none: it would need the GIL like everything here."""
+
+    def stop_heartbeat(self) -> None:
+        """There is none."""
+
+    def set_identity(self, rank: int, world_size: int, store_host: str, store_port: int) -> None:
+        self._values["identity"] |= {
+            "rank": rank,
+            "world_size": world_size,
+            "store_host": store_host,
+            "store_port": store_port,
+        }
+        self._flush()
+
+    def set_phase(self, phase: str) -> None:
+        self._values |= {"phase": phase, "phase_ns": time.monotonic_ns()}
+        self._flush()
+
+    def set_in_call(self, name: str, file: str, line: int, function: str) -> None:
+        self._values |= {
+            "in_call": name,
+            "in_call_ns": time.monotonic_ns() if name else 0,
+            "in_call_site": _site(file, line, function),
+        }
+        self._flush()
+
+    def set_exception(self, type: str, message: str, file: str, line: int, function: str) -> None:
+        self._values["exception"] = {
+            "type": type,
+            "message": message,
+            "site": _site(file, line, function),
+            "at_ns": time.monotonic_ns(),
+        }
+        self._flush()
+
+    def set_disarmed(self, reason: str) -> None:
+        self._values["disarmed"] = reason
+        self._flush()
+
+    def count_swallowed(self) -> int:
+        self._values["swallowed"] += 1
+        return int(self._values["swallowed"])
+
+    def beat(self, handling: str, pending: bool, pending_changed: bool) -> None:
+        now = time.monotonic_ns()
+        since = self._values["pending_since_ns"]
+        if not pending:
+            since = 0
+        elif pending_changed or not since:
+            since = now
+        self._values |= {"handling": handling, "gil_ns": now, "pending_since_ns": since}
+        self._flush()
+
+    def define_group(
+        self, slot: int, name: str, desc: str, ranks: Sequence[int], index: int, backend: str
+    ) -> None:
+        self.numbering[slot] = Numbering(backend)
+        self._groups[slot] = {
+            "slot": slot,
+            "name": name,
+            "key": {"ranks": list(ranks), "desc": desc, "index": index},
+            "backend": backend,
+            "enqueued": 0,
+            "completed": -1,
+            "entered": 0,
+            "left": 0,
+            "p2p": 0,
+            "changed_ns": time.monotonic_ns(),
+            "alive": True,
+        }
+
+    def sample_number(self, slot: int, group: Any, completed: int) -> int:
+        try:
+            number = int(group._get_sequence_number_for_group())
+        except RuntimeError:  # a backend without numbers
+            return -1
+        places = self.numbering[slot].places(number)
+        if places >= 0:
+            self._raise(slot, "enqueued", places)
+        if places >= 0 and completed >= number:
+            self._raise(slot, "completed", places)
+        return places
+
+    def retire_group(self, slot: int) -> None:
+        self._groups[slot]["alive"] = False
+
+    def wrap_methods(
+        self, process_group: type, work: type, resolve: Callable[[Any], int]
+    ) -> list[str]:
+        return wrapping.wrap_methods(self, process_group, work, resolve)
+
+    def disarm(self) -> None:
+        self._disarmed = True
+
+    def members(self, slot: int) -> list[int]:
+        """Global ranks of the group, in its order."""
+        ranks: list[int] = self._groups[slot]["key"]["ranks"]
+        return ranks
+
+    def set_internal_prefixes(self, prefixes: Sequence[str]) -> None:
+        self.prefixes = tuple(prefixes)
+
+    def record_begin(
+        self,
+        slot: int,
+        op: str,
+        wire: str,
+        seq: int,
+        p2p: bool,
+        dtype: str,
+        shape: Sequence[int],
+        root: int,
+        peer: int,
+        tag: int,
+        is_async: bool,
+    ) -> int:
+        if not self.armed or slot not in self._groups:
+            return -1
+        now = time.monotonic_ns()
+        group = self._groups[slot]
+        if p2p:
+            group |= {"p2p": group["p2p"] + 1, "changed_ns": now}
+        else:
+            group["entered"] += 1
+            self._raise(slot, "enqueued", seq)
+        index = self._next_event
+        self._next_event += 1
+        event = {
+            "index": index,
+            "slot": slot,
+            "op": op,
+            "wire": wire,
+            "seq": seq,
+            "p2p": p2p,
+            "dtype": dtype,
+            "shape": list(shape),
+            "root": root,
+            "peer": peer,
+            "tag": tag,
+            "is_async": is_async,
+            "state": "blocked",
+            "issued_ns": now,
+            "blocked_ns": now,
+            "done_ns": 0,
+            "site": _site(*user_place(sys._getframe(), self.prefixes)),
+            "thread": threading.get_native_id(),
+        }
+        self._events.append(event)
+        return index
+
+    def record_end(self, index: int, failed: bool) -> None:
+        self._move(index, "failed" if failed else "done")
+
+    def record_issued(self, index: int, work: object) -> None:
+        """The call has returned and goes on; who waits for ``work`` waits for it."""
+        self._move(index, "issued")
+        self._works[id(work)] = weakref.ref(work), index
+        if len(self._works) > WORKS:
+            for key in [key for key, (handle, _) in self._works.items() if handle() is None]:
+                del self._works[key]
+
+    def wait_begin(self, work: object) -> int:
+        """Somebody waits for ``work``; returns the index of its call, -1 if it is unknown."""
+        handle, index = self._works.get(id(work), (None, -1))
+        if handle is None or handle() is not work:
+            return -1
+        self._move(index, "blocked")
+        return index
+
+    def _move(self, index: int, state: str) -> None:
+        first = self._events[0]["index"] if self._events else self._next_event
+        event = self._events[index - first] if first <= index < self._next_event else None
+        if event is None or event["state"] in {"done", "failed"}:
+            return
+        now = time.monotonic_ns()
+        event["state"] = state
+        if state in {"done", "failed"}:
+            event["done_ns"] = now
+            self._groups[event["slot"]]["left"] += not event["p2p"]
+        else:
+            event["blocked_ns"] = now if state == "blocked" else 0
+
+    def _raise(self, slot: int, counter: str, value: int) -> None:
+        """Counters only grow, whatever order samples come in."""
+        group = self._groups[slot]
+        if value > group[counter]:
+            group[counter] = value
+            if counter == "enqueued":
+                group["changed_ns"] = time.monotonic_ns()
+
+    def _reset(self, identity: dict[str, Any]) -> None:
+        self._values: dict[str, Any] = {
+            "identity": dict(identity),
+            "recorder": "python",
+            "recorder_reason": self._reason,
+            "phase": "born",
+            "phase_ns": time.monotonic_ns(),
+            "created_ns": time.monotonic_ns(),
+            "heartbeat_ns": 0,
+            "gil_ns": 0,
+            "handling": "",
+            "pending_since_ns": 0,
+            "in_call": "",
+            "in_call_ns": 0,
+            "in_call_site": None,
+            "exception": None,
+            "swallowed": 0,
+            "disarmed": "",
+        }
+        self._groups: dict[int, dict[str, Any]] = {}
+        self._events: deque[Event] = deque(maxlen=RING_EVENTS)
+        self._next_event = 0
+        self._works: dict[int, tuple[weakref.ref[object], int]] = {}
+        self._generation = 0
+        self._disarmed = False
+        self._writing = _thread.allocate_lock()
+
+    def _flush(self) -> None:
+        """Write the page, unless another thread is at it: the next beat will tell."""
+        memory = self._memory
+        if memory is None or self._pid != os.getpid() or not self._writing.acquire(blocking=False):
+            return
+        try:
+            groups = [dict(group) for group in list(self._groups.values())]
+            events = [dict(event) for event in self._events.copy()]
+            self._generation += 1
+            json_page.write(memory, self._generation, _fitting(self._values, groups, events))
+        finally:
+            self._writing.release()
+
+    def _after_fork(self) -> None:
+        self._memory = None  # the parent's; it stays mapped, and is written no more
+
+
+def _fitting(values: dict[str, Any], groups: list[dict[str, Any]], events: list[Event]) -> bytes:
+    """The page's text with as many of the newest events as there is room for.
+
+    Raises ValueError where not even the groups fit.
+    """
+    while True:
+        try:
+            return json_page.encode({**values, "groups": groups, "events": events})
+        except ValueError:
+            if not events:
+                raise
+            events = events[len(events) // 2 + 1 :]
+
+
+def _site(file: str, line: int, function: str) -> dict[str, Any] | None:
+    return {"file": file, "line": line, "function": function} if file else None

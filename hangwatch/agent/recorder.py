@@ -1,0 +1,98 @@
+"""What the agent needs of a recorder, and which of the two serves in this process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from hangwatch.agent.environment import NATIVE, RECORDER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+class Recorder(Protocol):
+    """Writes the rank page. hangwatch/_native.pyi says what each function does."""
+
+    @property
+    def MAX_GROUPS(self) -> int: ...  # noqa: N802 (a constant of the native module)
+
+    def open_page(self, path: str, identity: dict[str, Any]) -> None: ...
+    def start_heartbeat(self, interval_ms: int) -> None: ...
+    def stop_heartbeat(self) -> None: ...
+    def set_identity(
+        self, rank: int, world_size: int, store_host: str, store_port: int
+    ) -> None: ...
+    def set_phase(self, phase: str) -> None: ...
+    def set_in_call(self, name: str, file: str, line: int, function: str) -> None: ...
+    def set_exception(
+        self, type: str, message: str, file: str, line: int, function: str
+    ) -> None: ...
+    def set_disarmed(self, reason: str) -> None: ...
+    def count_swallowed(self) -> int: ...
+    def beat(self, handling: str, pending: bool, pending_changed: bool) -> None: ...
+    def define_group(
+        self, slot: int, name: str, desc: str, ranks: Sequence[int], index: int, backend: str
+    ) -> None: ...
+    def sample_number(self, slot: int, group: Any, completed: int) -> int: ...
+    def retire_group(self, slot: int) -> None: ...
+    def wrap_methods(
+        self, process_group: type, work: type, resolve: Callable[[Any], int]
+    ) -> list[str]: ...
+    def disarm(self) -> None: ...
+    def set_internal_prefixes(self, prefixes: Sequence[str]) -> None: ...
+    def record_begin(
+        self,
+        slot: int,
+        op: str,
+        wire: str,
+        seq: int,
+        p2p: bool,
+        dtype: str,
+        shape: Sequence[int],
+        root: int,
+        peer: int,
+        tag: int,
+        is_async: bool,
+    ) -> int: ...
+    def record_end(self, index: int, failed: bool) -> None: ...
+
+
+def choose(environ: Mapping[str, str] = os.environ) -> Recorder:
+    """The native module if this interpreter can load it, else the Python recorder.
+
+    HANGWATCH_RECORDER=python asks for the latter.
+    """
+    if environ.get(RECORDER) == "python":
+        return _python(f"{RECORDER}=python asks for it")
+    try:
+        return cast("Recorder", _native(environ))
+    except (ImportError, OSError) as error:
+        return _python(f"the native module cannot be loaded: {error}")
+
+
+def _python(reason: str) -> Recorder:
+    from hangwatch.agent.python_recorder import PythonRecorder
+
+    return PythonRecorder(reason)
+
+
+def _native(environ: Mapping[str, str]) -> Any:
+    """Import hangwatch._native by name, else from where the supervisor found it."""
+    try:
+        return importlib.import_module("hangwatch._native")
+    except ImportError:
+        file = environ.get(NATIVE)
+        if not file:
+            raise
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("hangwatch._native", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no extension module")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules["hangwatch._native"] = module
+    return module
