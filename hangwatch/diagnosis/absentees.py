@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import wording
 from hangwatch.diagnosis.case import Finding
-from hangwatch.diagnosis.job import Place
-from hangwatch.diagnosis.phrases import doing, verb
-from hangwatch.diagnosis.waits import Channel, Setup
+from hangwatch.diagnosis.phrases import now, verb
+from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.types import Certainty, Frame, Kind, Reason
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.case import Case
     from hangwatch.diagnosis.source import Guard, LeftLoop
-    from hangwatch.diagnosis.waits import Spot, Wait
+    from hangwatch.diagnosis.spots import Spot, Wait
 
 Ranks = tuple[int, ...]
 
@@ -24,17 +23,17 @@ Ranks = tuple[int, ...]
 def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     """Ranks that are busy with something else; all do the same kind of thing."""
     activity = case.activity(culprits[0])
-    now = f"{verb(culprits, 'it is', 'they are')} {doing(activity)}"
+    doing = now(culprits, activity)
     if isinstance(spot, Setup):
-        return init_incomplete(case, spot, culprits, now, activity.reason)
+        return init_incomplete(case, spot, culprits, doing, activity.reason)
     if isinstance(spot, Channel):
-        return missing_peer(case, spot, culprits[0], now, activity.reason)
+        return missing_peer(case, spot, culprits[0], doing, activity.reason)
     waits = case.waits_at(spot)
     there = case.direct(spot)
     if 2 * len(culprits) >= len(case.job.members(spot.gid)):
         guard = rank_guard(case, waits)
         if guard is not None:
-            return subset(case, spot, there, culprits, guard, f"never did: {now}", final=False)
+            return subset(case, spot, there, culprits, guard, f"never did: {doing}", final=False)
     loop = _left_loop(case, spot, culprits[0], waits)
     victim_site = case.victims_site(waits)
     if loop is not None:

@@ -58,6 +58,8 @@ class Activity:
     """Pid of the data worker that explains it, 0 if none does."""
     worker_site: Site | None = None
     handling: str = ""
+    interrupted: bool = False
+    """It was ended from outside; ``site`` is where that found it."""
 
 
 _NO_STACK = ThreadStack("", 0, active=True, owns_gil=True, frames=())
@@ -99,25 +101,37 @@ def activity(rank: RankSnapshot, sources: Mapping[str, str]) -> Activity:
     stopped = _stopped(rank, frames)
     if stopped is not None:
         return Activity(stopped, site)
-    holder = _gil_holder(rank)
-    if holder is not None:
-        return Activity(Reason.GIL_HELD, innermost_user_site(holder.frames, sources) or site)
-    if any(_DATA.search(frame.file) for frame in frames):
-        worker, worker_site = _stuck_worker(rank.children, sources)
-        return Activity(Reason.DATA_LOADING, worker_site or site, worker, worker_site)
+    return _waiting_outside(rank, frames, site, sources) or _busy(rank, frames, site, sources)
+
+
+def _waiting_outside(
+    rank: RankSnapshot, frames: Sequence[Frame], site: Site | None, sources: Mapping[str, str]
+) -> Activity | None:
+    """For data, a file or the store: what it calls says more than who has the GIL."""
     text = (site.source if site else None) or ""
     innermost = bool(frames) and is_user_file(frames[0].file)
+    if _any(_DATA, frames):
+        worker, worker_site = _stuck_worker(rank.children, sources)
+        return Activity(Reason.DATA_LOADING, worker_site or site, worker, worker_site)
     if _any(_CHECKPOINT, frames) or (innermost and _CHECKPOINT_LINE.search(text)):
         return Activity(Reason.CHECKPOINT_IO, site)
     if _waits_for_store(frames) or (innermost and _STORE_LINE.search(text)):
         return Activity(Reason.STORE_WAIT, site)
+    return None
+
+
+def _busy(
+    rank: RankSnapshot, frames: Sequence[Frame], site: Site | None, sources: Mapping[str, str]
+) -> Activity:
+    holder = _gil_holder(rank)
+    if holder is not None:
+        return Activity(Reason.GIL_HELD, innermost_user_site(holder.frames, sources) or site)
     if rank.handling:
         return Activity(Reason.EXCEPTION_HANDLING, site, handling=rank.handling)
     if frames:
         return Activity(Reason.USER_CODE, site)
-    if rank.phase is Phase.INIT or rank.in_call:
-        return Activity(Reason.STORE_WAIT, site)
-    return Activity(Reason.UNKNOWN, site)
+    joining = rank.phase is Phase.INIT or bool(rank.in_call)
+    return Activity(Reason.STORE_WAIT if joining else Reason.UNKNOWN, site)
 
 
 def _in_call_site(rank: RankSnapshot) -> Site | None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hangwatch.diagnosis.activity import Activity, activity, main_thread
 from hangwatch.diagnosis.graph import held_up
-from hangwatch.diagnosis.job import Place
 from hangwatch.diagnosis.phrases import spot_text
-from hangwatch.diagnosis.waits import Channel
+from hangwatch.diagnosis.spots import Channel, Place
 from hangwatch.frames import innermost_user_site, user_frames, with_source
-from hangwatch.types import Collective, Frame
+from hangwatch.types import Collective, Frame, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.graph import Graph
     from hangwatch.diagnosis.job import Job
     from hangwatch.diagnosis.source import Source
-    from hangwatch.diagnosis.waits import Spot, Wait
-    from hangwatch.types import Certainty, Kind, Reason, Site
+    from hangwatch.diagnosis.spots import Spot, Wait
+    from hangwatch.types import Certainty, Kind, Site
 
 
 _T = TypeVar("_T")
@@ -74,11 +73,19 @@ class Case:
         return self.job.snapshot.sources
 
     def activity(self, rank: int) -> Activity:
-        """What a living rank does."""
+        """What a rank does, or did when it was ended from outside."""
         found = self._activities.get(rank)
         if found is None:
-            found = self._activities[rank] = activity(self.job.ranks[rank], self.texts)
+            found = self._activities[rank] = self._activity(rank)
         return found
+
+    def _activity(self, rank: int) -> Activity:
+        snapshot = self.job.ranks[rank]
+        if rank not in self.ended:
+            return activity(snapshot, self.texts)
+        # It was ended from outside: the exception says where that was.
+        site = snapshot.exception.site if snapshot.exception else None
+        return Activity(Reason.UNKNOWN, with_source(site, self.texts), interrupted=True)
 
     def stack(self, rank: int) -> list[Frame]:
         """User frames of the rank's main thread, outermost first; empty if unknown."""

@@ -9,16 +9,15 @@ from hangwatch.diagnosis import wording
 from hangwatch.diagnosis.absentees import init_incomplete, missing_peer
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.endings import Cause
-from hangwatch.diagnosis.job import Place
 from hangwatch.diagnosis.phrases import at_line
+from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.diagnosis.terminals import died
-from hangwatch.diagnosis.waits import Channel, Setup
 from hangwatch.types import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.case import Case
     from hangwatch.diagnosis.graph import Root
-    from hangwatch.diagnosis.waits import Spot, Wait
+    from hangwatch.diagnosis.spots import Spot, Wait
 
 Ranks = tuple[int, ...]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.endings import last_call
-from hangwatch.diagnosis.job import Place
 from hangwatch.diagnosis.signatures import split
+from hangwatch.diagnosis.spots import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
     from hangwatch.diagnosis.signatures import Split
-    from hangwatch.diagnosis.waits import Wait
+    from hangwatch.diagnosis.spots import Wait
 
 HARMLESS_AFTER = 3
 """A difference that nobody is stuck at, and after which the members agree this many

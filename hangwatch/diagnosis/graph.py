@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.channels import posted
 from hangwatch.diagnosis.endings import Cause, How
-from hangwatch.diagnosis.job import Place
-from hangwatch.diagnosis.waits import Channel, Setup
+from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.types import Phase
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
-    from hangwatch.diagnosis.waits import Spot, Wait
+    from hangwatch.diagnosis.spots import Spot, Wait
 
 Node = int | Place | Channel | Setup
 
@@ -77,7 +76,7 @@ def build(
 ) -> Graph:
     """Link the waits. ``disputed``: gid to the first place where its members differ."""
     graph = Graph()
-    for wait in waits:
+    for wait in _without_idle_guesses(job, waits, ended):
         graph.by_rank[wait.rank].append(wait)
         graph.at[wait.spot].append(wait)
     for spot in list(graph.at):
@@ -90,6 +89,23 @@ def build(
         graph.missing[spot] = missing_at(job, spot, graph, ended)
     _link_earlier(graph)
     return graph
+
+
+def _without_idle_guesses(
+    job: Job, waits: Iterable[Wait], ended: Mapping[int, Ending]
+) -> list[Wait]:
+    """Leave out waits that only counters tell of, where all members are there.
+
+    They do not say which of a rank's groups has the unfinished work: one that
+    waits for somebody explains it better.
+    """
+    kept: list[Wait] = []
+    idle: dict[int, list[Wait]] = defaultdict(list)
+    for wait in waits:
+        full = wait.vague and isinstance(wait.spot, Place) and not _missing(job, wait.spot, ended)
+        (idle[wait.rank] if full else kept).append(wait)
+    explained = {wait.rank for wait in kept}
+    return kept + [wait for r, w in idle.items() if r not in explained for wait in w]
 
 
 def _link_earlier(graph: Graph) -> None:
@@ -115,11 +131,15 @@ def missing_at(job: Job, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) 
         under_way, ever = posted(job, spot.gid, spot.waiter, spot.peer, want)
         there = ever > spot.nth if ever >= 0 and spot.nth >= 0 else under_way > spot.turn
         return () if there and not _died_by_itself(spot.peer, ended) else (spot.peer,)
+    return _missing(job, spot, ended)
+
+
+def _missing(job: Job, place: Place, ended: Mapping[int, Ending]) -> tuple[int, ...]:
     return tuple(
         rank
-        for rank in job.members(spot.gid)
-        if not job.arrived(rank, spot)
-        or (_died_by_itself(rank, ended) and not job.passed(rank, spot))
+        for rank in job.members(place.gid)
+        if not job.arrived(rank, place)
+        or (_died_by_itself(rank, ended) and not job.passed(rank, place))
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.job import Place
+from hangwatch.diagnosis.spots import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

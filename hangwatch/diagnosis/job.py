@@ -16,20 +16,13 @@ from hangwatch.types import GroupKey, OpState, Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hangwatch.diagnosis.spots import Place
     from hangwatch.types import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
 
 MAX_WORLD = 1 << 20
 """A world size beyond this is taken for damage, not for a job."""
 
 _PHASES = list(Phase)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The ``seq``-th collective of a group."""
-
-    gid: int
-    seq: int
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis import wording
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.history import habit
-from hangwatch.diagnosis.job import Place
 from hangwatch.diagnosis.phrases import spot_text
 from hangwatch.diagnosis.signatures import Differs, split
+from hangwatch.diagnosis.spots import Place
 from hangwatch.types import Certainty, Collective, Kind, Reason
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.history import Habit
     from hangwatch.diagnosis.signatures import Split
     from hangwatch.diagnosis.source import Fork, Guard, LeftLoop
-    from hangwatch.diagnosis.waits import Wait
+    from hangwatch.diagnosis.spots import Wait
     from hangwatch.types import OpRecord, Site
 
 Ranks = tuple[int, ...]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.job import Place
-from hangwatch.diagnosis.waits import Channel
+from hangwatch.diagnosis.spots import Channel, Place
 from hangwatch.types import Reason
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.activity import Activity
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
-    from hangwatch.diagnosis.waits import Spot
+    from hangwatch.diagnosis.spots import Spot
     from hangwatch.types import Site
 
 MAX_SPANS = 8
@@ -124,12 +123,21 @@ def group_text(job: Job, gid: int) -> str:
 def spot_text(job: Job, spot: Spot, op: str) -> str:
     """``all_reduce #41 of group default_pg``."""
     if isinstance(spot, Place):
-        return f"{op or 'collective'} #{spot.seq} of {group_text(job, spot.gid)}"
+        number = f" #{spot.seq}" if spot.seq > 0 else ""
+        return f"{op or 'collective'}{number} of {group_text(job, spot.gid)}"
     if isinstance(spot, Channel):
         towards = "to" if spot.sends else "from"
         call = op or ("send" if spot.sends else "recv")
         return f"{call} {towards} rank {spot.peer} in {group_text(job, spot.gid)}"
     return spot.call
+
+
+def now(ranks: Sequence[int], activity: Activity) -> str:
+    """``it is loading data (data.py:12)``."""
+    if activity.interrupted:
+        inside = f" in {_in_function(activity.site)}" if activity.site else ""
+        return f"{verb(ranks, 'it was', 'they were')} ended from outside{inside}"
+    return f"{verb(ranks, 'it is', 'they are')} {doing(activity)}"
 
 
 def doing(activity: Activity) -> str:

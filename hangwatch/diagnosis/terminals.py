@@ -16,9 +16,8 @@ from hangwatch.diagnosis.absentees import (
 )
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.endings import Cause, How
-from hangwatch.diagnosis.job import Place
 from hangwatch.diagnosis.phrases import at_line, ended, verb
-from hangwatch.diagnosis.waits import Channel, Setup
+from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.frames import with_source
 from hangwatch.types import Certainty, Kind, Phase, Reason
 
@@ -26,10 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hangwatch.diagnosis.case import Case
-    from hangwatch.diagnosis.waits import Spot
+    from hangwatch.diagnosis.endings import Ending
+    from hangwatch.diagnosis.spots import Spot
     from hangwatch.types import Site
 
 Ranks = tuple[int, ...]
+
+SHUTDOWN_S = 30.0
+"""Launchers take a while to end all ranks; torchrun's grace period is 30 s."""
 
 
 def judge_terminals(case: Case, terminals: Iterable[int]) -> Iterator[Finding]:
@@ -72,7 +75,7 @@ def _judge_spot(case: Case, spot: Spot | None, missing: list[int]) -> Iterator[F
         end = case.ended.get(rank)
         if end is not None and end.how is How.CLEAN:
             finished.append(rank)
-        elif end is not None and (end.cause is Cause.OWN or _somebody_lives(case)):
+        elif end is not None and (end.cause is Cause.OWN or _left_behind(case, end)):
             site = end.exception.site if end.exception else None
             name = end.exception.type if end.exception else ""
             dead[end.how, name, site and (site.file, site.line), end.signal].append(rank)
@@ -98,8 +101,9 @@ def _judge_spot(case: Case, spot: Spot | None, missing: list[int]) -> Iterator[F
         yield living(case, spot, tuple(ranks))
 
 
-def _somebody_lives(case: Case) -> bool:
-    return len(case.ended) < len(case.job.ranks)
+def _left_behind(case: Case, end: Ending) -> bool:
+    """Whether others live on long after it was ended: nobody is ending the job."""
+    return len(case.ended) < len(case.job.ranks) and end.age_s >= SHUTDOWN_S
 
 
 def _has_finished(case: Case, rank: int, spot: Spot | None) -> bool:
@@ -162,14 +166,16 @@ def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     if isinstance(spot, Place) and 2 * len(culprits) > len(case.job.members(spot.gid)):
         return _outlasted(case, spot, there, culprits, how)
     victim_site = case.victims_site(waits)
+    # Counters alone do not say for sure that it is this group that has unfinished work.
+    sure = any(wait.over or not wait.vague for wait in waits)
     return Finding(
         kind=Kind.FINISHED_EARLY,
         reason=Reason.EXITED,
-        certainty=Certainty.PROVED,
+        certainty=Certainty.PROVED if sure else Certainty.LIKELY,
         culprits=culprits,
         victims=case.victims_of(culprits),
         text=wording.finished(culprits, there, case.where(spot), how, victim_site),
-        final=True,
+        final=sure,
         spot=spot,
         collective=case.collective(spot, waits),
         site=_finished_site(case, culprits[0]),

@@ -6,16 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.advice import advice
+from hangwatch.diagnosis.aftermath import find_waits
 from hangwatch.diagnosis.case import Case
 from hangwatch.diagnosis.cycles import judge_cycle, judge_stuck
 from hangwatch.diagnosis.disputes import disputes
 from hangwatch.diagnosis.endings import Cause, How, endings, last_call
 from hangwatch.diagnosis.graph import build, roots
-from hangwatch.diagnosis.job import Place, index, seconds
+from hangwatch.diagnosis.job import index, seconds
 from hangwatch.diagnosis.mismatch import judge_dispute
 from hangwatch.diagnosis.source import Source
+from hangwatch.diagnosis.spots import Channel, Place
 from hangwatch.diagnosis.terminals import judge_terminals
-from hangwatch.diagnosis.waits import Channel, find_waits
 from hangwatch.types import OK, Certainty, JobSnapshot, State, Thresholds, Verdict
 from hangwatch.types import Wait as ShownWait
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.case import Finding
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
-    from hangwatch.diagnosis.waits import Wait
+    from hangwatch.diagnosis.spots import Wait
 
 PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,

@@ -8,9 +8,9 @@ from hangwatch.diagnosis.case import Text
 from hangwatch.diagnosis.phrases import (
     at_line,
     capital,
-    doing,
     ended,
     line,
+    now,
     place_in_code,
     short_file,
     spot_text,
@@ -37,7 +37,7 @@ def never_entered(
     """A living rank that others wait for."""
     headline = (
         f"{capital(the_ranks(culprits))} never entered {where}: "
-        f"{verb(culprits, 'it is', 'they are')} {doing(activity)}{waiting(victims, culprits)}"
+        f"{now(culprits, activity)}{waiting(victims, culprits)}"
     )
     return Text(
         headline,

@@ -1,0 +1,105 @@
+"""Where ranks were when they ended, for those that did not end by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.endings import Cause, How
+from hangwatch.diagnosis.job import seconds
+from hangwatch.diagnosis.spots import Place, Wait
+from hangwatch.diagnosis.waits import by_counters, living, pending, setup_of, spots_of
+from hangwatch.frames import with_source
+from hangwatch.types import OpState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hangwatch.diagnosis.endings import Ending
+    from hangwatch.diagnosis.job import Job
+    from hangwatch.types import RankSnapshot
+
+FAILED_WITHIN = 4
+"""A call that raised is where a rank ended if it is among its last so many."""
+
+
+def find_waits(job: Job, ended: Mapping[int, Ending]) -> list[Wait]:
+    """All waits of all ranks, living and ended, in the order of the ranks.
+
+    A rank that ended by itself waits for nothing, whatever it was in.
+    """
+    waits: list[Wait] = []
+    for number in sorted(job.ranks):
+        rank = job.ranks[number]
+        end = ended.get(number)
+        if end is None:
+            waits.extend(living(job, rank))
+        elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
+            waits.extend(replace(wait, over=True) for wait in _ended(job, rank, ended))
+    return waits
+
+
+def _ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:
+    """In a set-up call, in the call that it was blocked in or that raised, or,
+    where C++ waited, in the earliest that is not complete.
+    """
+    end = ended[rank.rank]
+    setup = setup_of(rank)
+    if setup is not None:
+        age_s = seconds(rank.in_call_age_s) or end.age_s
+        yield Wait(rank.rank, setup, age_s, firm=True, op=setup.call, site=rank.in_call_site)
+        return
+    position = _last_position(job, rank.rank)
+    if position is not None:
+        gid, record = job.ops[rank.rank][position]
+        for spot in spots_of(job, rank.rank, position, gid, record):
+            yield Wait(
+                rank.rank,
+                spot,
+                seconds(record.issued_age_s),
+                firm=True,
+                op=record.op,
+                record=record,
+                site=record.site,
+            )
+        return
+    if end.cause is Cause.ECHO or rank.pending_age_s is not None:
+        known = list(pending(job, rank)) or list(_beside_the_gone(job, rank, ended))
+        yield from known or by_counters(job, rank)
+
+
+def _last_position(job: Job, rank: int) -> int | None:
+    ops = job.ops.get(rank, [])
+    for position in range(len(ops) - 1, -1, -1):
+        state = ops[position][1].state
+        late = position >= len(ops) - FAILED_WITHIN
+        if state is OpState.BLOCKED or (state is OpState.FAILED and late):
+            return position
+    return None
+
+
+def _beside_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:
+    """The places that a rank was in with members that are gone, by the counters.
+
+    These are sampled, so they may be a step behind, and those of the ranks that
+    failed with it tell more. c10d may count what has failed as done.
+    """
+    end = ended[rank.rank]
+    for gid in job.progress.get(rank.rank, {}):
+        reached = job.reached[gid]
+        causes = {m: ended[m].cause for m in job.members(gid) if m in ended}
+        gone = [member for member, cause in causes.items() if cause is Cause.OWN]
+        seqs = [reached.get(m, 0) for m, cause in causes.items() if cause is not Cause.OWN]
+        # Who came to its end is missing from the place after its last one.
+        seqs += [reached.get(m, 0) + (ended[m].how is How.CLEAN) for m in gone]
+        place = Place(gid, max(seqs))
+        if any(not job.passed(member, place) for member in gone):
+            age_s = seconds(rank.pending_age_s) or end.age_s
+            op = _guess(rank, job.snapshot.sources)
+            yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=True)
+
+
+def _guess(rank: RankSnapshot, sources: Mapping[str, str]) -> str:
+    """What C++ issues in backward is the all_reduce of DistributedDataParallel."""
+    site = with_source(rank.exception.site, sources) if rank.exception else None
+    return "all_reduce" if site and site.source and ".backward(" in site.source else ""
