@@ -6,11 +6,15 @@ from hangwatch.types import Kind, Reason
 
 _BY_REASON: dict[Reason, tuple[str, ...]] = {
     Reason.DATA_LOADING: (
-        "Look at what the dataset does at the line shown: a lock taken before fork, a slow or "
-        "dead mount, a network read without a timeout.",
+        (
+            "Look at what the dataset does at the line shown: a lock taken before fork, a slow or "
+            "dead mount, a network read without a timeout."
+        ),
         "Give the DataLoader a timeout= so that a stuck worker raises instead of waiting.",
-        "If the workers deadlock after fork, use multiprocessing_context='spawn' or "
-        "'forkserver', or num_workers=0 to confirm.",
+        (
+            "If the workers deadlock after fork, use multiprocessing_context='spawn' or "
+            "'forkserver', or num_workers=0 to confirm."
+        ),
     ),
     Reason.CHECKPOINT_IO: (
         "Check the file system that the checkpoint goes to (full, slow, or hung mount).",
@@ -22,20 +26,24 @@ _BY_REASON: dict[Reason, tuple[str, ...]] = {
         "Use a timeout on the store so that the missing key is named in an error.",
     ),
     Reason.GIL_HELD: (
-        "Release the GIL in the native code at the line shown (Py_BEGIN_ALLOW_THREADS, "
-        "py::gil_scoped_release).",
+        (
+            "Release the GIL in the native code at the line shown (Py_BEGIN_ALLOW_THREADS, "
+            "py::gil_scoped_release)."
+        ),
         "Run with --stacks native to see which native function it is in.",
     ),
     Reason.STOPPED: (
         "Continue the process with kill -CONT, or thaw its container.",
-        "Find who stopped it: a job scheduler's suspension, a memory limit, or a terminal's Ctrl-Z.",
+        "Find who stopped it: a scheduler's suspension, a memory limit, or a terminal's Ctrl-Z.",
     ),
     Reason.DEBUGGER: (
         "Continue or leave the debugger; remove the breakpoint from code that every rank runs.",
     ),
     Reason.EXCEPTION_HANDLING: (
-        "Let the exception end the rank, or make every rank take the same way out: a rank that "
-        "handles it alone misses the collectives of the others.",
+        (
+            "Let the exception end the rank, or make every rank take the same way out: a rank that "
+            "handles it alone misses the collectives of the others."
+        ),
         "Look at what the except or finally block waits for.",
     ),
     Reason.OUT_OF_MEMORY: (
@@ -48,8 +56,10 @@ _BY_REASON: dict[Reason, tuple[str, ...]] = {
         "Run with restarts (torchrun --max-restarts) so that the job goes on without it.",
     ),
     Reason.NETWORK: (
-        "Check that the ranks reach each other on the interface that is used "
-        "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and that no firewall is between them.",
+        (
+            "Check that the ranks reach each other on the interface that is used "
+            "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and that no firewall is between them."
+        ),
     ),
 }
 
@@ -59,10 +69,14 @@ _BY_KIND: dict[Kind, tuple[str, ...]] = {
         "If it is meant to take so long, raise --hang-after, or let the others not wait for it.",
     ),
     Kind.FINISHED_EARLY: (
-        "Give every rank the same number of batches: DistributedSampler(drop_last=True), equal "
-        "shards, or a step count agreed upon before the loop.",
-        "Or wrap the loop in torch.distributed.algorithms.join.Join, which shadows the "
-        "collectives of ranks that have run out of data.",
+        (
+            "Give every rank the same number of batches: DistributedSampler(drop_last=True), equal "
+            "shards, or a step count agreed upon before the loop."
+        ),
+        (
+            "Or wrap the loop in torch.distributed.algorithms.join.Join, which shadows the "
+            "collectives of ranks that have run out of data."
+        ),
         "If a rank stops early on purpose, decide it together: all_reduce a stop flag.",
     ),
     Kind.DIED: (
@@ -70,19 +84,27 @@ _BY_KIND: dict[Kind, tuple[str, ...]] = {
         "Run with restarts (torchrun --max-restarts) where such failures come from outside.",
     ),
     Kind.OP_MISMATCH: (
-        "Make all ranks issue the same collectives in the same order: look for a branch, an "
-        "early continue, or a caught exception that depends on the rank or on local data.",
+        (
+            "Make all ranks issue the same collectives in the same order: look for a branch, an "
+            "early continue, or a caught exception that depends on the rank or on local data."
+        ),
         "Decide such branches on a value that all ranks agree on (broadcast or all_reduce it).",
     ),
     Kind.SIGNATURE_MISMATCH: (
-        "Make the tensor the same on all ranks: pad it, or gather the sizes first and use a "
-        "collective that allows uneven ones.",
-        "Look for a last batch that is smaller, a model or configuration that differs, or a "
-        "root rank computed differently.",
+        (
+            "Make the tensor the same on all ranks: pad it, or gather the sizes first and use a "
+            "collective that allows uneven ones."
+        ),
+        (
+            "Look for a last batch that is smaller, a model or configuration that differs, or a "
+            "root rank computed differently."
+        ),
     ),
     Kind.SUBSET_ENTERED: (
-        "Call the collective on every rank of its group: move it out of the condition, and keep "
-        "only the use of its result (printing, saving) inside.",
+        (
+            "Call the collective on every rank of its group: move it out of the condition, and keep "
+            "only the use of its result (printing, saving) inside."
+        ),
         "Or make a group of just those ranks with new_group, called by all ranks.",
     ),
     Kind.ORDER_INVERSION: (
@@ -91,14 +113,20 @@ _BY_KIND: dict[Kind, tuple[str, ...]] = {
     ),
     Kind.MISSING_PEER: (
         "Match every send with a recv of the same group, peer, tag and order.",
-        "For exchanges in both directions use batch_isend_irecv, so that neither side blocks "
-        "before it has posted its part.",
+        (
+            "For exchanges in both directions use batch_isend_irecv, so that neither side blocks "
+            "before it has posted its part."
+        ),
     ),
     Kind.INIT_INCOMPLETE: (
-        "Make sure that every rank starts and calls it: the number of processes, the node count, "
-        "and code before it that only some ranks run.",
-        "new_group has to be called by all ranks of the job, also by those that are not in it, "
-        "in the same order.",
+        (
+            "Make sure that every rank starts and calls it: the number of processes, the node count, "
+            "and code before it that only some ranks run."
+        ),
+        (
+            "new_group has to be called by all ranks of the job, also by those that are not in it, "
+            "in the same order."
+        ),
     ),
     Kind.COLLECTIVE_STUCK: (
         "Check the network between the members, and the health of their devices.",

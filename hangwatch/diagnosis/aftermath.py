@@ -40,8 +40,10 @@ def find_waits(job: Job, ended: Mapping[int, Ending]) -> list[Wait]:
 
 
 def _ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:
-    """In a set-up call, in the call that it was blocked in or that raised, or,
-    where C++ waited, in the earliest that is not complete.
+    """Where a rank was that did not end by itself.
+
+    In a set-up call, in the call that it was blocked in or that raised, or, where
+    C++ waited, in the earliest that is not complete.
     """
     end = ended[rank.rank]
     setup = setup_of(rank)

@@ -21,18 +21,11 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.job import Job
     from hangwatch.diagnosis.source import Source
     from hangwatch.diagnosis.spots import Spot, Wait
+    from hangwatch.diagnosis.wording import Text
     from hangwatch.types import Certainty, Kind, Site
 
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """What people read of a finding."""
-
-    headline: str
-    explanation: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ times, is one that this program makes on purpose."""
 
 
 def disputes(job: Job, waits: Iterable[Wait], ended: Mapping[int, Ending]) -> dict[int, int]:
-    """gid to the first disputed place, for the groups in which somebody is stuck.
+    """The first disputed place by gid, for the groups in which somebody is stuck.
 
     A member may have passed it: gloo lets ranks through a mismatch, and the ones
     that went on wait for the others in a later place.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.channels import posted
@@ -116,7 +117,7 @@ def _link_earlier(graph: Graph) -> None:
             waited[spot.gid].append(spot.seq)
     for gid, seqs in waited.items():
         seqs.sort()
-        for earlier, seq in zip(seqs, seqs[1:], strict=False):
+        for earlier, seq in pairwise(seqs):
             spot = Place(gid, seq)
             if spot not in graph.because and not graph.missing[spot]:
                 graph.because[spot] = Place(gid, earlier)
@@ -163,8 +164,9 @@ def _missing_at_setup(
 
 
 def roots(graph: Graph, also: Iterable[int] = ()) -> list[Root]:
-    """The components that wait for nothing outside; ``also`` are ranks to look at
-    though nobody waits for them.
+    """The components that wait for nothing outside.
+
+    ``also`` are ranks to look at though nobody waits for them.
     """
     found = []
     for component in _components(graph, [*graph.by_rank, *also]):
@@ -193,7 +195,9 @@ def held_up(graph: Graph, targets: Iterable[Node]) -> set[int]:
     return {node for node in seen if isinstance(node, int)}
 
 
-def _components(graph: Graph, starts: Iterable[Node]) -> Iterable[list[Node]]:
+def _components(  # noqa: C901 (an algorithm that is known by its one piece)
+    graph: Graph, starts: Iterable[Node]
+) -> Iterable[list[Node]]:
     """Strongly connected components (Tarjan 1972), without recursion."""
     order: dict[Node, int] = {}
     low: dict[Node, int] = {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis import wording
+from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.history import habit
-from hangwatch.diagnosis.phrases import spot_text
+from hangwatch.diagnosis.phrases import Ranks, spot_text
 from hangwatch.diagnosis.signatures import Differs, split
 from hangwatch.diagnosis.spots import Place
+from hangwatch.diagnosis.wording import Scene
 from hangwatch.types import Certainty, Collective, Kind, Reason
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.signatures import Split
     from hangwatch.diagnosis.source import Fork, Guard, LeftLoop
     from hangwatch.diagnosis.spots import Wait
-    from hangwatch.types import OpRecord, Site
-
-Ranks = tuple[int, ...]
+    from hangwatch.types import OpRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
         certainty=Certainty.POSSIBLE,
         culprits=candidates,
         victims=case.victims_of(candidates, _spots(case, place)),
-        text=wording.undecided(found, spot_text(case.job, place, named), sites=sites),
+        text=disagreement.undecided(found, spot_text(case.job, place, named), sites),
         final=_is_final(case, place),
         spot=place,
         collective=_collective(case, place, candidates[0]),
@@ -148,21 +147,21 @@ def _other_op(
     kind, skipped = _kind(seen)
     ops = _op(case, place, culprits[0]), _op(case, place, others[0])
     sites = case.site_at(culprits[0], place), case.site_at(others[0], place)
-    mine, theirs = (spot_text(case.job, place, op) for op in ops)
-    if kind is Kind.FINISHED_EARLY and seen.loop is not None:
-        text = wording.left_loop(culprits, others, theirs, ops[0], sites, seen.loop)
+    mine, theirs, both = (spot_text(case.job, place, op) for op in (*ops, "collective"))
+
+    def scene(where: str) -> Scene:
+        return Scene(culprits, others, where, *sites)
+
+    if seen.loop is not None and kind is Kind.FINISHED_EARLY:
+        text = wording.left_loop(scene(theirs), ops[0], seen.loop)
     elif kind is Kind.FINISHED_EARLY:
-        how = f"they are in {ops[1]} after the loop"
-        text = wording.outlasted(culprits, others, mine, how, sites[0])
+        text = wording.outlasted(scene(mine), f"they are in {ops[1]} after the loop")
     elif kind is Kind.SUBSET_ENTERED:
-        text = wording.subset(
-            culprits, others, mine, ops[0], sites, seen.guard, f"went on to {ops[1]}"
-        )
+        text = disagreement.subset(scene(mine), seen.guard, f"went on to {ops[1]}")
     elif skipped:
-        text = wording.skipped(culprits, others, ops, theirs, sites, seen.skips)
+        text = disagreement.skipped(scene(theirs), ops[0], seen.skips)
     else:
-        where = spot_text(case.job, place, "collective")
-        text = wording.other_op(culprits, others, ops, where, sites, seen.guard)
+        text = disagreement.other_op(scene(both), ops, seen.guard)
     about = others[0] if seen.loop is not None else culprits[0]
     return Finding(
         kind=kind,
@@ -183,22 +182,20 @@ def _other_op(
 def _kind(seen: Evidence) -> tuple[Kind, bool]:
     """(kind, whether the culprits passed over what the others entered)."""
     guard, usual = seen.guard, seen.habit
+    known = usual is not None and usual.here_known_there
+    kind, skipped = Kind.OP_MISMATCH, False
     if seen.same_line:
-        return Kind.OP_MISMATCH, False
-    if seen.loop is not None or seen.outlasts is not None:
-        return Kind.FINISHED_EARLY, False
-    if guard is not None and guard.on_rank and not guard.other_branch_communicates:
-        return Kind.SUBSET_ENTERED, False
-    if usual is not None and usual.here_known_there:
-        return Kind.OP_MISMATCH, True
-    if guard is not None:
+        pass
+    elif seen.loop is not None or seen.outlasts is not None:
+        kind = Kind.FINISHED_EARLY
+    elif guard is not None and (guard.on_rank or not known):
         both = guard.other_branch_communicates
-        return (Kind.OP_MISMATCH if both else Kind.SUBSET_ENTERED), False
-    if seen.skips is not None:
-        return Kind.OP_MISMATCH, True
-    if usual is not None and usual.there_is_usual:
-        return Kind.SUBSET_ENTERED, False
-    return Kind.OP_MISMATCH, False
+        kind = Kind.OP_MISMATCH if both else Kind.SUBSET_ENTERED
+    elif known or seen.skips is not None:
+        skipped = True
+    elif usual is not None and usual.there_is_usual:
+        kind = Kind.SUBSET_ENTERED
+    return kind, skipped
 
 
 def _other_signature(
@@ -213,7 +210,7 @@ def _other_signature(
         certainty=certainty,
         culprits=culprits,
         victims=case.victims_of(culprits, _spots(case, place)),
-        text=wording.signature(culprits, found, where, site),
+        text=disagreement.signature(Scene(culprits, others, where, site), found),
         final=_is_final(case, place),
         spot=place,
         collective=_collective(case, place, culprits[0]),

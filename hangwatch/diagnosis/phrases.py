@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
     from hangwatch.diagnosis.spots import Spot
-    from hangwatch.types import Site
+    from hangwatch.types import ExceptionRecord, Site
+
+Ranks = tuple[int, ...]
 
 MAX_SPANS = 8
 RUN = 3
@@ -140,33 +142,30 @@ def now(ranks: Sequence[int], activity: Activity) -> str:
     return f"{verb(ranks, 'it is', 'they are')} {doing(activity)}"
 
 
+_DOING = {
+    Reason.DATA_LOADING: "loading data",
+    Reason.CHECKPOINT_IO: "writing a checkpoint",
+    Reason.STORE_WAIT: "waiting for a key of the store",
+    Reason.GIL_HELD: "in native code that holds the GIL",
+    Reason.STOPPED: "stopped (SIGSTOP, or a frozen container)",
+    Reason.DEBUGGER: "in a debugger",
+    Reason.EXCEPTION_HANDLING: "handling an exception",
+}
+
+
 def doing(activity: Activity) -> str:
     """What a living culprit does, to follow ``it is`` or ``they are``."""
-    where = line(activity.site)
-    inside = f" ({_in_function(activity.site)})" if where else ""
-    match activity.reason:
-        case Reason.DATA_LOADING if activity.worker:
-            worker = _in_function(activity.worker_site)
-            stuck = f"worker pid {activity.worker}" + (f" in {worker}" if worker else "")
-            return f"loading data ({stuck})"
-        case Reason.DATA_LOADING:
-            return f"loading data{inside}"
-        case Reason.CHECKPOINT_IO:
-            return f"writing a checkpoint{inside}"
-        case Reason.STORE_WAIT:
-            return f"waiting for a key of the store{inside}"
-        case Reason.GIL_HELD:
-            return f"in native code that holds the GIL{inside}"
-        case Reason.STOPPED:
-            return f"stopped (SIGSTOP, or a frozen container){inside}"
-        case Reason.DEBUGGER:
-            return f"in a debugger{inside}"
-        case Reason.EXCEPTION_HANDLING:
-            return f"handling {_article(activity.handling)} {activity.handling}{inside}"
-        case Reason.USER_CODE:
-            return f"busy in {_in_function(activity.site)}" if where else "busy in its own code"
-        case _:
-            return f"doing something that could not be seen{inside}"
+    where = _in_function(activity.site)
+    if activity.reason is Reason.USER_CODE:
+        return f"busy in {where}" if where else "busy in its own code"
+    what = _DOING.get(activity.reason, "doing something that could not be seen")
+    if activity.handling and activity.reason is Reason.EXCEPTION_HANDLING:
+        article = "an" if activity.handling[:1].lower() in "aeiou" else "a"
+        what = f"handling {article} {activity.handling}"
+    if activity.worker:
+        inside = f" in {_in_function(activity.worker_site)}" if activity.worker_site else ""
+        return f"{what} (worker pid {activity.worker}{inside})"
+    return f"{what} ({where})" if where else what
 
 
 def _in_function(site: Site | None) -> str:
@@ -178,31 +177,31 @@ def _in_function(site: Site | None) -> str:
     return line(site)
 
 
-def _article(word: str) -> str:
-    return "an" if word[:1].lower() in "aeiou" else "a"
-
-
 def ended(end: Ending) -> str:
     """How a rank ended, to follow its name: ``died of ValueError: bad batch``."""
-    exception = end.exception
-    if end.reason is Reason.OUT_OF_MEMORY and exception is None:
-        return "was killed: the machine ran out of memory"
-    if exception is not None:
-        message = " ".join(exception.message.split())
-        if len(message) > MAX_MESSAGE:
-            message = message[: MAX_MESSAGE - 3] + "..."
-        raised = exception.type.rpartition(".")[2] + (f": {message}" if message else "")
-        at = f" ({line(exception.site)})" if exception.site else ""
-        return f"died of {raised}{at}"
-    if end.signal is not None:
-        return f"was killed by {signal_name(end.signal)}"
-    if end.exit_code is not None and end.exit_code != 0:
-        return f"exited with code {end.exit_code}"
-    if end.reason is Reason.NODE_LOST:
-        return "was lost with its node"
-    if end.reason is Reason.EXITED:
-        return "exited"
-    return "is gone, how is not known"
+    how = "is gone, how is not known"
+    if end.exception is not None:
+        how = _raised(end.exception)
+    elif end.reason is Reason.OUT_OF_MEMORY:
+        how = "was killed: the machine ran out of memory"
+    elif end.signal is not None:
+        how = f"was killed by {signal_name(end.signal)}"
+    elif end.exit_code:
+        how = f"exited with code {end.exit_code}"
+    elif end.reason is Reason.NODE_LOST:
+        how = "was lost with its node"
+    elif end.reason is Reason.EXITED:
+        how = "exited" + (" with code 0" if end.exit_code == 0 else "")
+    return how
+
+
+def _raised(exception: ExceptionRecord) -> str:
+    message = " ".join(exception.message.split())
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - 3] + "..."
+    name = exception.type.rpartition(".")[2] or "an exception"
+    at = f" ({line(exception.site)})" if exception.site else ""
+    return f"died of {name}" + (f": {message}" if message else "") + at
 
 
 def signal_name(number: int) -> str:

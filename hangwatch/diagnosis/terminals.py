@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import wording
@@ -11,28 +12,36 @@ from hangwatch.diagnosis.absentees import (
     init_incomplete,
     living,
     missing_peer,
-    rank_guard,
     subset,
 )
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.endings import Cause, How
-from hangwatch.diagnosis.phrases import at_line, ended, verb
+from hangwatch.diagnosis.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.spots import Channel, Place, Setup
+from hangwatch.diagnosis.wording import Scene
 from hangwatch.frames import with_source
 from hangwatch.types import Certainty, Kind, Phase, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from hangwatch.diagnosis.case import Case
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.spots import Spot
     from hangwatch.types import Site
 
-Ranks = tuple[int, ...]
-
 SHUTDOWN_S = 30.0
 """Launchers take a while to end all ranks; torchrun's grace period is 30 s."""
+
+
+class Fate(Enum):
+    """What became of a rank that others wait for."""
+
+    ALIVE = auto()
+    """It is busy, or was until the job was ended from outside."""
+    FINISHED = auto()
+    DIED = auto()
+    ABSENT = auto()
 
 
 def judge_terminals(case: Case, terminals: Iterable[int]) -> Iterator[Finding]:
@@ -66,39 +75,30 @@ def _main_spot(case: Case, rank: int) -> Spot | None:
 
 
 def _judge_spot(case: Case, spot: Spot | None, missing: list[int]) -> Iterator[Finding]:
-    dead: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    finished: list[int] = []
-    absent: list[int] = []
-    terminated: list[int] = []
-    alive: dict[Reason, list[int]] = defaultdict(list)
+    parts: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank in missing:
-        end = case.ended.get(rank)
-        if end is not None and end.how is How.CLEAN:
-            finished.append(rank)
-        elif end is not None and (end.cause is Cause.OWN or _left_behind(case, end)):
-            site = end.exception.site if end.exception else None
-            name = end.exception.type if end.exception else ""
-            dead[end.how, name, site and (site.file, site.line), end.signal].append(rank)
-        elif end is not None:
-            terminated.append(rank)
-        elif rank not in case.job.ranks:
-            absent.append(rank)
-        elif _has_finished(case, rank, spot):
-            finished.append(rank)
-        else:
-            alive[case.activity(rank).reason].append(rank)
-    for ranks in dead.values():
-        yield died(case, spot, tuple(ranks))
-    if spot is None:
-        return
-    if finished:
-        yield _finished(case, spot, tuple(finished))
-    if absent:
-        yield absent_ranks(case, spot, tuple(absent))
-    if terminated:
-        yield living(case, spot, tuple(terminated))
-    for ranks in alive.values():
-        yield living(case, spot, tuple(ranks))
+        parts[_fate(case, spot, rank)].append(rank)
+    for (fate, *_), ranks in parts.items():
+        if fate is Fate.DIED:
+            yield died(case, spot, tuple(ranks))
+        elif spot is not None:
+            yield _JUDGES[fate](case, spot, tuple(ranks))
+
+
+def _fate(case: Case, spot: Spot | None, rank: int) -> tuple[object, ...]:
+    """What became of a rank; those whose tuples are equal share one finding."""
+    end = case.ended.get(rank)
+    if end is not None and end.how is How.CLEAN:
+        return (Fate.FINISHED,)
+    if end is not None and (end.cause is Cause.OWN or _left_behind(case, end)):
+        site = end.exception.site if end.exception else None
+        name = end.exception.type if end.exception else ""
+        return Fate.DIED, end.how, end.signal, name, site and (site.file, site.line)
+    if rank not in case.job.ranks:
+        return (Fate.ABSENT,)
+    if end is None and _has_finished(case, rank, spot):
+        return (Fate.FINISHED,)
+    return Fate.ALIVE, end is None, case.activity(rank).reason
 
 
 def _left_behind(case: Case, end: Ending) -> bool:
@@ -126,18 +126,25 @@ def died(
     victims = case.victims_of(culprits)
     direct = tuple(rank for rank in case.direct(spot) if rank not in culprits)
     site = with_source(end.exception.site, case.texts) if end.exception else None
+    scene = Scene(
+        culprits,
+        direct,
+        case.where(spot),
+        site or _last_site(case, first),
+        case.victims_site(waits),
+    )
     return Finding(
         kind=Kind.DIED,
         reason=end.reason,
         certainty=Certainty.LIKELY if end.how in (How.GONE, How.LOST) else certainty,
         culprits=culprits,
         victims=victims,
-        text=wording.died(culprits, direct, case.where(spot), end, failed=failed),
+        text=wording.died(scene, end, failed=failed),
         final=end.how is not How.LOST,
         spot=spot,
         collective=case.collective(spot, waits),
-        site=site or _last_site(case, first),
-        victim_site=case.victims_site(waits),
+        site=scene.site,
+        victim_site=scene.other_site,
         waits=waits,
         ended=culprits,
     )
@@ -152,20 +159,26 @@ def _last_site(case: Case, rank: int) -> Site | None:
 
 
 def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
-    waits = case.waits_at(spot)
-    there = case.direct(spot)
     how = _how_finished(case, culprits)
     if isinstance(spot, Channel):
         return missing_peer(case, spot, culprits[0], how, Reason.EXITED)
     if isinstance(spot, Setup):
         return init_incomplete(case, spot, culprits, how, Reason.EXITED)
-    if isinstance(spot, Place) and 2 * len(culprits) >= len(case.job.members(spot.gid)):
-        guard = rank_guard(case, waits)
-        if guard is not None:
-            return subset(case, spot, there, culprits, guard, f"{how} without it", final=True)
-    if isinstance(spot, Place) and 2 * len(culprits) > len(case.job.members(spot.gid)):
-        return _outlasted(case, spot, there, culprits, how)
-    victim_site = case.victims_site(waits)
+    members = len(case.job.members(spot.gid))
+    if 2 * len(culprits) >= members:
+        found = subset(case, spot, culprits, f"went on without it: {how}", final=True)
+        if found is not None:
+            return found
+    if 2 * len(culprits) > members:
+        return _outlasted(case, spot, culprits, how)
+    waits = case.waits_at(spot)
+    scene = Scene(
+        culprits,
+        case.direct(spot),
+        case.where(spot),
+        _finished_site(case, culprits[0]),
+        case.victims_site(waits),
+    )
     # Counters alone do not say for sure that it is this group that has unfinished work.
     sure = any(wait.over or not wait.vague for wait in waits)
     return Finding(
@@ -174,33 +187,40 @@ def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
         certainty=Certainty.PROVED if sure else Certainty.LIKELY,
         culprits=culprits,
         victims=case.victims_of(culprits),
-        text=wording.finished(culprits, there, case.where(spot), how, victim_site),
+        text=wording.finished(scene, how, failed=all(wait.over for wait in waits)),
         final=sure,
         spot=spot,
         collective=case.collective(spot, waits),
-        site=_finished_site(case, culprits[0]),
-        victim_site=victim_site,
+        site=scene.site,
+        victim_site=scene.other_site,
         waits=waits,
         ended=tuple(rank for rank in culprits if rank in case.ended),
     )
 
 
-def _outlasted(case: Case, spot: Place, culprits: Ranks, finished: Ranks, how: str) -> Finding:
+def _outlasted(case: Case, spot: Place, finished: Ranks, how: str) -> Finding:
     """Most members are finished, and a few still go on."""
     waits = case.waits_at(spot)
-    site = case.victims_site(waits)
+    culprits = case.direct(spot)
+    scene = Scene(
+        culprits,
+        finished,
+        case.where(spot),
+        case.victims_site(waits),
+        _finished_site(case, finished[0]),
+    )
     return Finding(
         kind=Kind.FINISHED_EARLY,
         reason=Reason.USER_CODE,
         certainty=Certainty.PROVED,
         culprits=culprits,
         victims=tuple(sorted(set(case.victims_of(finished)) - set(culprits))),
-        text=wording.outlasted(culprits, finished, case.where(spot), how, site),
+        text=wording.outlasted(scene, how),
         final=True,
         spot=spot,
         collective=case.collective(spot, waits),
-        site=site,
-        victim_site=_finished_site(case, finished[0]),
+        site=scene.site,
+        victim_site=scene.other_site,
         waits=waits,
     )
 
@@ -211,7 +231,7 @@ def _how_finished(case: Case, culprits: Ranks) -> str:
     if end is None:
         site = case.job.ranks[culprits[0]].in_call_site
         return f"{they} called destroy_process_group{at_line(site)}"
-    return f"{they} {ended(end)}" + (" with code 0" if end.exit_code == 0 else "")
+    return f"{they} {ended(end)}"
 
 
 def _finished_site(case: Case, rank: int) -> Site | None:
@@ -221,3 +241,10 @@ def _finished_site(case: Case, rank: int) -> Site | None:
         if site is not None:
             return site
     return _last_site(case, rank)
+
+
+_JUDGES: dict[object, Callable[[Case, Spot, Ranks], Finding]] = {
+    Fate.ALIVE: living,
+    Fate.FINISHED: _finished,
+    Fate.ABSENT: absent_ranks,
+}

@@ -53,6 +53,7 @@ def _is_stale(rank: RankSnapshot) -> bool:
 
 
 def setup_of(rank: RankSnapshot) -> Setup | None:
+    """The set-up call that a rank is in."""
     if rank.in_call == "new_group":
         site = rank.in_call_site
         return Setup("new_group", f"{site.file}:{site.line}" if site else "")
@@ -76,6 +77,7 @@ def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
 
 
 def spots_of(job: Job, rank: int, position: int, gid: int, record: OpRecord) -> list[Spot]:
+    """The spots of a call: one, but for a recv from any source."""
     if not record.p2p:
         return [Place(gid, record.seq)] if record.seq > 0 else []
     peers = (record.peer,) if record.peer >= 0 else job.members(gid)[:MAX_PEERS]
@@ -119,7 +121,7 @@ def by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     if rank.flight or rank.pending_age_s is None:
         return
     for gid, progress in job.progress.get(rank.rank, {}).items():
-        if progress.alive and 0 < progress.enqueued and progress.completed < progress.enqueued:
+        if progress.alive and progress.enqueued > max(0, progress.completed):
             known = progress.completed >= 0
             place = Place(gid, progress.completed + 1 if known else progress.enqueued)
             record = job.record(rank.rank, place)

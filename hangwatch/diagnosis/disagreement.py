@@ -1,0 +1,102 @@
+"""The sentences on ranks that entered different things at one place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.phrases import (
+    at_line,
+    capital,
+    place_in_code,
+    short_file,
+    the_ranks,
+    verb,
+)
+from hangwatch.diagnosis.signatures import Differs
+from hangwatch.diagnosis.wording import Scene, Text, sentences
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hangwatch.diagnosis.phrases import Ranks
+    from hangwatch.diagnosis.signatures import Split
+    from hangwatch.diagnosis.source import Guard
+    from hangwatch.types import Site
+
+
+def subset(scene: Scene, guard: Guard | None, went_on: str) -> Text:
+    """A few ranks in a collective that the others never enter."""
+    headline = (
+        f"Only {the_ranks(scene.culprits)} entered {scene.where}{at_line(scene.site)}: "
+        f"{the_ranks(scene.others)} {went_on}."
+    )
+    return Text(headline, sentences(_took(scene, guard), *_both(scene)))
+
+
+def other_op(scene: Scene, ops: tuple[str, str], guard: Guard | None) -> Text:
+    """Different collectives (the culprits', the others') at one place."""
+    headline = (
+        f"{scene.they} entered {ops[0]}{at_line(scene.site)} where {the_ranks(scene.others)} "
+        f"entered {ops[1]}{at_line(scene.other_site)}, as {scene.where}."
+    )
+    return Text(headline, sentences(_took(scene, guard), *_both(scene)))
+
+
+def skipped(scene: Scene, entered: str, guard: Guard | None) -> Text:
+    """A collective that a few ranks left out."""
+    headline = (
+        f"{scene.they} skipped {scene.where}{at_line(scene.other_site)}, where "
+        f"{the_ranks(scene.others)} {verb(scene.others, 'is', 'are')}, and {scene.are} in "
+        f"{entered}{at_line(scene.site)}."
+    )
+    condition = ""
+    if guard is not None:
+        condition = f"`{guard.text}` at {short_file(guard.file)}:{guard.line} decides it."
+    return Text(headline, sentences(condition, *_both(scene)))
+
+
+def undecided(found: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> Text:
+    """A disagreement in which nothing tells who is wrong."""
+    verb_ = "entered" if found.differs is Differs.OP else "came with"
+    parts = [f"{the_ranks(ranks)} {verb_} {what}" for what, ranks in found.parts]
+    return Text(
+        f"{capital(', '.join(parts))}: {where}.",
+        sentences(
+            "There is no majority, and neither the source nor what came before tells which of "
+            "them left the common program.",
+            *(f"{capital(the_ranks(ranks))}: {place_in_code(site)}." for ranks, site in sites[:2]),
+        ),
+    )
+
+
+def signature(scene: Scene, found: Split) -> Text:
+    """One collective with tensors or roots that do not fit."""
+    culprits = set(scene.culprits)
+    mine = [what for what, ranks in found.parts if set(ranks) <= culprits]
+    rest = [f"{the_ranks(r)} with {what}" for what, r in found.parts if not set(r) <= culprits]
+    headline = (
+        f"{scene.they} entered {scene.where}{at_line(scene.site)} with {' or '.join(mine)}, "
+        f"{', '.join(rest)}."
+    )
+    here = f"{scene.they}: {place_in_code(scene.site)}." if scene.site else ""
+    return Text(headline, sentences(f"It needs the same {found.differs} on all its ranks.", here))
+
+
+def _took(scene: Scene, guard: Guard | None) -> str:
+    """The condition under which the culprits went another way."""
+    if guard is None:
+        return ""
+    taken = f"`{guard.text}` at {short_file(guard.file)}:{guard.line}"
+    if guard.on_rank:
+        return f"{scene.they} took {taken}; {the_ranks(scene.others)} did not."
+    return f"{scene.they} {scene.are} under {taken}, and {the_ranks(scene.others)} not."
+
+
+def _both(scene: Scene) -> list[str]:
+    """The two lines."""
+    camps = ((scene.culprits, scene.site), (scene.others, scene.other_site))
+    return [
+        f"{capital(the_ranks(ranks))}: {place_in_code(site)}."
+        for ranks, site in camps
+        if site is not None
+    ]
