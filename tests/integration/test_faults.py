@@ -1,0 +1,353 @@
+"""Whatever of hangwatch fails, the job goes on to its own end, and the loss is said once.
+
+The job is a real one: two ranks under torchrun. Each fault is done to it for real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+from harness import TOKEN, end, environment, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+PATIENCE_S = 90.0
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+pytestmark = pytest.mark.timeout(240)
+
+STEADY = """
+import os, sys, time
+rendezvous, fault, code = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if fault == "undumpable":
+    import ctypes
+    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: only CAP_SYS_PTRACE may look inside
+import torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+going = torch.ones(1)
+steps = 0
+while going.item():
+    going.fill_(rank == 0 and not os.path.exists("stop"))
+    dist.all_reduce(going)
+    steps += 1
+    if steps == 5 and rank == 0:
+        open("running", "w").close()
+    if steps == 20 and fault == "hang" and rank == 1:
+        time.sleep(3600)
+    time.sleep(0.02)
+dist.destroy_process_group()
+if rank == 0:
+    print("finished", flush=True)
+sys.exit(code)
+"""
+"""Runs until there is a file ``stop``. Arguments: rendezvous, what is wrong with it, and
+the exit code of each rank."""
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
+
+
+class Job:
+    """The job under watch, in a directory of its own."""
+
+    def __init__(  # noqa: PLR0913 (how it is started, by keyword)
+        self,
+        where: Path,
+        *options: str,
+        code: int = 0,
+        fault: str = "none",
+        rendezvous: str = "env://",
+        env: Mapping[str, str] | None = None,
+        python: Path = Path(sys.executable),
+        before: Sequence[str] = (),
+        launch: Sequence[str] = TORCHRUN,
+    ) -> None:
+        """before: what starts hangwatch. launch: what starts the ranks."""
+        self.where = where
+        self.token = uuid.uuid4().hex
+        (where / "steady.py").write_text(STEADY)
+        command = (*before, str(python), "-m", "hangwatch", *options, *launch, "steady.py")
+        with (where / "out").open("wb") as out, (where / "err").open("wb") as err:
+            self.process = subprocess.Popen(  # noqa: S603 (the command is made above)
+                [*command, rendezvous, fault, str(code)],
+                cwd=where,
+                env=environment(env or {}) | {TOKEN: self.token},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end(self.process, self.token)
+        sys.stderr.write(self.said())  # shown where a test fails
+
+    def said(self) -> str:
+        """Standard error so far."""
+        return (self.where / "err").read_text(errors="replace")
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for something; the job must not end before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.process.poll() is None, f"ended before {what}:\n{self.said()}"
+            assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.said()}"
+            time.sleep(0.02)
+
+    def until_running(self) -> None:
+        """Wait until the ranks work."""
+        self.until((self.where / "running").exists, "the ranks to run")
+
+    def until_said(self, text: str) -> None:
+        """Wait until a text was said."""
+        self.until(lambda: text in self.said(), repr(text))
+
+    def stop(self) -> None:
+        """Let the ranks finish."""
+        (self.where / "stop").touch()
+
+    def wait(self) -> int:
+        """The exit code."""
+        return self.process.wait(PATIENCE_S)
+
+    def ends_well(self) -> None:
+        """Hold that the job comes to its own end."""
+        self.stop()
+        assert self.wait() == 0, self.said()
+        assert (self.where / "out").read_text() == "finished\n"
+
+    def says_once(self, text: str) -> None:
+        """Hold that a text was said once."""
+        assert self.said().count(text) == 1, self.said()
+
+    def watchdogs(self) -> list[int]:
+        """Living watchdogs."""
+        found = processes(self.token)
+        return [pid for pid, line in found.items() if "hangwatch.watchdog" in line]
+
+    def run_dir(self) -> Path:
+        """Where the pages are."""
+        for pid in processes(self.token):
+            with suppress(OSError):
+                for entry in environ_of(pid):
+                    if entry.startswith(b"HANGWATCH_DIR="):
+                        found = Path(os.fsdecode(entry.partition(b"=")[2]))
+                        if found.name.startswith("2"):
+                            return found
+        raise AssertionError("no process knows the run directory")
+
+    def lost(self) -> list[str]:
+        """What run.json says was lost."""
+        (path,) = self.where.glob("hangwatch-reports/2*/run.json")
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        return list(content["lost"])
+
+
+@contextmanager
+def small_file_system(path: Path, size: str) -> Iterator[None]:
+    """A tmpfs at path for as long as it is needed."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "hangwatch-test", str(path)]
+    subprocess.run(mount, check=True)  # noqa: S603 (as root, in a directory of our own)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)  # noqa: S603, S607 (see above)
+
+
+QUICK = ("--suspect-after", "1", "--hang-after", "2", "--on-hang", "abort")
+HANG = "hangwatch: HANG ("
+
+
+def test_a_job_that_fails_keeps_its_own_exit_code(tmp_path: Path) -> None:
+    with Job(tmp_path, code=3) as job:
+        job.stop()
+        assert job.wait() == 1  # torchrun's, for any rank's failure
+
+
+def test_a_report_directory_that_is_a_file_costs_only_the_reports(tmp_path: Path) -> None:
+    (tmp_path / "reports").touch()
+    with Job(tmp_path, "--report-dir", "reports", *QUICK, fault="hang") as job:
+        assert job.wait() == 75
+        job.says_once("reports cannot be written to")
+        assert HANG in job.said()
+        assert "report     none could be written" in job.said()
+
+
+@AS_ROOT
+def test_a_report_directory_that_fills_up_costs_only_the_report(tmp_path: Path) -> None:
+    reports = tmp_path / "reports"
+    options = ("--report-dir", "reports", *QUICK)
+    with small_file_system(reports, "64k"), Job(tmp_path, *options, fault="hang") as job:
+        job.until_running()
+        with suppress(OSError), (reports / "fill").open("wb") as fill:
+            fill.write(bytes(1 << 20))
+        assert job.wait() == 75
+        assert HANG in job.said()
+        job.says_once("cannot be written to")
+
+
+@AS_ROOT
+def test_a_full_shared_memory_is_passed_over(tmp_path: Path) -> None:
+    small = tmp_path / "shm"
+    env = {"HANGWATCH_DIR": str(small)}
+    with small_file_system(small, "64k"), Job(tmp_path, *QUICK, fault="hang", env=env) as job:
+        assert job.wait() == 75
+        job.says_once("KiB free")
+        assert HANG in job.said()
+
+
+@AS_ROOT
+def test_shared_memory_that_fills_up_before_the_ranks_start_costs_only_the_watch(
+    tmp_path: Path,
+) -> None:
+    small = tmp_path / "shm"
+    fill = f'cat /dev/zero > "{small}/fill" 2>&-; exec "$@"'
+    env = {"HANGWATCH_DIR": str(small)}
+    launch = ("sh", "-c", fill, "sh", *TORCHRUN)
+    with small_file_system(small, "17m"), Job(tmp_path, env=env, launch=launch) as job:
+        job.until_running()
+        job.ends_well()
+        job.says_once("No space left on device")
+        assert any("No space left on device" in lost for lost in job.lost())
+
+
+def test_without_py_spy_a_verdict_is_given_from_the_counters(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)  # noqa: S603 (our Python)
+    (library,) = bare.glob("lib/python3*/site-packages")
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    library.joinpath("all.pth").write_text(f"import site; list(map(site.addsitedir, {packages}))\n")
+    directories = os.environ["PATH"].split(os.pathsep)
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    bin_.joinpath("torchrun").symlink_to(Path(sys.executable).with_name("torchrun"))
+    without = [d for d in directories if not Path(d, "py-spy").exists()]
+    path = os.pathsep.join([str(bin_), *without])
+    with Job(
+        tmp_path, *QUICK, fault="hang", python=bare / "bin/python", before=("env", f"PATH={path}")
+    ) as job:
+        assert job.wait() == 75
+        job.says_once("no stacks: py-spy was not found")
+        assert HANG in job.said()
+
+
+@AS_ROOT
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
+def test_where_py_spy_is_refused_it_is_said_what_would_help(tmp_path: Path) -> None:
+    before = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
+    with Job(tmp_path, *QUICK, fault="undumpable", before=before) as job:
+        job.until_running()
+        for pid, line in processes(job.token).items():
+            if "-u steady.py" in line and b"RANK=1" in environ_of(pid):
+                os.kill(pid, signal.SIGSTOP)
+        job.until_said(HANG)
+        job.says_once("hangwatch: no stacks: py-spy was refused")
+        assert "CAP_SYS_PTRACE" in job.said()
+
+
+def environ_of(pid: int) -> list[bytes]:
+    """The variables that a process was started with."""
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def test_a_store_that_cannot_be_reached_costs_only_the_other_nodes(tmp_path: Path) -> None:
+    """Two supervisors with a rank each, as on two nodes, whose store is nowhere."""
+    rendezvous = f"file://{tmp_path}/rendezvous"
+    jobs = []
+    with ExitStack() as stack:
+        for rank in range(2):
+            where = tmp_path / str(rank)
+            where.mkdir()
+            env = {
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "192.0.2.1",  # RFC 5737: nobody is there
+                "MASTER_PORT": "9",
+            }
+            job = Job(where, "-v", env=env, rendezvous=rendezvous, launch=(sys.executable,))
+            jobs.append(stack.enter_context(job))
+        for job in jobs:
+            job.until_said("other nodes cannot be asked")
+        jobs[0].stop()
+        for job in jobs:
+            assert job.wait() == 0
+            job.says_once("other nodes cannot be asked")
+            assert sum("other nodes cannot be asked" in lost for lost in job.lost()) == 1
+
+
+@pytest.mark.parametrize("moment", ["at the start", "while it runs", "again and again"])
+def test_a_watchdog_that_is_killed_is_replaced(tmp_path: Path, moment: str) -> None:
+    with Job(tmp_path) as job:
+        if moment != "at the start":
+            job.until_running()
+        killed: set[int] = set()
+        for _ in range(3 if moment == "again and again" else 1):
+            job.until(lambda: set(job.watchdogs()) - killed, "a watchdog")
+            for pid in job.watchdogs():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        job.until(lambda: set(job.watchdogs()) - killed, "a new watchdog")
+        job.ends_well()
+        job.says_once("the watchdog was killed by signal 9")
+
+
+def test_a_watchdog_that_was_killed_in_a_hang_is_replaced_and_finds_it(tmp_path: Path) -> None:
+    options = ("--suspect-after", "2", "--hang-after", "6", "--on-hang", "abort")
+    with Job(tmp_path, *options, fault="hang") as job:
+        job.until_said("hangwatch: SLOW (")
+        for pid in job.watchdogs():
+            os.kill(pid, signal.SIGKILL)
+        assert job.wait() == 75
+        assert job.said().count(HANG) == 1
+
+
+def test_a_watchdog_that_cannot_live_is_given_up(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        job.until_running()
+        while "the job goes on unwatched" not in job.said():
+            for pid in job.watchdogs():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            assert job.process.poll() is None
+            time.sleep(0.02)
+        job.ends_well()
+        job.says_once("again and again: the job goes on unwatched")
+        assert "the watchdog did not run to the end" in job.lost()
+
+
+def test_a_run_directory_that_is_deleted_costs_at_most_later_ranks(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        job.until_running()
+        shutil.rmtree(job.run_dir())
+        job.until_said("cannot be read any more")
+        job.ends_well()
+        job.says_once("the directory of this run cannot be read any more")
+
+
+def test_a_corrupted_page_costs_only_the_watch_of_its_rank(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        job.until_running()
+        for page in job.run_dir().glob("*-1-*.page"):
+            with page.open("r+b") as file:
+                file.write(os.urandom(page.stat().st_size))
+        job.until_said("cannot be read (")
+        job.ends_well()
+        job.says_once("cannot be read (")
