@@ -71,10 +71,12 @@ def _legible(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(groups, list):
         return values
     for group in groups:
-        if isinstance(group, dict) and group.get("truncated") and isinstance(group["key"], dict):
-            key = group["key"]
-            known = f"first {len(key['ranks'])} of {group['members']} members"
-            key["desc"] = f"{key['desc']} ({known})".lstrip()
+        if not isinstance(group, dict) or group.get("truncated") is not True:
+            continue
+        key = group.get("key")
+        if isinstance(key, dict) and isinstance(key.get("ranks"), list):
+            known = f"(first {len(key['ranks'])} of {group.get('members')} members)"
+            key["desc"] = f"{key.get('desc', '')} {known}".lstrip()
     return values
 
 

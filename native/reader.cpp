@@ -105,11 +105,10 @@ std::string read_page(const unsigned char* data, std::size_t size, bool with_eve
   const Page& page = *reinterpret_cast<const Page*>(data);
   if (!page.identity.read(view.identity))
     return "rank page whose identity was not written to its end";
-  if (!page.phase.read(view.phase) || view.phase.phase >= kPhases) {
-    return "rank page with an unknown phase";
-  }
-  // Written at the end of a life that may have been cut short: what is there
-  // of them is still worth reading.
+  // A writer that was ended amid one of these leaves it torn for good. What is
+  // there is still worth reading, field by field.
+  page.phase.read(view.phase);
+  if (view.phase.phase >= kPhases) return "rank page with an unknown phase";
   page.in_call.read(view.in_call);
   page.exception.read(view.exception);
   NoteData note;

@@ -1,0 +1,332 @@
+// The core by itself, under ASan and UBSan: what a writer writes, a reader reads,
+// whatever else is going on, and no bytes make the reader do wrong.
+//
+// Run by tests/unit/test_native_build.py with a directory to put pages in.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "../reader.hpp"
+#include "../writer.hpp"
+
+namespace {
+
+using namespace hangwatch;
+
+std::string g_directory;
+
+#define CHECK(condition)                                                           \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::exit(1);                                                                \
+    }                                                                              \
+  } while (false)
+
+std::string path_of(const char* name) { return g_directory + "/" + name; }
+
+// A page of this process, and a reader's mapping of it.
+class Opened {
+ public:
+  explicit Opened(const char* name) : path_(path_of(name)) {
+    writer::Identity identity;
+    identity.pid = getpid();
+    identity.rank = 3;
+    identity.world_size = 8;
+    identity.host = "node-1";
+    CHECK(writer::open(path_.c_str(), identity) == 0);
+    const int fd = ::open(path_.c_str(), O_RDONLY);
+    memory_ = mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED, fd, 0);
+    ::close(fd);
+    CHECK(memory_ != MAP_FAILED);
+  }
+  ~Opened() {
+    writer::close();
+    munmap(memory_, kPageBytes);
+    unlink(path_.c_str());
+  }
+  const unsigned char* bytes() const { return static_cast<const unsigned char*>(memory_); }
+  PageView read() const {
+    PageView view{};
+    const std::string why = read_page(bytes(), kPageBytes, true, view);
+    if (!why.empty()) std::fprintf(stderr, "%s\n", why.c_str());
+    CHECK(why.empty());
+    return view;
+  }
+  Opened(const Opened&) = delete;
+  Opened& operator=(const Opened&) = delete;
+
+ private:
+  std::string path_;
+  void* memory_;
+};
+
+// An event all of whose fields follow from one number.
+EventData event_of(std::uint64_t n, std::uint32_t slot) {
+  EventData event{};
+  event.slot = slot;
+  event.issued_ns = n + 1;
+  event.blocked_ns = n + 2;
+  event.seq = n;
+  event.op = event.wire = event.dtype = event.site = kNone;
+  event.root = static_cast<std::int32_t>(n & 0xffff);
+  event.peer = event.root;
+  event.tag = static_cast<std::int64_t>(n);
+  event.ndim = kMaxDims;
+  for (std::int64_t& size : event.shape) size = static_cast<std::int64_t>(n);
+  event.state = static_cast<std::uint32_t>(OpState::blocked);
+  return event;
+}
+
+bool is_whole(const EventData& event) {
+  bool whole =
+      event.issued_ns == event.seq + 1 && event.tag == static_cast<std::int64_t>(event.seq) &&
+      event.root == static_cast<std::int32_t>(event.seq & 0xffff) && event.peer == event.root;
+  for (const std::int64_t size : event.shape) whole &= size == event.tag;
+  if (event.state == static_cast<std::uint32_t>(OpState::done))
+    whole &= event.done_ns >= event.issued_ns;
+  return whole;
+}
+
+void members_survive_the_way_through_text() {
+  const std::vector<std::vector<std::int64_t>> cases = {
+      {},       {5}, {0, 1}, {0, 1, 2, 3}, {0, 8, 16, 24}, {3, 1, 2}, {0, 1, 2, 3, 8, 12, 16, 60},
+      {7, 7, 7}};
+  for (const auto& ranks : cases) {
+    std::string text;
+    CHECK(encode_members(ranks, 1000, text) == ranks.size());
+    std::vector<std::int64_t> back;
+    CHECK(decode_members(text, 1000, back) && back == ranks);
+  }
+  std::string text;
+  CHECK(encode_members({0, 4, 8, 12, 13, 14}, 1000, text) == 6 && text == "0-12/4,13-14");
+  CHECK(encode_members({0, 100, 7, 3}, 5, text) == 2 && text == "0,100");
+  std::vector<std::int64_t> back;
+  for (const char* bad :
+       {",", "1,", "-1", "3-1", "0-9/0", "0-", "1 2", "99999999999", "0-5,x", "a"}) {
+    CHECK(!decode_members(bad, 1000, back));
+  }
+  CHECK(!decode_members("0-2147483647", kMaxMembers, back) && back.size() <= kMaxMembers);
+}
+
+void a_page_reads_as_it_was_written() {
+  const Opened page("plain.page");
+  writer::set_phase(Phase::running);
+  writer::set_in_call("new_group", "/home/me/train.py", 12, "main");
+  writer::set_exception("ValueError", std::string(5000, 'x'), "/home/me/train.py", 13, "step");
+  writer::define_group(2, "7", "dp", {0, 2, 4, 6}, 1, "gloo");
+  writer::raise_enqueued(2, 9, 77);
+  writer::raise_enqueued(2, 4, 78);
+  EventData event = event_of(9, 2);
+  event.op = writer::intern("all_reduce");
+  event.site = writer::intern_site("/home/me/train.py", 40, "step");
+  const std::uint64_t index = writer::add_event(event);
+  CHECK(writer::intern("all_reduce") == event.op);
+  writer::move_event(index, 2, OpState::done, false);
+  writer::move_event(index, 2, OpState::failed, false);  // it was done: it stays so
+  const PageView view = page.read();
+  CHECK(view.identity.rank == 3 && view.identity.host.str() == "node-1");
+  CHECK(view.phase.phase == static_cast<std::uint64_t>(Phase::running));
+  CHECK(view.in_call.name.str() == "new_group" && view.in_call.line == 12);
+  CHECK(view.exception.message.str() == std::string(1024, 'x'));
+  CHECK(view.groups.size() == 1 && view.groups[0].slot == 2 && view.groups[0].desc == "dp");
+  CHECK((view.groups[0].ranks == std::vector<std::int64_t>{0, 2, 4, 6}));
+  CHECK(view.groups[0].enqueued == 9 && view.groups[0].changed_ns == 77);
+  CHECK(view.events.size() == 1 && view.events[0].op == "all_reduce");
+  CHECK(view.events[0].site.line == 40 && view.events[0].site.function == "step");
+  CHECK(view.events[0].data.state == static_cast<std::uint32_t>(OpState::done));
+  CHECK(view.dropped == 0);
+}
+
+void events_of_a_slot_given_away_are_left_out() {
+  const Opened page("reuse.page");
+  writer::define_group(0, "0", "", {0, 1}, 0, "gloo");
+  EventData event = event_of(1, 0);
+  writer::add_event(event);
+  CHECK(page.read().events.size() == 1);
+  writer::define_group(0, "1", "", {0, 1}, 1, "gloo");
+  CHECK(page.read().events.empty());
+}
+
+void full_tables_drop_and_count() {
+  const Opened page("full.page");
+  std::uint32_t last = 0;
+  for (int i = 0; i < 6000; ++i)
+    last = writer::intern_site("/a.py", static_cast<std::uint64_t>(i), "f");
+  CHECK(last == kNone);
+  for (int i = 0; i < 6000; ++i) last = writer::intern("string " + std::to_string(i));
+  CHECK(last == kNone);
+  CHECK(writer::intern(std::string(kStringBytes, 'x')) == kNone);
+  CHECK(page.read().dropped > 0);
+}
+
+// Four threads write into the same ring and the same slots while this one reads
+// the live mapping. A copy of it is readable too, though perhaps torn here and there.
+void readers_see_no_torn_event() {
+  const Opened page("torn.page");
+  for (std::size_t slot = 0; slot < 4; ++slot)
+    writer::define_group(slot, "g", "", {0, 1}, 0, "gloo");
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (std::uint32_t id = 0; id < 4; ++id) {
+    threads.emplace_back([id, &stop] {
+      for (std::uint64_t n = 1; !stop; ++n) {
+        EventData event = event_of(n * 4 + id, id);
+        const std::uint64_t index = writer::add_event(event);
+        writer::count_entered(id);
+        writer::raise_enqueued(id, n, n);
+        writer::move_event(index, id, OpState::issued, true);
+        writer::move_event(index, id, OpState::done, true);
+        writer::count_left(id, 1);
+        writer::set_phase(n % 2 == 0 ? Phase::running : Phase::init);
+      }
+    });
+  }
+  std::size_t seen = 0;
+  std::size_t looks = 0;
+  std::vector<unsigned char> copy(kPageBytes);
+  // At least so many looks, and until all threads have been seen at work.
+  for (; looks < 100 || seen < 5000; ++looks) {
+    PageView view{};
+    if (looks % 2 == 0) {
+      std::memcpy(copy.data(), page.bytes(), kPageBytes);
+      CHECK(read_page(copy.data(), copy.size(), true, view).empty());
+    } else {
+      view = page.read();
+    }
+    std::uint64_t previous = 0;
+    for (const EventView& event : view.events) {
+      if (looks % 2 == 1) CHECK(is_whole(event.data));
+      CHECK(previous == 0 || event.data.index > previous);
+      previous = event.data.index;
+    }
+    seen += view.events.size();
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  const PageView view = page.read();
+  CHECK(view.groups.size() == 4);
+  for (const GroupView& group : view.groups) CHECK(group.entered == group.left);
+}
+
+void a_record_is_whole_or_says_that_it_is_not() {
+  static Record<InCallData> record;
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (std::uint64_t id = 0; id < 2; ++id) {
+    threads.emplace_back([id, &stop] {
+      for (std::uint64_t n = id; !stop; n += 2) {
+        InCallData data{};
+        data.line = n;
+        data.file.set(std::string(n % 500, 'f'));
+        record.write(data);
+      }
+    });
+  }
+  std::uint64_t changes = 0;
+  for (std::uint64_t last = 0; changes < 500;) {
+    InCallData data;
+    if (!record.read(data)) continue;
+    CHECK(data.file.str().size() == data.line % 500);
+    changes += data.line != last ? 1 : 0;
+    last = data.line;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+void a_forked_child_writes_nothing() {
+  const Opened page("fork.page");
+  writer::define_group(0, "0", "", {0}, 0, "gloo");
+  CHECK(writer::start_heartbeat(1) == 0);
+  writer::stop_heartbeat();
+  const std::vector<unsigned char> before(page.bytes(), page.bytes() + kPageBytes);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    EventData event = event_of(1, 0);
+    const bool silent = !writer::is_open() && writer::add_event(event) == writer::kNoEvent &&
+                        writer::intern("x") == kNone && writer::count_swallowed() == 0;
+    writer::set_phase(Phase::raised);
+    writer::beat("ValueError", true, true);
+    writer::count_entered(0);
+    // It may become a rank of its own.
+    const std::string own = path_of("child.page");
+    const bool opened = writer::open(own.c_str(), {}) == 0;
+    unlink(own.c_str());
+    _exit(silent && opened ? 0 : 1);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(std::memcmp(before.data(), page.bytes(), kPageBytes) == 0);
+}
+
+void a_second_page_or_a_taken_name_is_refused() {
+  const Opened page("first.page");
+  CHECK(writer::open(path_of("second.page").c_str(), {}) == EALREADY);
+  writer::close();
+  CHECK(writer::open(path_of("first.page").c_str(), {}) == EEXIST);
+  CHECK(writer::open("/nowhere/at/all.page", {}) == ENOENT);
+}
+
+void no_bytes_make_the_reader_do_wrong() {
+  const Opened page("bytes.page");
+  for (std::size_t slot = 0; slot < kMaxGroups; ++slot) {
+    writer::define_group(slot, "g", "d", {0, 1, 2, 3, 8, 12, 16}, 0, "gloo");
+  }
+  for (std::uint64_t n = 0; n < 2 * kRingEvents; ++n) {
+    EventData event = event_of(n, static_cast<std::uint32_t>(n % kMaxGroups));
+    event.op = writer::intern("op" + std::to_string(n % 7));
+    event.site = writer::intern_site("/a/b.py", n % 50, "f");
+    writer::add_event(event);
+  }
+  std::mt19937_64 random(20240607);
+  std::size_t understood = 0;
+  for (int round = 0; round < 400; ++round) {
+    // Exactly as long as it says, so that a step beyond its end is found.
+    std::vector<unsigned char> bytes(page.bytes(), page.bytes() + kPageBytes);
+    const std::size_t changes = 1 + random() % 4000;
+    for (std::size_t i = 0; i < changes; ++i) {
+      const std::size_t at = 24 + random() % (kPageBytes - 24);
+      bytes[at] = static_cast<unsigned char>(random() % 3 == 0 ? 0xff : random());
+    }
+    PageView view{};
+    if (read_page(bytes.data(), bytes.size(), true, view).empty()) ++understood;
+    CHECK(view.groups.size() <= kMaxGroups && view.events.size() <= kRingEvents);
+    bytes.resize(random() % kPageBytes);
+    bytes.shrink_to_fit();
+    CHECK(!read_page(bytes.data(), bytes.size(), true, view).empty());
+  }
+  CHECK(understood > 0);
+  std::vector<unsigned char> shifted(kPageBytes + 3);
+  std::memcpy(shifted.data() + 3, page.bytes(), kPageBytes);
+  PageView view{};
+  CHECK(read_page(shifted.data() + 3, kPageBytes, true, view).empty());
+  CHECK(view.events.size() == kRingEvents);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  g_directory = argv[1];
+  members_survive_the_way_through_text();
+  a_page_reads_as_it_was_written();
+  events_of_a_slot_given_away_are_left_out();
+  full_tables_drop_and_count();
+  readers_see_no_torn_event();
+  a_record_is_whole_or_says_that_it_is_not();
+  a_forked_child_writes_nothing();
+  a_second_page_or_a_taken_name_is_refused();
+  no_bytes_make_the_reader_do_wrong();
+  std::puts("good");
+  return 0;
+}

@@ -1,0 +1,71 @@
+"""The native sources: free of warnings, and their core sound under sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).resolve().parents[2] / "native"
+WARNINGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
+
+
+def compiler() -> str:
+    """A C++ compiler. On a developer's machine there may be none, in CI there must."""
+    found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not found:
+        if os.environ.get("CI"):
+            pytest.fail("there is no C++ compiler, and CI needs one")
+        pytest.skip("there is no C++ compiler")
+    return found
+
+
+def run(*words: str | Path) -> str:
+    done = subprocess.run(  # noqa: S603 (the compiler, and what it made)
+        [str(word) for word in words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_all_sources_compile_without_a_warning() -> None:
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").exists():
+        pytest.skip("Python's headers are not installed")
+    sources = sorted(NATIVE.glob("*.cpp"))
+    assert len(sources) > 3
+    run(
+        compiler(),
+        *WARNINGS,
+        "-fsyntax-only",
+        "-DPy_LIMITED_API=0x030B0000",
+        f"-I{include}",
+        *sources,
+    )
+
+
+def test_the_core_is_sound_under_sanitizers(tmp_path: Path) -> None:
+    program = tmp_path / "core_test"
+    run(
+        compiler(),
+        *WARNINGS,
+        "-O1",
+        "-g",
+        "-pthread",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        *(NATIVE / f"{part}.cpp" for part in ("page", "reader", "writer")),
+        NATIVE / "tests" / "core_test.cpp",
+        "-o",
+        program,
+    )
+    assert run(program, tmp_path).strip() == "good"
