@@ -1,0 +1,92 @@
+"""Every command of the README does what it says there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hangwatch import options
+from hangwatch.types import Kind
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+COMMANDS = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+]
+INSTALLING = {"make demo", "make test", "pip install ."}
+"""Not run here: they install. What ``make demo`` runs then is run below."""
+TRAIN = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for _ in range(20):
+    dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a user would be, with a training script and a hook."""
+    path = tmp_path_factory.mktemp("user")
+    (path / "train.py").write_text(TRAIN)
+    hook = path / "notify.sh"
+    hook.write_text('#!/bin/sh\necho "$1" > notified\n')
+    hook.chmod(0o755)
+    return path
+
+
+def run(command: str, where: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line of the README as a user's shell would, in the environment of the tests."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(  # noqa: S602 (our own README)
+        command,
+        shell=True,
+        cwd=where,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_the_commands_were_found() -> None:
+    assert len(COMMANDS) >= 6
+    assert set(COMMANDS) >= INSTALLING
+
+
+@pytest.mark.timeout(300)
+def test_each_command_works_in_the_order_of_the_readme(directory: Path) -> None:
+    for command in COMMANDS:
+        if command == "make demo":
+            done = run("hangwatch demo", directory)
+            assert "The verdict is right." in done.stderr
+            found = (directory / "hangwatch-reports/latest").readlink()
+        elif command in INSTALLING:
+            continue
+        elif command == "hangwatch report hangwatch-reports/latest":
+            done = run(command.replace("latest", str(found)), directory)
+            assert done.stdout.startswith("hangwatch: HANG (")
+        else:
+            done = run(command, directory)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_the_makefile_knows_the_target(command: str) -> None:
+    assert run(f"{command} --dry-run", ROOT).returncode == 0
+
+
+def test_every_option_and_every_kind_is_in_the_readme() -> None:
+    for option in options.OPTIONS:
+        assert f"{option.flag} {option.metavar}".strip().partition(" ")[0] in README
+    for kind in Kind:
+        assert f"| `{kind}` |" in README
