@@ -112,11 +112,16 @@ class Guardian:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._hang_up()
 
-    def _died(self, how: str) -> None:
+    def _hang_up(self) -> None:
+        """Close our end of the pipe."""
         if self._process and self._process.stdin:
             with suppress(OSError):
                 self._process.stdin.close()
+
+    def _died(self, how: str) -> None:
+        self._hang_up()
         self._process = None
         now = self._now()
         self._deaths.append(now)
@@ -131,7 +136,7 @@ class Guardian:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         """Write one line; a watchdog that does not read is never waited for."""
-        if self._process and self._process.stdin:
+        if self._process and self._process.stdin and not self._process.stdin.closed:
             with suppress(OSError):
                 os.write(self._process.stdin.fileno(), json.dumps(message).encode() + b"\n")
 

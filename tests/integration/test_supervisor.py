@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
+from hangwatch.supervisor import FAREWELL_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -363,6 +365,21 @@ def test_the_command_outlives_a_supervisor_that_was_killed(listener: Supervised)
     os.kill(command, signal.SIGUSR1)
     assert listener.line() == "SIGUSR1"
     os.kill(command, signal.SIGKILL)
+
+
+def test_an_impatient_user_need_not_wait_for_a_watchdog_that_is_stuck(
+    listener: Supervised,
+) -> None:
+    os.kill(listener.child("hangwatch.watchdog"), signal.SIGSTOP)
+    os.kill(listener.command(), signal.SIGKILL)
+    until(lambda: len(children(listener.process.pid)) == 2, "the command to be reaped")
+    began = time.monotonic()
+    while listener.process.poll() is None:  # the first ones may still be meant for the command
+        listener.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert time.monotonic() - began < FAREWELL_S / 2
+    assert listener.process.returncode == 128 + signal.SIGKILL
+    assert "the watchdog was still at work" in listener.errors.read_text()
 
 
 def test_nothing_is_left_in_shared_memory_after_the_end(tmp_path: Path) -> None:

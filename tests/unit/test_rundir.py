@@ -1,0 +1,92 @@
+"""The directory of a run in shared memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hangwatch import rundir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG_AGO = time.time() - 2 * rundir.YOUNG_S
+
+
+def make(base: Path, run_id: str = "r1") -> rundir.RunDir:
+    """A run directory below base."""
+    return rundir.make(run_id, {"HANGWATCH_DIR": str(base)})
+
+
+def test_only_its_owner_may_enter_it(tmp_path: Path) -> None:
+    held = make(tmp_path)
+    assert held.path == tmp_path / f"hangwatch-{os.getuid()}" / f"r1-{os.getpid()}"
+    for path in (held.path, held.path.parent):
+        assert path.stat().st_mode & 0o777 == 0o700
+    held.remove()
+    assert not held.path.exists()
+
+
+def test_what_a_dead_supervisor_left_is_swept_by_the_next_run(tmp_path: Path) -> None:
+    dead = make(tmp_path, "dead")
+    (dead.path / "r0-0-1.page").touch()
+    os.close(dead.lock)
+    os.utime(dead.path, (LONG_AGO, LONG_AGO))
+    held = make(tmp_path, "next")
+    assert list(held.path.parent.iterdir()) == [held.path]
+    held.remove()
+
+
+def test_what_a_living_supervisor_holds_is_not_swept(tmp_path: Path) -> None:
+    living = make(tmp_path, "living")
+    os.utime(living.path, (LONG_AGO, LONG_AGO))
+    held = make(tmp_path, "next")
+    assert living.path.exists()
+    living.remove()
+    held.remove()
+
+
+def test_what_is_just_being_made_is_not_swept(tmp_path: Path) -> None:
+    held = make(tmp_path)
+    fresh = held.path.with_name("fresh-1")
+    fresh.mkdir()
+    held.remove()
+    make(tmp_path).remove()
+    assert fresh.exists()
+
+
+def test_a_directory_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
+    parent = tmp_path / f"hangwatch-{os.getuid()}"
+    parent.mkdir(mode=0o777)
+    parent.chmod(0o777)
+    make(tmp_path).remove()
+    assert parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_base_that_does_not_serve_is_passed_over_and_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    held = make(missing)
+    assert held.lost == f"{missing}: No such file or directory"
+    assert tmp_path not in held.path.parents
+    held.remove()
+
+
+def test_a_link_in_the_place_of_our_directory_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"hangwatch-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    held = make(tmp_path)
+    assert "belongs to somebody else" in held.lost
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    held.remove()
+
+
+def test_where_no_base_serves_all_of_them_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bases = [tmp_path / "a", tmp_path / "b"]
+    monkeypatch.setattr(rundir, "bases", lambda _: iter(bases))
+    with pytest.raises(OSError, match=r"a: No such file.*b: No such file"):
+        rundir.make("r1", {})
