@@ -94,7 +94,7 @@ def _beside_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) 
         seqs = [reached.get(m, 0) for m, cause in causes.items() if cause is not Cause.OWN]
         # Who came to its end is missing from the place after its last one.
         seqs += [reached.get(m, 0) + (ended[m].how is How.CLEAN) for m in gone]
-        place = Place(gid, max(seqs))
+        place = Place(gid, max(seqs, default=0))
         if any(not job.passed(member, place) for member in gone):
             age_s = seconds(rank.pending_age_s) or end.age_s
             op = _guess(rank, job.snapshot.sources)

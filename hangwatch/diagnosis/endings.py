@@ -89,7 +89,7 @@ def endings(job: Job) -> dict[int, Ending]:
     found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
     own = [end for end in found.values() if end.cause is Cause.OWN]
     if not own and len(job.ranks) == len(job.world()):
-        _blame_the_vague(found)
+        _blame_the_vague(job, found)
         return found
     first_s = max((end.age_s for end in own), default=0.0)
     for rank, end in found.items():
@@ -100,16 +100,18 @@ def endings(job: Job) -> dict[int, Ending]:
     return found
 
 
-def _blame_the_vague(found: dict[int, Ending]) -> None:
-    """Nobody is known to have failed by itself: the first whose error may be its own did."""
-    vague = {
-        rank: end
+def _blame_the_vague(job: Job, found: dict[int, Ending]) -> None:
+    """Nobody is known to have failed by itself: the one whose error may be its own did."""
+    vague = [
+        rank
         for rank, end in found.items()
-        if end.cause is Cause.ECHO and end.exception and not _PEER.search(end.exception.message)
-    }
-    if vague and len(vague) < len(found):
-        first = max(vague, key=lambda rank: vague[rank].age_s)
-        found[first] = replace(vague[first], cause=Cause.OWN)
+        if end.cause is Cause.ECHO
+        and end.exception
+        and not _PEER.search(end.exception.message)
+        and last_call(job, rank) is None
+    ]
+    if len(vague) == 1 and len(found) > 1:
+        found[vague[0]] = replace(found[vague[0]], cause=Cause.OWN)
 
 
 def last_call(job: Job, rank: int) -> OpRecord | None:

@@ -34,8 +34,8 @@ class Graph:
     by_rank: dict[int, list[Wait]] = field(default_factory=lambda: defaultdict(list))
     at: dict[Spot, list[Wait]] = field(default_factory=lambda: defaultdict(list))
     missing: dict[Spot, tuple[int, ...]] = field(default_factory=dict)
-    because: dict[Spot, Place] = field(default_factory=dict)
-    """A spot to the earlier place of its group that explains it."""
+    because: dict[Spot, Spot] = field(default_factory=dict)
+    """A spot to another that explains it: an earlier place, the send of a recv."""
     _before: dict[Node, list[Node]] | None = None
 
     def after(self, node: Node) -> Sequence[Node]:
@@ -89,6 +89,7 @@ def build(
             continue
         graph.missing[spot] = missing_at(job, spot, graph, ended)
     _link_earlier(graph)
+    _link_pairs(graph)
     return graph
 
 
@@ -107,6 +108,20 @@ def _without_idle_guesses(
         (idle[wait.rank] if full else kept).append(wait)
     explained = {wait.rank for wait in kept}
     return kept + [wait for r, w in idle.items() if r not in explained for wait in w]
+
+
+def _link_pairs(graph: Graph) -> None:
+    """A recv that is matched is stuck together with its send."""
+    sends = {
+        (spot.gid, spot.peer, spot.waiter, spot.tag): spot
+        for spot in graph.at
+        if isinstance(spot, Channel) and spot.sends
+    }
+    for spot in graph.at:
+        if isinstance(spot, Channel) and not spot.sends and not graph.missing[spot]:
+            send = sends.get((spot.gid, spot.waiter, spot.peer, spot.tag))
+            if send is not None:
+                graph.because[spot] = send
 
 
 def _link_earlier(graph: Graph) -> None:

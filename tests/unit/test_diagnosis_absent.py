@@ -1,0 +1,387 @@
+"""Ranks that others wait for: what they do, and how that is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from snapshots import (
+    BACKWARD,
+    SCRIPT,
+    THRESHOLDS,
+    TORCH,
+    blocked,
+    frame,
+    job,
+    main_thread,
+    op,
+    rank,
+    site,
+    world,
+)
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.types import (
+    OK,
+    Certainty,
+    Child,
+    Frame,
+    GroupKey,
+    JobSnapshot,
+    Kind,
+    OpState,
+    Phase,
+    ProcessState,
+    RankSnapshot,
+    Reason,
+    State,
+    ThreadStack,
+    Verdict,
+)
+
+W = world(4)
+SLEEP = frame(12, "slow_step")
+
+
+def waiting(number: int, **fields: Any) -> RankSnapshot:
+    return rank(number, W, op(W, 40), blocked(W, 41, **fields))
+
+
+def behind(culprit: RankSnapshot, **fields: Any) -> JobSnapshot:
+    """Three ranks in all_reduce 41, and one that is not."""
+    others = [waiting(number) for number in range(4) if number != culprit.rank]
+    return job(*others, culprit, size=4, **fields)
+
+
+def only(found: JobSnapshot) -> Verdict:
+    verdicts = diagnose(found, THRESHOLDS)
+    assert len(verdicts) == 1
+    return verdicts[0]
+
+
+def busy(**fields: Any) -> RankSnapshot:
+    return rank(2, W, op(W, 40), **fields)
+
+
+def test_a_rank_in_its_own_code_never_entered_what_the_others_wait_in() -> None:
+    verdict = only(behind(busy(threads=main_thread(SLEEP)), sources={SCRIPT: "\n" * 11 + "zzz()"}))
+    assert verdict.kind is Kind.NEVER_ENTERED
+    assert verdict.reason is Reason.USER_CODE
+    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.state is State.SLOW
+    assert verdict.culprits == (2,)
+    assert verdict.victims == (0, 1, 3)
+    assert verdict.group == W
+    assert verdict.collective is not None
+    assert (verdict.collective.op, verdict.collective.seq) == ("all_reduce", 41)
+    assert verdict.site is not None
+    assert (verdict.site.line, verdict.site.source) == (12, "zzz()")
+    assert verdict.victim_site == site(20)
+    assert verdict.headline == (
+        "Rank 2 never entered all_reduce #41 of group default_pg: it is busy in slow_step, "
+        "train.py:12; ranks 0, 1 and 3 wait for it."
+    )
+    assert "train.py:12 in slow_step: `zzz()`" in verdict.explanation
+    assert 2 <= len(verdict.advice) <= 4
+
+
+def test_a_wait_is_slow_after_suspect_and_a_hang_after_hang_after() -> None:
+    def aged(age: float) -> tuple[Verdict, ...]:
+        others = [waiting(number, age=age) for number in (0, 1, 3)]
+        return diagnose(job(*others, busy(threads=main_thread(SLEEP))), THRESHOLDS)
+
+    assert aged(9.9) == (OK,)
+    assert aged(10.0)[0].state is State.SLOW
+    assert aged(300.0)[0].state is State.HANG
+    assert aged(300.0)[0].stuck_age_s == 300.0
+
+
+WORKER = Child(
+    321,
+    "python train.py",
+    ProcessState(alive=True, state="S"),
+    (
+        ThreadStack(
+            "MainThread",
+            321,
+            active=True,
+            owns_gil=False,
+            frames=(
+                Frame("/home/u/data.py", 12, "slow_read"),
+                Frame(f"{TORCH}/utils/data/_utils/fetch.py", 54, "fetch"),
+                Frame(f"{TORCH}/utils/data/_utils/worker.py", 349, "_worker_loop"),
+            ),
+        ),
+    ),
+)
+IDLE = replace(
+    WORKER,
+    pid=320,
+    threads=(
+        replace(
+            WORKER.threads[0],
+            frames=(
+                Frame("/usr/lib/python3.11/multiprocessing/queues.py", 113, "get"),
+                Frame(f"{TORCH}/utils/data/_utils/worker.py", 317, "_worker_loop"),
+            ),
+        ),
+    ),
+)
+LOADER = (Frame(f"{TORCH}/utils/data/dataloader.py", 1400, "_get_data"), frame(30))
+
+
+def test_a_rank_that_waits_for_its_data_worker_is_explained_by_the_workers_line() -> None:
+    verdict = only(behind(busy(threads=main_thread(*LOADER), children=(IDLE, WORKER))))
+    assert verdict.reason is Reason.DATA_LOADING
+    assert verdict.site == site(12, "slow_read", "/home/u/data.py")
+    assert verdict.headline == (
+        "Rank 2 never entered all_reduce #41 of group default_pg: it is loading data "
+        "(worker pid 321 in slow_read, data.py:12); ranks 0, 1 and 3 wait for it."
+    )
+    assert any("timeout=" in text for text in verdict.advice)
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields"),
+    [
+        (Reason.DATA_LOADING, {"threads": main_thread(*LOADER), "children": (IDLE,)}),
+        (
+            Reason.CHECKPOINT_IO,
+            {"threads": main_thread(Frame(f"{TORCH}/serialization.py", 800, "save"), SLEEP)},
+        ),
+        (
+            Reason.STORE_WAIT,
+            {"threads": main_thread(Frame(f"{TORCH}/distributed/rendezvous.py", 9, "x"), SLEEP)},
+        ),
+        (Reason.STOPPED, {"process": ProcessState(alive=True, state="T")}),
+        (Reason.STOPPED, {"process": ProcessState(alive=True, wchan="do_freezer_trap")}),
+        (Reason.DEBUGGER, {"process": ProcessState(alive=True, state="t", tracer_pid=9)}),
+        (
+            Reason.DEBUGGER,
+            {"threads": main_thread(Frame("/usr/lib/python3.11/bdb.py", 90, "wait"), SLEEP)},
+        ),
+        (
+            Reason.GIL_HELD,
+            {"threads": main_thread(SLEEP), "gil_age_s": 5.0, "heartbeat_age_s": 0.1},
+        ),
+        (
+            Reason.GIL_HELD,
+            {
+                "threads": main_thread(SLEEP, owns_gil=True),
+                "gil_age_s": 5.0,
+                "heartbeat_age_s": None,
+            },
+        ),
+        (Reason.EXCEPTION_HANDLING, {"threads": main_thread(SLEEP), "handling": "ValueError"}),
+        (Reason.USER_CODE, {"threads": main_thread(SLEEP)}),
+        (Reason.UNKNOWN, {"threads": None}),
+    ],
+)
+def test_the_reason_is_what_the_culprit_does(reason: Reason, fields: dict[str, Any]) -> None:
+    verdict = only(behind(busy(**fields)))
+    assert (verdict.kind, verdict.reason) == (Kind.NEVER_ENTERED, reason)
+    assert verdict.culprits == (2,)
+    known = reason is not Reason.UNKNOWN
+    assert verdict.certainty is (Certainty.LIKELY if known else Certainty.POSSIBLE)
+
+
+def test_a_call_of_the_store_is_known_by_the_line_that_makes_it() -> None:
+    sources = {SCRIPT: "\n" * 11 + "store.wait(['k'])\n"}
+    verdict = only(behind(busy(threads=main_thread(SLEEP)), sources=sources))
+    assert verdict.reason is Reason.STORE_WAIT
+
+
+def test_ranks_that_do_the_same_share_a_verdict_and_others_get_their_own() -> None:
+    culprits = [rank(n, W, op(W, 40), threads=main_thread(SLEEP)) for n in (1, 2)]
+    stopped = rank(3, W, op(W, 40), process=ProcessState(alive=True, state="T"))
+    verdicts = diagnose(job(waiting(0), *culprits, stopped), THRESHOLDS)
+    assert [verdict.culprits for verdict in verdicts] == [(1, 2), (3,)]
+
+
+# --- What C++ issued ------------------------------------------------------------------------
+
+
+def backward(number: int, **fields: Any) -> RankSnapshot:
+    """A rank whose reducer has issued a bucket that is not complete."""
+    done = op(W, 40, source="flight")
+    bucket = op(W, 41, state=OpState.ISSUED, source="flight")
+    fields = {"flight": True, "threads": main_thread(*BACKWARD, frame(25)), **fields}
+    return rank(number, W, done, bucket, **fields)
+
+
+def test_a_rank_in_backward_waits_for_what_its_reducer_issued() -> None:
+    culprit = busy(threads=main_thread(SLEEP))
+    verdict = only(job(*[backward(n) for n in (0, 1, 3)], culprit))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))
+    assert verdict.victim_site == site(25)
+    assert verdict.collective is not None
+    assert verdict.collective.op == "all_reduce"
+
+
+def test_a_rank_that_computes_beside_its_pending_work_does_not_wait() -> None:
+    beside = [backward(n, threads=main_thread(frame(30))) for n in (0, 1, 3)]
+    assert diagnose(job(*beside, busy(threads=main_thread(SLEEP))), THRESHOLDS) == (OK,)
+
+
+def test_without_records_the_counters_tell_who_waits() -> None:
+    def counted(number: int) -> RankSnapshot:
+        return rank(number, W, enqueued=41, completed=-1, pending_age_s=20.0)
+
+    culprit = rank(2, W, enqueued=40, completed=40)
+    verdict = only(job(*map(counted, (0, 1, 3)), culprit))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))
+    assert verdict.certainty is Certainty.POSSIBLE
+    assert "collective #41 of group default_pg" in verdict.headline
+
+
+def test_the_counters_of_a_rank_whose_sampler_is_stuck_say_nothing() -> None:
+    stale = rank(2, W, enqueued=40, completed=-1, pending_age_s=20.0, gil_age_s=20.0)
+    verdict = only(behind(stale))
+    assert verdict.culprits == (2,)
+    assert verdict.reason is Reason.GIL_HELD
+
+
+# --- Ranks that are not seen ------------------------------------------------------------------
+
+
+def test_a_rank_that_nothing_is_known_of_is_possibly_the_culprit() -> None:
+    found = job(*[waiting(n) for n in (0, 1, 3)], size=4, unseen=("node n1 did not answer",))
+    verdict = only(found)
+    assert (verdict.kind, verdict.certainty) == (Kind.NEVER_ENTERED, Certainty.POSSIBLE)
+    assert verdict.culprits == (2,)
+    assert "Node n1 did not answer." in verdict.explanation
+
+
+def test_a_rank_on_a_lost_node_died_with_it() -> None:
+    found = job(*[waiting(n) for n in (0, 1, 3)], size=4, lost_nodes=("n7",))
+    verdict = only(found)
+    assert (verdict.kind, verdict.reason) == (Kind.DIED, Reason.NODE_LOST)
+    assert verdict.culprits == (2,)
+
+
+# --- Set-up -----------------------------------------------------------------------------------
+
+
+def joining(number: int, call: str = "init_process_group", line: int = 5) -> RankSnapshot:
+    phase = Phase.INIT if call == "init_process_group" else Phase.RUNNING
+    return rank(number, phase=phase, in_call=call, in_call_age_s=20.0, in_call_site=site(line))
+
+
+def test_a_rank_that_does_not_come_to_init_process_group_is_named() -> None:
+    born = rank(3, phase=Phase.BORN, threads=main_thread(SLEEP))
+    verdict = only(job(*map(joining, range(3)), born))
+    assert (verdict.kind, verdict.reason) == (Kind.INIT_INCOMPLETE, Reason.USER_CODE)
+    assert (verdict.culprits, verdict.victims) == ((3,), (0, 1, 2))
+    assert verdict.victim_site == site(5)
+    assert verdict.headline.startswith("Rank 3 never reached init_process_group: it is busy in")
+
+
+def test_a_rank_that_was_never_started_is_possibly_what_init_waits_for() -> None:
+    verdict = only(job(*map(joining, range(3)), size=4))
+    assert (verdict.kind, verdict.certainty) == (Kind.INIT_INCOMPLETE, Certainty.POSSIBLE)
+    assert verdict.culprits == (3,)
+
+
+def test_all_in_init_and_none_missing_is_nobodys_fault() -> None:
+    verdict = only(job(*map(joining, range(4))))
+    assert (verdict.kind, verdict.culprits) == (Kind.INIT_INCOMPLETE, ())
+    assert verdict.reason is Reason.NETWORK
+    assert verdict.victims == (0, 1, 2, 3)
+
+
+def test_new_group_that_only_some_ranks_call_is_their_peers_omission() -> None:
+    found = job(joining(0, "new_group", 8), joining(1, "new_group", 8), waiting(2), waiting(3))
+    found = replace(
+        found,
+        ranks=tuple(
+            replace(one, groups=waiting(2).groups[:1]) if one.rank < 2 else one
+            for one in found.ranks
+        ),
+    )
+    found = replace(
+        found,
+        ranks=tuple(
+            replace(one, groups=(replace(one.groups[0], enqueued=40),)) if one.rank < 2 else one
+            for one in found.ranks
+        ),
+    )
+    verdict = only(found)
+    assert verdict.kind is Kind.INIT_INCOMPLETE
+    assert verdict.culprits == (2, 3)
+    assert "new_group" in verdict.headline
+
+
+# --- Point to point ---------------------------------------------------------------------------
+
+
+def sending(number: int, peer: int, **fields: Any) -> RankSnapshot:
+    return rank(number, W, blocked(W, 1, "send", peer=peer, line=21, **fields))
+
+
+def test_a_send_whose_peer_is_busy_misses_its_recv() -> None:
+    peer = rank(1, W, threads=main_thread(SLEEP))
+    verdict = only(job(sending(0, 1), peer))
+    assert (verdict.kind, verdict.reason) == (Kind.MISSING_PEER, Reason.USER_CODE)
+    assert (verdict.culprits, verdict.victims) == ((1,), (0,))
+    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.collective is not None
+    assert verdict.collective.op == "send"
+    assert "never posted the recv for rank 0's send at train.py:21" in verdict.headline
+
+
+def test_a_send_whose_peer_has_gone_on_to_a_collective_is_proved_to_miss_its_recv() -> None:
+    others = [rank(n, W, blocked(W, 1, "barrier", line=30)) for n in (1, 2, 3)]
+    verdict = only(job(sending(0, 1), *others))
+    assert (verdict.kind, verdict.certainty) == (Kind.MISSING_PEER, Certainty.PROVED)
+    assert verdict.state is State.HANG
+    assert (verdict.culprits, verdict.victims) == ((1,), (0, 2, 3))
+    assert (verdict.site, verdict.victim_site) == (site(30), site(21))
+
+
+def test_along_a_pipeline_the_stage_that_left_it_is_named() -> None:
+    # Rank 0 is in the barrier; 1 waits for its send, 2 for that of 1, 3 for that of 2.
+    receiving = [rank(n, W, blocked(W, 1, "recv", peer=n - 1, line=22)) for n in (1, 2, 3)]
+    verdict = only(job(rank(0, W, blocked(W, 1, "barrier", line=30)), *receiving))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (0,))
+    assert verdict.victims == (1, 2, 3)
+
+
+def test_calls_are_matched_by_their_order_and_tag() -> None:
+    peer = rank(1, W, blocked(W, 1, "recv", peer=0, tag=7))
+    assert only(job(sending(0, 1, tag=7), peer)).kind is Kind.COLLECTIVE_STUCK
+    verdict = only(job(sending(0, 1, tag=8), peer))
+    assert verdict.kind is Kind.ORDER_INVERSION  # each waits for what the other does not post
+
+
+def test_two_ranks_that_both_send_first_wait_for_each_other() -> None:
+    verdict = only(job(sending(0, 1), sending(1, 0)))
+    assert (verdict.kind, verdict.certainty) == (Kind.ORDER_INVERSION, Certainty.PROVED)
+    assert verdict.culprits == (0, 1)
+
+
+def test_a_peer_that_exited_never_posts() -> None:
+    gone = rank(1, W, phase=Phase.EXITED, process=ProcessState(alive=False, exit_code=0))
+    verdict = only(job(sending(0, 1), gone))
+    assert (verdict.kind, verdict.reason) == (Kind.MISSING_PEER, Reason.EXITED)
+    assert verdict.certainty is Certainty.PROVED
+
+
+def test_a_recv_from_anyone_waits_for_all_others() -> None:
+    receiver = rank(0, W, blocked(W, 1, "recv", peer=-1))
+    sleeper = rank(1, W, threads=main_thread(SLEEP))
+    verdict = only(job(receiver, sleeper, waiting(2), waiting(3)))
+    assert 1 in verdict.culprits
+
+
+def test_members_of_another_group_are_not_missed() -> None:
+    pair = GroupKey((0, 1), "pair")
+    found = job(
+        rank(0, pair, blocked(pair, 3)),
+        rank(1, pair, op(pair, 2), threads=main_thread(SLEEP)),
+        rank(2, W, op(W, 5)),
+        rank(3, W, op(W, 5)),
+    )
+    verdict = only(found)
+    assert (verdict.culprits, verdict.victims) == ((1,), (0,))
+    assert verdict.group == pair

@@ -1,0 +1,278 @@
+"""Ranks that are gone: who was first, and who only followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from snapshots import (
+    SCRIPT,
+    THRESHOLDS,
+    blocked,
+    exited,
+    frame,
+    job,
+    killed,
+    main_thread,
+    op,
+    raised,
+    rank,
+    site,
+    world,
+)
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.types import (
+    OK,
+    Certainty,
+    JobSnapshot,
+    Kind,
+    OpState,
+    Phase,
+    ProcessState,
+    RankSnapshot,
+    Reason,
+    State,
+    Verdict,
+)
+
+W = world(4)
+PEER = "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:580"
+
+
+def waiting(number: int, **fields: Any) -> RankSnapshot:
+    return rank(number, W, op(W, 4), blocked(W, 5, age=fields.pop("age", 4.0)), **fields)
+
+
+def failed(number: int, message: str = PEER, age: float = 3.0) -> RankSnapshot:
+    """A rank that raised out of the collective that it was in."""
+    call = op(W, 5, state=OpState.FAILED, age=4.0)
+    return rank(number, W, op(W, 4), call, **raised("RuntimeError", message, 20, age))
+
+
+def dead(number: int = 2, **fields: Any) -> RankSnapshot:
+    return rank(number, W, op(W, 4), **fields)
+
+
+def only(found: JobSnapshot) -> Verdict:
+    verdicts = diagnose(found, THRESHOLDS)
+    assert len(verdicts) == 1
+    return verdicts[0]
+
+
+def test_a_rank_that_raised_while_others_wait_is_a_proved_hang() -> None:
+    verdict = only(
+        job(waiting(0), waiting(1), dead(**raised("ValueError", "bad batch")), waiting(3))
+    )
+    assert (verdict.kind, verdict.reason) == (Kind.DIED, Reason.EXCEPTION)
+    assert (verdict.state, verdict.certainty) == (State.HANG, Certainty.PROVED)
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1, 3))
+    assert verdict.site == site(33)
+    assert verdict.headline == (
+        "Rank 2 died of ValueError: bad batch (train.py:33); ranks 0, 1 and 3 wait for it in "
+        "all_reduce #5 of group default_pg."
+    )
+
+
+def test_the_errors_of_its_peers_only_follow() -> None:
+    found = job(
+        failed(0), failed(1), dead(**raised("ValueError")), failed(3), ended=True, exit_code=1
+    )
+    verdict = only(found)
+    assert (verdict.kind, verdict.state) == (Kind.DIED, State.FAILED)
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1, 3))
+    assert "failed after it in all_reduce #5" in verdict.headline
+
+
+def test_ranks_that_the_launcher_ended_are_victims() -> None:
+    terminated = killed(15, 3.0, terminated_by_launcher=True)
+    found = job(
+        waiting(0, **terminated),
+        rank(1, W, op(W, 4), **terminated),
+        dead(**raised("ValueError")),
+        failed(3),
+        ended=True,
+        exit_code=1,
+    )
+    verdict = only(found)
+    assert verdict.culprits == (2,)
+    assert verdict.victims == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "text"),
+    [
+        (killed(9), Reason.SIGNAL, "was killed by SIGKILL"),
+        (killed(11), Reason.SIGNAL, "was killed by SIGSEGV"),
+        (killed(9, oom_killed=True), Reason.OUT_OF_MEMORY, "ran out of memory"),
+        (raised("torch.cuda.OutOfMemoryError", "CUDA"), Reason.OUT_OF_MEMORY, "OutOfMemoryError"),
+        (raised("MemoryError"), Reason.OUT_OF_MEMORY, "died of MemoryError"),
+        (raised("RuntimeError", "can't allocate memory"), Reason.OUT_OF_MEMORY, "can't allocate"),
+        (raised("KeyError", "'a'\n  b"), Reason.EXCEPTION, "died of KeyError: 'a' b"),
+        (
+            {"process": ProcessState(alive=False, exit_code=3, gone_age_s=5.0)},
+            Reason.EXITED,
+            "exited with code 3",
+        ),
+        ({"process": ProcessState(alive=False)}, Reason.UNKNOWN, "is gone"),
+    ],
+)
+def test_how_it_died_is_said(fields: dict[str, Any], reason: Reason, text: str) -> None:
+    verdict = only(job(waiting(0), waiting(1), dead(**fields), waiting(3)))
+    assert (verdict.kind, verdict.reason, verdict.culprits) == (Kind.DIED, reason, (2,))
+    assert verdict.state is State.HANG
+    assert text in verdict.headline
+    unknown = reason is Reason.UNKNOWN
+    assert verdict.certainty is (Certainty.LIKELY if unknown else Certainty.PROVED)
+
+
+def test_a_rank_that_died_inside_the_collective_is_missing_from_it_all_the_same() -> None:
+    victim = rank(2, W, op(W, 4), blocked(W, 5), **killed(9))
+    verdict = only(job(waiting(0), waiting(1), victim, waiting(3)))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+
+
+def test_of_two_that_raised_by_themselves_the_first_that_others_wait_for_comes_first() -> None:
+    late = rank(1, W, op(W, 4), **raised("KeyError", age=1.0))
+    found = job(failed(0), late, dead(**raised("ValueError", age=9.0)), ended=True, exit_code=1)
+    verdicts = diagnose(found, THRESHOLDS)
+    assert [verdict.culprits for verdict in verdicts] == [(2,), (1,)]
+
+
+def test_a_bug_that_hits_all_ranks_alike_is_one_verdict() -> None:
+    found = job(
+        *[rank(n, W, op(W, 4), **raised("TypeError")) for n in range(4)], ended=True, exit_code=1
+    )
+    verdict = only(found)
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (0, 1, 2, 3), ())
+
+
+def test_an_error_out_of_a_collective_is_the_ranks_own_where_nobody_ended_before() -> None:
+    lonely = rank(
+        2, W, op(W, 4), op(W, 5, state=OpState.FAILED), **raised("TypeError", "no such tensor")
+    )
+    verdict = only(job(waiting(0), waiting(1), lonely, waiting(3)))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+
+
+def test_a_peers_error_without_a_peer_that_ended_is_the_networks() -> None:
+    verdict = only(job(*map(failed, range(4)), ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.COLLECTIVE_STUCK, ())
+    assert (verdict.reason, verdict.state) == (Reason.NETWORK, State.FAILED)
+
+
+def test_a_rank_whose_own_connection_timed_out_is_no_victim() -> None:
+    mine = rank(2, W, op(W, 4), **raised("requests.Timeout", "Read timed out."))
+    verdict = only(job(failed(0), failed(1), mine, failed(3), ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+
+
+def test_when_all_time_out_the_rank_that_was_not_there_is_named() -> None:
+    absent = rank(2, W, op(W, 4), **killed(15, 1.0, terminated_by_launcher=True))
+    message = "Timed out waiting 1800000ms for recv operation to complete"
+    timed_out = [
+        rank(
+            n,
+            W,
+            op(W, 5, state=OpState.FAILED, age=1800.0),
+            **raised("RuntimeError", message, 20, 2.0),
+        )
+        for n in (0, 1, 3)
+    ]
+    verdict = only(job(*timed_out, absent, ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))
+    assert verdict.state is State.FAILED
+
+
+def test_what_cpp_was_in_when_a_peer_died_is_known_by_the_counters() -> None:
+    line = {"sources": {SCRIPT: "\n" * 19 + "loss.backward()"}}
+    echoes = [
+        rank(n, W, enqueued=16, completed=-1, **raised("RuntimeError", PEER, 20, 3.0))
+        for n in (0, 1, 3)
+    ]
+    gone = rank(2, W, enqueued=15, completed=15, **raised("KeyError"))
+    verdict = only(job(*echoes, gone, ended=True, exit_code=1, **line))
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (2,), (0, 1, 3))
+    assert verdict.collective is not None
+    assert (verdict.collective.op, verdict.collective.seq) == ("all_reduce", 16)
+    assert verdict.group == W
+
+
+# --- Early ends -------------------------------------------------------------------------------
+
+
+def test_a_rank_that_exited_in_order_while_others_wait_finished_early() -> None:
+    verdict = only(job(waiting(0), waiting(1), dead(**exited()), waiting(3)))
+    assert (verdict.kind, verdict.reason) == (Kind.FINISHED_EARLY, Reason.EXITED)
+    assert (verdict.state, verdict.certainty) == (State.HANG, Certainty.PROVED)
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1, 3))
+    assert "exited with code 0" in verdict.headline
+    assert any("Join" in text for text in verdict.advice)
+
+
+def test_it_finished_early_too_where_its_peers_failed_of_it() -> None:
+    found = job(failed(0), failed(1), dead(**exited()), failed(3), ended=True, exit_code=1)
+    verdict = only(found)
+    assert (verdict.kind, verdict.state) == (Kind.FINISHED_EARLY, State.FAILED)
+    assert verdict.culprits == (2,)
+
+
+def test_a_rank_that_destroys_its_groups_enters_no_more_collectives() -> None:
+    leaving = dead(phase=Phase.FINALIZING, in_call="destroy_process_group", in_call_site=site(60))
+    verdict = only(job(waiting(0), waiting(1), leaving, waiting(3)))
+    assert (verdict.kind, verdict.certainty) == (Kind.FINISHED_EARLY, Certainty.PROVED)
+    assert (verdict.culprits, verdict.site) == ((2,), site(60))
+
+
+def test_the_last_rank_of_a_finished_job_has_more_steps_than_the_others() -> None:
+    verdict = only(job(waiting(0), *[dead(n, **exited()) for n in (1, 2, 3)]))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (0,))
+    assert verdict.certainty is Certainty.PROVED
+
+
+def test_ranks_that_end_in_order_one_after_the_other_are_healthy() -> None:
+    found = job(*[dead(n, **exited()) for n in (1, 2, 3)], rank(0, W, op(W, 4)))
+    assert diagnose(found, THRESHOLDS) == (OK,)
+
+
+# --- Ends that are nobody's fault ---------------------------------------------------------------
+
+
+def test_a_job_that_ended_well_is_ok_whatever_it_left_behind() -> None:
+    found = job(waiting(0), dead(**raised("ValueError")), ended=True, exit_code=0)
+    assert diagnose(found, THRESHOLDS) == (OK,)
+
+
+def test_a_job_that_was_interrupted_while_it_was_well_is_ok() -> None:
+    keys = raised("KeyboardInterrupt", "")
+    found = job(
+        *[waiting(n, age=1.0, **keys) for n in (0, 1, 3)], dead(**keys), ended=True, exit_code=130
+    )
+    assert diagnose(found, THRESHOLDS) == (OK,)
+
+
+def test_a_job_that_was_interrupted_because_it_hung_failed_of_it() -> None:
+    keys = raised("KeyboardInterrupt", "")
+    found = job(
+        *[waiting(n, age=50.0, **keys) for n in (0, 1, 3)], dead(**keys), ended=True, exit_code=130
+    )
+    verdict = only(found)
+    assert (verdict.kind, verdict.state) == (Kind.NEVER_ENTERED, State.FAILED)
+    assert verdict.culprits == (2,)
+    assert "it was ended from outside in main, train.py:33" in verdict.headline
+
+
+def test_a_job_that_is_being_ended_is_no_news() -> None:
+    leaving = dead(**killed(15, 2.0))
+    assert diagnose(job(waiting(0), waiting(1), leaving, waiting(3)), THRESHOLDS) == (OK,)
+
+
+def test_a_rank_that_was_terminated_alone_is_missed_by_the_others() -> None:
+    gone = dead(**killed(15, 40.0))
+    verdict = only(job(*[waiting(n, age=40.0) for n in (0, 1, 3)], gone))
+    assert (verdict.kind, verdict.reason, verdict.culprits) == (Kind.DIED, Reason.SIGNAL, (2,))
+
+
+def test_a_stack_does_not_make_a_dead_rank_alive() -> None:
+    gone = dead(threads=main_thread(frame(12)), **killed(9))
+    assert only(job(waiting(0), waiting(1), gone, waiting(3))).kind is Kind.DIED
