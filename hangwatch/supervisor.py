@@ -29,7 +29,7 @@ from hangwatch.witness import Witness
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hangwatch.config import Config
     from hangwatch.rundir import RunDir
@@ -87,22 +87,37 @@ class _Run:
 
     def execute(self) -> int:
         self.run_id = self.settings.run_id or new_run_id()
-        self._make_run_dir()
-        self._make_witness()
+        self._attempt(self._make_run_dir)
+        self._attempt(self._make_witness)
         began = time.monotonic()
         started_at = _utc_now()
         child = start(self.command, self._environment(), self.before)
-        self._make_report_dir()
-        if self.held:
-            hello = self._hello(self.held, child.pid, started_at)
-            self.guardian = Guardian(hello, watchdog_environment(self.environ), self.before)
-            self.guardian.start()
-        self._forward_until_end(child)
+        self._attempt(lambda: self._begin_watch(child, started_at))
+        self._attempt(lambda: self._forward_until_end(child))
+        self._forward_until_end(child)  # where that failed: now without a watchdog
         code = exit_code(child.returncode)
-        self._see_off(code)
-        self._leave_run_file(code, started_at, time.monotonic() - began)
+        self._attempt(lambda: self._see_off(code))
+        self._attempt(lambda: self._leave_run_file(code, started_at, time.monotonic() - began))
         aborted = self.held is not None and (self.held.path / ABORTED).exists()
         return EXIT_ABORTED if aborted and code else code
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """Do a step of ours; whatever it raises costs the watch and not the job."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 (an error that nobody has thought of)
+            self._lose(f"the job goes on unwatched: {type(error).__name__}: {error}")
+            guardian, self.guardian = self.guardian, None
+            if guardian:
+                guardian.kill()
+
+    def _begin_watch(self, child: subprocess.Popen[bytes], started_at: str) -> None:
+        if not self.held:
+            return
+        self._make_report_dir()
+        hello = self._hello(self.held, child.pid, started_at)
+        self.guardian = Guardian(hello, watchdog_environment(self.environ), self.before)
+        self.guardian.start()
 
     def clean_up(self) -> None:
         """Let go of everything; never raises."""
@@ -130,8 +145,6 @@ class _Run:
             self._lose(f"signals for the whole job may reach COMMAND twice: {error}")
 
     def _make_report_dir(self) -> None:
-        if not self.held:
-            return
         shown = f"{self.settings.report_dir.rstrip('/')}/{self.run_id}"
         try:
             self.report_dir = open_run(Path(self.settings.report_dir).absolute(), self.run_id)

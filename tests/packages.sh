@@ -9,7 +9,7 @@ need() { # COMMAND PACKAGE
 need g++ g++
 need bash bash
 need mount mount
-need ip iproute2
+need setpriv util-linux
 
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

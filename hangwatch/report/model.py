@@ -58,7 +58,7 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
         "verdict": _verdict(verdict, evidence),
         "also": [_verdict(other, evidence) for other in evidence.verdicts[1:]],
         "ranks": ranks,
-        "stacks": stacks.content,
+        "stacks": stacks.content(),
         "waits": [_wait(wait, job.sources) for wait in verdict.waits],
         "timeline": [
             {"at": moment.at, "what": moment.what, "rank": moment.rank}
@@ -76,7 +76,7 @@ class _Stacks:
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = sources
-        self.content: dict[str, dict[str, Any]] = {}
+        self._frames: dict[str, list[dict[str, Any]]] = {}
         self._owners: defaultdict[str, set[int]] = defaultdict(set)
 
     def add(self, frames: Sequence[Frame], rank: int) -> str | None:
@@ -85,11 +85,17 @@ class _Stacks:
             return None
         text = "\n".join(f"{frame.file}:{frame.line}:{frame.function}" for frame in frames)
         name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        if name not in self.content:
-            self.content[name] = {"frames": [self._frame(frame) for frame in frames], "ranks": []}
+        if name not in self._frames:
+            self._frames[name] = [self._frame(frame) for frame in frames]
         self._owners[name].add(rank)
-        self.content[name]["ranks"] = sorted(self._owners[name])
         return name
+
+    def content(self) -> dict[str, dict[str, Any]]:
+        """Every stack with its ranks."""
+        return {
+            name: {"frames": frames, "ranks": sorted(self._owners[name])}
+            for name, frames in self._frames.items()
+        }
 
     def _frame(self, frame: Frame) -> dict[str, Any]:
         return {
@@ -273,7 +279,6 @@ def _wait(wait: Wait, sources: Mapping[str, str]) -> dict[str, Any]:
     return {
         "rank": wait.rank,
         "group": group_label(wait.group),
-        "group_ranks": list(wait.group.ranks) if wait.group else None,
         "seq": wait.seq,
         "op": wait.op,
         "for": list(wait.waits_for),

@@ -367,6 +367,26 @@ def test_the_command_outlives_a_supervisor_that_was_killed(listener: Supervised)
     os.kill(command, signal.SIGKILL)
 
 
+@pytest.mark.parametrize(
+    "broken",
+    ["rundir.make", "Witness", "open_run", "Guardian.start", "Guardian.check", "Guardian.farewell"],
+)
+def test_an_error_that_nobody_has_thought_of_costs_only_the_watch(
+    tmp_path: Path, broken: str
+) -> None:
+    script = f"""
+import sys
+from hangwatch import cli, supervisor
+def fail(*_):
+    raise RuntimeError("nobody has thought of this")
+supervisor.{broken} = fail
+sys.exit(cli.main(["sh", "-c", "sleep 0.2; echo done; exit 7"]))
+"""
+    done = run(tmp_path, script, prefix=(sys.executable, "-c"))
+    assert (done.returncode, done.stdout) == (7, "done\n")
+    assert done.stderr.count("RuntimeError: nobody has thought of this") == 1
+
+
 def test_an_impatient_user_need_not_wait_for_a_watchdog_that_is_stuck(
     listener: Supervised,
 ) -> None:
