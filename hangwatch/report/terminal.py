@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hangwatch.notice import printable
+from hangwatch.report.sites import fold_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 NARROWEST = 40
 DEFAULT_WIDTH = 100
@@ -203,23 +204,6 @@ def _missing(report: Mapping[str, Any]) -> list[str]:
         for what in rank["missing_evidence"]:
             ranks[what].append(rank["rank"])
     return [f"{_ranks(fold_ranks(who))}: {what}" for what, who in ranks.items()]
-
-
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as people write them: ``0, 1, 3-7``."""
-    parts: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    folded = []
-    for part in parts:
-        if len(part) > 2:  # noqa: PLR2004 (two ranks are no range)
-            folded.append(f"{part[0]}-{part[-1]}")
-        else:
-            folded.extend(str(rank) for rank in part)
-    return ", ".join(folded)
 
 
 def _ranks(folded: str) -> str:

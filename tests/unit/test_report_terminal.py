@@ -11,8 +11,9 @@ import pytest
 from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 
 from hangwatch.report import build_report, format_verdict
-from hangwatch.report.terminal import PLAIN, Style, fold_ranks
-from hangwatch.types import OK, Certainty, Kind, Reason, Site, State, Verdict, Wait
+from hangwatch.report.sites import fold_ranks
+from hangwatch.report.terminal import PLAIN, Style
+from hangwatch.types import OK, Certainty, GroupKey, Kind, Reason, Site, State, Verdict, Wait
 
 WHERE = Path("hangwatch-reports/night-7/incident-001")
 
@@ -115,6 +116,12 @@ def test_ranks_that_wait_in_many_places_are_cut_short() -> None:
     start = next(i for i, line in enumerate(shown) if line.startswith("  waiting"))
     assert shown[start] == "  waiting    rank 0 in recv #1 of default_pg, 1.0 s, for rank 1"
     assert shown[start + 4] == "             and 5 more places, see report.json"
+
+
+def test_a_group_that_nobody_described_is_known_by_its_ranks() -> None:
+    waits = (Wait(0, GroupKey((0, 2), "undefined"), 3, "all_reduce", (2,), 1.0, None),)
+    shown = lines(replace(VERDICT, waits=waits))
+    assert "  waiting    rank 0 in all_reduce #3 of ranks 0, 2, 1.0 s, for rank 2" in shown
 
 
 def test_a_verdict_without_waits_names_the_victims() -> None:

@@ -1,0 +1,193 @@
+"""The ranks of report.json, and their stacks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.frames import innermost_user_site, is_user_file, line_of
+from hangwatch.report.sites import group_label, site_content
+from hangwatch.types import OpState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hangwatch.types import (
+        Child,
+        Frame,
+        GroupProgress,
+        ProcessState,
+        RankSnapshot,
+        Site,
+        ThreadStack,
+        Verdict,
+        Wait,
+    )
+
+
+class Stacks:
+    """Stacks by content: many ranks have few different ones."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._frames: dict[str, list[dict[str, Any]]] = {}
+        self._owners: defaultdict[str, set[int]] = defaultdict(set)
+
+    def add(self, frames: Sequence[Frame], rank: int) -> str | None:
+        """Note that rank has this stack; returns its id, None for an empty one."""
+        if not frames:
+            return None
+        text = "\n".join(f"{frame.file}:{frame.line}:{frame.function}" for frame in frames)
+        name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        if name not in self._frames:
+            self._frames[name] = [self._frame(frame) for frame in frames]
+        self._owners[name].add(rank)
+        return name
+
+    def content(self) -> dict[str, dict[str, Any]]:
+        """Every stack with its ranks."""
+        return {
+            name: {"frames": frames, "ranks": sorted(self._owners[name])}
+            for name, frames in self._frames.items()
+        }
+
+    def _frame(self, frame: Frame) -> dict[str, Any]:
+        return {
+            "file": frame.file,
+            "line": frame.line,
+            "function": frame.function,
+            "source": line_of(self._sources, frame.file, frame.line),
+            "user": is_user_file(frame.file),
+        }
+
+
+def rank_content(
+    rank: RankSnapshot,
+    verdict: Verdict,
+    wait: Wait | None,
+    stacks: Stacks,
+    sources: Mapping[str, str],
+) -> dict[str, Any]:
+    """The entry of one rank; its stacks go to stacks."""
+    threads = rank.threads or ()
+    main = main_thread(threads)
+    return {
+        "rank": rank.rank,
+        "node": rank.node,
+        "pid": rank.pid,
+        "phase": rank.phase.value,
+        "process": _process(rank.process),
+        "groups": [_progress(group) for group in rank.groups],
+        "stuck_in": _stuck_in(rank, wait, sources),
+        "site": site_content(_rank_site(rank, verdict, wait, sources), sources),
+        "stack": stacks.add(main.frames, rank.rank) if main else None,
+        "threads": [_thread(thread, rank.rank, stacks) for thread in threads],
+        "children": [_child(child, rank.rank, stacks) for child in rank.children],
+        "exception": {
+            "type": rank.exception.type,
+            "message": rank.exception.message,
+            "site": site_content(rank.exception.site, sources),
+        }
+        if rank.exception
+        else None,
+        "gpu": None,
+        "recorder": rank.recorder,
+        "missing_evidence": list(rank.missing_evidence),
+    }
+
+
+def _rank_site(
+    rank: RankSnapshot, verdict: Verdict, wait: Wait | None, sources: Mapping[str, str]
+) -> Site | None:
+    """Where the rank is in the user's own code, as far as that is known."""
+    if wait and wait.site:
+        return wait.site
+    if rank.rank in verdict.culprits and len(verdict.culprits) == 1:
+        return verdict.site
+    if rank.exception and rank.exception.site:
+        return rank.exception.site
+    main = main_thread(rank.threads or ())
+    return innermost_user_site(main.frames if main else (), sources) or rank.in_call_site
+
+
+def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
+    """The thread that runs the training loop, None where no stack was taken."""
+    for thread in threads:
+        if thread.name == "MainThread":
+            return thread
+    return threads[0] if threads else None
+
+
+def _process(process: ProcessState) -> dict[str, Any]:
+    return {
+        "alive": process.alive,
+        "state": process.state,
+        "wchan": process.wchan,
+        "tracer_pid": process.tracer_pid,
+        "exit_code": process.exit_code,
+        "signal": process.signal,
+        "oom_killed": process.oom_killed,
+        "gone_age_s": process.gone_age_s,
+        "terminated_by_launcher": process.terminated_by_launcher,
+    }
+
+
+def _progress(group: GroupProgress) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "desc": group.key.desc,
+        "size": len(group.key.ranks),
+        "enqueued": group.enqueued,
+        "started": group.started,
+        "completed": group.completed,
+        "p2p": group.p2p,
+        "alive": group.alive,
+    }
+
+
+def _stuck_in(
+    rank: RankSnapshot, wait: Wait | None, sources: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """The call that the rank is blocked in; None if it is blocked in none."""
+    if wait:
+        label = group_label(wait.group)
+        return _blocked(wait.op, label, wait.seq, wait.age_s, site_content(wait.site, sources))
+    for op in reversed(rank.ops):
+        if op.state is OpState.BLOCKED:
+            return _blocked(
+                op.op,
+                group_label(op.group),
+                op.seq,
+                op.blocked_age_s if op.blocked_age_s is not None else op.issued_age_s,
+                site_content(op.site, sources),
+            )
+    if rank.in_call:
+        site = site_content(rank.in_call_site, sources)
+        return _blocked(rank.in_call, None, 0, rank.in_call_age_s, site)
+    return None
+
+
+def _blocked(
+    op: str, group: str | None, seq: int, age_s: float, site: dict[str, Any] | None
+) -> dict[str, Any]:
+    return {"op": op, "group": group, "seq": seq, "age_s": round(age_s, 3), "site": site}
+
+
+def _thread(thread: ThreadStack, rank: int, stacks: Stacks) -> dict[str, Any]:
+    return {
+        "name": thread.name,
+        "tid": thread.tid,
+        "active": thread.active,
+        "owns_gil": thread.owns_gil,
+        "stack": stacks.add(thread.frames, rank),
+    }
+
+
+def _child(child: Child, rank: int, stacks: Stacks) -> dict[str, Any]:
+    return {
+        "pid": child.pid,
+        "command": child.command,
+        "process": _process(child.process),
+        "threads": [_thread(thread, rank, stacks) for thread in child.threads],
+    }

@@ -1,0 +1,67 @@
+"""Lines of code, groups and ranks, as reports name them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.frames import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hangwatch.types import GroupKey, Site
+
+CONTEXT_LINES = 2
+"""Lines of source shown on either side of the culprit's."""
+
+
+def site_content(
+    site: Site | None, sources: Mapping[str, str], *, context: bool = True
+) -> dict[str, Any] | None:
+    """A site with its line, and the lines around it where its file is at hand."""
+    if site is None:
+        return None
+    content: dict[str, Any] = {
+        "file": site.file,
+        "line": site.line,
+        "function": site.function,
+        "source": site.source or line_of(sources, site.file, site.line),
+    }
+    if context:
+        content["context"] = _context(sources, site.file, site.line)
+    return content
+
+
+def _context(sources: Mapping[str, str], file: str, line: int) -> dict[str, Any] | None:
+    """The lines around a site: ``first`` is the number of the first of them."""
+    lines = sources.get(file, "").splitlines()
+    if not 0 < line <= len(lines):
+        return None
+    first = max(1, line - CONTEXT_LINES)
+    return {"first": first, "lines": lines[first - 1 : line + CONTEXT_LINES]}
+
+
+def group_label(key: GroupKey | None) -> str | None:
+    """What a group is called in print: its description, else its ranks."""
+    if key is None:
+        return None
+    if key.desc and key.desc != "undefined":
+        return key.desc
+    return f"ranks {fold_ranks(key.ranks)}"
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as people write them: ``0, 1, 3-7``."""
+    parts: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    folded = []
+    for part in parts:
+        if len(part) > 2:  # noqa: PLR2004 (two ranks are no range)
+            folded.append(f"{part[0]}-{part[-1]}")
+        else:
+            folded.extend(str(rank) for rank in part)
+    return ", ".join(folded)
