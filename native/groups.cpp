@@ -69,7 +69,8 @@ std::int64_t growth(const Slot& slot, const Place& place) {
       return collective ? 1 : 0;
     case Slot::Number::mixed:
       // It is NCCL's number: what runs on the CPU (gloo) is not in it.
-      return collective && place.device != Device::cpu ? 1 : 0;
+      if (!collective || place.device == Device::cpu) return 0;
+      return place.device == Device::other ? 1 : -1;
     case Slot::Number::measured:
       return collective ? 1 : -1;
     case Slot::Number::trial:

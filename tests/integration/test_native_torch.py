@@ -40,3 +40,7 @@ def test_places_signatures_and_sites_agree_on_three_ranks() -> None:
 
 def test_compiled_graphs_and_subclasses_work_as_without_us() -> None:
     assert run(PROGRAMS / "compiled.py").endswith("good\n")
+
+
+def test_tensors_are_looked_at_without_their_noticing() -> None:
+    assert run(PROGRAMS / "tensors.py").endswith("good\n")
