@@ -1,7 +1,7 @@
 """Keeps a watchdog process running beside COMMAND, and speaks to it.
 
 The watchdog reads JSON lines on its standard input. The first says what to
-watch (see ``hello`` in supervisor.py), the last ``{"ended": EXIT_CODE}`` that
+watch (see ``_hello`` in supervisor.py), the last ``{"ended": EXIT_CODE}`` that
 COMMAND has ended; end of file means that the supervisor is gone. It runs in a
 session of its own, so that nothing sent to the job's terminal or process group
 reaches it, and never writes to standard output.
@@ -132,7 +132,9 @@ class Guardian:
         recent = sum(now - death <= DEATHS_WITHIN_S for death in self._deaths)
         self._due = now + FIRST_BACKOFF_S * 2 ** (recent - 1)
         if self.restarts == 0:
-            say(f"the watchdog {how} and is started again; what it had learnt is lost")
+            what = f"the watchdog {how} and is started again"
+            say(what)
+            self._hello = {**self._hello, "lost": [*self._hello.get("lost", ()), what]}
 
     def _send(self, message: Mapping[str, Any]) -> None:
         """Write one line; a watchdog that does not read is never waited for."""
