@@ -1,8 +1,8 @@
 """The container of a rank page that the Python recorder writes.
 
 A file of fixed size: the magic number, then two buffers that are written in
-turn. Each has a header (generation, length and CRC-32 of the text) before its
-JSON text, so that a reader always finds one whole buffer, also while the other
+turn. Each has a header (generation, length, CRC-32 of both and of the text)
+before its JSON text, so that a reader always finds one whole buffer, also while the other
 is being written and after the writer was killed. Little endian.
 """
 
@@ -42,7 +42,9 @@ def write(page: bytearray | mmap, generation: int, text: bytes) -> None:
     at = _buffer_at(generation % 2)
     page[at + _HEADER.size : at + _HEADER.size + len(text)] = text
     # The header last: until it is there, the checksum of the buffer does not match.
-    page[at : at + _HEADER.size] = _HEADER.pack(generation, len(text), zlib.crc32(text))
+    page[at : at + _HEADER.size] = _HEADER.pack(
+        generation, len(text), _checksum(generation, len(text), text)
+    )
     page[: len(MAGIC)] = MAGIC
 
 
@@ -77,6 +79,10 @@ def _buffer(page: memoryview, number: int) -> tuple[int, bytes] | None:
         return None
     generation, length, checksum = _HEADER.unpack(page[at : at + _HEADER.size])
     text = bytes(page[at + _HEADER.size : at + _HEADER.size + min(length, ROOM_BYTES)])
-    if len(text) != length or length == 0 or zlib.crc32(text) != checksum:
+    if len(text) != length or _checksum(generation, length, text) != checksum:
         return None
     return generation, text
+
+
+def _checksum(generation: int, length: int, text: bytes) -> int:
+    return zlib.crc32(text, zlib.crc32(_HEADER.pack(generation, length, 0)))

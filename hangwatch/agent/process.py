@@ -15,6 +15,7 @@ from hangwatch.agent.flight import FlightRecorder
 from hangwatch.agent.groups import Groups
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.periodic import Periodic
+from hangwatch.agent.post_import import record_failure
 from hangwatch.agent.sampler import PERIOD_S, Sampler
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from hangwatch.agent.recorder import Recorder
 
 HEARTBEAT_MS = 500
-_IN_URL = re.compile(r"[?&](rank|world_size)=(\d{1,9})(?=&|$)")
+_IN_URL = r"[?&](rank|world_size)=(\d{1,9})(?=&|$)"
 
 
 class Process:
@@ -71,22 +72,23 @@ class Process:
         return not self.disarmed and self.pid == os.getpid()
 
     def take_launched_page(self) -> None:
-        """Take a page if the launcher started this very process as a rank. Raises OSError."""
+        """Take a page if the launcher started this very process as a rank."""
         launched = ranks.launched_as(self._environ)
         restart = ranks.restart_count(self._environ)
         if launched and not ranks.descends_from_rank(self._directory, restart, launched[0]):
             self.open_page(*launched)
 
     def open_page(self, rank: int, world_size: int) -> None:
-        """Take a page as that rank. Raises OSError; then nothing is recorded here."""
+        """Take a page as that rank. Where none can be made, nothing is recorded here."""
         identity = ranks.identity(self._environ, rank, world_size)
         path = ranks.page_path(self._directory, identity["restart"], rank, self.pid)
         try:
             self._recorder.open_page(path, identity)
         except OSError as error:
             self.disarm(f"its page cannot be made: {error}")
-            raise
-        self.page = path
+            record_failure(self._directory, error)
+        else:
+            self.page = path
 
     def disarm(self, reason: str) -> None:
         """Stop recording for good; the job goes on alone."""
@@ -180,7 +182,7 @@ class Process:
         names = ("backend", "init_method", "timeout", "world_size", "rank")
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         url = named.get("init_method")
-        in_url = dict(_IN_URL.findall(url)) if isinstance(url, str) else {}
+        in_url = dict(re.findall(_IN_URL, url)) if isinstance(url, str) else {}
         launched = ranks.launched_as(self._environ) or (-1, -1)
 
         def known(name: str, otherwise: int) -> int:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_PAGE = re.compile(r"r(-?\d+)-(-?\d+)-(\d+)\.page")
+_PAGE = r"r(-?\d+)-(-?\d+)-(\d+)\.page"
 _ANCESTORS = 32
 """How far up the tree of processes a rank is looked for."""
 
@@ -90,7 +90,7 @@ def descends_from_rank(
     try:
         owners = {
             int(match[3])
-            for match in map(_PAGE.fullmatch, os.listdir(directory))
+            for match in (re.fullmatch(_PAGE, name) for name in os.listdir(directory))
             if match and (int(match[1]), int(match[2])) == (restart, rank)
         }
         ancestor = os.getpid() if pid is None else pid

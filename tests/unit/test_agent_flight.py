@@ -1,0 +1,174 @@
+"""What c10d knows of its unfinished work, and the answer to the watchdog."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hangwatch.agent.flight import DOUBT_AFTER_S, LOOK_AGAIN_S, FlightRecorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Core:
+    """torch._C._distributed_c10d with the recorder as the test sets it."""
+
+    def __init__(self) -> None:
+        self.status: dict[str, tuple[int, int]] = {}
+        self.unfinished: list[str] = []
+        """pg_id of each entry that is not retired."""
+        self.looks = 0
+
+    def _dump_fr_trace_json(self, *, includeCollectives: bool) -> bytes:  # noqa: N803 (as torch has it)
+        dump: dict[str, Any] = {
+            "version": "2.10",
+            "pg_status": {
+                pg_id: {
+                    "last_enqueued_collective": str(enqueued),
+                    "last_completed_collective": str(completed),
+                    "last_started_collective": "-1",
+                }
+                for pg_id, (enqueued, completed) in self.status.items()
+            },
+        }
+        if includeCollectives:
+            self.looks += 1
+            entries = [{"pg_id": 0, "retired": True}]
+            entries += [{"pg_id": int(pg_id), "retired": False} for pg_id in self.unfinished]
+            dump["entries"] = entries
+        return json.dumps(dump, separators=(",", ":")).encode()
+
+
+class Clock:
+    """Seconds, as the test has them pass."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def flight(core: Core, clock: Clock) -> FlightRecorder:
+    return FlightRecorder(core, clock)
+
+
+def test_what_was_enqueued_and_not_completed_is_pending(core: Core, flight: FlightRecorder) -> None:
+    core.status = {"0": (3, 3), "1": (2, 1)}
+    assert flight.progress() == (True, True)
+    assert flight.progress() == (True, False)
+    core.status["1"] = (3, 2)
+    assert flight.progress() == (True, True)
+    core.status["1"] = (3, 3)
+    assert flight.progress() == (False, True)
+
+
+def test_a_recorder_that_is_off_or_missing_knows_nothing(flight: FlightRecorder) -> None:
+    assert flight.progress() == (None, False)
+    assert FlightRecorder(SimpleNamespace()).progress() == (None, False)
+
+
+def test_a_status_that_lags_is_found_out_by_the_entries(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (13, 12)}
+    assert flight.progress() == (True, True)
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (False, True)
+    clock.now_s += 100
+    assert flight.progress() == (False, False)
+    assert core.looks == 1
+
+
+def test_an_unfinished_call_behind_a_finished_one_is_found(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (13, 13)}
+    core.unfinished = ["0"]
+    assert flight.progress() == (False, True)
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (True, True)
+    assert flight.progress() == (True, False)
+    assert core.looks == 1
+    clock.now_s += LOOK_AGAIN_S
+    core.unfinished = []
+    assert flight.progress() == (False, True)
+
+
+def test_while_the_status_moves_the_entries_are_not_looked_at(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    for place in range(20):
+        core.status = {"0": (place, place - 1)}
+        flight.progress()
+        clock.now_s += 0.5
+    assert core.looks == 0
+
+
+def test_what_a_destroyed_group_left_unfinished_is_not_pending(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (3, 2)}
+    core.unfinished = ["0"]
+    flight.forget_ended()
+    assert flight.progress()[0] is False
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress()[0] is False
+    core.status = {"0": (3, 2), "1": (1, 0)}
+    assert flight.progress()[0] is True
+
+
+def test_the_watchdog_is_answered_once_for_each_request(
+    core: Core, flight: FlightRecorder, tmp_path: Path
+) -> None:
+    page = tmp_path / "r0-0-1.page"
+    assert not flight.answer(str(page))
+    (tmp_path / "r0-0-1.page.req").touch()
+    assert flight.answer(str(page))
+    assert [path.name for path in tmp_path.iterdir()] == ["r0-0-1.page.flight"]
+    answer = tmp_path / "r0-0-1.page.flight"
+    assert json.loads(answer.read_bytes())["entries"]
+    assert answer.stat().st_mode & 0o777 == 0o600
+    assert not flight.answer(str(page))
+    assert core.looks == 1
+
+
+def test_the_recorder_of_nccl_is_the_answer_where_it_has_entries(tmp_path: Path) -> None:
+    core = SimpleNamespace(
+        _dump_fr_trace_json=lambda **_: b'{"entries":["gloo"]}',
+        _dump_nccl_trace_json=lambda **_: b'{"entries":["nccl"]}',
+    )
+    page = tmp_path / "page"
+    (tmp_path / "page.req").touch()
+    FlightRecorder(core).answer(str(page))
+    assert (tmp_path / "page.flight").read_bytes() == b'{"entries":["nccl"]}'
+    core.__dict__["_dump_nccl_trace_json"] = lambda **_: b'{"version":"2.10"}'
+    (tmp_path / "page.req").touch()
+    FlightRecorder(core).answer(str(page))
+    assert (tmp_path / "page.flight").read_bytes() == b'{"entries":["gloo"]}'
+
+
+def test_an_answer_that_cannot_be_written_leaves_nothing_half(
+    flight: FlightRecorder, tmp_path: Path
+) -> None:
+    (tmp_path / "page.req").touch()
+    (tmp_path / "page.flight.tmp").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        flight.answer(str(tmp_path / "page"))
+    assert not (tmp_path / "page.req").exists()
+    assert not (tmp_path / "page.flight").exists()
