@@ -64,7 +64,11 @@ def judge_cycle(case: Case, root: Root) -> Finding:
     inside = set(root.ranks)
     camps: dict[Spot, list[Wait]] = defaultdict(list)
     for spot in root.spots:
-        camps[spot] = [wait for wait in case.waits_at(spot) if wait.rank in inside]
+        camps[spot] = [
+            wait
+            for wait in case.waits_at(spot)
+            if wait.rank in inside or (not inside and _first(case, root, wait))
+        ]
     for spot in root.spots:
         if isinstance(spot, Setup):
             return _setup_in_cycle(case, spot, inside)
@@ -72,6 +76,12 @@ def judge_cycle(case: Case, root: Root) -> Finding:
         if isinstance(spot, Channel) and spot.peer in inside and _is_elsewhere(case, spot.peer):
             return _channel_in_cycle(case, spot)
     return _inversion(case, root, camps)
+
+
+def _first(case: Case, root: Root, wait: Wait) -> bool:
+    """Whether of the root's spots this is the one that the rank came to first."""
+    spots = (own.spot for own in case.graph.by_rank[wait.rank] if own.spot in root.spots)
+    return next(spots, None) == wait.spot
 
 
 def _is_elsewhere(case: Case, rank: int) -> bool:
@@ -115,8 +125,9 @@ def _inversion(case: Case, root: Root, camps: dict[Spot, list[Wait]]) -> Finding
         for spot, waits in ordered
         if waits
     ]
-    fewest = parts[0][0] if len(parts) > 1 and len(parts[0][0]) < len(parts[1][0]) else root.ranks
-    culprits = tuple(sorted(fewest))
+    fewer = len(parts) > 1 and len(parts[0][0]) < len(parts[1][0])
+    all_of_them = {rank for ranks, _, _ in parts for rank in ranks}
+    culprits = parts[0][0] if fewer else tuple(sorted(all_of_them))
     waits = tuple(wait for _, camp in ordered for wait in camp)
     firm = all(wait.firm for wait in waits)
     spot = ordered[0][0]

@@ -36,6 +36,8 @@ class Graph:
     missing: dict[Spot, tuple[int, ...]] = field(default_factory=dict)
     because: dict[Spot, Spot] = field(default_factory=dict)
     """A spot to another that explains it: an earlier place, the send of a recv."""
+    queued: dict[Spot, list[Spot]] = field(default_factory=lambda: defaultdict(list))
+    """A full place to those that a member issued before it and that are unfinished."""
     _before: dict[Node, list[Node]] | None = None
 
     def after(self, node: Node) -> Sequence[Node]:
@@ -43,7 +45,10 @@ class Graph:
         if isinstance(node, int):
             return [wait.spot for wait in self.by_rank.get(node, ())]
         earlier = self.because.get(node)
-        return (earlier,) if earlier is not None else self.missing.get(node, ())
+        if earlier is not None:
+            return (earlier,)
+        missing = self.missing.get(node, ())
+        return missing or self.queued.get(node, ())
 
     def before(self) -> dict[Node, list[Node]]:
         """The edges the other way round: node to all that wait for it."""
@@ -65,8 +70,8 @@ class Root:
 
     @property
     def is_cycle(self) -> bool:
-        """Whether its ranks wait for each other."""
-        return bool(self.ranks) and bool(self.spots)
+        """Whether its parts wait for each other."""
+        return len(self.ranks) + len(self.spots) > 1
 
 
 def build(
@@ -90,6 +95,7 @@ def build(
         graph.missing[spot] = missing_at(job, spot, graph, ended)
     _link_earlier(graph)
     _link_pairs(graph)
+    _link_queues(graph)
     return graph
 
 
@@ -122,6 +128,19 @@ def _link_pairs(graph: Graph) -> None:
             send = sends.get((spot.gid, spot.waiter, spot.peer, spot.tag))
             if send is not None:
                 graph.because[spot] = send
+
+
+def _link_queues(graph: Graph) -> None:
+    """What a rank issued asynchronously waits for what it issued before.
+
+    A device works in the order of its stream, so a place that all have reached
+    can wait for another group's on one of its members.
+    """
+    for waits in graph.by_rank.values():
+        issued = [wait.spot for wait in waits if not wait.firm and wait.record is not None]
+        for before, spot in pairwise(issued):
+            if isinstance(spot, Place) and not graph.missing[spot] and spot not in graph.because:
+                graph.queued[spot].append(before)
 
 
 def _link_earlier(graph: Graph) -> None:

@@ -1,0 +1,187 @@
+"""Root causes across groups: cascades, cycles, and several roots at once."""
+
+from __future__ import annotations
+
+from snapshots import THRESHOLDS, blocked, frame, job, main_thread, op, rank, site, world
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.types import (
+    OK,
+    Certainty,
+    GroupKey,
+    JobSnapshot,
+    Kind,
+    OpState,
+    RankSnapshot,
+    Reason,
+    State,
+    Verdict,
+)
+
+SLEEP = main_thread(frame(12, "slow_step"))
+TP = [GroupKey((0, 1), "tp"), GroupKey((2, 3), "tp")]
+DP = [GroupKey((0, 2), "dp"), GroupKey((1, 3), "dp")]
+W = world(4)
+
+
+def only(found: JobSnapshot) -> Verdict:
+    verdicts = diagnose(found, THRESHOLDS)
+    assert len(verdicts) == 1
+    return verdicts[0]
+
+
+def test_nothing_waits_in_a_healthy_job() -> None:
+    assert diagnose(job(*[rank(n, W, op(W, 1)) for n in range(4)]), THRESHOLDS) == (OK,)
+    assert diagnose(job(), THRESHOLDS) == (OK,)
+
+
+def test_in_a_mesh_only_the_rank_that_waits_for_nothing_is_the_culprit() -> None:
+    # Rank 3 sleeps; 2 waits for it in their tensor group, 0 for 2 and 1 for 3 in theirs.
+    found = job(
+        rank(0, DP[0], op(TP[0], 5), blocked(DP[0], 5)),
+        rank(1, DP[1], op(TP[0], 5), blocked(DP[1], 5)),
+        rank(2, TP[1], op(DP[0], 4), blocked(TP[1], 5)),
+        rank(3, TP[1], op(TP[1], 4), op(DP[1], 4), threads=SLEEP),
+    )
+    verdict = only(found)
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (
+        Kind.NEVER_ENTERED,
+        (3,),
+        (0, 1, 2),
+    )
+    chain = {wait.rank: wait.waits_for for wait in verdict.waits}
+    assert chain == {0: (2,), 1: (3,), 2: (3,)}
+
+
+def test_two_ranks_that_use_two_groups_in_opposite_order_wait_for_each_other() -> None:
+    first, second = GroupKey((0, 1), "a"), GroupKey((0, 1), "b")
+    verdict = only(
+        job(rank(0, first, blocked(first, 1)), rank(1, second, blocked(second, 1, line=30)))
+    )
+    assert (verdict.kind, verdict.certainty) == (Kind.ORDER_INVERSION, Certainty.PROVED)
+    assert (verdict.state, verdict.culprits) == (State.HANG, (0, 1))
+    assert {verdict.site, verdict.victim_site} == {site(20), site(30)}
+    assert "group a" in verdict.headline
+    assert "group b" in verdict.headline
+
+
+def test_of_a_cycle_the_smaller_side_is_the_culprit_and_the_rest_of_the_job_its_victim() -> None:
+    trio = GroupKey((0, 1, 2), "trio")
+    found = job(
+        *[rank(n, trio, blocked(trio, 3)) for n in (0, 1)],
+        rank(2, W, op(trio, 2), blocked(W, 3, line=30)),
+        rank(3, W, blocked(W, 3, line=30)),
+    )
+    # Rank 2 is in the world's collective before the trio's; 3 only waits with it.
+    verdict = only(found)
+    assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (2,))
+    assert verdict.victims == (0, 1, 3)
+
+
+def test_pending_work_in_opposite_order_is_an_inversion_on_a_device() -> None:
+    # Both ranks have issued both; a device runs them in the order of its stream.
+    first, second = GroupKey((0, 1), "a"), GroupKey((0, 1), "b")
+
+    def issued(number: int, *order: GroupKey) -> RankSnapshot:
+        calls = [
+            op(key, 3, state=OpState.ISSUED, age=20.0 - i, source="flight", line=None)
+            for i, key in enumerate(order)
+        ]
+        return rank(number, order[0], *calls, flight=True)
+
+    verdict = only(job(issued(0, first, second), issued(1, second, first)))
+    assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (0, 1))
+    assert verdict.certainty is Certainty.LIKELY
+
+
+def test_a_full_place_that_does_not_complete_is_nobodys_fault() -> None:
+    verdict = only(job(*[rank(n, W, blocked(W, 9)) for n in range(4)]))
+    assert (verdict.kind, verdict.culprits) == (Kind.COLLECTIVE_STUCK, ())
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.SLOW)
+    assert verdict.victims == (0, 1, 2, 3)
+    assert verdict.headline == (
+        "Ranks 0-3 all entered all_reduce #9 of group default_pg, and it does not complete; no "
+        "rank is to blame."
+    )
+
+
+def test_a_full_place_is_explained_by_the_earlier_one_that_is_stuck() -> None:
+    ranks = [
+        rank(
+            n,
+            W,
+            op(W, 4, state=OpState.ISSUED, source="flight"),
+            blocked(W, 5, "barrier"),
+            flight=True,
+        )
+        for n in range(4)
+    ]
+    verdict = only(job(*ranks))
+    assert verdict.kind is Kind.COLLECTIVE_STUCK
+    assert verdict.collective is not None
+    assert (verdict.collective.op, verdict.collective.seq) == ("all_reduce", 4)
+
+
+def test_independent_roots_are_all_told_the_one_that_holds_up_most_first() -> None:
+    pair = GroupKey((4, 5), "pair")
+    found = job(
+        *[rank(n, W, blocked(W, 2)) for n in (0, 1, 2)],
+        rank(3, W, op(W, 1), threads=SLEEP),
+        rank(4, pair, blocked(pair, 7, age=90.0)),
+        rank(5, pair, op(pair, 6), threads=SLEEP),
+    )
+    verdicts = diagnose(found, THRESHOLDS)
+    assert [verdict.culprits for verdict in verdicts] == [(3,), (5,)]
+    assert [verdict.victims for verdict in verdicts] == [(0, 1, 2), (4,)]
+
+
+def test_a_root_that_is_only_slow_does_not_hide_one_that_is_proved() -> None:
+    pair = GroupKey((4, 5), "pair")
+    found = job(
+        *[rank(n, W, blocked(W, 2)) for n in (0, 1, 2)],
+        rank(3, W, op(W, 1), threads=SLEEP),
+        rank(4, pair, blocked(pair, 7)),
+        rank(5, pair, blocked(pair, 7, "barrier")),
+    )
+    assert {verdict.state for verdict in diagnose(found, THRESHOLDS)} == {State.SLOW, State.HANG}
+
+
+def test_a_broadcast_that_completed_on_its_source_leaves_that_rank_ahead_and_innocent() -> None:
+    ahead = rank(0, W, op(W, 5, "broadcast"), blocked(W, 6))
+    waiting = [rank(n, W, op(W, 5, "broadcast"), blocked(W, 6)) for n in (1, 2)]
+    late = rank(3, W, op(W, 4), threads=SLEEP)
+    verdict = only(job(ahead, *waiting, late))
+    assert (verdict.culprits, verdict.victims) == ((3,), (0, 1, 2))
+
+
+def test_a_rank_that_waits_for_a_stuck_rank_in_another_group_is_a_victim() -> None:
+    # 0 and 1 wait for 2, who waits in a full place that is stuck: nobody of them is to blame.
+    pair = GroupKey((2, 3), "pair")
+    found = job(
+        *[rank(n, W, blocked(W, 2)) for n in (0, 1)],
+        *[rank(n, pair, op(W, 1), blocked(pair, 1)) for n in (2, 3)],
+    )
+    verdict = only(found)
+    assert (verdict.kind, verdict.victims) == (Kind.COLLECTIVE_STUCK, (0, 1, 2, 3))
+    assert verdict.group == pair
+
+
+def test_groups_of_the_same_members_are_told_apart() -> None:
+    first, second = GroupKey((0, 1), "", 0), GroupKey((0, 1), "", 1)
+    found = job(
+        rank(0, first, op(second, 5), blocked(first, 3)),
+        rank(1, first, op(first, 2), op(second, 5), threads=SLEEP),
+    )
+    verdict = only(found)
+    assert verdict.group == first
+    assert verdict.reason is Reason.USER_CODE
+    assert "the group of ranks 0 and 1" in verdict.headline
+
+
+def test_the_headline_of_a_large_job_stays_short() -> None:
+    everyone = world(4096)
+    waiting = [rank(n, everyone, blocked(everyone, 2)) for n in range(4096) if n % 2]
+    sleeping = [rank(n, everyone, op(everyone, 1), threads=SLEEP) for n in range(4096) if not n % 2]
+    verdict = only(job(*waiting, *sleeping))
+    assert len(verdict.culprits) == 2048
+    assert len(verdict.headline) < 400

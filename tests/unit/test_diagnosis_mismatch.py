@@ -1,0 +1,375 @@
+"""Ranks that entered different things at one place: which of them left the program."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from snapshots import (
+    BACKWARD,
+    SCRIPT,
+    THRESHOLDS,
+    blocked,
+    frame,
+    job,
+    killed,
+    main_thread,
+    op,
+    rank,
+    site,
+    world,
+)
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.types import (
+    OK,
+    Certainty,
+    JobSnapshot,
+    Kind,
+    OpRecord,
+    OpState,
+    RankSnapshot,
+    State,
+    Verdict,
+)
+
+W = world(4)
+PAIR = world(2)
+
+
+def only(found: JobSnapshot) -> Verdict:
+    verdicts = diagnose(found, THRESHOLDS)
+    assert len(verdicts) == 1
+    return verdicts[0]
+
+
+def source(text: str) -> dict[str, Any]:
+    """The user's script; its line 1 is the first one written."""
+    return {"sources": {SCRIPT: dedent(text).removeprefix("\n")}}
+
+
+def at(line: int, call: OpRecord, *before: OpRecord, number: int, **fields: Any) -> RankSnapshot:
+    """A rank that is in a call of main() at a line."""
+    stack = main_thread(frame(line), frame(99, "<module>"))
+    fields = {"threads": stack, **fields}
+    return rank(number, call.group, *before, call, **fields)
+
+
+def reducing(number: int, line: int, seq: int = 7, **fields: Any) -> RankSnapshot:
+    """A rank in backward at a line, its reducer in all_reduce."""
+    call = op(W, seq, state=OpState.ISSUED, source="flight")
+    stack = main_thread(*BACKWARD, frame(line), frame(99, "<module>"))
+    return rank(number, W, call, flight=True, threads=stack, **fields)
+
+
+# --- Signatures -------------------------------------------------------------------------------
+
+
+def test_a_rank_with_another_shape_is_named_though_others_have_passed_the_place() -> None:
+    # gloo: ranks 1 and 2 are stuck at 7; 0 and 3 were let through and wait at 8.
+    passed = [rank(n, W, op(W, 7), blocked(W, 8, "barrier", line=30)) for n in (0, 3)]
+    stuck = [rank(2, W, blocked(W, 7)), rank(1, W, blocked(W, 7, shape=(5,)))]
+    verdict = only(job(*passed, *stuck))
+    assert (verdict.kind, verdict.state) == (Kind.SIGNATURE_MISMATCH, State.HANG)
+    assert verdict.certainty is Certainty.PROVED
+    assert (verdict.culprits, verdict.victims) == ((1,), (0, 2, 3))
+    assert verdict.collective is not None
+    assert (verdict.collective.seq, verdict.collective.shape) == (7, (5,))
+    assert verdict.headline == (
+        "Rank 1 entered all_reduce #7 of group default_pg at train.py:20 with shape [5], ranks 0, "
+        "2 and 3 with shape [4]."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "different", "says"),
+    [
+        ("all_reduce", {"dtype": "float16"}, "float16"),
+        ("broadcast", {"root": 1}, "root 1"),
+        ("reduce", {"root": 2}, "root 2"),
+        ("gather", {"shape": (2, 3)}, "shape [2, 3]"),
+    ],
+)
+def test_what_differs_is_said(name: str, different: dict[str, Any], says: str) -> None:
+    same = [rank(n, W, blocked(W, 7, name, root=0)) for n in (0, 1, 2)]
+    odd = rank(3, W, blocked(W, 7, name, **{"root": 0, **different}))
+    verdict = only(job(*same, odd))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (3,))
+    assert says in verdict.headline
+
+
+@pytest.mark.parametrize(
+    ("name", "different"),
+    [
+        ("all_reduce", {"shape": (2, 2)}),  # as many elements
+        ("all_gather", {"shape": (9,)}),
+        ("all_to_all", {"shape": (9,)}),
+        ("scatter", {"shape": (9,)}),
+        ("all_reduce", {"dtype": "torch.float32"}),
+    ],
+)
+def test_what_may_differ_is_no_mismatch(name: str, different: dict[str, Any]) -> None:
+    same = [rank(n, W, blocked(W, 7, name)) for n in (0, 1, 2)]
+    verdict = only(job(*same, rank(3, W, blocked(W, 7, name, **different))))
+    assert verdict.kind is Kind.COLLECTIVE_STUCK
+
+
+def test_two_against_two_shapes_are_all_candidates() -> None:
+    small = [rank(n, W, blocked(W, 7)) for n in (0, 1)]
+    large = [rank(n, W, blocked(W, 7, shape=(5,))) for n in (2, 3)]
+    verdict = only(job(*small, *large))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (0, 1, 2, 3))
+    assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.HANG)
+    assert "There is no majority" in verdict.explanation
+
+
+def test_gloo_calls_a_reduce_scatter_all_reduce_and_that_is_no_mismatch() -> None:
+    page = rank(0, W, blocked(W, 7, "reduce_scatter_tensor"))
+    flight = [
+        rank(n, W, op(W, 7, state=OpState.ISSUED, source="flight"), flight=True) for n in (1, 2, 3)
+    ]
+    assert only(job(page, *flight)).kind is Kind.COLLECTIVE_STUCK
+
+
+def test_a_rank_that_aborted_of_a_mismatch_is_not_its_cause() -> None:
+    aborted = rank(0, W, blocked(W, 7), **killed(6))
+    stuck = [rank(n, W, blocked(W, 7)) for n in (2, 3)]
+    verdict = only(job(aborted, rank(1, W, blocked(W, 7, shape=(9,))), *stuck))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (1,))
+
+
+# --- Other collectives --------------------------------------------------------------------------
+
+
+def test_a_minority_in_another_collective_is_named() -> None:
+    most = [at(20, blocked(W, 7), number=n) for n in (0, 1, 3)]
+    verdict = only(job(*most, at(24, blocked(W, 7, "broadcast", line=24), number=2)))
+    assert (verdict.kind, verdict.certainty) == (Kind.OP_MISMATCH, Certainty.PROVED)
+    assert (verdict.state, verdict.culprits) == (State.HANG, (2,))
+    assert verdict.victims == (0, 1, 3)
+    assert (verdict.site, verdict.victim_site) == (site(24), site(20))
+    assert verdict.headline == (
+        "Rank 2 entered broadcast at train.py:24 where ranks 0, 1 and 3 entered all_reduce at "
+        "train.py:20, as collective #7 of group default_pg."
+    )
+
+
+def test_nothing_is_proved_before_the_pages_can_be_trusted() -> None:
+    most = [at(20, blocked(W, 7, age=0.5), number=n) for n in (0, 1, 3)]
+    odd = at(24, blocked(W, 7, "broadcast", line=24, age=0.5), number=2)
+    assert diagnose(job(*most, odd), THRESHOLDS) == (OK,)
+
+
+def test_both_branches_of_a_condition_that_communicate_are_an_op_mismatch() -> None:
+    text = """
+        def main():
+            for step in range(40):
+                if gradient.norm() > 1e3:
+                    dist.broadcast(weights, src=0)
+                else:
+                    dist.all_reduce(gradient)
+        """
+    most = [at(6, blocked(W, 7, line=6), number=n) for n in (0, 1, 3)]
+    verdict = only(job(*most, at(4, blocked(W, 7, "broadcast", line=4), number=2), **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (2,))
+    assert "`if gradient.norm() > 1e3:` at train.py:3" in verdict.explanation
+
+
+def test_one_line_that_chooses_the_collective_is_an_op_mismatch() -> None:
+    most = [at(20, blocked(W, 7), number=n) for n in (0, 1, 3)]
+    verdict = only(job(*most, at(20, blocked(W, 7, "broadcast"), number=2)))
+    assert verdict.kind is Kind.OP_MISMATCH
+
+
+# --- Subsets ------------------------------------------------------------------------------------
+
+RANK0 = """
+    def log_statistics(step):
+        dist.all_gather_object(gathered, step)
+
+    def main():
+        for step in range(100):
+            loss.backward()
+            if step == 20 and rank == 0:
+                log_statistics(step)
+        dist.barrier()
+    """
+
+
+def test_a_collective_under_a_condition_on_the_rank_was_entered_by_a_subset() -> None:
+    gathering = blocked(W, 7, "all_gather_object", line=2, wire="all_gather")
+    stack = main_thread(frame(2, "log_statistics"), frame(8), frame(99, "<module>"))
+    found = job(
+        rank(0, W, gathering, threads=stack), *[reducing(n, 6) for n in (1, 2, 3)], **source(RANK0)
+    )
+    verdict = only(found)
+    assert (verdict.kind, verdict.certainty) == (Kind.SUBSET_ENTERED, Certainty.PROVED)
+    assert (verdict.culprits, verdict.victims) == ((0,), (1, 2, 3))
+    assert verdict.collective is not None
+    assert verdict.collective.op == "all_gather_object"
+    assert verdict.site is not None
+    assert (verdict.site.line, verdict.site.source) == (2, "dist.all_gather_object(gathered, step)")
+    assert (
+        "Rank 0 took `if step == 20 and rank == 0:` at train.py:7; ranks 1-3 did not."
+        in verdict.explanation
+    )
+
+
+def test_the_condition_is_not_quoted_where_the_source_has_changed() -> None:
+    gathering = blocked(W, 7, "all_gather_object", line=2, wire="all_gather")
+    stack = main_thread(frame(2, "log_statistics"), frame(8), frame(99, "<module>"))
+    found = job(rank(0, W, gathering, threads=stack), *[reducing(n, 6) for n in (1, 2, 3)])
+    verdict = only(found)
+    assert verdict.culprits == (0,)
+    assert "`" not in verdict.headline + verdict.explanation
+
+
+def test_without_source_the_usual_order_of_calls_tells_of_a_subset() -> None:
+    steps = [call for n in (1, 3) for call in (op(W, n, line=20), op(W, n + 1, "gather", line=21))]
+    most = [at(20, blocked(W, 5), *steps, number=n) for n in (0, 1, 3)]
+    odd = at(30, blocked(W, 5, "barrier", line=30), *steps, number=2)
+    verdict = only(job(*most, odd))
+    assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (2,))
+
+
+def test_a_subset_that_the_others_never_join_is_told_from_a_slow_rank_by_the_source() -> None:
+    text = """
+        def main():
+            if rank == 0:
+                dist.barrier()
+            train()
+        """
+    waiting = at(3, blocked(W, 7, "barrier", line=3), number=0)
+    others = [rank(n, W, op(W, 6), threads=main_thread(frame(4))) for n in (1, 2, 3)]
+    verdict = only(job(waiting, *others, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (0,))
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.SLOW)
+    assert "`if rank == 0:` at train.py:2" in verdict.explanation
+
+
+# --- Uneven loops -------------------------------------------------------------------------------
+
+LOOP = """
+    def main():
+        for batch in loader:
+            loss.backward()
+            optimizer.step()
+        dist.barrier()
+        evaluate()
+    """
+
+
+def test_a_rank_that_is_past_the_loop_of_the_others_finished_early() -> None:
+    done = at(5, blocked(W, 7, "barrier", line=5), number=1)
+    verdict = only(job(done, *[reducing(n, 3) for n in (0, 2, 3)], **source(LOOP)))
+    assert (verdict.kind, verdict.certainty) == (Kind.FINISHED_EARLY, Certainty.PROVED)
+    assert (verdict.culprits, verdict.victims) == ((1,), (0, 2, 3))
+    assert verdict.site is not None
+    assert verdict.site.line == 5
+    assert verdict.collective is not None
+    assert verdict.collective.op == "all_reduce"
+    assert verdict.headline == (
+        "Rank 1 finished early: it left the loop at train.py:2 and is in barrier at train.py:5; "
+        "ranks 0, 2 and 3 wait for it in all_reduce #7 of group default_pg."
+    )
+    assert "`for batch in loader:`" in verdict.explanation
+
+
+def test_of_two_ranks_the_source_tells_which_one_left_the_loop() -> None:
+    done = at(5, blocked(PAIR, 7, "barrier", line=5), number=1)
+    inside = at(3, blocked(PAIR, 7, "all_reduce", line=3), number=0)
+    verdict = only(job(done, inside, **source(LOOP)))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (1,))
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.HANG)
+
+
+def test_a_rank_that_is_past_the_loop_and_busy_has_likely_finished() -> None:
+    busy = rank(1, W, op(W, 6), threads=main_thread(frame(6), frame(99, "<module>")))
+    verdict = only(job(busy, *[reducing(n, 3) for n in (0, 2, 3)], **source(LOOP)))
+    assert (verdict.kind, verdict.certainty) == (Kind.FINISHED_EARLY, Certainty.LIKELY)
+    assert verdict.state is State.SLOW
+
+
+def test_a_rank_that_may_come_back_to_the_loop_has_not_finished() -> None:
+    text = """
+        def main():
+            for epoch in range(3):
+                for batch in loader:
+                    loss.backward()
+                evaluate()
+        """
+    busy = rank(1, W, op(W, 6), threads=main_thread(frame(5), frame(99, "<module>")))
+    verdict = only(job(busy, *[reducing(n, 4) for n in (0, 2, 3)], **source(text)))
+    assert verdict.kind is Kind.NEVER_ENTERED
+
+
+def test_a_rank_that_goes_on_when_the_others_are_past_the_loop_has_more_steps() -> None:
+    done = [at(5, blocked(W, 7, "barrier", line=5), number=n) for n in (0, 2, 3)]
+    verdict = only(job(*done, reducing(1, 3), **source(LOOP)))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (1,))
+    assert "goes on after ranks 0, 2 and 3" in verdict.headline
+
+
+# --- Collectives that were left out --------------------------------------------------------------
+
+
+def test_a_rank_that_left_a_collective_out_is_in_one_that_the_others_come_to_next() -> None:
+    steps = [
+        call for n in (1, 3) for call in (op(W, n, line=20), op(W, n + 1, "broadcast", line=24))
+    ]
+    most = [at(20, blocked(W, 5), *steps, number=n) for n in (0, 1, 3)]
+    odd = at(24, blocked(W, 5, "broadcast", line=24), *steps, number=2)
+    verdict = only(job(*most, odd))
+    assert (verdict.kind, verdict.certainty) == (Kind.OP_MISMATCH, Certainty.PROVED)
+    assert verdict.culprits == (2,)
+    assert verdict.headline == (
+        "Rank 2 skipped all_reduce #5 of group default_pg at train.py:20, where ranks 0, 1 and 3 "
+        "are, and is in broadcast at train.py:24."
+    )
+
+
+def test_the_condition_that_left_it_out_is_quoted() -> None:
+    text = """
+        def main():
+            for step in range(30):
+                if not batch.isnan().any():
+                    dist.all_reduce(x)
+                dist.broadcast(x, 0)
+        """
+    most = [at(4, blocked(W, 3, line=4), number=n) for n in (0, 1, 3)]
+    odd = at(5, blocked(W, 3, "broadcast", line=5), number=2)
+    verdict = only(job(*most, odd, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (2,))
+    assert "`if not batch.isnan().any():` at train.py:3 decides it" in verdict.explanation
+
+
+def test_what_came_before_decides_between_two_ranks() -> None:
+    steps = [op(PAIR, 1, line=20), op(PAIR, 2, "gather", line=21), op(PAIR, 3, line=20)]
+    usual = at(21, blocked(PAIR, 4, "gather", line=21), *steps, number=0)
+    odd = at(30, blocked(PAIR, 4, "barrier", line=30), *steps, number=1)
+    verdict = only(job(usual, odd))
+    assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (1,))
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.HANG)
+
+
+def test_where_nothing_decides_both_are_candidates() -> None:
+    verdict = only(
+        job(
+            at(20, blocked(PAIR, 1), number=0),
+            at(30, blocked(PAIR, 1, "barrier", line=30), number=1),
+        )
+    )
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (0, 1))
+    assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.HANG)
+    assert "There is no majority" in verdict.explanation
+
+
+def test_a_difference_that_the_program_makes_on_purpose_does_not_explain_a_wait() -> None:
+    # At place 1 rank 0 did something else, and yet all went on together for long.
+    common = [op(W, n) for n in range(2, 8)]
+    waiting = [rank(n, W, op(W, 1), *common, blocked(W, 8)) for n in (1, 2)]
+    odd = rank(0, W, op(W, 1, "gather"), *common, blocked(W, 8))
+    late = rank(3, W, op(W, 1), *common, threads=main_thread(frame(12)))
+    verdict = only(job(odd, *waiting, late))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (3,))
