@@ -102,7 +102,7 @@ _BY_KIND: dict[Kind, tuple[str, ...]] = {
     ),
     Kind.SUBSET_ENTERED: (
         (
-            "Call the collective on every rank of its group: move it out of the condition, and keep "
+            "Call the collective on every rank of its group: move it out of the condition and keep "
             "only the use of its result (printing, saving) inside."
         ),
         "Or make a group of just those ranks with new_group, called by all ranks.",
@@ -120,7 +120,7 @@ _BY_KIND: dict[Kind, tuple[str, ...]] = {
     ),
     Kind.INIT_INCOMPLETE: (
         (
-            "Make sure that every rank starts and calls it: the number of processes, the node count, "
+            "Make sure that every rank starts and calls it: number of processes, node count, "
             "and code before it that only some ranks run."
         ),
         (

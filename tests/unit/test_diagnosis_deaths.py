@@ -185,13 +185,13 @@ def test_when_all_time_out_the_rank_that_was_not_there_is_named() -> None:
 
 
 def test_what_cpp_was_in_when_a_peer_died_is_known_by_the_counters() -> None:
-    line = {"sources": {SCRIPT: "\n" * 19 + "loss.backward()"}}
+    sources = {SCRIPT: "\n" * 19 + "loss.backward()"}
     echoes = [
         rank(n, W, enqueued=16, completed=-1, **raised("RuntimeError", PEER, 20, 3.0))
         for n in (0, 1, 3)
     ]
     gone = rank(2, W, enqueued=15, completed=15, **raised("KeyError"))
-    verdict = only(job(*echoes, gone, ended=True, exit_code=1, **line))
+    verdict = only(job(*echoes, gone, ended=True, exit_code=1, sources=sources))
     assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (2,), (0, 1, 3))
     assert verdict.collective is not None
     assert (verdict.collective.op, verdict.collective.seq) == ("all_reduce", 16)

@@ -1,0 +1,212 @@
+"""What the user's source says of two lines, and what cannot be known."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from hangwatch.diagnosis.source import MAX_SOURCE_CHARS, Source
+from hangwatch.types import Frame
+
+FILE = "/home/u/train.py"
+
+
+def source(text: str) -> Source:
+    return Source({FILE: dedent(text).removeprefix("\n")})
+
+
+def at(line: int, function: str = "main") -> Frame:
+    return Frame(FILE, line, function)
+
+
+LOOPS = source(
+    """
+    def main():
+        for epoch in range(3):
+            for batch in loader:
+                loss.backward()
+            else:
+                validate()
+            scheduler.step()
+        while more():
+            tune()
+        dist.barrier()
+    """
+)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "line", "returns"),
+    [
+        (6, 4, 3, True),  # the else of a loop runs after it
+        (7, 4, 3, True),
+        (9, 4, 3, False),
+        (10, 4, 3, False),
+        (10, 9, 8, False),
+    ],
+)
+def test_a_line_after_a_loop_has_left_it(here: int, there: int, line: int, returns: bool) -> None:  # noqa: FBT001
+    fork = LOOPS.fork([at(here)], [at(there)])
+    assert fork is not None
+    left = LOOPS.left_loop(fork)
+    assert left is not None
+    assert (left.line, left.returns) == (line, returns)
+
+
+@pytest.mark.parametrize(("here", "there"), [(4, 3), (4, 7), (4, 10), (9, 10)])
+def test_a_line_in_or_before_a_loop_has_not_left_it(here: int, there: int) -> None:
+    fork = LOOPS.fork([at(here)], [at(there)])
+    assert fork is not None
+    assert LOOPS.left_loop(fork) is None
+
+
+CALLS = source(
+    """
+    def step(batch):
+        if batch.ok:
+            dist.all_reduce(x)
+
+    def main():
+        for batch in loader:
+            step(batch)
+        dist.barrier()
+
+    main()
+    """
+)
+
+
+def test_stacks_part_where_their_lines_first_differ() -> None:
+    outer = Frame(FILE, 10, "<module>")
+    fork = CALLS.fork([outer, at(8)], [outer, at(7), at(3, "step")])
+    assert fork is not None
+    assert (fork.here, fork.there) == (8, 7)
+    left = CALLS.left_loop(fork)
+    assert left is not None
+    assert left.text == "for batch in loader:"
+
+
+def test_without_stacks_the_only_call_of_a_function_stands_for_it() -> None:
+    fork = CALLS.fork_of_lines(at(8), at(3, "step"))
+    assert fork is not None
+    assert (fork.here, fork.there) == (8, 7)
+    back = CALLS.fork_of_lines(at(3, "step"), at(8))
+    assert back is not None
+    assert (back.here, back.there) == (7, 8)
+
+
+def test_functions_that_do_not_call_each_other_have_no_fork() -> None:
+    apart = source("def a():\n    x()\ndef b():\n    y()\n")
+    assert apart.fork_of_lines(at(2), at(4)) is None
+    assert apart.fork([at(2)], [at(4)]) is None
+
+
+def test_equal_lines_are_no_fork() -> None:
+    assert CALLS.fork([at(8)], [at(8)]) is None
+    assert CALLS.fork_of_lines(at(8), at(8)) is None
+
+
+BRANCHES = source(
+    """
+    def main():
+        if args.verbose:
+            if dist.get_rank() == 0:
+                dist.barrier()
+            else:
+                log()
+        try:
+            train()
+        except ValueError:
+            dist.broadcast(x, 0)
+        if gradient > 3:
+            dist.reduce(x, 0)
+        else:
+            dist.all_reduce(x)
+        if rank in (0, 3): dist.gather(x)
+        loss.backward()
+    """
+)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "text", "on_rank", "other"),
+    [
+        (4, 16, "if dist.get_rank() == 0:", True, False),
+        (6, 16, "if dist.get_rank() == 0:", True, True),
+        (10, 16, "except ValueError:", False, False),
+        (12, 14, "if gradient > 3:", False, True),
+        (14, 12, "if gradient > 3:", False, True),
+        (12, 16, "if gradient > 3:", False, True),
+        (15, 16, "if rank in (0, 3): dist.gather(x)", True, False),
+    ],
+)
+def test_the_condition_of_a_line_is_found(
+    here: int,
+    there: int,
+    text: str,
+    on_rank: bool,  # noqa: FBT001
+    other: bool,  # noqa: FBT001
+) -> None:
+    fork = BRANCHES.fork([at(here)], [at(there)])
+    assert fork is not None
+    guard = BRANCHES.guard(fork)
+    assert guard is not None
+    assert (guard.text, guard.on_rank, guard.other_branch_communicates) == (text, on_rank, other)
+
+
+def test_a_condition_that_both_lines_stand_under_says_nothing() -> None:
+    fork = BRANCHES.fork([at(16)], [at(4)])
+    assert fork is not None
+    assert BRANCHES.guard(fork) is None
+
+
+@pytest.mark.parametrize(
+    "test", ["rank == 0", "self.is_main_process", "int(os.environ['RANK']) < 2", "args.local_rank"]
+)
+def test_conditions_on_the_rank_are_recognised(test: str) -> None:
+    text = source(f"if {test}:\n    dist.barrier()\n")
+    guard = text.rank_guard(at(2))
+    assert guard is not None
+    assert guard.on_rank
+
+
+def test_a_condition_on_something_else_is_none_on_the_rank() -> None:
+    assert source("if step % 10 == 0:\n    dist.barrier()\n").rank_guard(at(2)) is None
+
+
+JUMPS = source(
+    """
+    for batch in loader:
+        if rank == 2 and batch.empty:
+            continue
+        dist.all_reduce(x)
+        dist.barrier()
+    """
+)
+
+
+def test_a_condition_that_jumps_over_a_line_is_found() -> None:
+    fork = JUMPS.fork([at(5)], [at(4)])
+    assert fork is not None
+    jump = JUMPS.jump(fork)
+    assert jump is not None
+    assert (jump.line, jump.text) == (2, "if rank == 2 and batch.empty:")
+
+
+@pytest.mark.parametrize("text", ["def (", "x = '\0'", "(" * 2000, "#" * (MAX_SOURCE_CHARS + 1)])
+def test_a_source_that_does_not_parse_says_nothing(text: str) -> None:
+    broken = Source({FILE: text})
+    assert broken.fork([at(1)], [at(2)]) is None
+    assert broken.fork_of_lines(at(1), at(2)) is None
+    assert broken.rank_guard(at(1)) is None
+
+
+def test_a_source_that_is_not_at_hand_says_nothing() -> None:
+    assert Source({}).fork([at(1)], [at(2)]) is None
+    assert Source({}).rank_guard(at(1)) is None
+
+
+def test_lines_beyond_the_file_are_no_error() -> None:
+    fork = LOOPS.fork([at(400)], [at(4)])
+    assert fork is None or LOOPS.guard(fork) is None
