@@ -179,6 +179,15 @@ def test_a_job_that_fails_keeps_its_own_exit_code(tmp_path: Path) -> None:
         assert job.wait() == 1  # torchrun's, for any rank's failure
 
 
+def test_torchrun_is_ended_in_order_where_everything_is_signalled_at_once(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        job.until_running()
+        os.killpg(job.process.pid, signal.SIGTERM)
+        assert job.wait() == 1
+        job.says_once("Received 15 death signal")  # by torchrun; a second one would confuse it
+        assert processes(job.token) == {}
+
+
 def test_a_report_directory_that_is_a_file_costs_only_the_reports(tmp_path: Path) -> None:
     (tmp_path / "reports").touch()
     with Job(tmp_path, "--report-dir", "reports", *QUICK, fault="hang") as job:
