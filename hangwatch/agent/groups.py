@@ -44,6 +44,7 @@ class Groups:
 
     def __init__(self, c10d: Any, recorder: Recorder, adopt: Callable[[Any], None]) -> None:
         self._c10d = c10d
+        self._world = c10d._world
         self._recorder = recorder
         self._adopt = adopt
         self._known: dict[int, Known] = {}
@@ -76,8 +77,10 @@ class Groups:
 
     def update(self) -> None:
         """Take in the groups that torch has now; retire those that it has no more."""
+        world = self._c10d._world
+        if world is not self._world:
+            return  # torch's own tests give each thread a world; a page has one rank
         with self._lock:
-            world = self._c10d._world
             alive = {id(group): group for group in list(world.pg_map)}
             for identity, known in list(self._known.items()):
                 if known.group() is None or known.group() is not alive.get(identity):

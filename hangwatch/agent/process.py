@@ -169,10 +169,16 @@ class Process:
     def _start_sampling(self) -> None:
         if self.page and self._sampler is None:
             self._recorder.start_heartbeat(HEARTBEAT_MS)
-            self._sampler = Sampler(
+            sampler = Sampler(
                 self._recorder, self.groups, self._flight, self._exceptions, self.page
             )
-            self._thread = Periodic(self._sampler.sample, PERIOD_S, self.guard)
+
+            def run() -> None:
+                sampler.sample()
+                self.custom.end_finished_waits()
+
+            self._sampler = sampler
+            self._thread = Periodic(run, PERIOD_S, self.guard)
 
     def _announced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
         """(rank, world size) by arguments, init_method's URL or environment; -1 if unknown.

@@ -170,6 +170,15 @@ def test_no_group_is_kept_alive_and_an_address_used_anew_is_another_group(
     assert again.group() is fresh
 
 
+def test_worlds_of_single_threads_are_left_unrecorded(world: World, recorder: Any) -> None:
+    c10d = C10d(world)
+    groups = Groups(c10d, recorder, lambda _: None)
+    other = c10d._world = World()  # noqa: SLF001 (torch's name)
+    other.add(Group(), 0, 1)
+    groups.update()
+    assert recorder.defined == []
+
+
 def test_a_group_that_torch_does_not_list_has_no_slot(groups: Groups) -> None:
     assert groups.native_slot(Group()) == NO_SLOT
 
