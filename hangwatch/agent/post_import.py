@@ -7,6 +7,7 @@ Python 3.8: here it is found out whether the job's interpreter is too old.
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import os
 import sys
@@ -117,21 +118,34 @@ class Finder:
 
     def __init__(self, hook: Callable[[ModuleType], None]) -> None:
         self.hook = hook
+        self._looking: set[int] = set()
+        """Threads that are in find_spec: other hooks ask all finders as we do, us too."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of the target with our loader around its own; None for all others."""
-        if name != TARGET:
+        thread = _thread.get_ident()
+        if name != TARGET or thread in self._looking:
             return None
+        self._looking.add(thread)
+        try:
+            spec = self._ask_others(name, path, target)
+        finally:
+            self._looking.discard(thread)
+        loader: Any = None if spec is None else spec.loader
+        if spec is not None and hasattr(loader, "exec_module"):
+            hooked: Any = HookedLoader(loader, self)
+            spec.loader = hooked
+        return spec
+
+    def _ask_others(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
-                real: Any = spec.loader
-                if hasattr(real, "exec_module"):
-                    hooked: Any = HookedLoader(real, self)
-                    spec.loader = hooked
                 return spec
         return None
 

@@ -1,0 +1,191 @@
+"""Which recorder serves, and what the one in Python writes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import hangwatch
+from hangwatch.agent.call_site import internal_prefixes
+from hangwatch.agent.methods import Signature
+from hangwatch.agent.python_recorder import RING_EVENTS, PythonRecorder
+from hangwatch.agent.rank import identity
+from hangwatch.agent.recorder import Recorder, choose
+from hangwatch.page import parse_page
+from hangwatch.types import OpState, Phase, RankPage, Site
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Page:
+    """A recorder with a page, and its reader."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recorder = PythonRecorder("asked for by a test")
+        self.recorder.set_internal_prefixes(internal_prefixes())
+        self.recorder.open_page(str(path), identity({}, 3, 8))
+
+    def read(self) -> RankPage:
+        """The page after a beat."""
+        self.recorder.beat("", pending=False, pending_changed=False)
+        return parse_page(self.path.read_bytes())
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    return Page(tmp_path / "r0-3-1.page")
+
+
+def begin(recorder: PythonRecorder, seq: int = 1, op: str = "all_gather_object") -> int:
+    """A call in slot 0."""
+    signature = Signature("float32", (2, 3), root=1)
+    p2p = False
+    return recorder.record_begin(0, op, "all_gather", seq, p2p, *signature)
+
+
+def test_both_recorders_have_all_that_the_agent_needs() -> None:
+    native = choose({})
+    wanted = {name for name in vars(Recorder) if not name.startswith("_")}
+    for recorder in (native, PythonRecorder("")):
+        assert wanted <= set(dir(recorder))
+    for name in wanted - {"MAX_GROUPS"}:
+        expected = list(inspect.signature(getattr(Recorder, name)).parameters)[1:]
+        assert list(inspect.signature(getattr(PythonRecorder(""), name)).parameters) == expected
+
+
+def test_the_python_recorder_serves_where_it_is_asked_for() -> None:
+    recorder: Any = choose({"HANGWATCH_RECORDER": "python"})
+    assert isinstance(recorder, PythonRecorder)
+
+
+def test_the_python_recorder_serves_where_the_native_one_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "hangwatch._native", None)
+    monkeypatch.delattr(hangwatch, "_native", raising=False)
+    broken = tmp_path / "_native.abi3.so"
+    broken.write_text("no library")
+    for environ in ({}, {"HANGWATCH_NATIVE": str(broken)}, {"HANGWATCH_NATIVE": "/gone.so"}):
+        recorder: Any = choose(environ)
+        assert isinstance(recorder, PythonRecorder)
+        recorder.open_page(str(tmp_path / f"{len(environ)}{id(environ)}"), identity({}, 0, 1))
+        reason = recorder._values["recorder_reason"]  # noqa: SLF001 (before it is in the page)
+        assert reason.startswith("the native module cannot be loaded: ")
+
+
+def test_a_new_page_says_who_it_is_and_why_it_is_in_python(page: Page) -> None:
+    found = page.read()
+    assert (found.identity.rank, found.identity.world_size) == (3, 8)
+    assert found.identity.pid == os.getpid()
+    assert (found.recorder, found.recorder_reason) == ("python", "asked for by a test")
+    assert (found.phase, found.heartbeat_ns) == (Phase.BORN, 0)
+    assert found.gil_ns > 0
+    assert page.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_process_has_one_page(page: Page, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="already"):
+        page.recorder.open_page(str(tmp_path / "other"), {})
+    with pytest.raises(FileExistsError):
+        PythonRecorder("").open_page(str(page.path), {})
+
+
+def test_what_happens_to_the_rank_is_in_the_page_at_once(page: Page) -> None:
+    page.recorder.set_identity(4, 9, "host", 29500)
+    page.recorder.set_phase("init")
+    page.recorder.set_in_call("new_group", "/a.py", 7, "main")
+    page.recorder.set_exception("ValueError", "bad", "/a.py", 8, "main")
+    page.recorder.set_disarmed("enough")
+    found = parse_page(page.path.read_bytes())
+    assert (found.identity.rank, found.identity.store_port) == (4, 29500)
+    assert (found.phase, found.in_call) == (Phase.INIT, "new_group")
+    assert found.in_call_site == Site("/a.py", 7, "main")
+    assert found.exception is not None
+    assert (found.exception.type, found.exception.message) == ("ValueError", "bad")
+    assert found.disarmed == "enough"
+    page.recorder.set_in_call("", "", 0, "")
+    found = page.read()
+    assert (found.in_call, found.in_call_ns, found.in_call_site) == ("", 0, None)
+
+
+def test_pending_work_is_dated_from_when_it_last_changed(page: Page) -> None:
+    def since(*, pending: bool, changed: bool) -> int:
+        page.recorder.beat("", pending=pending, pending_changed=changed)
+        return parse_page(page.path.read_bytes()).pending_since_ns
+
+    first = since(pending=True, changed=True)
+    assert since(pending=True, changed=False) == first > 0
+    assert since(pending=True, changed=True) > first
+    assert since(pending=False, changed=True) == 0
+
+
+def test_a_call_goes_from_blocked_to_done(page: Page) -> None:
+    page.recorder.define_group(0, "1", "pair", (3, 5), 2, "cpu:gloo")
+    index = begin(page.recorder, seq=4)
+    (event,) = page.read().events
+    assert (event.op, event.wire, event.seq) == ("all_gather_object", "all_gather", 4)
+    assert (event.dtype, event.shape, event.root) == ("float32", (2, 3), 1)
+    assert event.state is OpState.BLOCKED
+    assert event.site is not None
+    assert (event.site.file, event.site.function) == (__file__, "begin")
+    page.recorder.record_end(index, failed=False)
+    page.recorder.record_end(index, failed=True)
+    found = page.read()
+    (group,) = found.groups
+    assert found.events[0].state is OpState.DONE
+    assert (group.key.ranks, group.key.desc, group.key.index) == ((3, 5), "pair", 2)
+    assert (group.enqueued, group.entered, group.left) == (4, 1, 1)
+
+
+def test_an_asynchronous_call_blocks_only_who_waits_for_it(page: Page) -> None:
+    class Work:
+        pass
+
+    page.recorder.define_group(0, "0", "", (0, 1), 0, "cpu:gloo")
+    work = Work()
+    page.recorder.record_issued(begin(page.recorder), work)
+    assert page.read().events[0].state is OpState.ISSUED
+    assert page.recorder.wait_begin(Work()) == -1
+    index = page.recorder.wait_begin(work)
+    assert page.read().events[0].state is OpState.BLOCKED
+    page.recorder.record_end(index, failed=True)
+    assert page.read().events[0].state is OpState.FAILED
+
+
+def test_the_ring_holds_the_last_calls(page: Page) -> None:
+    page.recorder.define_group(0, "0", "", (0, 1), 0, "cpu:gloo")
+    first = begin(page.recorder, seq=1)
+    for seq in range(2, RING_EVENTS + 10):
+        begin(page.recorder, seq=seq)
+    page.recorder.record_end(first, failed=False)
+    events = page.read().events
+    assert [event.seq for event in events] == list(range(10, RING_EVENTS + 10))
+    assert {event.state for event in events} == {OpState.BLOCKED}
+
+
+def test_a_page_that_is_too_small_keeps_the_newest_calls(page: Page) -> None:
+    page.recorder.define_group(0, "0", "", range(60_000), 0, "cpu:gloo")
+    for seq in range(1, RING_EVENTS + 1):
+        begin(page.recorder, seq, "x" * 1000)
+    found = page.read()
+    assert len(found.groups[0].key.ranks) == 60_000
+    assert 0 < len(found.events) < RING_EVENTS
+    assert found.events[-1].seq == RING_EVENTS
+
+
+def test_a_forks_child_writes_nothing(page: Page) -> None:
+    page.recorder.define_group(0, "0", "", (0, 1), 0, "cpu:gloo")
+    page.recorder.set_phase("running")
+    before = page.path.read_bytes()
+    child = os.fork()
+    if child == 0:
+        page.recorder.set_phase("exited")
+        os._exit(begin(page.recorder) + 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert page.path.read_bytes() == before
