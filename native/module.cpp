@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "arguments.hpp"
 #include "callsite.hpp"
 #include "python.hpp"
 #include "reader.hpp"
@@ -17,83 +18,6 @@
 
 namespace hangwatch {
 namespace {
-
-PyObject* none() {
-  Py_INCREF(Py_None);
-  return Py_None;
-}
-
-// C++ exceptions end here: none may cross into C.
-template <class Body>
-PyObject* guarded(Body body) noexcept try {
-  return body();
-} catch (const std::bad_alloc&) {
-  return PyErr_NoMemory();
-} catch (const std::exception& error) {
-  PyErr_SetString(PyExc_RuntimeError, error.what());
-  return nullptr;
-}
-
-bool index_of(const char* const* names, std::size_t count, const char* name, std::size_t& index) {
-  for (index = 0; index < count; ++index) {
-    if (std::string_view(names[index]) == name) return true;
-  }
-  PyErr_Format(PyExc_ValueError, "no such phase: %s", name);
-  return false;
-}
-
-bool slot_in_range(Py_ssize_t slot) {
-  if (slot >= 0 && slot < static_cast<Py_ssize_t>(kMaxGroups)) return true;
-  PyErr_Format(PyExc_ValueError, "slot %zd: use 0 to %zd", slot,
-               static_cast<Py_ssize_t>(kMaxGroups) - 1);
-  return false;
-}
-
-bool integers(PyObject* sequence, std::vector<std::int64_t>& values) {
-  const Py_ssize_t count = PySequence_Size(sequence);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    const Ref item(PySequence_GetItem(sequence, i));
-    if (!item) return false;
-    values.push_back(PyLong_AsLongLong(item.get()));
-    if (PyErr_Occurred() != nullptr) return false;
-  }
-  return count >= 0;
-}
-
-bool texts(PyObject* sequence, std::vector<std::string>& values) {
-  const Py_ssize_t count = PySequence_Size(sequence);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    const Ref item(PySequence_GetItem(sequence, i));
-    Py_ssize_t size = 0;
-    const char* utf8 = item ? PyUnicode_AsUTF8AndSize(item.get(), &size) : nullptr;
-    if (utf8 == nullptr) return false;
-    values.emplace_back(utf8, static_cast<std::size_t>(size));
-  }
-  return count >= 0;
-}
-
-bool int_item(PyObject* dict, const char* key, std::int64_t& value) {
-  PyObject* item = PyDict_GetItemString(dict, key);
-  if (item == nullptr) return true;
-  value = PyLong_AsLongLong(item);
-  return value != -1 || PyErr_Occurred() == nullptr;
-}
-
-bool int_item(PyObject* dict, const char* key, std::int32_t& value) {
-  std::int64_t wide = value;
-  if (!int_item(dict, key, wide)) return false;
-  value = static_cast<std::int32_t>(wide);
-  return true;
-}
-
-bool text_item(PyObject* dict, const char* key, std::string& value) {
-  PyObject* item = PyDict_GetItemString(dict, key);
-  if (item == nullptr) return true;
-  Py_ssize_t size = 0;
-  const char* utf8 = PyUnicode_AsUTF8AndSize(item, &size);
-  if (utf8 != nullptr) value.assign(utf8, static_cast<std::size_t>(size));
-  return utf8 != nullptr;
-}
 
 PyObject* py_read_page(PyObject*, PyObject* args, PyObject* keywords) {
   static const char* names[] = {"data", "events", nullptr};
@@ -126,21 +50,7 @@ PyObject* py_open_page(PyObject*, PyObject* args) {
   const Ref path_owner(path);
   return guarded([&]() -> PyObject* {
     writer::Identity identity;
-    std::int64_t start_ticks = 0;
-    if (!int_item(dict, "pid", identity.pid) || !int_item(dict, "start_ticks", start_ticks) ||
-        !int_item(dict, "rank", identity.rank) ||
-        !int_item(dict, "world_size", identity.world_size) ||
-        !int_item(dict, "local_rank", identity.local_rank) ||
-        !int_item(dict, "local_world_size", identity.local_world_size) ||
-        !int_item(dict, "restart", identity.restart) ||
-        !int_item(dict, "store_port", identity.store_port) ||
-        !text_item(dict, "host", identity.host) ||
-        !text_item(dict, "store_host", identity.store_host) ||
-        !text_item(dict, "run_id", identity.run_id) ||
-        !text_item(dict, "script", identity.script)) {
-      return nullptr;
-    }
-    identity.start_ticks = static_cast<std::uint64_t>(start_ticks);
+    if (!identity_from(dict, identity)) return nullptr;
     const char* file = PyBytes_AsString(path);
     if (file == nullptr) return nullptr;
     const int error = writer::open(file, identity);
@@ -197,28 +107,11 @@ PyObject* py_set_identity(PyObject*, PyObject* args) {
 
 PyObject* py_set_phase(PyObject*, PyObject* args) {
   const char* name = nullptr;
-  std::size_t phase = 0;
-  if (PyArg_ParseTuple(args, "s", &name) == 0 || !index_of(kPhaseNames, kPhases, name, phase)) {
-    return nullptr;
-  }
-  writer::set_phase(static_cast<Phase>(phase));
+  Phase phase = Phase::born;
+  if (PyArg_ParseTuple(args, "s", &name) == 0 || !phase_named(name, phase)) return nullptr;
+  writer::set_phase(phase);
   return none();
 }
-
-// Texts as Python has them may hold lone surrogates; a page takes what it can.
-struct TextArgument {
-  Ref bytes;
-  std::string_view view;
-
-  bool set(PyObject* text) {
-    bytes = Ref(PyUnicode_AsEncodedString(text, "utf-8", "replace"));
-    char* data = nullptr;
-    Py_ssize_t size = 0;
-    if (!bytes || PyBytes_AsStringAndSize(bytes.get(), &data, &size) != 0) return false;
-    view = std::string_view(data, static_cast<std::size_t>(size));
-    return true;
-  }
-};
 
 PyObject* py_set_in_call(PyObject*, PyObject* args) {
   PyObject* texts_[3];

@@ -73,9 +73,10 @@ PyObject* g_is_cpu = nullptr;
 // A subclass of Tensor with a __torch_function__ of its own would see us look.
 // torch marks those that have none by a function that it keeps for this.
 bool is_plain(PyObject* type) {
-  const Ref module(PyImport_ImportModule("torch"));
-  const Ref base(module ? PyObject_GetAttrString(module.get(), "Tensor") : nullptr);
-  const Ref core(module ? PyObject_GetAttrString(module.get(), "_C") : nullptr);
+  PyObject* modules = PyImport_GetModuleDict();
+  PyObject* module = PyDict_GetItemString(modules, "torch");
+  const Ref base(module != nullptr ? PyObject_GetAttrString(module, "Tensor") : nullptr);
+  const Ref core(base ? PyObject_GetAttrString(module, "_C") : nullptr);
   const Ref disabled(core ? PyObject_GetAttrString(core.get(), "_disabled_torch_function_impl")
                           : nullptr);
   const Ref own(disabled ? PyObject_GetAttrString(type, "__torch_function__") : nullptr);

@@ -1,0 +1,85 @@
+// A heartbeat that goes on while the GIL is held, and stops with the process.
+
+#include <pthread.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <new>
+
+#include "mapping.hpp"
+
+namespace hangwatch::writer {
+namespace {
+
+struct Heartbeat {
+  pthread_mutex_t mutex;
+  pthread_cond_t wake;
+  pthread_t thread;
+  std::uint64_t interval_ns;
+  bool stop;
+};
+Heartbeat* g_heartbeat = nullptr;
+
+void* heartbeat_main(void* argument) {
+  auto* beat = static_cast<Heartbeat*>(argument);
+  pthread_mutex_lock(&beat->mutex);
+  while (!beat->stop) {
+    if (Page* p = page()) p->heartbeat_ns.store(now_ns(), std::memory_order_relaxed);
+    timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    const std::uint64_t ns = static_cast<std::uint64_t>(until.tv_nsec) + beat->interval_ns;
+    until.tv_sec += static_cast<time_t>(ns / 1'000'000'000);
+    until.tv_nsec = static_cast<long>(ns % 1'000'000'000);
+    pthread_cond_timedwait(&beat->wake, &beat->mutex, &until);
+  }
+  pthread_mutex_unlock(&beat->mutex);
+  return nullptr;
+}
+
+}  // namespace
+
+void disown_heartbeat() noexcept { g_heartbeat = nullptr; }
+
+int start_heartbeat(std::uint64_t interval_ms) noexcept {
+  if (g_heartbeat != nullptr || page() == nullptr) return 0;
+  auto* beat = new (std::nothrow) Heartbeat{};
+  if (beat == nullptr) return ENOMEM;
+  beat->interval_ns = std::clamp<std::uint64_t>(interval_ms, 1, 60'000) * 1'000'000;
+  pthread_mutex_init(&beat->mutex, nullptr);
+  pthread_condattr_t clock;
+  pthread_condattr_init(&clock);
+  pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+  pthread_cond_init(&beat->wake, &clock);
+  pthread_condattr_destroy(&clock);
+  // The thread inherits the mask: no signal of the job's may be handled by it.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error = pthread_create(&beat->thread, nullptr, heartbeat_main, beat);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) {
+    delete beat;
+    return error;
+  }
+  g_heartbeat = beat;
+  return 0;
+}
+
+void stop_heartbeat() noexcept {
+  Heartbeat* beat = g_heartbeat;
+  if (beat == nullptr) return;
+  g_heartbeat = nullptr;
+  pthread_mutex_lock(&beat->mutex);
+  beat->stop = true;
+  pthread_cond_signal(&beat->wake);
+  pthread_mutex_unlock(&beat->mutex);
+  pthread_join(beat->thread, nullptr);
+  pthread_cond_destroy(&beat->wake);
+  pthread_mutex_destroy(&beat->mutex);
+  delete beat;
+}
+
+}  // namespace hangwatch::writer

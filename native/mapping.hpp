@@ -1,0 +1,41 @@
+// The mapping of this process's page, and what the parts of the writer share.
+
+#pragma once
+
+#include "page.hpp"
+#include "writer.hpp"
+
+namespace hangwatch::writer {
+
+// The page, or nullptr where this process has none (any more).
+Page* page() noexcept;
+
+// Counts a write that found no room, or a record that another thread was writing.
+void dropped(Page* page) noexcept;
+
+// To the tick (1 to 10 ms): a fifth of the price, and good enough for how long
+// something takes.
+std::uint64_t coarse_now_ns() noexcept;
+
+// Native id of the calling thread.
+std::uint32_t this_thread() noexcept;
+
+// What the parts do when this process gets a page, and in a fork's child, which
+// must forget everything without a lock and without freeing anything.
+bool open_tables() noexcept;
+void close_tables() noexcept;
+void disown_tables() noexcept;
+void disown_heartbeat() noexcept;
+
+// Held while a group is defined or retired, against other threads of this process.
+// Readers know nothing of it. Not a mutex, since a child that was forked while
+// another thread held it must be able to start afresh.
+class Exclusive {
+ public:
+  Exclusive() noexcept;
+  ~Exclusive();
+  Exclusive(const Exclusive&) = delete;
+  Exclusive& operator=(const Exclusive&) = delete;
+};
+
+}  // namespace hangwatch::writer

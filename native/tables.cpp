@@ -1,0 +1,100 @@
+// The page's tables of strings and sites: each stands there once.
+
+#include <sched.h>
+
+#include <new>
+#include <unordered_map>
+
+#include "mapping.hpp"
+
+namespace hangwatch::writer {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// What stands in the tables of the page. Leaked on purpose where a process ends:
+// threads may still write.
+struct Tables {
+  std::unordered_map<std::string, std::uint32_t> strings;
+  std::unordered_map<std::string, std::uint32_t> sites;
+};
+Tables* g_tables = nullptr;
+
+std::atomic_flag g_busy = ATOMIC_FLAG_INIT;
+
+// For the holder of the lock.
+std::uint32_t intern_locked(Page* p, std::string_view text) {
+  const auto known = g_tables->strings.find(std::string(text));
+  if (known != g_tables->strings.end()) return known->second;
+  StringTable& table = p->strings;
+  const std::uint64_t index = table.count.load(kRelaxed);
+  const std::uint64_t offset = table.used_bytes.load(kRelaxed);
+  if (index >= kMaxStrings || text.size() > kStringBytes - offset) {
+    dropped(p);
+    return kNone;
+  }
+  std::memcpy(table.bytes + offset, text.data(), text.size());
+  table.refs[index].store(offset << 32 | text.size(), kRelaxed);
+  table.used_bytes.store(offset + text.size(), kRelaxed);
+  table.count.store(index + 1, std::memory_order_release);
+  g_tables->strings.emplace(text, static_cast<std::uint32_t>(index));
+  return static_cast<std::uint32_t>(index);
+}
+
+}  // namespace
+
+bool open_tables() noexcept {
+  g_tables = new (std::nothrow) Tables;
+  return g_tables != nullptr;
+}
+
+void close_tables() noexcept {
+  delete g_tables;
+  g_tables = nullptr;
+}
+
+void disown_tables() noexcept {
+  g_tables = nullptr;
+  g_busy.clear(kRelaxed);
+}
+
+Exclusive::Exclusive() noexcept {
+  while (g_busy.test_and_set(std::memory_order_acquire)) sched_yield();
+}
+
+Exclusive::~Exclusive() { g_busy.clear(std::memory_order_release); }
+
+std::uint32_t intern(std::string_view text) noexcept try {
+  const Exclusive lock;
+  Page* p = page();
+  return p == nullptr ? kNone : intern_locked(p, text);
+} catch (const std::bad_alloc&) {
+  return kNone;
+}
+
+std::uint32_t intern_site(std::string_view file, std::uint64_t line,
+                          std::string_view function) noexcept try {
+  const Exclusive lock;
+  Page* p = page();
+  if (p == nullptr) return kNone;
+  std::string key(file);
+  key.append(1, '\0').append(function).append(1, '\0').append(std::to_string(line));
+  const auto known = g_tables->sites.find(key);
+  if (known != g_tables->sites.end()) return known->second;
+  const std::uint64_t index = p->sites.count.load(kRelaxed);
+  const std::uint64_t names =
+      static_cast<std::uint64_t>(intern_locked(p, file)) << 32 | intern_locked(p, function);
+  if (index >= kMaxSites || names >> 32 == kNone) {
+    dropped(p);
+    return kNone;
+  }
+  p->sites.names[index].store(names, kRelaxed);
+  p->sites.lines[index].store(line, kRelaxed);
+  p->sites.count.store(index + 1, std::memory_order_release);
+  g_tables->sites.emplace(std::move(key), static_cast<std::uint32_t>(index));
+  return static_cast<std::uint32_t>(index);
+} catch (const std::bad_alloc&) {
+  return kNone;
+}
+
+}  // namespace hangwatch::writer
