@@ -12,10 +12,11 @@ from hangwatch.types import Evidence, JobSnapshot, Moment, State, Thresholds, Ve
 from hangwatch.watchdog import environment
 from hangwatch.watchdog.actions import end_ranks
 from hangwatch.watchdog.evidence import Collected, Level
-from hangwatch.watchdog.exchange import VERDICT_S, Exchange, Gathered
+from hangwatch.watchdog.exchange import Exchange, Gathered
 from hangwatch.watchdog.incidents import Announce, Event, Incidents, Stage, event_of
 from hangwatch.watchdog.messages import Local, Published
 from hangwatch.watchdog.reporter import Reporter, utc_now
+from hangwatch.watchdog.rounds import VERDICT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,10 +169,12 @@ class Judge:
         here, expected = len(collected.ranks), self.gatherer.local_size
         if here < expected:
             unseen.append(f"{expected - here} of the {expected} ranks of this node have no page")
-        if gathered is None and expected < collected.world_size:
+        elsewhere = collected.world_size - expected
+        if gathered is None and elsewhere > 0:
+            why = f" ({self.exchange.why_not})" if self.exchange is not None else ""
             unseen.append(
-                f"{collected.world_size - expected} of the {collected.world_size} ranks run on "
-                "other nodes, whose watchdogs could not be asked"
+                f"{elsewhere} of the {collected.world_size} ranks run on other nodes, whose "
+                f"watchdogs could not be asked{why}"
             )
         return JobSnapshot(
             world_size=collected.world_size,
@@ -182,14 +185,21 @@ class Judge:
         )
 
     def _is_news(self, judged: _Judged) -> bool:
-        event = event_of(judged.verdicts[0]) if judged.verdicts else None
+        event = self._event(judged)
         return event is not None and self.incidents.would_tell(event)
 
     def _happen(self, judged: _Judged) -> Announce | None:
-        event = event_of(judged.verdicts[0]) if judged.verdicts else None
+        event = self._event(judged)
         if event is None:
             return None
         return self.incidents.happen(event, judged.verdicts[0], judged.job.restart)
+
+    def _event(self, judged: _Judged) -> Event | None:
+        event = event_of(judged.verdicts[0]) if judged.verdicts else None
+        if event is Event.FAILED and self.incidents.stage is Stage.HANG:
+            # How a hung job falls apart is not what hung it: its report stays as it is.
+            return None
+        return event
 
     async def _tell(self, announce: Announce, judged: _Judged) -> None:
         main = judged.verdicts[0]

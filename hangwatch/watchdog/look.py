@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hangwatch.errors import PageError
-from hangwatch.watchdog.waits import Position, may_wait, position, waiting_since_ns
+from hangwatch.watchdog.waits import Position, may_wait, moved_ns, position, waiting_since_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 QUIET_S = 1.0
 """A wait shorter than this is nothing to look at."""
-MOST_S = 5.0
-"""The events of a rank that stays where it is are read at least this often."""
+LEAST_S, MOST_S = 0.4, 5.0
+"""Between two readings of the events of a rank that stays where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,11 @@ class Looker:
             identity, at = one.light.identity, position(one.light)
             watched = self._ranks.get(rank)
             if watched is None or watched.pid != identity.pid:
-                watched = self._ranks[rank] = _Watched(identity.pid, at, now_ns)
+                watched = _Watched(identity.pid, at, min(moved_ns(one.light), now_ns))
+                self._ranks[rank] = watched
                 moved = True
             elif watched.at != at:
-                watched.at, watched.changed_ns = at, now_ns
+                watched.at, watched.changed_ns = at, min(moved_ns(one.light), now_ns)
                 watched.read_ns, watched.since_ns = 0, None
                 moved = True
             if self.alive(identity.pid, identity.start_ticks):
@@ -98,11 +99,11 @@ class Looker:
         quiet_s = (now_ns - watched.changed_ns) / 1e9
         if quiet_s < QUIET_S and not may_wait(seen.light, now_ns, QUIET_S):
             return None
-        patience_s = min(max(quiet_s / 4, 0.4), MOST_S)
+        patience_s = min(max(quiet_s / 4, LEAST_S), MOST_S)
         if now_ns - watched.read_ns >= patience_s * 1e9:
             watched.read_ns = now_ns
             try:
-                watched.since_ns = waiting_since_ns(seen.page.read(events=True))
+                watched.since_ns = waiting_since_ns(seen.light, seen.page.blocked_since_ns())
             except PageError:
                 watched.since_ns = None
         return watched.since_ns

@@ -20,6 +20,7 @@ from hangwatch.errors import PageError
 from hangwatch.page import parse_page
 from hangwatch.types import Phase, RankPage
 from hangwatch.watchdog.processes import alive
+from hangwatch.watchdog.waits import blocked_since_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,6 +34,9 @@ MAX_BYTES = 16 << 20
 UNFINISHED_S = 2.0
 """A file younger than this may still be in the making."""
 _NAME = re.compile(r"r(\d+)-(-?\d+)-(\d+)\.page")
+
+_NO_ROOM = "No space left on device, neither for its page nor for its note"
+"""What an empty note means: it could be made but not written."""
 
 
 @dataclass(slots=True)
@@ -49,6 +53,11 @@ class OpenPage:
         """Decode it. Raises PageError."""
         self._check_size()
         return parse_page(self.memory, events=events)
+
+    def blocked_since_ns(self) -> int | None:
+        """Since when its rank is blocked in a call. Raises PageError."""
+        self._check_size()
+        return blocked_since_ns(self.memory)
 
     def raw(self) -> bytes:
         """Its bytes. Raises PageError."""
@@ -119,7 +128,8 @@ class Pages:
         with suppress(OSError):
             for path in sorted(self._run_dir.glob("agent-*.err")):
                 with suppress(OSError):
-                    found[path.name] = path.read_text("utf-8", "replace")[:2000].strip()
+                    text = path.read_text("utf-8", "replace")[:2000].strip()
+                    found[path.name] = text or _NO_ROOM
         return found
 
     def close(self) -> None:

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from hangwatch.errors import HangwatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+CONNECT_S = 20.0
+"""One in some 25 connections of a process takes torch 5 s (seen with 2.13)."""
 TIMEOUT_S = 5.0
+"""How long a key is waited for that should be there."""
+_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 class StoreLostError(HangwatchError):
@@ -46,15 +51,12 @@ class Connect(Protocol):
 
 
 def connect(host: str, port: int, prefix: str) -> Store:
-    """A new connection. Blocks for up to TIMEOUT_S, and longer the first time.
+    """A new connection. Blocks for up to CONNECT_S, and longer the first time.
 
     Raises StoreLostError where there is no store, or no torch.
     """
-    # Read once, when the library is loaded. What torch logs about a store that
-    # went away with its job would otherwise land on the job's standard error.
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             from torch.distributed import PrefixStore, TCPStore  # noqa: PLC0415
     except ImportError as error:
@@ -64,9 +66,10 @@ def connect(host: str, port: int, prefix: str) -> Store:
             host,
             port,
             is_master=False,
-            timeout=timedelta(seconds=TIMEOUT_S),
+            timeout=timedelta(seconds=CONNECT_S),
             wait_for_workers=False,
         )
+        tcp.set_timeout(timedelta(seconds=TIMEOUT_S))
         store: Store = PrefixStore(prefix, tcp)
     except (RuntimeError, ValueError) as error:
         raise StoreLostError(f"no store at {host}:{port} ({_first_line(error)})") from error
@@ -85,6 +88,24 @@ def waited(store: Store, keys: Sequence[str], timeout_s: float) -> bool:
             return False
         raise StoreLostError(f"the store is gone ({_first_line(error)})") from error
     return True
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Load torch so that it does not log what happens to a store that ends with its job.
+
+    The variable is read once, when the library is loaded, and is not for what
+    we start.
+    """
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = "FATAL"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_LOG_LEVEL]
+        else:
+            os.environ[_LOG_LEVEL] = before
 
 
 def _first_line(error: BaseException) -> str:
