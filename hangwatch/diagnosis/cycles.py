@@ -11,7 +11,8 @@ from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.endings import Cause
 from hangwatch.diagnosis.phrases import at_line
 from hangwatch.diagnosis.spots import Channel, Place, Setup
-from hangwatch.diagnosis.terminals import died
+from hangwatch.diagnosis.terminals import died, left_behind
+from hangwatch.diagnosis.unrecorded import judge_unrecorded
 from hangwatch.types import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
@@ -36,9 +37,12 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
     alike = len(known) == len(members)
     broken = any(_raised(case, wait.rank) for wait in waits)
     site = case.victims_site(waits)
-    gone = tuple(sorted({wait.rank for wait in waits if wait.rank in case.ended}))
+    gone = tuple(sorted({wait.rank for wait in waits if _gone_before(case, wait.rank)}))
     if gone and len(gone) < len(members):
         return died(case, spot, gone, Certainty.LIKELY)
+    found = judge_unrecorded(case, spot) if isinstance(spot, Place) and not broken else None
+    if found is not None:
+        return found
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=Reason.NETWORK if broken else Reason.UNKNOWN,
@@ -52,6 +56,12 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
         final=broken,
         waits=waits,
     )
+
+
+def _gone_before(case: Case, rank: int) -> bool:
+    """Whether a rank ended, and not because somebody is just ending the whole job."""
+    end = case.ended.get(rank)
+    return end is not None and (end.cause is not Cause.TERMINATED or left_behind(case, end))
 
 
 def _raised(case: Case, rank: int) -> bool:

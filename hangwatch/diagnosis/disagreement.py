@@ -55,6 +55,20 @@ def skipped(scene: Scene, entered: str, guard: Guard | None) -> Text:
     return Text(headline, sentences(condition, *_both(scene)))
 
 
+def out_of_step(scene: Scene, shift: int, later: Text) -> Text:
+    """A rank that left calls out (or made more) and got stuck only later."""
+    count = abs(shift)
+    calls = "one collective" if count == 1 else f"{count} collectives"
+    how = f"left out {calls}" if shift > 0 else f"made {calls} more"
+    headline = (
+        f"{scene.they} {verb(scene.culprits, 'is', 'are')} out of step with "
+        f"{the_ranks(scene.others)} since {scene.where}"
+        f"{at_line(scene.other_site if shift > 0 else scene.site)}: "
+        f"{verb(scene.culprits, 'it', 'they')} {how} there."
+    )
+    return Text(headline, sentences(*_both(scene), f"It shows only now. {later.headline}"))
+
+
 def undecided(found: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> Text:
     """A disagreement in which nothing tells who is wrong."""
     verb_ = "entered" if found.differs is Differs.OP else "came with"

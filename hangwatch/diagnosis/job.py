@@ -76,6 +76,10 @@ class Job:
                 found.setdefault(record.seq, {}).setdefault(rank, record)
         return found
 
+    def assume(self, rank: int, place: Place, record: OpRecord) -> None:
+        """Take it that a rank issued this at a place, where nothing is recorded."""
+        self.places(place.gid).setdefault(place.seq, {}).setdefault(rank, record)
+
     def passed(self, rank: int, place: Place) -> bool:
         """Whether a place is known to be complete on a rank."""
         record = self.record(rank, place)

@@ -64,11 +64,15 @@ def _without_followers(case: Case, terminals: Iterable[int]) -> list[int]:
 
 
 def _main_spot(case: Case, rank: int) -> Spot | None:
-    """Of the spots that wait for a rank the one with most ranks in it, then the oldest."""
+    """Of the spots that wait for a rank the oldest, which it should have come to first.
 
-    def weight(spot: Spot) -> tuple[int, float, str]:
+    Among those of the same moment the one with most ranks in it.
+    """
+
+    def weight(spot: Spot) -> tuple[float, int, str]:
         waits = case.graph.at[spot]
-        return len(waits), max(wait.age_s for wait in waits), type(spot).__name__
+        oldest_s = max(wait.age_s for wait in waits)
+        return round(oldest_s, 1), len(waits), type(spot).__name__
 
     spots = [spot for spot in case.graph.before().get(rank, ()) if not isinstance(spot, int)]
     return max(spots, key=weight, default=None)
@@ -90,7 +94,7 @@ def _fate(case: Case, spot: Spot | None, rank: int) -> tuple[object, ...]:
     end = case.ended.get(rank)
     if end is not None and end.how is How.CLEAN:
         return (Fate.FINISHED,)
-    if end is not None and (end.cause is Cause.OWN or _left_behind(case, end)):
+    if end is not None and (end.cause is Cause.OWN or left_behind(case, end)):
         site = end.exception.site if end.exception else None
         name = end.exception.type if end.exception else ""
         return Fate.DIED, end.how, end.signal, name, site and (site.file, site.line)
@@ -101,7 +105,7 @@ def _fate(case: Case, spot: Spot | None, rank: int) -> tuple[object, ...]:
     return Fate.ALIVE, end is None, case.activity(rank).reason
 
 
-def _left_behind(case: Case, end: Ending) -> bool:
+def left_behind(case: Case, end: Ending) -> bool:
     """Whether others live on long after it was ended: nobody is ending the job."""
     return len(case.ended) < len(case.job.ranks) and end.age_s >= SHUTDOWN_S
 

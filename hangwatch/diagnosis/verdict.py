@@ -10,6 +10,7 @@ from hangwatch.diagnosis.aftermath import find_waits
 from hangwatch.diagnosis.case import Case
 from hangwatch.diagnosis.cycles import judge_cycle, judge_stuck
 from hangwatch.diagnosis.disputes import disputes
+from hangwatch.diagnosis.drift import with_drift
 from hangwatch.diagnosis.endings import Cause, How, endings, last_call
 from hangwatch.diagnosis.graph import build, roots
 from hangwatch.diagnosis.job import index, seconds
@@ -97,7 +98,7 @@ def _findings(case: Case) -> list[Finding]:
             finding = judge_dispute(case, spot) if isinstance(spot, Place) and disputed else None
             found.append(finding or judge_stuck(case, spot))
     found.extend(judge_terminals(case, terminals))
-    return found
+    return [with_drift(case, finding) for finding in found]
 
 
 def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | None:
