@@ -14,7 +14,8 @@ import sys
 def arm() -> None:
     """Record this process for hangwatch, from now on or from the import of torch on.
 
-    Does nothing where the job is not run by ``python -m hangwatch`` (there is no
+    To be called before init_process_group, best at the top of the program. Does
+    nothing where the job is not run by ``python -m hangwatch`` (there is no
     ``HANGWATCH_DIR``), with ``HANGWATCH=0``, and the second time. Never raises.
     """
     directory = os.environ.get("HANGWATCH_DIR")

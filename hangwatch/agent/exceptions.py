@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from hangwatch.agent.call_site import raised_at
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
     from hangwatch.agent.recorder import Recorder
 
 MESSAGE_CHARS = 500
@@ -21,23 +24,44 @@ class Exceptions:
     (PyErr_PrintEx), which may itself take long.
     """
 
-    def __init__(self, recorder: Recorder, prefixes: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        prefixes: tuple[str, ...],
+        outermost: Callable[[], FrameType | None] | None = None,
+    ) -> None:
         self._recorder = recorder
         self._prefixes = prefixes
+        self._outermost = outermost or outermost_frame_of_main_thread
         self._recorded = 0
         """id() of the one that was recorded: a reference would keep its frames alive."""
 
     def record_uncaught(self) -> bool:
         """Record the exception that ends this process; False if there is none."""
         error: BaseException | None = getattr(sys, "last_value", None)
-        # An interactive session sets it, too, and goes on.
-        if error is None or hasattr(sys, "ps1") or sys.flags.interactive:
+        # Interactive sessions and test runners set it, too, and go on.
+        if error is None or hasattr(sys, "ps1") or sys.flags.interactive or self._runs():
             return False
         if id(error) != self._recorded:
             self._recorded = id(error)
             place = raised_at(error.__traceback__, self._prefixes)
             self._recorder.set_exception(type_name(type(error)), message(error), *place)
         return True
+
+    def _runs(self) -> bool:
+        """Whether the main program has not ended: it still stands on its stack."""
+        frame = self._outermost()
+        if frame is None:
+            return False
+        return frame.f_code.co_name == "<module>" or frame.f_code.co_filename == "<frozen runpy>"
+
+
+def outermost_frame_of_main_thread() -> FrameType | None:
+    """The frame that all others of the main thread were called from."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def handled_by_main_thread() -> str:

@@ -57,6 +57,11 @@ class Hooks:
 
     def install(self) -> None:
         """Arm this process. Raises what goes wrong."""
+        if self._c10d._world.default_pg is not None:
+            # What came before is in c10d's numbers, and cannot be told apart any more.
+            raise RuntimeError(
+                "hangwatch.agent.arm() was called after init_process_group: call it before"
+            )
         version = getattr(sys.modules.get("torch"), "__version__", None)
         environment.enable_flight_recorder(os.environ, version)
         ptrace.allow_supervisor()

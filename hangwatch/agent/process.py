@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import rank as ranks
@@ -83,6 +84,8 @@ class Process:
         identity = ranks.identity(self._environ, rank, world_size)
         path = ranks.page_path(self._directory, identity["restart"], rank, self.pid)
         try:
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # of the program that this process was before it called exec
             self._recorder.open_page(path, identity)
         except OSError as error:
             self.disarm(f"its page cannot be made: {error}")

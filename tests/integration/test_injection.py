@@ -326,6 +326,60 @@ def test_arming_after_the_import_of_torch_replaces_what_was_imported(tmp_path: P
     assert result.pages[0].groups[0].key.ranks == (0,)
 
 
+def test_arming_after_init_process_group_is_refused_in_writing(tmp_path: Path) -> None:
+    code = """
+    import hangwatch.agent, torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    hangwatch.agent.arm()
+    dist.barrier()
+    """
+    result = python(code, tmp_path, "-I", environ=ALONE)
+    assert (result.exit_code, result.stderr, result.pages) == (0, "", [])
+    (note,) = result.notes
+    assert "call it before" in note
+
+
+def test_a_program_that_a_rank_becomes_by_exec_is_the_rank(tmp_path: Path) -> None:
+    code = """
+    import os, sys, torch.distributed as dist
+    if len(sys.argv) == 1:
+        os.execv(sys.executable, [sys.executable, __file__, "again"])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """
+    result = python(code, tmp_path, environ=ALONE)
+    assert result.notes == []
+    assert [page.phase for page in result.pages] == [Phase.EXITED]
+
+
+def test_an_exception_is_recorded_while_the_programs_own_hook_still_prints_it(
+    tmp_path: Path,
+) -> None:
+    code = """
+    import glob, os, sys, time, torch.distributed as dist
+    from hangwatch.page import parse_page
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    (page,) = glob.glob(os.environ["HANGWATCH_DIR"] + "/*.page")
+    def recorded():
+        with open(page, "rb") as file:
+            return parse_page(file.read()).exception
+    def hook(kind, error, trace):
+        while not recorded():
+            time.sleep(0.01)
+        print(recorded().type)
+    sys.excepthook = hook
+    try:
+        raise KeyError
+    except KeyError as error:
+        sys.last_value = error  # as debuggers do
+        time.sleep(1.2)
+        assert recorded() is None
+    raise LookupError
+    """
+    result = python(code, tmp_path, environ=ALONE)
+    assert result.stdout == "LookupError\n"
+    assert result.pages[0].phase is Phase.RAISED
+
+
 def test_data_workers_of_either_kind_never_write_a_page(tmp_path: Path) -> None:
     code = """
     import os, sys, torch

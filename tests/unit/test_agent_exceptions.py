@@ -42,7 +42,7 @@ def test_the_uncaught_exception_is_recorded_once(
     recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "last_value", raised(), raising=False)
-    exceptions = Exceptions(recorder, ())
+    exceptions = Exceptions(recorder, (), lambda: None)
     assert exceptions.record_uncaught()
     assert exceptions.record_uncaught()
     ((kind, text, file, line, function),) = recorder.told
@@ -53,7 +53,7 @@ def test_the_uncaught_exception_is_recorded_once(
 
 def test_without_one_nothing_is_recorded(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys, "last_value", raising=False)
-    assert not Exceptions(recorder, ()).record_uncaught()
+    assert not Exceptions(recorder, (), lambda: None).record_uncaught()
     assert recorder.told == []
 
 
@@ -62,6 +62,13 @@ def test_an_interactive_session_goes_on_after_its_errors(
 ) -> None:
     monkeypatch.setattr(sys, "last_value", raised(), raising=False)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert not Exceptions(recorder, (), lambda: None).record_uncaught()
+
+
+def test_a_test_runner_goes_on_after_its_errors(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "last_value", raised(), raising=False)
     assert not Exceptions(recorder, ()).record_uncaught()
 
 
