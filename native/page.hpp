@@ -185,14 +185,16 @@ struct GroupData {
   Text<1536> members;  // see encode_members
 };
 
-struct GroupSlot {
-  Record<GroupData> data;
+// What each call writes lies together: a cold cache line costs as much as the rest.
+struct alignas(64) GroupSlot {
   std::atomic<std::uint64_t> enqueued;
   std::atomic<std::int64_t> completed;
   std::atomic<std::uint64_t> entered;
   std::atomic<std::uint64_t> left;
   std::atomic<std::uint64_t> p2p;
   std::atomic<std::uint64_t> changed_ns;
+  std::atomic<std::uint64_t> generation;  // as in `data`
+  Record<GroupData> data;
 };
 
 struct EventData {
@@ -216,6 +218,10 @@ struct EventData {
   std::uint16_t ndim;
   std::uint16_t p2p;
   std::int64_t shape[kMaxDims];
+};
+
+struct alignas(64) EventSlot {
+  Record<EventData> record;
 };
 
 // Append-only tables: an entry never changes once the count covers it.
@@ -249,7 +255,7 @@ struct Page {
   Record<NoteData> handling;
   Record<NoteData> disarmed;
   GroupSlot groups[kMaxGroups];
-  Record<EventData> events[kRingEvents];
+  EventSlot events[kRingEvents];
   SiteTable sites;
   StringTable strings;
 };

@@ -63,7 +63,7 @@ void read_events(const Page& page, PageView& view, const std::uint32_t (&generat
     EventData& data = event.data;
     // issued_ns is 0 in a place of the ring that was never written. An event
     // whose slot has been given to another group since belongs to no group.
-    if (!page.events[i].read(data) || data.issued_ns == 0 || data.index >= next ||
+    if (!page.events[i].record.read(data) || data.issued_ns == 0 || data.index >= next ||
         data.index % kRingEvents != i || data.slot >= kMaxGroups || data.state >= kOpStates ||
         data.generation == 0 || data.generation != generations[data.slot]) {
       continue;

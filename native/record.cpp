@@ -23,9 +23,13 @@ struct Work {
   PyObject* object;
   Wait wait;
 };
+constexpr Work kNoWork{nullptr, kNoWait};
+// The last one, which most calls are done with at once, and the others.
+Work g_last_work = kNoWork;
 constexpr std::size_t kWorkSets = 512;
 constexpr std::size_t kWorkWays = 4;
 Work g_works[kWorkSets][kWorkWays];
+std::size_t g_work_count = 0;
 
 // Calls since a coalescing was opened, by slot.
 struct Coalescing {
@@ -39,25 +43,39 @@ Work* works_of(PyObject* object) {
   return g_works[(bits ^ (bits >> 9)) & (kWorkSets - 1)];
 }
 
-void remember(PyObject* object, const Wait& wait) {
-  Work* set = works_of(object);
-  Work* oldest = set;
-  for (std::size_t i = 0; i < kWorkWays; ++i) {
-    if (set[i].object == object || set[i].object == nullptr) {
-      oldest = &set[i];
-      if (set[i].object == object) break;
-    } else if (oldest->object != nullptr && set[i].wait.last < oldest->wait.last) {
-      oldest = &set[i];
-    }
+// Takes out what is known of a Work.
+Wait take(PyObject* object) {
+  Wait wait = kNoWait;
+  if (g_last_work.object == object) {
+    wait = g_last_work.wait;
+    g_last_work = kNoWork;
   }
-  *oldest = Work{object, wait};
+  if (g_work_count == 0) return wait;
+  Work* set = works_of(object);
+  for (std::size_t i = 0; i < kWorkWays; ++i) {
+    if (set[i].object != object) continue;
+    if (wait.slot < 0) wait = set[i].wait;
+    set[i] = kNoWork;
+    --g_work_count;
+  }
+  return wait;
 }
 
-void forget(PyObject* object) {
-  Work* set = works_of(object);
-  for (std::size_t i = 0; i < kWorkWays; ++i) {
-    if (set[i].object == object) set[i] = Work{nullptr, kNoWait};
+void put_aside(const Work& work) {
+  Work* set = works_of(work.object);
+  Work* chosen = set;
+  for (std::size_t i = 1; i < kWorkWays && chosen->object != nullptr; ++i) {
+    // A free place, or else that of the oldest call.
+    if (set[i].object == nullptr || set[i].wait.last < chosen->wait.last) chosen = &set[i];
   }
+  if (chosen->object == nullptr) ++g_work_count;
+  *chosen = work;
+}
+
+void remember(PyObject* object, const Wait& wait) {
+  take(object);
+  if (g_last_work.object != nullptr) put_aside(g_last_work);
+  g_last_work = Work{object, wait};
 }
 
 void move_all(const Wait& wait, OpState state) {
@@ -75,9 +93,11 @@ void reset() {
   tensor::forget();
   callsite::forget();
   for (auto& set : g_works) {
-    for (Work& work : set) work = Work{};
+    for (Work& work : set) work = kNoWork;
   }
-  for (Coalescing& coalescing : g_coalescing) coalescing = Coalescing{};
+  g_last_work = kNoWork;
+  g_work_count = 0;
+  for (Coalescing& coalescing : g_coalescing) coalescing = Coalescing{false, kNoWait};
   for (std::size_t i = 0; i < signature::kMethodCount; ++i) {
     g_wires[i] = writer::intern(signature::kMethods[i].wire);
   }
@@ -152,7 +172,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
 
 void end(const Call& call, PyObject* group, PyObject* result) noexcept {
   if (call.slot < 0) {
-    if (result != nullptr) forget(result);
+    if (result != nullptr) take(result);  // its address was another's before
     return;
   }
   if (!armed()) return;
@@ -191,6 +211,7 @@ void coalescing_began(PyObject* group, PyObject* resolve) noexcept {
 void coalescing_ended(PyObject* group, PyObject* result) noexcept {
   const std::int64_t slot = groups::known_slot_of(group);
   if (groups::at(slot) == nullptr) return;
+  if (!g_coalescing[slot].open) return;
   const Wait calls = g_coalescing[slot].calls;
   g_coalescing[slot] = Coalescing{false, kNoWait};
   groups::end_coalescing(static_cast<std::size_t>(slot));
@@ -205,17 +226,12 @@ void coalescing_ended(PyObject* group, PyObject* result) noexcept {
 }
 
 Wait wait_begin(PyObject* work) noexcept {
-  Work* set = works_of(work);
-  for (std::size_t i = 0; i < kWorkWays; ++i) {
-    if (set[i].object != work) continue;
-    Wait wait = set[i].wait;
-    wait.is_async = wait.caller != callsite::caller();
-    // It is forgotten by now: what is waited for once is not told again.
-    set[i] = Work{nullptr, kNoWait};
-    move_all(wait, OpState::blocked);
-    return wait;
-  }
-  return kNoWait;
+  // What is waited for once is not told again.
+  Wait wait = take(work);
+  if (wait.slot < 0) return wait;
+  wait.is_async = wait.caller != callsite::caller();
+  move_all(wait, OpState::blocked);
+  return wait;
 }
 
 void wait_end(const Wait& wait, bool completes, bool failed) noexcept {

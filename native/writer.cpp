@@ -140,6 +140,7 @@ void define_group(std::size_t slot, std::string_view name, std::string_view desc
   group.left.store(0, kRelaxed);
   group.p2p.store(0, kRelaxed);
   group.changed_ns.store(now_ns(), kRelaxed);
+  group.generation.store(generation, kRelaxed);
   group.data.fill(data);
   group.data.unlock(version);
 } catch (const std::bad_alloc&) {
@@ -205,10 +206,10 @@ void count_p2p(std::size_t slot, std::uint64_t now) noexcept {
 std::uint64_t add_event(EventData& event) noexcept {
   Page* p = page();
   if (p == nullptr || event.slot >= kMaxGroups) return kNoEvent;
-  event.generation = half_word(p->groups[event.slot].data, offsetof(GroupData, generation));
+  event.generation = static_cast<std::uint32_t>(p->groups[event.slot].generation.load(kRelaxed));
   event.thread = this_thread();
   event.index = p->next_event.fetch_add(1, kRelaxed);
-  if (p->events[event.index % kRingEvents].write(event)) return event.index;
+  if (p->events[event.index % kRingEvents].record.write(event)) return event.index;
   dropped(p);
   return kNoEvent;
 }
@@ -216,7 +217,7 @@ std::uint64_t add_event(EventData& event) noexcept {
 void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_async) noexcept {
   Page* p = page();
   if (p == nullptr || index == kNoEvent) return;
-  Record<EventData>& event = p->events[index % kRingEvents];
+  Record<EventData>& event = p->events[index % kRingEvents].record;
   std::uint64_t version = 0;
   if (!event.lock(version)) return dropped(p);
   if (event.word(offsetof(EventData, index)) == index &&
@@ -237,7 +238,7 @@ void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_as
 Origin origin_of(std::uint64_t index) noexcept {
   Page* p = page();
   EventData event;
-  if (p == nullptr || !p->events[index % kRingEvents].read(event) || event.index != index) {
+  if (p == nullptr || !p->events[index % kRingEvents].record.read(event) || event.index != index) {
     return Origin{kNone, false, false};
   }
   return Origin{event.slot, event.p2p != 0, event.is_async != 0};

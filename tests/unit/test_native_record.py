@@ -437,6 +437,37 @@ def test_coalesced_calls_share_a_place_and_a_work(recording: Recording) -> None:
     assert recording.last.seq == 8
 
 
+def test_many_works_are_kept_apart(recording: Recording) -> None:
+    group = recording.group()
+    works = []
+    for _ in range(200):
+        group.result = Work()
+        works.append(group.result)
+        group.allreduce([1])
+    for work in works[::2]:
+        work.wait()
+    states = [event.state.value for event in recording.page.events]
+    assert states == ["done", "issued"] * 100
+
+
+def test_a_work_in_the_place_of_another_is_its_own(recording: Recording) -> None:
+    group, stranger = recording.group(), Group()
+    group.result = stranger.result = work = Work()
+    group.allreduce([1])
+    stranger.allreduce([1])  # as if torch had made this Work at the same address
+    work.wait()
+    assert recording.last.state is OpState.ISSUED
+
+
+def test_a_coalescing_that_was_not_seen_to_begin_changes_nothing(recording: Recording) -> None:
+    group = recording.group(backend="nccl")
+    group.allreduce([1])
+    group.result = Work()
+    group._end_coalescing(1)  # noqa: SLF001 (as torch has it)
+    group.result.wait()
+    assert (recording.last.state, recording.first_group.left) == (OpState.ISSUED, 1)
+
+
 def test_a_backend_without_coalescing_goes_on_as_before(recording: Recording) -> None:
     group = recording.group()
     with pytest.raises(RuntimeError, match="no coalescing"):
