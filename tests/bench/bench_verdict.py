@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import statistics
 import sys
 import tempfile
@@ -30,7 +31,7 @@ for step in range(200):
     dist.all_reduce(tensor)
     time.sleep(0.01)
 dist.barrier()
-print("stuck", time.monotonic(), flush=True)
+print(f"stuck {time.monotonic()};", end="", flush=True)
 """
 MISMATCH = """\
 if rank == 1:
@@ -52,7 +53,7 @@ def seconds(body: str, state: str, *options: str) -> float:
         program.write_text(PROLOGUE + body)
         with redirect_stderr(io.StringIO()):  # the harness repeats what the job wrote
             result = watch(program, *options, until=reaches(state))
-    stops = [float(line.split()[1]) for line in result.stdout.splitlines() if "stuck" in line]
+    stops = [float(at) for at in re.findall(r"stuck ([0-9.]+);", result.stdout)]
     return result.announced[state] - max(stops)
 
 

@@ -3,7 +3,8 @@
 A program states its verdict in lines such as
 ``# expect --exit: state=failed kind=finished_early culprits=1 site=culprit``: the words
 before the colon are the program's arguments, ``site`` names the line that ends in
-``# culprit``. Several lines with the same arguments add up.
+``# culprit``. Several lines with the same arguments add up. ``# launched with`` gives options
+of torchrun.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ BOUND_S = 120.0
 GRACE_S = 8.0
 POLL_S = 0.02
 
+_LAUNCH = re.compile(r"^# launched with (.*)$", re.MULTILINE)
 _EXPECT = re.compile(r"# expect *([^:]*): *(.*)")
 _VERDICT = re.compile(r"^hangwatch: ([A-Z]+) \(", re.MULTILINE)
 _LEFT_OUT = re.compile(r"HANGWATCH.*|RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|MASTER_.*|TORCHELASTIC_.*")
@@ -44,6 +46,7 @@ class Expectation:
 
     program: Path
     arguments: tuple[str, ...]
+    launch: tuple[str, ...]
     values: dict[str, str]
 
     def __str__(self) -> str:
@@ -86,13 +89,15 @@ def expectations() -> Iterator[Expectation]:
     """All cases of all programs, in the order of their names."""
     for program in sorted(PROGRAMS.glob("*.py")):
         cases: dict[str, dict[str, str]] = {}
-        for line in program.read_text().splitlines():
+        text = program.read_text()
+        launch = [word for words in _LAUNCH.findall(text) for word in words.split()]
+        for line in text.splitlines():
             match = _EXPECT.fullmatch(line)
             if match:
                 pairs = (word.partition("=") for word in match[2].split())
                 cases.setdefault(match[1], {}).update({key: value for key, _, value in pairs})
         for arguments, values in cases.items():
-            yield Expectation(program, tuple(arguments.split()), values)
+            yield Expectation(program, tuple(arguments.split()), tuple(launch), values)
 
 
 def marked_line(program: Path, marker: str) -> int:
@@ -112,21 +117,26 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
     program: Path,
     *options: str,
     arguments: Sequence[str] = (),
+    launch: Sequence[str] = (),
     nproc: int = 4,
     env: Mapping[str, str] | None = None,
     until: Callable[[Sequence[Mapping[str, Any]]], bool] | None = None,
+    until_printed: str = "",
     bound_s: float = BOUND_S,
 ) -> Result:
     """Run a program by torchrun under watch until a condition holds or it has ended.
 
-    options: of hangwatch. until: judges the reports so far; None waits for the
-    end. Raises TimeoutError, with all output, if neither comes within bound_s.
-    No process of the run is left when it returns.
+    options: of hangwatch, launch: of torchrun. until: judges the reports so far.
+    until_printed: what the program prints. With neither the program comes to its
+    end. Raises TimeoutError if nothing of that comes within bound_s. No process of
+    the run is left when it returns.
     """
-    launch = ("torchrun", "--standalone", f"--nproc-per-node={nproc}", str(program), *arguments)
+    torchrun = ("torchrun", "--standalone", f"--nproc-per-node={nproc}", *launch)
+    condition = _Condition(until, until_printed)
     directory = Path(tempfile.mkdtemp(prefix="hangwatch-test-"))
     reports = directory / "reports"
-    command = (sys.executable, "-m", "hangwatch", "--report-dir", str(reports), *options, *launch)
+    command = (sys.executable, "-m", "hangwatch", "--report-dir", str(reports), *options)
+    command = (*command, *torchrun, str(program), *arguments)
     token = uuid.uuid4().hex
     announced: dict[str, float] = {}
     survivors: list[str] = []
@@ -144,11 +154,11 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
             )
         exit_code = None
         try:
-            if _wait(process, reports, err, announced, until, bound_s):
+            if _wait(process, directory, condition, announced, bound_s):
                 exit_code = process.returncode
                 survivors = _outlived(token)
-            elif until is None or not until(read_reports(reports)):
-                raise TimeoutError(f"{' '.join(launch)}: nothing within {bound_s:g} s")
+            elif not condition.holds(directory):
+                raise TimeoutError(f"{program.name}: nothing within {bound_s:g} s")
         finally:
             end(process, token)
             sys.stderr.write(err.read_text(errors="replace"))
@@ -172,16 +182,30 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **extra}
 
 
-def _wait(  # noqa: PLR0913 (the parts of one loop)
+@dataclass(frozen=True, slots=True)
+class _Condition:
+    """What a program is run up to."""
+
+    until: Callable[[Sequence[Mapping[str, Any]]], bool] | None
+    printed: str
+
+    def holds(self, directory: Path) -> bool:
+        """Whether it has come to that."""
+        if self.printed and self.printed in (directory / "stdout").read_text(errors="replace"):
+            return True
+        return self.until is not None and self.until(read_reports(directory / "reports"))
+
+
+def _wait(
     process: subprocess.Popen[bytes],
-    reports: Path,
-    err: Path,
+    directory: Path,
+    condition: _Condition,
     announced: dict[str, float],
-    until: Callable[[Sequence[Mapping[str, Any]]], bool] | None,
     bound_s: float,
 ) -> bool:
     """Whether the program ended; False once the condition holds, or time is over."""
     deadline = time.monotonic() + bound_s
+    err = directory / "stderr"
     seen = -1
     while time.monotonic() < deadline:
         over = process.poll() is not None
@@ -192,7 +216,7 @@ def _wait(  # noqa: PLR0913 (the parts of one loop)
                 announced.setdefault(state.lower(), time.monotonic())
         if over:
             return True
-        if announced and until is not None and until(read_reports(reports)):
+        if condition.holds(directory):
             return False
         time.sleep(POLL_S)
     return False

@@ -25,6 +25,7 @@ def test_the_report_names_what_the_header_of_the_program_says(case: Expectation)
         case.program,
         *(QUICK if case.patient else ()),
         arguments=case.arguments,
+        launch=case.launch,
         until=None if state == "failed" else reaches(state),
     )
     assert state in result.states()

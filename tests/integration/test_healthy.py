@@ -33,4 +33,11 @@ def test_a_slow_checkpoint_is_called_slow_and_that_it_recovered_is_said() -> Non
     assert verdict["victims"] == [1, 2, 3]
     assert verdict["collective"]["op"] == "barrier"
     assert verdict["site"]["line"] == marked_line(program, "slow")
-    assert "recovered" in result.stderr
+    assert "hangwatch: the job goes on after" in result.stderr
+
+
+@pytest.mark.timeout(240)
+def test_a_healthy_job_that_is_ended_from_outside_is_not_called_failed() -> None:
+    result = watch(PROGRAMS / "endless.py", until_printed="training")
+    assert result.reports == []
+    assert "hangwatch: FAILED" not in result.stderr
