@@ -31,7 +31,7 @@ def page(rank: int = 0, **changes: Any) -> RankPage:
 
     pid, start_ticks, restart and world_size go into its identity.
     """
-    identity = {
+    identity: dict[str, Any] = {
         "pid": os.getpid(),
         "start_ticks": 1,
         "rank": rank,
