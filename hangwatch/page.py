@@ -4,6 +4,9 @@ The schema of the plain values, from ``_native.read_page`` and in the JSON of
 the Python recorder alike: the keys of a dict are the fields of the dataclass
 in hangwatch.types, nested as those are; enums are their string values, tuples
 are lists. Fields that have a default may be missing, unknown keys are ignored.
+
+Of the native recorder, an event's ``issued_ns`` is exact, ``blocked_ns`` and
+``done_ns`` are to the tick of the kernel (1 to 10 ms).
 """
 
 from __future__ import annotations
