@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import wording
@@ -104,7 +105,11 @@ def _setup_in_cycle(case: Case, spot: Setup, inside: set[int]) -> Finding:
     culprits = tuple(sorted(inside & set(case.graph.missing.get(spot, ()))))
     wait = _wait_of(case, culprits[0])
     now = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
-    return init_incomplete(case, spot, culprits, now, Reason.USER_CODE)
+    found = init_incomplete(case, spot, culprits, now, Reason.USER_CODE)
+    if len(culprits) > len(case.direct(spot)):
+        # new_group lets ranks through that are no members of it: not all need be missing.
+        return replace(found, certainty=Certainty.POSSIBLE)
+    return found
 
 
 def _channel_in_cycle(case: Case, spot: Channel) -> Finding:
@@ -112,20 +117,7 @@ def _channel_in_cycle(case: Case, spot: Channel) -> Finding:
     wait = _wait_of(case, spot.peer)
     now = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
     found = missing_peer(case, spot, spot.peer, now, Reason.USER_CODE)
-    return Finding(
-        kind=found.kind,
-        reason=found.reason,
-        certainty=Certainty.PROVED,
-        culprits=found.culprits,
-        victims=found.victims,
-        text=found.text,
-        final=True,
-        spot=spot,
-        collective=found.collective,
-        site=case.wait_site(wait) if wait else found.site,
-        victim_site=found.victim_site,
-        waits=found.waits,
-    )
+    return replace(found, certainty=Certainty.PROVED, final=True)
 
 
 def _inversion(case: Case, root: Root, camps: dict[Spot, list[Wait]]) -> Finding:

@@ -9,24 +9,28 @@ the source, or where it does not parse, there is no answer, never a guess.
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hangwatch.types import Frame
-
-MAX_SOURCE_CHARS = 1_000_000
-_RANK = re.compile(r"rank|main_process|is_main|is_master|is_leader|is_first|is_last", re.IGNORECASE)
-_COMMUNICATES = re.compile(
-    r"^(?:i?send|i?recv|barrier|monitored_barrier|broadcast\w*|all_\w+|reduce|reduce_scatter\w*"
-    r"|gather\w*|scatter\w*|backward|batch_isend_irecv|reduce_tensor|synchronize)$"
+from hangwatch.diagnosis.syntax import (
+    Loop,
+    body_end,
+    call_line,
+    communicates,
+    in_body,
+    names_the_rank,
+    own,
+    parse,
+    rank_variables,
+    scope_at,
+    spans,
 )
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
-Loop = ast.For | ast.AsyncFor | ast.While
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hangwatch.diagnosis.syntax import Function
+    from hangwatch.types import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,12 @@ class Source:
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
         self._trees: dict[str, ast.Module | None] = {}
+        self._rank_variables: dict[str, frozenset[str]] = {}
 
     def tree(self, file: str) -> ast.Module | None:
         """The parsed file, None where there is none."""
         if file not in self._trees:
-            self._trees[file] = _parse(self._texts.get(file))
+            self._trees[file] = parse(self._texts.get(file))
         return self._trees[file]
 
     def fork(self, here: Sequence[Frame], there: Sequence[Frame]) -> Fork | None:
@@ -98,11 +103,11 @@ class Source:
         tree = self.tree(here.file)
         if tree is None:
             return None
-        mine, other = _scope(tree, here.line), _scope(tree, there.line)
-        call = _call_line(mine, other)
+        mine, other = scope_at(tree, here.line), scope_at(tree, there.line)
+        call = call_line(mine, other)
         if call is not None and call != here.line:
             return Fork(here.file, here.line, call, mine)
-        call = _call_line(other, mine)
+        call = call_line(other, mine)
         if call is not None and call != there.line:
             return Fork(here.file, call, there.line, other)
         return None
@@ -111,8 +116,8 @@ class Source:
         tree = self.tree(here.file)
         if tree is None or here.line == there.line:
             return None
-        scope = _scope(tree, here.line)
-        if scope is not _scope(tree, there.line):
+        scope = scope_at(tree, here.line)
+        if scope is not scope_at(tree, there.line):
             return None
         return Fork(here.file, here.line, there.line, scope)
 
@@ -123,14 +128,14 @@ class Source:
 
     def left_loop(self, fork: Fork) -> LeftLoop | None:
         """The innermost loop that holds ``there``, if ``here`` comes after it."""
-        loops = [node for node in _own(fork.scope) if isinstance(node, Loop)]
-        around = [loop for loop in loops if _in_body(loop, fork.there)]
+        loops = [node for node in own(fork.scope) if isinstance(node, Loop)]
+        around = [loop for loop in loops if in_body(loop, fork.there)]
         if not around:
             return None
         inner = max(around, key=lambda loop: loop.lineno)
-        if _in_body(inner, fork.here) or fork.here <= _body_end(inner):
+        if in_body(inner, fork.here) or fork.here <= body_end(inner):
             return None
-        outer = any(loop is not inner and _in_body(loop, fork.here) for loop in around)
+        outer = any(loop is not inner and in_body(loop, fork.here) for loop in around)
         return LeftLoop(fork.file, inner.lineno, self.text(fork.file, inner), outer)
 
     def guard(self, fork: Fork) -> Guard | None:
@@ -138,22 +143,22 @@ class Source:
 
         One that asks for the rank is preferred; else the outermost.
         """
-        guards = [g for node in _own(fork.scope) if (g := self._guard(fork, node)) is not None]
+        guards = [g for node in own(fork.scope) if (g := self._guard(fork, node)) is not None]
         return next((guard for guard in guards if guard.on_rank), guards[0] if guards else None)
 
     def _guard(self, fork: Fork, node: ast.AST) -> Guard | None:
         if isinstance(node, ast.If):
             for branch, other in ((node.body, node.orelse), (node.orelse, node.body)):
-                if _spans(branch, fork.here) and not _spans(branch, fork.there):
+                if spans(branch, fork.here) and not spans(branch, fork.there):
                     return Guard(
                         fork.file,
                         node.lineno,
                         self.text(fork.file, node),
-                        _asks_for_rank(node.test),
-                        _communicates(other),
+                        self._asks_for_rank(fork.file, node.test),
+                        communicates(other),
                     )
-        if isinstance(node, ast.ExceptHandler) and _spans(node.body, fork.here):
-            if _spans(node.body, fork.there):
+        if isinstance(node, ast.ExceptHandler) and spans(node.body, fork.here):
+            if spans(node.body, fork.there):
                 return None
             lines = (self._texts.get(fork.file) or "").splitlines()
             text = lines[node.lineno - 1].strip() if node.lineno <= len(lines) else "except"
@@ -164,13 +169,17 @@ class Source:
 
     def jump(self, fork: Fork) -> Guard | None:
         """A condition before ``there`` that jumps over it (continue, break, return)."""
-        for node in _own(fork.scope):
+        for node in own(fork.scope):
             if not isinstance(node, ast.If) or node.lineno >= fork.there:
                 continue
             leaves = any(
                 isinstance(inner, ast.Continue | ast.Break | ast.Return) for inner in node.body
             )
-            if leaves and not _spans(node.body, fork.there) and _asks_for_rank(node.test):
+            if (
+                leaves
+                and not spans(node.body, fork.there)
+                and self._asks_for_rank(fork.file, node.test)
+            ):
                 return Guard(
                     fork.file,
                     node.lineno,
@@ -180,107 +189,33 @@ class Source:
                 )
         return None
 
+    def _asks_for_rank(self, file: str, test: ast.expr) -> bool:
+        if file not in self._rank_variables:
+            tree = self.tree(file)
+            self._rank_variables[file] = rank_variables(tree) if tree else frozenset()
+        variables = self._rank_variables[file]
+        return any(
+            names_the_rank(node) or (isinstance(node, ast.Name) and node.id in variables)
+            for node in ast.walk(test)
+        )
+
     def rank_guard(self, frame: Frame) -> Guard | None:
         """The innermost condition on the rank that a line stands under."""
         tree = self.tree(frame.file)
         if tree is None:
             return None
-        scope = _scope(tree, frame.line)
+        scope = scope_at(tree, frame.line)
         found = None
-        for node in _own(scope):
-            if not isinstance(node, ast.If) or not _asks_for_rank(node.test):
+        for node in own(scope):
+            if not isinstance(node, ast.If) or not self._asks_for_rank(frame.file, node.test):
                 continue
             for branch, other in ((node.body, node.orelse), (node.orelse, node.body)):
-                if _spans(branch, frame.line):
+                if spans(branch, frame.line):
                     found = Guard(
                         frame.file,
                         node.lineno,
                         self.text(frame.file, node),
                         on_rank=True,
-                        other_branch_communicates=_communicates(other),
+                        other_branch_communicates=communicates(other),
                     )
         return found
-
-
-def _parse(text: str | None) -> ast.Module | None:
-    if text is None or len(text) > MAX_SOURCE_CHARS:
-        return None
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _own(scope: Function) -> Iterator[ast.AST]:
-    """The nodes of a function, outermost first, without those of functions in it."""
-    todo: list[ast.AST] = [scope]
-    while todo:
-        node = todo.pop(0)
-        if node is not scope:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                continue
-            yield node
-        todo.extend(ast.iter_child_nodes(node))
-
-
-def _scope(tree: ast.Module, line: int) -> Function:
-    """The innermost function that holds a line, or the module."""
-    found: Function = tree
-    for node in ast.walk(tree):
-        # ast.walk goes from the outside in, so the last one that fits is the innermost.
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _holds(node, line):
-            found = node
-    return found
-
-
-def _call_line(scope: Function, callee: Function) -> int | None:
-    """The line of ``scope`` that calls ``callee`` by its name, if it is one line."""
-    if not isinstance(callee, ast.FunctionDef | ast.AsyncFunctionDef):
-        return None
-    lines = {
-        node.lineno
-        for node in _own(scope)
-        if isinstance(node, ast.Call) and _called(node) == callee.name
-    }
-    return lines.pop() if len(lines) == 1 else None
-
-
-def _called(node: ast.Call) -> str:
-    if isinstance(node.func, ast.Attribute):
-        return node.func.attr
-    return node.func.id if isinstance(node.func, ast.Name) else ""
-
-
-def _holds(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _spans(body: Sequence[ast.stmt], line: int) -> bool:
-    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or body[-1].lineno)
-
-
-def _body_end(loop: Loop) -> int:
-    return loop.body[-1].end_lineno or loop.body[-1].lineno
-
-
-def _in_body(loop: Loop, line: int) -> bool:
-    """In a loop's header or body; its ``else`` runs when it is over."""
-    return loop.lineno <= line <= _body_end(loop)
-
-
-def _asks_for_rank(test: ast.expr) -> bool:
-    for node in ast.walk(test):
-        name = getattr(node, "id", None) or getattr(node, "attr", None)
-        if isinstance(name, str) and _RANK.search(name):
-            return True
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "RANK" in node.value:
-            return True
-    return False
-
-
-def _communicates(body: Sequence[ast.stmt]) -> bool:
-    return any(
-        isinstance(node, ast.Call) and bool(_COMMUNICATES.match(_called(node)))
-        for statement in body
-        for node in ast.walk(statement)
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.spots import Spot
     from hangwatch.types import Site
 
+_FOUND_A_DIFFERENCE = re.compile(r"same model across all ranks|mismatch between collectives")
+"""torch/csrc/distributed/c10d: reducer.cpp, ProcessGroupWrapper.cpp."""
 SHUTDOWN_S = 30.0
 """Launchers take a while to end all ranks; torchrun's grace period is 30 s."""
 
@@ -84,7 +87,7 @@ def _judge_spot(case: Case, spot: Spot | None, missing: list[int]) -> Iterator[F
         parts[_fate(case, spot, rank)].append(rank)
     for (fate, *_), ranks in parts.items():
         if fate is Fate.DIED:
-            yield died(case, spot, tuple(ranks))
+            yield _deserted(case, spot, tuple(ranks)) or died(case, spot, tuple(ranks))
         elif spot is not None:
             yield _JUDGES[fate](case, spot, tuple(ranks))
 
@@ -103,6 +106,20 @@ def _fate(case: Case, spot: Spot | None, rank: int) -> tuple[object, ...]:
     if end is None and _has_finished(case, rank, spot):
         return (Fate.FINISHED,)
     return Fate.ALIVE, end is None, case.activity(rank).reason
+
+
+def _deserted(case: Case, spot: Spot | None, dead: Ranks) -> Finding | None:
+    """Most ranks raised because a few were in another collective than they.
+
+    DDP's constructor compares the model across ranks; the collectives of those
+    few answer it. Only the source can tell it from a model that does differ.
+    """
+    if not isinstance(spot, Place) or 2 * len(dead) < len(case.job.members(spot.gid)):
+        return None
+    end = case.ended[dead[0]]
+    if end.exception is None or not _FOUND_A_DIFFERENCE.search(end.exception.message):
+        return None
+    return subset(case, spot, dead, f"went on without it, and {ended(end)}", final=True)
 
 
 def left_behind(case: Case, end: Ending) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import SCRIPT, healthy_jobs, stuck_jobs
+from jobs import SCRIPT, Planted, healthy_jobs, planted_faults, stuck_jobs
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.types import (
@@ -19,6 +19,7 @@ from hangwatch.types import (
     GroupKey,
     GroupProgress,
     JobSnapshot,
+    Kind,
     OpRecord,
     OpState,
     Phase,
@@ -239,6 +240,20 @@ def test_less_evidence_never_proves_it_of_somebody_else(job: JobSnapshot, data: 
     for verdict in less:
         if verdict.kind is not None and verdict.certainty is Certainty.PROVED:
             assert set(verdict.culprits) <= guilty
+
+
+@given(planted_faults())
+@settings(max_examples=200, deadline=None)
+def test_the_planted_culprit_is_named_and_alone_where_a_majority_knows_better(
+    planted: Planted,
+) -> None:
+    main = diagnose(planted.job, THRESHOLDS)[0]
+    if main.kind is None:
+        return
+    assert planted.culprit in main.culprits
+    alone = planted.group is not None and len(planted.group.ranks) > 2
+    if alone and main.kind is not Kind.ORDER_INVERSION:
+        assert main.culprits == (planted.culprit,)
 
 
 @given(healthy_jobs())

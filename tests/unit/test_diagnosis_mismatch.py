@@ -16,6 +16,7 @@ from snapshots import (
     killed,
     main_thread,
     op,
+    raised,
     rank,
     site,
     world,
@@ -246,6 +247,27 @@ def test_a_subset_that_the_others_never_join_is_told_from_a_slow_rank_by_the_sou
     assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (0,))
     assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.SLOW)
     assert "`if rank == 0:` at train.py:2" in verdict.explanation
+
+
+def test_a_subset_whose_collective_answered_that_of_ddps_constructor_is_told_by_the_source() -> (
+    None
+):
+    text = """
+        def main():
+            if rank == 0:
+                dist.all_gather_object(objects, rank)
+            model = DistributedDataParallel(net)
+        """
+    message = "DDP expects same model across all ranks, but Rank 1 has 2 params"
+    waiting = at(3, blocked(W, 8, "all_gather_object", line=3), op(W, 7, "all_gather"), number=0)
+    died = [
+        rank(n, W, op(W, 6), enqueued=7, **raised("RuntimeError", message, 4)) for n in (1, 2, 3)
+    ]
+    verdict = only(job(waiting, *died, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (0,))
+    assert "`if rank == 0:` at train.py:2" in verdict.explanation
+    without_source = only(job(waiting, *died))
+    assert (without_source.kind, without_source.culprits) == (Kind.DIED, (1, 2, 3))
 
 
 # --- Uneven loops -------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from textwrap import dedent
 
 import pytest
 
-from hangwatch.diagnosis.source import MAX_SOURCE_CHARS, Source
+from hangwatch.diagnosis.source import Source
+from hangwatch.diagnosis.syntax import MAX_SOURCE_CHARS
 from hangwatch.types import Frame
 
 FILE = "/home/u/train.py"
@@ -169,6 +170,13 @@ def test_conditions_on_the_rank_are_recognised(test: str) -> None:
     guard = text.rank_guard(at(2))
     assert guard is not None
     assert guard.on_rank
+
+
+@pytest.mark.parametrize("given", ["r = dist.get_rank()", "r, n = dist.get_rank(), 4"])
+def test_a_variable_that_was_given_the_rank_is_recognised(given: str) -> None:
+    text = source(f"{given}\nif r == 0:\n    dist.barrier()\nif n:\n    dist.barrier()\n")
+    assert text.rank_guard(at(3)) is not None
+    assert text.rank_guard(at(5)) is None
 
 
 def test_a_condition_on_something_else_is_none_on_the_rank() -> None:

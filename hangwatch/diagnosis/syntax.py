@@ -1,0 +1,126 @@
+"""Questions to the syntax tree of a user's file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MAX_SOURCE_CHARS = 1_000_000
+_RANK = re.compile(r"rank|main_process|is_main|is_master|is_leader|is_first|is_last", re.IGNORECASE)
+_COMMUNICATES = re.compile(
+    r"^(?:i?send|i?recv|barrier|monitored_barrier|broadcast\w*|all_\w+|reduce|reduce_scatter\w*"
+    r"|gather\w*|scatter\w*|backward|batch_isend_irecv|reduce_tensor|synchronize)$"
+)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
+Loop = ast.For | ast.AsyncFor | ast.While
+
+
+def parse(text: str | None) -> ast.Module | None:
+    """The tree of a source, None where it does not parse."""
+    if text is None or len(text) > MAX_SOURCE_CHARS:
+        return None
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def own(scope: Function) -> Iterator[ast.AST]:
+    """The nodes of a function, outermost first, without those of functions in it."""
+    todo: list[ast.AST] = [scope]
+    while todo:
+        node = todo.pop(0)
+        if node is not scope:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            yield node
+        todo.extend(ast.iter_child_nodes(node))
+
+
+def scope_at(tree: ast.Module, line: int) -> Function:
+    """The innermost function that holds a line, or the module."""
+    found: Function = tree
+    for node in ast.walk(tree):
+        # ast.walk goes from the outside in, so the last one that fits is the innermost.
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and holds(node, line):
+            found = node
+    return found
+
+
+def call_line(scope: Function, callee: Function) -> int | None:
+    """The line of ``scope`` that calls ``callee`` by its name, if it is one line."""
+    if not isinstance(callee, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    lines = {
+        node.lineno
+        for node in own(scope)
+        if isinstance(node, ast.Call) and called(node) == callee.name
+    }
+    return lines.pop() if len(lines) == 1 else None
+
+
+def called(node: ast.Call) -> str:
+    """The bare name that a call calls."""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def holds(node: ast.stmt, line: int) -> bool:
+    """Whether a statement covers a line."""
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def spans(body: Sequence[ast.stmt], line: int) -> bool:
+    """Whether statements cover a line."""
+    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or body[-1].lineno)
+
+
+def body_end(loop: Loop) -> int:
+    """The last line of a loop's body."""
+    return loop.body[-1].end_lineno or loop.body[-1].lineno
+
+
+def in_body(loop: Loop, line: int) -> bool:
+    """In a loop's header or body; its ``else`` runs when it is over."""
+    return loop.lineno <= line <= body_end(loop)
+
+
+def names_the_rank(node: ast.AST) -> bool:
+    """Whether a node reads like the rank."""
+    name = getattr(node, "id", None) or getattr(node, "attr", None)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return "RANK" in node.value
+    return isinstance(name, str) and bool(_RANK.search(name))
+
+
+def rank_variables(tree: ast.Module) -> frozenset[str]:
+    """Names that are given the rank somewhere: ``r = dist.get_rank()``."""
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            found |= {
+                name.id
+                for name, value in pairs
+                if isinstance(name, ast.Name) and any(map(names_the_rank, ast.walk(value)))
+            }
+    return frozenset(found)
+
+
+def communicates(body: Sequence[ast.stmt]) -> bool:
+    """Whether statements make a collective or point-to-point call."""
+    return any(
+        isinstance(node, ast.Call) and bool(_COMMUNICATES.match(called(node)))
+        for statement in body
+        for node in ast.walk(statement)
+    )
