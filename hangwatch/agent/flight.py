@@ -99,6 +99,11 @@ class FlightRecorder:
             return False
         with suppress(FileNotFoundError):
             os.unlink(request)
+        self.leave(page)
+        return True
+
+    def leave(self, page: str) -> None:
+        """Write the recorder beside the page (``<page>.flight``). Raises OSError."""
         draft = page + ".flight.tmp"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -109,7 +114,6 @@ class FlightRecorder:
                 os.unlink(draft)
             raise
         os.replace(draft, page + ".flight")
-        return True
 
     def _dump_all(self) -> bytes:
         """The recorder that has entries; where both have, the one of NCCL."""

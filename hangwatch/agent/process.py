@@ -164,6 +164,9 @@ class Process:
         raised = self._exceptions.record_uncaught()
         self._set_phase("raised" if raised else "exited")
         self._recorder.stop_heartbeat()
+        if raised and self._thread is not None:
+            # Nobody can ask later what C++ had issued, and a mismatch shows only there.
+            self._flight.leave(self.page)
 
     def _set_phase(self, phase: str) -> None:
         self._phase_before, self._phase = self._phase, phase

@@ -24,6 +24,10 @@ _EQUAL_SIZES = {
 """Operations whose tensors have one size and dtype on all ranks. The list forms
 (all_gather, all_to_all, scatter) may be uneven."""
 
+_ONE_TENSOR = {"all_reduce", "broadcast", "reduce"}
+"""Of those, the ones with a single tensor on each rank, so that all sources describe
+the same one. Elsewhere one may tell the input's size and another the output's."""
+
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 
 _COARSE = {
@@ -87,14 +91,12 @@ def _base(wire: str) -> str:
 
 
 def _sizes(known: Mapping[int, OpRecord]) -> Split | None:
-    """A difference in dtype or number of elements, in records of one source.
-
-    Two sources may describe different tensors of one call (input or output).
-    """
+    """A difference in dtype or number of elements, in records that may be compared."""
+    one_tensor = all(record.wire in _ONE_TENSOR for record in known.values())
     by_source: dict[str, dict[int, OpRecord]] = defaultdict(dict)
     for rank, record in known.items():
         if not record.wire.endswith("_coalesced"):
-            by_source[record.source][rank] = record
+            by_source["" if one_tensor else record.source][rank] = record
     # gloo's recorder calls a reduce_scatter all_reduce, with one rank's part as its size:
     # there too the sizes are equal.
     for records in by_source.values():

@@ -191,12 +191,14 @@ class Gatherer:
         return [one for one in ranks if one.rank not in seen]
 
     async def _flight(self, seen: Seen, found: _Found) -> None:
-        process, light = found.process, seen.light
-        if not process.alive or process.state in _STOPPED or light.phase not in _ASKED:
+        process, light, path = found.process, seen.light, seen.page.path
+        if process.alive and (process.state in _STOPPED or light.phase not in _ASKED):
             return
         found.missing.append(note := "no Flight Recorder: it was not read in time")
         try:
-            found.raw_flight = await flights.ask(seen.page.path)
+            found.raw_flight = (
+                await flights.ask(path) if process.alive else flights.left_behind(path)
+            )
             found.flight = parse_json(found.raw_flight)
         except (EvidenceError, FlightError) as error:
             found.missing.append(f"no Flight Recorder: {error}")

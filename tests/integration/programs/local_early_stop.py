@@ -1,0 +1,35 @@
+"""One rank decides alone to stop early: its metric meets the others' gradients."""
+# expect: state=failed kind=signature_mismatch|finished_early culprits=1
+# expect: op=all_reduce group=default_pg site=culprit
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def converged(rank, epoch):
+    return rank == 1 and epoch == 3
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    layers = torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(8):
+        for _ in range(5):
+            loss = model(torch.randn(8, 32)).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if converged(rank, epoch):
+            break
+    total = loss.detach().clone()
+    dist.all_reduce(total)  # culprit
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
