@@ -1,5 +1,5 @@
 """One rank is killed by SIGKILL in the middle of a step, as by the kernel's OOM killer."""
-# expect: state=failed kind=died reason=signal certainty=proved culprits=2
+# expect: state=failed|hang kind=died reason=signal certainty=proved culprits=2
 # expect: group=default_pg exit=1 text=SIGKILL
 
 import os
