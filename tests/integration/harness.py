@@ -58,6 +58,15 @@ class Expectation:
         return self.values["state"] == "ok"
 
     @property
+    def ends(self) -> bool:
+        """Whether it fails by itself.
+
+        Its verdict may come before its end: a rank that is leaving keeps its
+        connections for a second or two, and the others wait.
+        """
+        return "failed" in self.values["state"]
+
+    @property
     def patient(self) -> bool:
         """Whether its verdict needs patience: it is neither proved nor the job's end."""
         return self.values["state"] == "hang" and self.values.get("certainty") != "proved"

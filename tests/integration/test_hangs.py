@@ -20,21 +20,21 @@ CASES = [case for case in expectations() if not case.healthy]
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_report_names_what_the_header_of_the_program_says(case: Expectation) -> None:
-    state = case.values["state"]
     result = watch(
         case.program,
         *(QUICK if case.patient else ()),
         arguments=case.arguments,
         launch=case.launch,
-        until=None if state == "failed" else reaches(state),
+        until=None if case.ends else reaches("hang"),
     )
-    assert state in result.states()
-    report = result.reports[result.states().index(state)]
+    told = [state for state in result.states() if state in case.values["state"].split("|")]
+    assert len(told) == 1
+    report = result.reports[result.states().index(told[0])]
     assert found(report, result, case) == wanted(case)
     verdict = report["verdict"]
     assert " ".join(verdict["headline"].split()) in " ".join(result.stderr.split())
     assert case.values.get("text", "") in verdict["headline"] + verdict["explanation"]
-    if verdict["certainty"] == "proved" and state == "hang":
+    if verdict["certainty"] == "proved":
         assert verdict["detected_after_s"] < PROOF_WITHIN_S
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1, 2, 3]
 
@@ -67,7 +67,7 @@ def found(report: Mapping[str, Any], result: Result, case: Expectation) -> dict[
         "exit": result.exit_code,
     }
     for key, value in case.values.items():
-        if values.get(key) in value.split("|"):  # which of them depends on the version of torch
+        if values.get(key) in value.split("|"):  # which of them is a matter of timing or torch
             values[key] = value
     return {key: values[key] for key in wanted(case)}
 
