@@ -377,6 +377,8 @@ class OpRecord:
     issued_age_s: float = 0.0
     blocked_age_s: float | None = None
     source: str = "page"
+    thread: int = 0
+    """Native id of the thread that made it, the pid for the main thread; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,15 +135,22 @@ _BY_KIND: dict[Kind, tuple[str, ...]] = {
     ),
 }
 
-_BLOCKING = {Kind.NEVER_ENTERED, Kind.MISSING_PEER, Kind.INIT_INCOMPLETE}
+MAX_ITEMS = 4
+ENOUGH = 2
+"""So many special items make general ones needless where a rank is just busy."""
+_REASON_COUNTS = {
+    Kind.NEVER_ENTERED,
+    Kind.MISSING_PEER,
+    Kind.INIT_INCOMPLETE,
+    Kind.DIED,
+    Kind.COLLECTIVE_STUCK,
+}
 
 
 def advice(kind: Kind, reason: Reason) -> tuple[str, ...]:
-    """Remedies, the most specific first; at most four."""
+    """Remedies, the most specific first: two to four."""
     general = _BY_KIND[kind]
-    special = _BY_REASON.get(reason, ())
-    if kind is Kind.NEVER_ENTERED and special:
+    special = _BY_REASON.get(reason, ()) if kind in _REASON_COUNTS else ()
+    if kind is Kind.NEVER_ENTERED and len(special) >= ENOUGH:
         return special
-    if kind in _BLOCKING or kind in (Kind.DIED, Kind.COLLECTIVE_STUCK):
-        return (*special, *general)[:4]
-    return general
+    return (*special, *general)[:MAX_ITEMS]

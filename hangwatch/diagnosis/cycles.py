@@ -85,7 +85,7 @@ def judge_cycle(case: Case, root: Root) -> Finding:
             return _setup_in_cycle(case, spot, inside)
     for spot in root.spots:
         if isinstance(spot, Channel) and spot.peer in inside and _is_elsewhere(case, spot.peer):
-            return _channel_in_cycle(case, spot)
+            return _channel_in_cycle(case, spot, inside)
     return _inversion(case, root, camps)
 
 
@@ -112,12 +112,13 @@ def _setup_in_cycle(case: Case, spot: Setup, inside: set[int]) -> Finding:
     return found
 
 
-def _channel_in_cycle(case: Case, spot: Channel) -> Finding:
+def _channel_in_cycle(case: Case, spot: Channel, inside: set[int]) -> Finding:
     """A send or recv whose peer waits in something else, and that for the waiter."""
     wait = _wait_of(case, spot.peer)
     now = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
     found = missing_peer(case, spot, spot.peer, now, Reason.USER_CODE)
-    return replace(found, certainty=Certainty.PROVED, final=True)
+    firm = all(w.firm for r in inside for w in case.graph.by_rank.get(r, ()))
+    return replace(found, certainty=Certainty.PROVED if firm else Certainty.LIKELY, final=firm)
 
 
 def _inversion(case: Case, root: Root, camps: dict[Spot, list[Wait]]) -> Finding:

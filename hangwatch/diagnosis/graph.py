@@ -83,8 +83,9 @@ def build(
     """Link the waits. ``disputed``: gid to the first place where its members differ."""
     graph = Graph()
     for wait in _without_idle_guesses(job, waits, ended):
-        graph.by_rank[wait.rank].append(wait)
         graph.at[wait.spot].append(wait)
+        if not wait.apart:
+            graph.by_rank[wait.rank].append(wait)
     for spot in list(graph.at):
         first = disputed.get(spot.gid) if isinstance(spot, Place) else None
         if isinstance(spot, Place) and first is not None and spot.seq >= first:
@@ -203,7 +204,7 @@ def roots(graph: Graph, also: Iterable[int] = ()) -> list[Root]:
     ``also`` are ranks to look at though nobody waits for them.
     """
     found = []
-    for component in _components(graph, [*graph.by_rank, *also]):
+    for component in _components(graph, [*graph.by_rank, *graph.at, *also]):
         inside = set(component)
         if all(after in inside for node in component for after in graph.after(node)):
             found.append(

@@ -59,5 +59,7 @@ class Wait:
     site: Site | None = None
     over: bool = False
     """It waited until it ended, or until the call raised."""
+    apart: bool = False
+    """A thread of its own waits, while the program of the rank is elsewhere."""
     vague: bool = False
     """Only counters tell of it: which group it is, and which place, is inferred."""

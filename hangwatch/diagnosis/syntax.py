@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,16 +27,18 @@ def parse(text: str | None) -> ast.Module | None:
     if text is None or len(text) > MAX_SOURCE_CHARS:
         return None
     try:
-        return ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's own escapes and comparisons
+            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def own(scope: Function) -> Iterator[ast.AST]:
     """The nodes of a function, outermost first, without those of functions in it."""
-    todo: list[ast.AST] = [scope]
+    todo: deque[ast.AST] = deque([scope])
     while todo:
-        node = todo.pop(0)
+        node = todo.popleft()
         if node is not scope:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 continue

@@ -7,6 +7,7 @@ together. What a rank merely issued and works on beside is no wait.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.activity import GIL_STALE_S, waits_in_collective
@@ -39,12 +40,24 @@ def living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
         )
         return
     blocked = list(_blocked(job, rank))
-    yield from blocked
-    if blocked or waits_in_collective(rank, job.snapshot.sources) is not False:
+    main = [wait for wait in blocked if _is_of_main_thread(wait, rank)]
+    beside = [wait for wait in blocked if wait not in main]
+    in_collective = waits_in_collective(rank, job.snapshot.sources)
+    yield from main
+    if main or in_collective is False:
+        yield from (replace(wait, apart=True) for wait in beside)
+    else:
+        # Autograd runs its hooks in threads of the device, for which main waits.
+        yield from (replace(wait, firm=in_collective is True) for wait in beside)
+    if main or in_collective is not False:
         taken = {wait.spot for wait in blocked}
         yield from (wait for wait in pending(job, rank) if wait.spot not in taken)
         if not blocked and not _is_stale(rank):
             yield from by_counters(job, rank)
+
+
+def _is_of_main_thread(wait: Wait, rank: RankSnapshot) -> bool:
+    return wait.record is None or wait.record.thread in (0, rank.pid)
 
 
 def _is_stale(rank: RankSnapshot) -> bool:

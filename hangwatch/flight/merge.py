@@ -127,6 +127,7 @@ def _from_page(
         site=event.site,
         issued_age_s=_age_s(event.issued_ns, now_ns),
         blocked_age_s=blocked_age_s,
+        thread=event.thread,
     )
 
 

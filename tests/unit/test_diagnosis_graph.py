@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from snapshots import THRESHOLDS, blocked, frame, job, main_thread, op, rank, site, world
+import pytest
+from snapshots import BACKWARD, THRESHOLDS, blocked, frame, job, main_thread, op, rank, site, world
 
 from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.advice import advice
 from hangwatch.types import (
     OK,
     Certainty,
@@ -176,6 +178,37 @@ def test_groups_of_the_same_members_are_told_apart() -> None:
     assert verdict.group == first
     assert verdict.reason is Reason.USER_CODE
     assert "the group of ranks 0 and 1" in verdict.headline
+
+
+def test_a_thread_that_waits_beside_the_program_does_not_hold_the_rank_up() -> None:
+    # Rank 0 saves in a thread, over a group of its own that rank 1 has yet to come to.
+    pair, saving = world(2), GroupKey((0, 1), "saving")
+    beside = blocked(saving, 1, "gather", thread=77)
+    found = job(
+        rank(0, saving, beside, op(pair, 1), threads=SLEEP),
+        rank(1, pair, op(pair, 1), blocked(pair, 2), threads=main_thread(frame(20))),
+    )
+    verdict = only(found)
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.NEVER_ENTERED, (0,), (1,))
+    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.group == pair
+
+
+def test_a_thread_of_autograd_holds_the_program_up_that_waits_for_it() -> None:
+    inner = main_thread(*BACKWARD, frame(25))
+    waiting = [rank(n, W, blocked(W, 2, thread=77), threads=inner) for n in (0, 1, 2)]
+    verdict = only(job(*waiting, rank(3, W, op(W, 1), threads=SLEEP)))
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (
+        Kind.NEVER_ENTERED,
+        (3,),
+        (0, 1, 2),
+    )
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("reason", Reason)
+def test_each_kind_and_reason_has_two_to_four_remedies(kind: Kind, reason: Reason) -> None:
+    assert 2 <= len(advice(kind, reason)) <= 4
 
 
 def test_the_headline_of_a_large_job_stays_short() -> None:

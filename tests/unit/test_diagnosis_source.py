@@ -210,6 +210,11 @@ def test_a_source_that_does_not_parse_says_nothing(text: str) -> None:
     assert broken.rank_guard(at(1)) is None
 
 
+def test_a_source_that_python_warns_of_is_read_in_silence() -> None:
+    odd = source("pattern = '\\d'\nif rank is 0:\n    dist.barrier()\n")
+    assert odd.rank_guard(at(3)) is not None
+
+
 def test_a_source_that_is_not_at_hand_says_nothing() -> None:
     assert Source({}).fork([at(1)], [at(2)]) is None
     assert Source({}).rank_guard(at(1)) is None
