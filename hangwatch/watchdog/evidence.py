@@ -37,6 +37,8 @@ BUDGET_S = 5.0
 """How long stacks and recorders may take together."""
 SOURCES_S = 1.0
 """How long reading source files may take: they may lie on a file system that hangs."""
+SAMPLER_S = 3.0
+"""A sampler that has not beaten for so long does not answer either."""
 MAX_CHILDREN = 32
 _STOPPED = frozenset("Tt")
 _ASKED = frozenset({Phase.RUNNING, Phase.FINALIZING})
@@ -193,6 +195,9 @@ class Gatherer:
     async def _flight(self, seen: Seen, found: _Found) -> None:
         process, light, path = found.process, seen.light, seen.page.path
         if process.alive and (process.state in _STOPPED or light.phase not in _ASKED):
+            return
+        if process.alive and self._now_ns() - light.gil_ns > SAMPLER_S * 1e9:
+            found.missing.append("no Flight Recorder: its sampler does not get the GIL")
             return
         found.missing.append(note := "no Flight Recorder: it was not read in time")
         try:
