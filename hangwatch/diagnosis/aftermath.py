@@ -23,10 +23,13 @@ FAILED_WITHIN = 4
 """A call that raised is where a rank ended if it is among its last so many."""
 
 
-def find_waits(job: Job, ended: Mapping[int, Ending]) -> list[Wait]:
+def find_waits(
+    job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int] | None = None
+) -> list[Wait]:
     """All waits of all ranks, living and ended, in the order of the ranks.
 
-    A rank that ended by itself waits for nothing, whatever it was in.
+    A rank that ended by itself waits for nothing, whatever it was in. ``disputed``:
+    gid to the first place where its members differ, once that is known.
     """
     waits: list[Wait] = []
     for number in sorted(job.ranks):
@@ -35,8 +38,22 @@ def find_waits(job: Job, ended: Mapping[int, Ending]) -> list[Wait]:
         if end is None:
             waits.extend(living(job, rank))
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
-            waits.extend(replace(wait, over=True) for wait in _ended(job, rank, ended))
+            found = list(_ended(job, rank, ended)) or _in_dispute(job, rank, end, disputed or {})
+            waits.extend(replace(wait, over=True) for wait in found)
     return waits
+
+
+def _in_dispute(
+    job: Job, rank: RankSnapshot, end: Ending, disputed: Mapping[int, int]
+) -> list[Wait]:
+    """The disputed places that a rank raised after: its calls failed, c10d counts them done."""
+    if end.cause is not Cause.ECHO:
+        return []
+    return [
+        Wait(rank.rank, Place(gid, disputed[gid]), end.age_s, firm=False)
+        for gid in job.progress.get(rank.rank, {})
+        if gid in disputed and job.arrived(rank.rank, Place(gid, disputed[gid]))
+    ]
 
 
 def _ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:

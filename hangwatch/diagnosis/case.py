@@ -94,7 +94,7 @@ class Case:
         record = self.job.record(rank, place)
         stack = self.stack(rank)
         here = any(wait.spot == place for wait in self.graph.by_rank.get(rank, ()))
-        site = record.site if record else None
+        site = (record.site if record else None) or self._raised_at(rank)
         if stack and here and (site is None or _same_line(stack[-1], site)):
             return stack
         if site is not None:
@@ -107,7 +107,12 @@ class Case:
         record = self.job.record(rank, place)
         if record is not None and record.site is not None:
             return with_source(record.site, self.texts)
-        return self.waiting_site(rank)
+        return with_source(self._raised_at(rank), self.texts) or self.waiting_site(rank)
+
+    def _raised_at(self, rank: int) -> Site | None:
+        """The line at which a peer's end threw a rank out of what C++ had issued."""
+        end = self.ended.get(rank)
+        return end.exception.site if end is not None and end.exception is not None else None
 
     def waiting_site(self, rank: int) -> Site | None:
         """The innermost user line of the rank's stack."""

@@ -38,6 +38,8 @@ class Graph:
     """A spot to another that explains it: an earlier place, the send of a recv."""
     queued: dict[Spot, list[Spot]] = field(default_factory=lambda: defaultdict(list))
     """A full place to those that a member issued before it and that are unfinished."""
+    disputed: set[Spot] = field(default_factory=set)
+    """Places whose members differ: nothing earlier explains them."""
     _before: dict[Node, list[Node]] | None = None
 
     def after(self, node: Node) -> Sequence[Node]:
@@ -82,6 +84,7 @@ def build(
 ) -> Graph:
     """Link the waits. ``disputed``: gid to the first place where its members differ."""
     graph = Graph()
+    graph.disputed.update(Place(gid, seq) for gid, seq in disputed.items())
     for wait in _without_idle_guesses(job, waits, ended):
         graph.at[wait.spot].append(wait)
         if not wait.apart:
@@ -112,7 +115,10 @@ def _without_idle_guesses(
     idle: dict[int, list[Wait]] = defaultdict(list)
     for wait in waits:
         full = wait.vague and isinstance(wait.spot, Place) and not _missing(job, wait.spot, ended)
-        (idle[wait.rank] if full else kept).append(wait)
+        if full and not wait.over:
+            idle[wait.rank].append(wait)
+        elif not full:
+            kept.append(wait)
     explained = {wait.rank for wait in kept}
     return kept + [wait for r, w in idle.items() if r not in explained for wait in w]
 
@@ -140,7 +146,7 @@ def _link_queues(graph: Graph) -> None:
     for waits in graph.by_rank.values():
         issued = [wait.spot for wait in waits if not wait.firm and wait.record is not None]
         for before, spot in pairwise(issued):
-            if isinstance(spot, Place) and not graph.missing[spot] and spot not in graph.because:
+            if isinstance(spot, Place) and _is_full(graph, spot):
                 graph.queued[spot].append(before)
 
 
@@ -154,8 +160,13 @@ def _link_earlier(graph: Graph) -> None:
         seqs.sort()
         for earlier, seq in pairwise(seqs):
             spot = Place(gid, seq)
-            if spot not in graph.because and not graph.missing[spot]:
+            if _is_full(graph, spot):
                 graph.because[spot] = Place(gid, earlier)
+
+
+def _is_full(graph: Graph, spot: Place) -> bool:
+    """Whether all have reached a place and nothing yet tells why it is not complete."""
+    return not graph.missing[spot] and spot not in graph.because and spot not in graph.disputed
 
 
 def missing_at(job: Job, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) -> tuple[int, ...]:

@@ -64,7 +64,8 @@ def judge_dispute(case: Case, place: Place) -> Finding | None:
 def _blame(
     case: Case, place: Place, found: Split, camps: tuple[Ranks, Ranks], certainty: Certainty
 ) -> Finding:
-    if found.differs is Differs.OP:
+    left = found.differs is not Differs.OP and _evidence(case, place, *camps).loop is not None
+    if found.differs is Differs.OP or left:
         return _other_op(case, place, camps, certainty)
     return _other_signature(case, place, found, camps[0], certainty)
 
@@ -153,7 +154,8 @@ def _other_op(
         return Scene(culprits, others, where, *sites)
 
     if seen.loop is not None and kind is Kind.FINISHED_EARLY:
-        text = wording.left_loop(scene(theirs), ops[0], seen.loop)
+        failed = all(wait.over for wait in _waits(case, place))
+        text = wording.left_loop(scene(theirs), ops[0], seen.loop, failed=failed)
     elif kind is Kind.FINISHED_EARLY:
         text = wording.outlasted(scene(mine), f"they are in {ops[1]} after the loop")
     elif kind is Kind.SUBSET_ENTERED:

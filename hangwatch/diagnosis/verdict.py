@@ -60,7 +60,8 @@ def _open(snapshot: JobSnapshot) -> Case:
             rank: replace(end, cause=Cause.ECHO) if rank in aborted else end
             for rank, end in ended.items()
         }
-        waits = find_waits(job, ended)
+    if disputed:
+        waits = find_waits(job, ended, disputed)
     graph = build(job, waits, ended, disputed)
     return Case(job, ended, graph, Source(snapshot.sources), disputed)
 

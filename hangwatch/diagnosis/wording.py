@@ -160,16 +160,16 @@ def outlasted(scene: Scene, how: str) -> Text:
     )
 
 
-def left_loop(scene: Scene, entered: str, loop: LeftLoop) -> Text:
+def left_loop(scene: Scene, entered: str, loop: LeftLoop, *, failed: bool = False) -> Text:
     """Ranks whose loop ended before that of the others."""
     at = f"in {entered}{at_line(scene.site)}" if entered else f"at {line(scene.site)}"
     headline = (
         f"{scene.they} finished early: {verb(scene.culprits, 'it', 'they')} left the loop at "
         f"{short_file(loop.file)}:{loop.line} and {scene.are} {at}"
     )
-    inside = verb(scene.others, "is", "are")
+    inside = verb(scene.others, "was", "were") if failed else verb(scene.others, "is", "are")
     return Text(
-        headline + scene.awaited(scene.where),
+        headline + scene.awaited(scene.where, failed=failed),
         sentences(
             f"{scene.they} {scene.are} past the loop `{loop.text}`, at "
             f"{place_in_code(scene.site)}.",

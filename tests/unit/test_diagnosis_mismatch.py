@@ -64,6 +64,16 @@ def reducing(number: int, line: int, seq: int = 7, **fields: Any) -> RankSnapsho
     return rank(number, W, call, flight=True, threads=stack, **fields)
 
 
+LOOP = """
+    def main():
+        for batch in loader:
+            loss.backward()
+            optimizer.step()
+        dist.barrier()
+        evaluate()
+    """
+
+
 # --- Signatures -------------------------------------------------------------------------------
 
 
@@ -138,6 +148,23 @@ def test_a_rank_that_aborted_of_a_mismatch_is_not_its_cause() -> None:
     stuck = [rank(n, W, blocked(W, 7)) for n in (2, 3)]
     verdict = only(job(aborted, rank(1, W, blocked(W, 7, shape=(9,))), *stuck))
     assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (1,))
+
+
+def test_ranks_that_raised_of_a_mismatch_are_known_by_the_recorders_they_left() -> None:
+    # gloo aborts rank 1; the others raise, c10d counts their bucket as done.
+    aborted = rank(1, W, blocked(W, 7, line=5, shape=()), **killed(6))
+    message = "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+    bucket = op(W, 7, source="flight", shape=(2372,))
+    others = [
+        rank(n, W, bucket, flight=True, **raised("RuntimeError", message, 3)) for n in (0, 2, 3)
+    ]
+    ended: dict[str, Any] = {"ended": True, "exit_code": 1}
+    verdict = only(job(aborted, *others, **ended))
+    assert (verdict.kind, verdict.state) == (Kind.SIGNATURE_MISMATCH, State.FAILED)
+    assert (verdict.culprits, verdict.victims) == ((1,), (0, 2, 3))
+    assert (verdict.site, verdict.victim_site) == (site(5), site(3))
+    with_source = only(job(aborted, *others, **ended, **source(LOOP)))
+    assert (with_source.kind, with_source.culprits) == (Kind.FINISHED_EARLY, (1,))
 
 
 # --- Other collectives --------------------------------------------------------------------------
@@ -271,15 +298,6 @@ def test_a_subset_whose_collective_answered_that_of_ddps_constructor_is_told_by_
 
 
 # --- Uneven loops -------------------------------------------------------------------------------
-
-LOOP = """
-    def main():
-        for batch in loader:
-            loss.backward()
-            optimizer.step()
-        dist.barrier()
-        evaluate()
-    """
 
 
 def test_a_rank_that_is_past_the_loop_of_the_others_finished_early() -> None:
