@@ -102,7 +102,10 @@ def _from_page(
     event: PageEvent, group: PageGroup, entry: FlightEntry | None, now_ns: int
 ) -> OpRecord:
     state = event.state
-    if state in (OpState.ISSUED, OpState.BLOCKED) and entry is not None:
+    if state is OpState.DONE and entry is not None and "nccl" in group.backend:
+        # The call has returned, which on a device says only that it was enqueued.
+        state = OpState.DONE if _finished(entry) else OpState.ISSUED
+    elif state in (OpState.ISSUED, OpState.BLOCKED) and entry is not None:
         state = OpState.DONE if _finished(entry) else state
     elif state is OpState.ISSUED and not event.p2p and 0 < event.seq <= group.completed:
         # Only where nothing better is known: gloo's threads complete out of order,

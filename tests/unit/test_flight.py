@@ -272,6 +272,16 @@ def test_a_call_that_nobody_waited_for_is_done_once_the_counters_say_so() -> Non
     assert rank_ops(made, None, NOW)[0].state is OpState.DONE
 
 
+@pytest.mark.parametrize(
+    ("backend", "state"),
+    [("gloo", OpState.DONE), ("nccl", OpState.ISSUED), ("cpu:gloo,cuda:nccl", OpState.ISSUED)],
+)
+def test_a_call_that_returned_is_done_except_on_a_device(backend: str, state: OpState) -> None:
+    made = page(events=(event(3),), groups=(group(4, backend=backend),))
+    assert rank_ops(made, flight(entry(3, retired=False)), NOW)[0].state is state
+    assert rank_ops(made, flight(entry(3)), NOW)[0].state is OpState.DONE
+
+
 def test_a_call_that_failed_stays_failed() -> None:
     made = page(events=(event(3, OpState.FAILED),), groups=(group(4),))
     assert rank_ops(made, flight(entry(3)), NOW)[0].state is OpState.FAILED
