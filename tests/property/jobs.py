@@ -26,6 +26,7 @@ from hangwatch.types import (
 )
 
 SCRIPT = "/home/u/train.py"
+AUTOGRAD = "/usr/lib/python3/dist-packages/torch/autograd/graph.py"
 MEMORY = 40
 """Calls that a ring keeps."""
 
@@ -38,6 +39,8 @@ class Call:
     op: str
     line: int
     size: int = 4
+    by_cpp: bool = False
+    """Issued by C++ (DDP's reducer): the page does not know of it, the recorder does."""
 
 
 @dataclass
@@ -108,10 +111,13 @@ def snapshot(ranks: list[Rank], age_s: float) -> JobSnapshot:
 
 def _rank(number: int, rank: Rank, age_s: float) -> RankSnapshot:
     calls = [(call, seq, OpState.DONE) for call, seq in rank.done[-MEMORY:]]
-    line = 3
+    stack: tuple[Frame, ...] = (Frame(SCRIPT, 3, "main"),)
     if rank.waits is not None:
-        calls.append((*rank.waits, OpState.BLOCKED))
-        line = rank.waits[0].line
+        call, seq = rank.waits
+        calls.append((call, seq, OpState.ISSUED if call.by_cpp else OpState.BLOCKED))
+        stack = (Frame(SCRIPT, call.line, "main"),)
+        if call.by_cpp:
+            stack = (Frame(AUTOGRAD, 979, "_engine_run_backward"), *stack)
     completed: dict[GroupKey, int] = {}
     for call, seq in rank.done:
         completed[call.group] = seq
@@ -127,16 +133,20 @@ def _rank(number: int, rank: Rank, age_s: float) -> RankSnapshot:
             gone_age_s=age_s if rank.exited else None,
         ),
         groups=tuple(
-            GroupProgress(key, str(i), count, completed.get(key, 0))
+            GroupProgress(key, str(i), count, -1 if rank.waits else completed.get(key, 0))
             for i, (key, count) in enumerate(rank.counts.items())
         ),
         ops=tuple(_record(call, seq, state, age_s) for call, seq, state in calls),
         gil_age_s=0.1,
         heartbeat_age_s=0.1,
-        threads=None
-        if rank.exited
-        else (ThreadStack("MainThread", 1, True, False, (Frame(SCRIPT, line, "main"),)),),  # noqa: FBT003
+        pending_age_s=age_s if rank.waits is not None else None,
+        flight=not rank.exited,
+        threads=None if rank.exited else (_thread(stack),),
     )
+
+
+def _thread(frames: tuple[Frame, ...]) -> ThreadStack:
+    return ThreadStack("MainThread", 1, active=True, owns_gil=False, frames=frames)
 
 
 def _record(call: Call, seq: int, state: OpState, age_s: float) -> OpRecord:
@@ -149,7 +159,8 @@ def _record(call: Call, seq: int, state: OpState, age_s: float) -> OpRecord:
         state=state,
         dtype="float32",
         shape=(call.size,),
-        site=Site(SCRIPT, call.line, "main"),
+        site=None if call.by_cpp else Site(SCRIPT, call.line, "main"),
+        source="flight" if call.by_cpp else "page",
         issued_age_s=age_s,
         blocked_age_s=age_s if state is OpState.BLOCKED else None,
     )
@@ -168,7 +179,8 @@ def programs(draw: st.DrawFn) -> list[list[Call]]:
     loop = draw(
         st.lists(
             st.tuples(
-                st.integers(0, len(keys) - 1), st.sampled_from(["all_reduce", "barrier", "gather"])
+                st.integers(0, len(keys) - 1),
+                st.sampled_from(["all_reduce", "barrier", "gather", "reducer"]),
             ),
             min_size=1,
             max_size=4,
@@ -176,7 +188,9 @@ def programs(draw: st.DrawFn) -> list[list[Call]]:
     )
     for _ in range(draw(st.integers(1, 4))):
         for line, (index, op) in enumerate(loop):
-            call = Call(keys[index], op, 20 + line)
+            by_cpp = op == "reducer"
+            name = "all_reduce" if by_cpp else op
+            call = Call(keys[index], name, 20 + line, by_cpp=by_cpp)
             for member in call.group.ranks:
                 lines[member].append(call)
     return lines
