@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hangwatch.config import OnHang
 from hangwatch.types import Evidence, JobSnapshot, Moment, State, Thresholds, Verdict
@@ -13,13 +13,13 @@ from hangwatch.watchdog import environment
 from hangwatch.watchdog.actions import end_ranks
 from hangwatch.watchdog.evidence import Collected, Level
 from hangwatch.watchdog.exchange import Exchange, Gathered
-from hangwatch.watchdog.incidents import Announce, Event, Incidents, Stage, event_of
+from hangwatch.watchdog.incidents import Announce, Event, Incidents, Stage, event_of, restored
 from hangwatch.watchdog.messages import Local, Published
 from hangwatch.watchdog.reporter import Reporter, utc_now
 from hangwatch.watchdog.rounds import VERDICT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hangwatch.watchdog.evidence import Gatherer
     from hangwatch.watchdog.hello import Hello
@@ -86,10 +86,10 @@ class Judge:
         if self._telling is not None and not self._telling.done():
             await asyncio.wait({self._telling}, timeout=timeout_s)
 
-    async def recovered(self, waited_s: float) -> None:
-        """What was waited for has come."""
+    async def recovered(self, how: str) -> None:
+        """What was waited for has come; how is what the job does, for people."""
         if self.incidents.happen(Event.PROGRESS) is Announce.RECOVERED:
-            what = f"the job goes on after {waited_s:.1f} s; what was reported has passed"
+            what = f"the job {how}; what was reported has passed"
             await self.reporter.follow_up(Announce.RECOVERED, what)
         self._forget()
 
@@ -102,6 +102,8 @@ class Judge:
     async def post_mortem(self, exit_code: int, thresholds: Thresholds) -> None:
         """The command has ended: say why, where that is known and no news yet."""
         if exit_code == 0:
+            # It may have gone on so shortly before that nobody was sure of it yet.
+            await self.recovered("went on and ended well")
             return
         if self.incidents.stage is Stage.HANG:
             self.incidents.happen(Event.FAILED)
@@ -134,6 +136,25 @@ class Judge:
             self.reporter.remote(published)
             if event is Event.HANG:
                 self._telling = asyncio.ensure_future(self._abort_if_asked())
+
+    def export(self) -> dict[str, Any]:
+        """Plain values for restore()."""
+        return {
+            "incidents": self.incidents.export(),
+            "aborted_restart": self.aborted_restart,
+            "detected_at": self._detected_at,
+            "detected_after_s": self._detected_after_s,
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take over the incident at hand.
+
+        Raises KeyError, TypeError or ValueError for what export() never gives.
+        """
+        self.incidents = restored(values["incidents"])
+        self.aborted_restart = int(values["aborted_restart"])
+        self._detected_at = str(values["detected_at"])
+        self._detected_after_s = float(values["detected_after_s"])
 
     async def _judge(self, level: Level, thresholds: Thresholds) -> _Judged | None:
         """A diagnosis; None where another node's watchdog makes it."""

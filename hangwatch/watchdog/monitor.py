@@ -18,10 +18,11 @@ from hangwatch.watchdog.absence import Absence
 from hangwatch.watchdog.actions import ABORTED
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.exchange import Exchange
-from hangwatch.watchdog.incidents import Event, Stage, restored
+from hangwatch.watchdog.incidents import Event, Stage
 from hangwatch.watchdog.look import QUIET_S, Look, Looker
 from hangwatch.watchdog.messages import Node
 from hangwatch.watchdog.processes import PROC, alive
+from hangwatch.watchdog.progress import Progress
 from hangwatch.watchdog.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ UNDER_WAY_S = 4.0
 """How long an iteration may go on once the command has ended."""
 GONE_S = 2.0
 """How long ranks may take to end after their launcher."""
-STEADY_S = 1.0
-"""A wait has passed once it has been over for so long."""
 
 
 class Monitor:
@@ -71,8 +70,7 @@ class Monitor:
         self._looker = Looker(pages, self._alive, now_ns)
         self._schedule = Schedule()
         self._absence = Absence(hello.command_pid, news, proc)
-        self._anchors: dict[int, int] = {}
-        self._moved_on_ns = 0
+        self._progress = Progress()
         self._restart = -1
         self._full_house_ns = 0
         self._background: set[asyncio.Task[None]] = set()
@@ -150,7 +148,7 @@ class Monitor:
             before = self._judge.incidents.stage
             await self._judge.evaluate(thresholds, ask_flight=ask_flight)
             if self._judge.incidents.stage is not before:
-                self._anchor(look)
+                self._progress.begin(look)
                 self._save()
         await self._notice_progress(look)
         self._join_if_due(look)
@@ -183,7 +181,8 @@ class Monitor:
             self._judge.restarted(restart)
             self._cadence.forget_waits()
             self._schedule = Schedule()
-            self._anchors, self._full_house_ns = {}, 0
+            self._progress.forget()
+            self._full_house_ns = 0
             if self._judge.exchange is not None:
                 old, self._judge.exchange = self._judge.exchange, None
                 self._in_background(old.close())
@@ -191,39 +190,17 @@ class Monitor:
                 (self._hello.run_dir / ABORTED).unlink(missing_ok=True)
         self._restart = restart
 
-    def _anchor(self, look: Look) -> None:
-        """Remember who waits, to know when that has passed."""
-        self._anchors = {
-            rank: since
-            for rank, since in look.waits.items()
-            if since is not None and look.now_ns - since >= QUIET_S * 1e9
-        }
-        self._moved_on_ns = 0
-
     async def _notice_progress(self, look: Look) -> None:
         stage = self._judge.incidents.stage
         if stage is Stage.SUSPECTED:
             if look.longest_wait_s < QUIET_S:
-                await self._judge.recovered(0.0)
-        elif stage in (Stage.SLOW, Stage.HANG) and self._anchors:
-            if not self._has_passed(look):
-                self._moved_on_ns = 0
-            elif not self._moved_on_ns:
-                self._moved_on_ns = look.now_ns
-            elif look.now_ns - self._moved_on_ns >= STEADY_S * 1e9:
-                waited_s = (self._moved_on_ns - min(self._anchors.values())) / 1e9
-                await self._judge.recovered(waited_s)
-                self._anchors = {}
+                await self._judge.recovered("goes on")
+        elif stage in (Stage.SLOW, Stage.HANG):
+            waited_s = self._progress.passed_after_s(look)
+            if waited_s is not None:
+                await self._judge.recovered(f"goes on after {waited_s:.1f} s")
+                self._progress.forget()
                 self._save()
-
-    def _has_passed(self, look: Look) -> bool:
-        """Whether all who waited live and wait no more, or for something newer."""
-        if not self._anchors.keys() <= look.waits.keys():
-            return False  # one has ended: a job that falls apart has not recovered
-        return all(
-            (now := look.waits[rank]) is None or now > since
-            for rank, since in self._anchors.items()
-        )
 
     def _join_if_due(self, look: Look) -> None:
         """Join the other nodes' watchdogs once the ranks of this node run."""
@@ -268,13 +245,12 @@ class Monitor:
     def _save(self) -> None:
         self._saved_ns = self._now_ns()
         values: dict[str, Any] = {
-            "incidents": self._judge.incidents.export(),
             "cadence": self._cadence.export(),
             "reporter": self._judge.reporter.export(),
             "exits": self._exits.export(),
-            "anchors": [[rank, since] for rank, since in self._anchors.items()],
+            "progress": self._progress.export(),
             "restart": self._restart,
-            "aborted_restart": self._judge.aborted_restart,
+            "judge": self._judge.export(),
             "said": list(self._news.said),
             "lost": self._news.lost,
         }
@@ -290,9 +266,8 @@ class Monitor:
             self._exits.restore(values["exits"])
             self._cadence.restore(values["cadence"])
             self._judge.reporter.restore(values["reporter"])
-            self._anchors = {int(rank): int(since) for rank, since in values["anchors"]}
+            self._progress.restore(values["progress"])
             self._restart = int(values["restart"])
-            self._judge.aborted_restart = int(values["aborted_restart"])
-            self._judge.incidents = restored(values["incidents"])
+            self._judge.restore(values["judge"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._news.debug(f"what the last watchdog left cannot be used: {error!r}")

@@ -83,7 +83,7 @@ class Watchdog:
             found: dict[str, Any] = json.loads((self.run_dir / "watchdog.json").read_text())
         except (OSError, ValueError):
             return {}
-        return {**found, "stage": found["incidents"]["stage"]}
+        return {**found, "stage": found["judge"]["incidents"]["stage"]}
 
     def end(self, code: int = 0) -> str:
         """Say that the command has ended; what the watchdog has said by then."""
@@ -218,6 +218,22 @@ def test_a_watchdog_that_is_killed_in_the_middle_says_nothing_twice(
     said = watchdog.end()
     assert said.count("SLOW") == 1
     assert watchdog.incidents() == ["incident-001"]
+
+
+def test_a_watchdog_that_takes_over_goes_on_with_the_same_report(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    watchdog = stack.enter_context(Watchdog(tmp_path, suspect_after_s=1.5, hang_after_s=8))
+    waiting, _ = pair(watchdog, stack)
+    waiting.do("begin")
+    watchdog.until("report ")
+    watchdog.until_kept("stage", "slow")
+    watchdog.kill_and_start_again()
+    watchdog.until("HANG")
+    assert watchdog.incidents() == ["incident-001"]
+    verdict = watchdog.report()["verdict"]
+    assert verdict["state"] == "hang"
+    assert verdict["detected_after_s"] < 8
 
 
 def test_a_watchdog_that_is_killed_early_finds_the_hang_after_all(

@@ -1,0 +1,73 @@
+"""When what was reported counts as passed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangwatch.watchdog.look import Look
+from hangwatch.watchdog.progress import Progress
+
+S = 1_000_000_000
+
+
+def look(at_s: float, waits: dict[int, float | None]) -> Look:
+    """What is seen at at_s; waits: rank to since when, in seconds."""
+    since = {rank: None if one is None else int(one * S) for rank, one in waits.items()}
+    return Look(int(at_s * S), {}, since, moved=False)
+
+
+@pytest.fixture
+def progress() -> Progress:
+    """Ranks 0 and 1 have waited since second 10; rank 2 does not wait."""
+    found = Progress()
+    found.begin(look(20, {0: 10, 1: 10, 2: None}))
+    return found
+
+
+def test_those_who_wait_at_that_moment_are_remembered(progress: Progress) -> None:
+    progress.begin(look(20, {0: 10, 1: 19.5, 2: None}))
+    assert progress.waited == {0: 10 * S}
+
+
+def test_a_wait_that_goes_on_has_not_passed(progress: Progress) -> None:
+    for second in range(21, 60):
+        assert progress.passed_after_s(look(second, {0: 10, 1: 10, 2: None})) is None
+
+
+def test_a_wait_has_passed_once_it_is_over_for_a_moment(progress: Progress) -> None:
+    over: dict[int, float | None] = {0: None, 1: None, 2: None}
+    assert progress.passed_after_s(look(30, over)) is None
+    assert progress.passed_after_s(look(30.5, over)) is None
+    assert progress.passed_after_s(look(31, over)) == 20
+
+
+def test_a_newer_wait_is_another_one(progress: Progress) -> None:
+    newer: dict[int, float | None] = {0: 29.0, 1: 29.0, 2: None}
+    progress.passed_after_s(look(30, newer))
+    assert progress.passed_after_s(look(31, newer)) == 20
+
+
+def test_all_who_waited_have_to_go_on(progress: Progress) -> None:
+    for second in range(21, 60):
+        assert progress.passed_after_s(look(second, {0: None, 1: 10, 2: None})) is None
+
+
+def test_a_job_that_falls_apart_has_not_recovered(progress: Progress) -> None:
+    for second in range(21, 60):
+        assert progress.passed_after_s(look(second, {0: None, 2: None})) is None
+        assert progress.passed_after_s(look(second + 0.5, {})) is None
+
+
+def test_what_another_node_reported_passes_with_the_waits_of_this_one() -> None:
+    progress = Progress()
+    assert progress.passed_after_s(look(20, {0: 10})) is None
+    assert progress.passed_after_s(look(30, {0: None})) is None
+    assert progress.passed_after_s(look(31, {0: None})) == 20
+
+
+def test_a_watchdog_that_takes_over_remembers_them(progress: Progress) -> None:
+    successor = Progress()
+    successor.restore(progress.export())
+    assert successor.waited == progress.waited
+    with pytest.raises((TypeError, ValueError)):
+        successor.restore([["x"]])
