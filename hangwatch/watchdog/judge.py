@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.config import OnHang
+from hangwatch.report.sites import fold_ranks
 from hangwatch.types import Evidence, JobSnapshot, Moment, State, Thresholds, Verdict
 from hangwatch.watchdog import environment
 from hangwatch.watchdog.actions import end_ranks
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.news import News
 
+MAX_WORLD = 1 << 20
+"""A larger world is taken for damage, not for a job."""
 POST_MORTEM_S = 3.0
 """Budget for the stacks of ranks that outlive their launcher."""
 
@@ -187,16 +190,9 @@ class Judge:
         ranks |= {rank.rank: rank for rank in collected.ranks}
         sources = {file: text for local in others for file, text in local.sources.items()}
         unseen = [*(gathered.unseen if gathered else ()), *(n for o in others for n in o.unseen)]
-        here, expected = len(collected.ranks), self.gatherer.local_size
-        if here < expected:
-            unseen.append(f"{expected - here} of the {expected} ranks of this node have no page")
-        elsewhere = collected.world_size - expected
-        if gathered is None and elsewhere > 0:
-            why = f" ({self.exchange.why_not})" if self.exchange is not None else ""
-            unseen.append(
-                f"{elsewhere} of the {collected.world_size} ranks run on other nodes, whose "
-                f"watchdogs could not be asked{why}"
-            )
+        unknown = set(range(min(collected.world_size, MAX_WORLD))) - ranks.keys()
+        if unknown:
+            unseen.append(f"ranks {fold_ranks(unknown)}: {self._why_unknown(collected, gathered)}")
         return JobSnapshot(
             world_size=collected.world_size,
             ranks=tuple(ranks[rank] for rank in sorted(ranks)),
@@ -204,6 +200,16 @@ class Judge:
             unseen=tuple(unseen),
             sources={**sources, **collected.sources},
         )
+
+    def _why_unknown(self, collected: Collected, gathered: Gathered | None) -> str:
+        """Why nothing is known of some ranks."""
+        expected = self.gatherer.local_size
+        if gathered is None and (
+            self.exchange is not None or len(collected.ranks) >= expected < collected.world_size
+        ):
+            why = f" ({self.exchange.why_not})" if self.exchange is not None else ""
+            return f"the watchdogs of other nodes could not be asked{why}"
+        return "no watchdog has found a page or a process of theirs"
 
     def _is_news(self, judged: _Judged) -> bool:
         event = self._event(judged)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from hangwatch.report.sites import fold_ranks
 from hangwatch.watchdog import codec
 from hangwatch.watchdog.messages import (
     MAX_MESSAGE_BYTES,
@@ -155,4 +156,4 @@ def _blob(name: str) -> str:
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+    return f"rank{'s' if len(ranks) != 1 else ''} {fold_ranks(ranks)}"

@@ -31,7 +31,7 @@ class Rank:
         self._answer()
 
     def do(self, command: str) -> None:
-        """``begin [OP]``, ``end``, ``work N``, ``phase NAME``, ``exit CODE``."""
+        """``begin [OP]``, ``end``, ``work N``, ``beat``, ``phase NAME``, ``exit CODE``."""
         self.send(command)
         self._answer()
 
@@ -95,6 +95,9 @@ class _Actor:
         for _ in range(int(count)):
             self.begin()
             self.end()
+
+    def beat(self) -> None:
+        self.native.beat("", False, False)  # noqa: FBT003 (it takes no keywords)
 
     def phase(self, name: str) -> None:
         self.native.set_phase(name)

@@ -1,0 +1,280 @@
+"""What the watchdog gathers of real processes, and what it says it could not have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from acting_rank import Rank
+
+from hangwatch.config import Stacks
+from hangwatch.errors import EvidenceError
+from hangwatch.types import Phase, RankSnapshot
+from hangwatch.watchdog import flights
+from hangwatch.watchdog.evidence import Collected, Gatherer, Level
+from hangwatch.watchdog.exits import Exits
+from hangwatch.watchdog.news import News
+from hangwatch.watchdog.pages import Pages
+from hangwatch.watchdog.processes import read_stat
+from hangwatch.watchdog.stacks import PySpy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytest.importorskip("hangwatch._native")
+WAIT_S = 30.0
+RECORDER = b"""{"version": "2.10", "entries": [{"process_group": ["0", "default_pg"], "pg_id": 0,
+ "collective_seq_id": 4, "p2p_seq_id": 0, "op_id": 4, "is_p2p": false, "retired": false,
+ "profiling_name": "gloo:all_reduce", "input_sizes": [[4]], "input_dtypes": ["Float"],
+ "state": "scheduled", "time_created_ns": 1700000000000000000}]}"""
+WORKER = """
+import subprocess, sys
+def load():
+    print(1, flush=True)
+    sys.stdin.read()
+load()
+"""
+PARENT = """
+import subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE)
+time.sleep(600)
+"""
+
+
+class Node:
+    """A gatherer over a run directory."""
+
+    def __init__(self, where: Path, *, binary: str | None = None) -> None:
+        self.run_dir = where / "run"
+        self.run_dir.mkdir(exist_ok=True)
+        self.stderr = where / "stderr"
+        fd = os.open(self.stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+        self.news = News(fd)
+        self._binary = binary
+
+    def collect(self, level: Level, budget_s: float = WAIT_S) -> Collected:
+        async def run() -> Collected:
+            exits = Exits()
+            gatherer = Gatherer(
+                pages=Pages(self.run_dir, self.news),
+                exits=exits,
+                py_spy=PySpy(Stacks.PYTHON, binary=self._binary),
+                news=self.news,
+                node="node0",
+                command_pid=os.getpid(),
+            )
+            found = await gatherer.collect(level, budget_s)
+            exits.close()
+            return found
+
+        return asyncio.run(run())
+
+    def rank(self, level: Level, number: int = 0, budget_s: float = WAIT_S) -> RankSnapshot:
+        ranks = {rank.rank: rank for rank in self.collect(level, budget_s).ranks}
+        return ranks[number]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def pair(node: Node, stack: ExitStack) -> tuple[Rank, Rank]:
+    ranks = tuple(stack.enter_context(Rank(node.run_dir, number)) for number in (0, 1))
+    for rank in ranks:
+        rank.do("work 3")
+    return ranks[0], ranks[1]
+
+
+@contextmanager
+def sampling(page: Path) -> Iterator[None]:
+    """Answers requests for a Flight Recorder as a rank's sampler does."""
+    over = threading.Event()
+
+    def work() -> None:
+        request = page.with_name(page.name + ".req")
+        while not over.wait(0.01):
+            if request.exists():
+                request.unlink()
+                unfinished = page.with_name(page.name + ".flight.tmp")
+                unfinished.write_bytes(RECORDER)
+                unfinished.rename(page.with_name(page.name + ".flight"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_the_light_look_has_the_page_and_the_process(node: Node, stack: ExitStack) -> None:
+    one, _ = pair(node, stack)
+    one.do("begin")
+    found = node.rank(Level.LIGHT)
+    assert (found.node, found.pid, found.phase) == ("node0", one.process.pid, Phase.RUNNING)
+    assert found.process.alive
+    assert found.groups[0].enqueued == 4
+    assert found.ops[-1].blocked_age_s is not None
+    assert (found.threads, found.children, found.missing_evidence) == (None, (), ())
+
+
+def test_the_full_look_has_stacks_sources_and_raw_pages(node: Node, stack: ExitStack) -> None:
+    pair(node, stack)
+    found = node.collect(Level.FULL)
+    assert set(found.pages) == {0, 1}
+    assert any(file.endswith("acting_rank.py") for file in found.sources)
+    for rank in found.ranks:
+        assert rank.threads
+        assert rank.threads[0].frames[-1].function == "<module>"
+
+
+def test_a_rank_that_was_launched_but_never_came_is_there_without_a_page(
+    node: Node, stack: ExitStack
+) -> None:
+    stack.enter_context(Rank(node.run_dir, 0))
+    late = stack.enter_context(
+        subprocess.Popen(
+            [sys.executable, "-c", "print(1, flush=True); input()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "RANK": "1", "WORLD_SIZE": "2"},
+        )
+    )
+    stack.callback(late.kill)
+    assert late.stdout is not None
+    late.stdout.readline()
+    found = node.rank(Level.FULL, 1)
+    assert (found.pid, found.phase, found.groups) == (late.pid, Phase.BORN, ())
+    assert found.threads
+    assert "it has no page" in found.missing_evidence[0]
+
+
+def test_the_stacks_of_data_workers_are_taken(node: Node, stack: ExitStack) -> None:
+    # A process that has workers takes the rank's place: what counts is its pid on the page.
+    parent = stack.enter_context(
+        subprocess.Popen(  # noqa: S603 (our own Python)
+            [sys.executable, "-c", PARENT, WORKER], stdout=subprocess.PIPE
+        )
+    )
+    stack.callback(parent.kill)
+    assert parent.stdout is not None
+    parent.stdout.readline()  # of the worker, which is in its loop then
+    stat = read_stat(parent.pid)
+    assert stat is not None
+    rank = stack.enter_context(Rank(node.run_dir, 0, pid=parent.pid, start_ticks=stat.start_ticks))
+    (child,) = node.rank(Level.FULL).children
+    assert child.process.alive
+    assert [frame.function for frame in child.threads[0].frames][-2:] == ["load", "<module>"]
+    rank.do("begin")  # one that waits itself is no culprit: its workers do not matter
+    (child,) = node.rank(Level.FULL).children
+    assert child.threads == ()
+    parent.kill()
+    os.kill(child.pid, signal.SIGKILL)
+
+
+def test_a_missing_py_spy_is_mentioned_once_and_costs_only_the_stacks(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    node = Node(tmp_path, binary=str(tmp_path / "py-spy"))
+    pair(node, stack)
+    for _ in range(2):
+        found = node.rank(Level.FULL)
+    assert found.threads is None
+    assert any("py-spy cannot be run" in text for text in found.missing_evidence)
+    assert node.stderr.read_text().count("no stacks") == 1
+
+
+def test_a_py_spy_that_hangs_does_not_hold_up_the_verdict(tmp_path: Path, stack: ExitStack) -> None:
+    slow = tmp_path / "py-spy"
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
+    slow.chmod(0o700)
+    node = Node(tmp_path, binary=str(slow))
+    pair(node, stack)
+    began = time.monotonic()
+    found = node.rank(Level.FULL, budget_s=0.5)
+    assert time.monotonic() - began < WAIT_S
+    assert "no stack: py-spy was not done in time" in found.missing_evidence
+
+
+def test_a_stopped_rank_is_shown_as_stopped_and_stays_so(node: Node, stack: ExitStack) -> None:
+    one, _ = pair(node, stack)
+    one.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, one.process.pid, os.WSTOPPED | os.WNOWAIT)
+    found = node.rank(Level.FULL)
+    assert found.process.state == "T"
+    assert found.threads
+    stat = read_stat(one.process.pid)
+    assert stat is not None
+    assert stat.state == "T"
+
+
+def test_a_rank_that_is_gone_leaves_its_page(node: Node, stack: ExitStack) -> None:
+    one, _ = pair(node, stack)
+    one.do("begin")
+    one.process.kill()
+    one.process.wait(WAIT_S)
+    found = node.rank(Level.FULL)
+    assert not found.process.alive
+    assert (found.ops[-1].op, found.threads) == ("all_reduce", None)
+
+
+def test_a_corrupted_page_costs_its_rank_only(node: Node, stack: ExitStack) -> None:
+    pair(node, stack)
+    (page,) = node.run_dir.glob("r0-1-*.page")
+    page.write_bytes(os.urandom(page.stat().st_size))
+    assert [rank.rank for rank in node.collect(Level.FULL).ranks if rank.recorder] == [0]
+
+
+def test_a_flight_recorder_is_asked_for_and_merged(node: Node, stack: ExitStack) -> None:
+    one, _ = pair(node, stack)
+    one.do("beat")
+    (page,) = node.run_dir.glob("r0-0-*.page")
+    with sampling(page):
+        found = node.rank(Level.FLIGHT)
+    assert found.flight
+    assert (found.ops[-1].seq, found.ops[-1].source) == (4, "flight")
+    assert not list(node.run_dir.glob("*.flight"))  # its shared memory is free again
+
+
+def test_a_sampler_without_the_gil_is_not_waited_for(node: Node, stack: ExitStack) -> None:
+    pair(node, stack)
+    began = time.monotonic()
+    found = node.rank(Level.FLIGHT)
+    assert time.monotonic() - began < flights.TIMEOUT_S
+    assert not found.flight
+    assert "does not get the GIL" in found.missing_evidence[0]
+
+
+def test_a_request_that_is_not_answered_is_taken_back(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="did not answer"):
+        asyncio.run(flights.ask(tmp_path / "r0-0-1.page", 0.1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_old_answer_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
+    page = tmp_path / "r0-0-1.page"
+    (tmp_path / "r0-0-1.page.flight").write_bytes(b"old")
+    with sampling(page):
+        assert asyncio.run(flights.ask(page)) == RECORDER
+
+
+def test_a_run_directory_that_is_gone_cannot_be_asked(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="cannot be asked"):
+        asyncio.run(flights.ask(tmp_path / "gone" / "r0-0-1.page"))
