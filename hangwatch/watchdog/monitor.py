@@ -151,6 +151,7 @@ class Monitor:
                 self._progress.begin(look)
                 self._save()
         await self._notice_progress(look)
+        self._notice_revival(look)
         self._join_if_due(look)
         if self._now_ns() - self._saved_ns >= SAVE_S * 1e9:
             self._save()
@@ -186,8 +187,6 @@ class Monitor:
             if self._judge.exchange is not None:
                 old, self._judge.exchange = self._judge.exchange, None
                 self._in_background(old.close())
-            with suppress(OSError):  # the job goes on: its exit code is its own again
-                (self._hello.run_dir / ABORTED).unlink(missing_ok=True)
         self._restart = restart
 
     async def _notice_progress(self, look: Look) -> None:
@@ -201,6 +200,15 @@ class Monitor:
                 await self._judge.recovered(f"goes on after {waited_s:.1f} s")
                 self._progress.forget()
                 self._save()
+
+    def _notice_revival(self, look: Look) -> None:
+        """After an abort the exit code is the job's own again once a restart works."""
+        if not 0 <= self._judge.aborted_restart < self._restart:
+            return
+        if any(group.enqueued for seen in look.seen.values() for group in seen.light.groups):
+            with suppress(OSError):
+                (self._hello.run_dir / ABORTED).unlink(missing_ok=True)
+            self._judge.aborted_restart = -1
 
     def _join_if_due(self, look: Look) -> None:
         """Join the other nodes' watchdogs once the ranks of this node run."""

@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from hangwatch.watchdog.news import News
 
 SUFFIX = ".page"
+NOTE_PREFIX = "agent-"
+MAX_NOTE_CHARS = 2000
 MAX_BYTES = 16 << 20
 """No page is larger; what is, is not one of ours."""
 UNFINISHED_S = 2.0
@@ -100,6 +101,7 @@ class Pages:
         self._now = now
         self._open: dict[str, OpenPage] = {}
         self._refused: dict[str, float] = {}
+        self._notes: dict[str, str] = {}
         self.restart = -1
         """The newest restart that has a page, -1 before there is one."""
         self.any_ever = False
@@ -124,13 +126,7 @@ class Pages:
 
     def notes(self) -> dict[str, str]:
         """What agents left as ``agent-*.err``: why they could not record."""
-        found = {}
-        with suppress(OSError):
-            for path in sorted(self._run_dir.glob("agent-*.err")):
-                with suppress(OSError):
-                    text = path.read_text("utf-8", "replace")[:2000].strip()
-                    found[path.name] = text or _NO_ROOM
-        return found
+        return self._notes
 
     def close(self) -> None:
         """Unmap all pages."""
@@ -148,10 +144,21 @@ class Pages:
             )
             return
         for name in names:
+            if name.startswith(NOTE_PREFIX) and name not in self._notes:
+                self._note(name)
             if name.endswith(SUFFIX) and name not in self._open:
                 match = _NAME.fullmatch(name)
                 if match is None or int(match[1]) >= self.restart:
                     self._map(name)
+
+    def _note(self, name: str) -> None:
+        since = self._refused.setdefault(name, self._now())
+        try:
+            text = (self._run_dir / name).read_text("utf-8", "replace")
+        except OSError:
+            return
+        if text or self._now() - since > UNFINISHED_S:
+            self._notes[name] = text[:MAX_NOTE_CHARS].strip() or _NO_ROOM
 
     def _map(self, name: str) -> None:
         path = self._run_dir / name

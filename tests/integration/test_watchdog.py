@@ -295,6 +295,20 @@ def test_a_hang_may_end_the_ranks(tmp_path: Path, stack: ExitStack) -> None:
     assert "FAILED" not in watchdog.end(1)
 
 
+def test_a_restart_that_works_gives_the_job_its_own_exit_code_back(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    settings = {"suspect_after_s": 1.5, "hang_after_s": 3, "on_hang": OnHang.ABORT}
+    watchdog = stack.enter_context(Watchdog(tmp_path, **settings))
+    pair(watchdog, stack)[0].do("begin")
+    watchdog.until("ended 2 ranks")
+    late = stack.enter_context(Rank(watchdog.run_dir, 0, restart=1))
+    watchdog.until("anew (restart 1)")
+    assert (watchdog.run_dir / "aborted").exists()  # it may yet fail to start
+    late.do("work 1")
+    wait_for(lambda: not (watchdog.run_dir / "aborted").exists())
+
+
 def test_ranks_that_are_merely_slow_are_never_ended(tmp_path: Path, stack: ExitStack) -> None:
     settings = {"suspect_after_s": 1.5, "hang_after_s": 300, "on_hang": OnHang.ABORT}
     watchdog = stack.enter_context(Watchdog(tmp_path, **settings))

@@ -170,4 +170,17 @@ def test_the_directory_may_vanish_and_its_pages_stay_readable(
 
 def test_notes_of_agents_that_cannot_record_are_found(run_dir: Path, news: News) -> None:
     (run_dir / "agent-77.err").write_text("No space left on device\n")
-    assert Pages(run_dir, news).notes() == {"agent-77.err": "No space left on device"}
+    pages = Pages(run_dir, news)
+    pages.look()
+    assert pages.notes() == {"agent-77.err": "No space left on device"}
+
+
+def test_a_note_that_stays_empty_means_that_there_was_no_room(run_dir: Path, news: News) -> None:
+    clock = Clock()
+    (run_dir / "agent-77.err").touch()
+    pages = Pages(run_dir, news, now=clock)
+    pages.look()
+    assert pages.notes() == {}  # it may still be written
+    clock.s += 10
+    pages.look()
+    assert "No space left" in pages.notes()["agent-77.err"]
