@@ -13,11 +13,12 @@ CASES = [case for case in expectations() if case.healthy]
 def test_a_healthy_program_ends_well_and_is_never_called_a_hang(case: Expectation) -> None:
     result = watch(case.program, arguments=case.arguments)
     assert result.exit_code == 0
-    assert result.reports == []
+    # One that keeps the others waiting may be called slow, if its header says so.
+    assert set(result.states()) <= {case.values.get("may_be", "")}
     assert result.survivors == []
     assert result.run is not None
     assert result.run["exit_code"] == 0
-    assert result.run["incidents"] == []
+    assert len(result.run["incidents"]) == len(result.reports)
 
 
 @pytest.mark.timeout(240)
@@ -33,7 +34,7 @@ def test_a_slow_checkpoint_is_called_slow_and_that_it_recovered_is_said() -> Non
     assert verdict["victims"] == [1, 2, 3]
     assert verdict["collective"]["op"] == "barrier"
     assert verdict["site"]["line"] == marked_line(program, "slow")
-    assert "hangwatch: the job goes on after" in result.stderr
+    assert "what was reported has passed" in result.stderr
 
 
 @pytest.mark.timeout(240)

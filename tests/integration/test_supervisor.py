@@ -277,6 +277,8 @@ class Terminal:
         self.pid, self.master = pty.fork()
         if self.pid == 0:
             os.chdir(where)
+            # The tests themselves may run below nohup, which what is started would inherit.
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
             os.execv(command[0], command)  # noqa: S606 (the test's own program)
         self.seen = ""
 

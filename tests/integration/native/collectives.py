@@ -124,11 +124,10 @@ def compare(group: Any) -> list[PageEvent]:
     slot = SLOTS[id(group)]
     recorded = page()
     flight = json.loads(c10d._dump_fr_trace_json(includeCollectives=True))  # type: ignore[attr-defined]  # noqa: SLF001
-    places = {
-        entry["collective_seq_id"]: entry
-        for entry in flight["entries"]
-        if entry["process_group"][0] == group.group_name
-    }
+    entries = [e for e in flight["entries"] if e["process_group"][0] == group.group_name]
+    places = {entry["collective_seq_id"]: entry for entry in entries}
+    # Of two threads that issue at once c10d may give both calls one number, and skip one.
+    skipped = len(entries) - len(places)
     events = [event for event in recorded.events if event.slot == slot]
     for event in events:
         assert event.state is OpState.DONE, event
@@ -136,12 +135,16 @@ def compare(group: Any) -> list[PageEvent]:
         assert event.site.file == __file__, event
         if event.p2p or event.wire == "monitored_barrier":
             continue
+        if event.seq not in places:
+            skipped -= 1
+            continue
         entry = places[event.seq]
         name = wire_name(entry["profiling_name"])[0]
         if name not in {event.wire, AS_GLOO_HAS_IT.get(event.wire)}:
             raise AssertionError(f"{event} is not {entry}")
         if event.wire in {"all_reduce", "broadcast", "all_gather", "all_to_all_single"}:
             assert list(event.shape) == entry["input_sizes"][0], (event, entry)
+    assert skipped == 0, entries
     (told,) = [each for each in recorded.groups if each.slot == slot]
     assert told.enqueued == max(places), (told, max(places))
     assert told.entered == told.left == sum(not event.p2p for event in events), told

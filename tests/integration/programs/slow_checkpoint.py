@@ -1,5 +1,5 @@
 """Rank 0 writes a checkpoint for 20 s while the others wait in a barrier; then it goes on."""
-# expect: state=ok exit=0
+# expect: state=ok exit=0 may_be=slow
 
 import tempfile
 import time
