@@ -65,8 +65,13 @@ class Exchange:
         self._answer = answer
         self._on_verdict = on_verdict
         self._connect = connect
-        self._worker = Worker("hangwatch-store")
+        # Asking and answering each have a connection: two nodes that ask at the same
+        # time would else wait for each other's answers.
+        self._worker = Worker("hangwatch-ask")
+        self._answering = Worker("hangwatch-answer")
         self._store: Store | None = None
+        self._answers: Store | None = None
+        self._open: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._next = 1
         self.why_not = "they have not been joined yet"
@@ -80,14 +85,13 @@ class Exchange:
     async def join(self, host: str, port: int, prefix: str) -> None:
         """Connect, make ourselves known and listen. Says it once where that fails."""
 
-        def work() -> tuple[Store, Store, int]:
-            store = self._connect(host, port, prefix)
-            # Before we are known: who is known is asked, and has to be listening.
-            waiting = self._connect(host, port, prefix)
-            return store, waiting, rounds.join(store, self._node)
+        def work() -> tuple[Store, Store, Store, int]:
+            # All before we are known: who is known is asked, and has to be listening.
+            stores = [self._connect(host, port, prefix) for _ in range(3)]
+            return stores[0], stores[1], stores[2], rounds.join(stores[0], self._node)
 
         try:
-            self._store, waiting, self._next = await self._worker.run(work, JOIN_S)
+            self._store, self._answers, waiting, self._next = await self._worker.run(work, JOIN_S)
         except (StoreLostError, RuntimeError, TimeoutError) as error:
             self._lost(error)
         else:
@@ -99,6 +103,8 @@ class Exchange:
         Where another node has claimed it, that one diagnoses: its verdict
         comes through on_verdict, and owner is False.
         """
+        if self._open:
+            return Gathered(owner=False, round=min(self._open))
         number, budget_s = self._next, GATHER_FULL_S if full else GATHER_S
         own, incident = self._node.node, Incident(self._node.node, secrets.token_hex(8), full)
         try:
@@ -123,8 +129,9 @@ class Exchange:
 
     async def close(self) -> None:
         """Stop listening. The connections end with the process."""
-        self._store = None
+        self._store = self._answers = None
         self._worker.stop()
+        self._answering.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -140,7 +147,8 @@ class Exchange:
                     self._start(self._heard(number, data))
         except (StoreLostError, RuntimeError) as error:
             # Most often the job has ended, and its store with it: a loss only once it is needed.
-            self._store, self.why_not = None, _first_line(error)
+            self._store = self._answers = None
+            self.why_not = _first_line(error)
         finally:
             listener.stop()
 
@@ -148,29 +156,34 @@ class Exchange:
         """Answer another node's incident, and hear what comes of it."""
         try:
             incident: Incident = codec.loads(Incident, data, MAX_MESSAGE_BYTES)
-            own = self._node.node
-            if incident.owner == own:
+            own, answers = self._node.node, self._answers
+            if incident.owner == own or answers is None:
                 return
+            self._open.add(number)
             message, blobs = pack(own, await self._answer(incident.full))
-            await self._run(lambda store: rounds.send(store, number, own, message, blobs))
-            published = await self._run(
-                lambda store: rounds.await_verdict(store, number), CALL_S + rounds.VERDICT_S
+            await _called(
+                self._answering, lambda: rounds.send(answers, number, own, message, blobs), CALL_S
             )
+            published = await _called(
+                self._answering,
+                lambda: rounds.await_verdict(answers, number),
+                CALL_S + rounds.VERDICT_S,
+            )
+            self._open.discard(number)
             if published is not None:
                 self._on_verdict(published)
         except (StoreLostError, TimeoutError) as error:
             self._lost(error)
         except Exception as error:  # noqa: BLE001 (the owner waits for us only so long)
             self._news.debug(f"incident {number} of another node was not answered: {error!r}")
+        finally:
+            self._open.discard(number)
 
     async def _run(self, call: Callable[[Store], T], timeout_s: float = CALL_S) -> T:
         store = self._store
         if store is None:
             raise StoreLostError("the store is gone")
-        try:
-            return await self._worker.run(lambda: call(store), timeout_s)
-        except RuntimeError as error:
-            raise StoreLostError(f"the store failed: {error}".splitlines()[0][:200]) from error
+        return await _called(self._worker, lambda: call(store), timeout_s)
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -178,12 +191,21 @@ class Exchange:
         task.add_done_callback(self._tasks.discard)
 
     def _lost(self, error: BaseException) -> None:
-        self._store, self.why_not = None, _first_line(error)
+        self._store = self._answers = None
+        self.why_not = _first_line(error)
         self._news.lose(
             "store",
             f"other nodes cannot be asked ({self.why_not}): only this node's ranks are seen",
             quiet=True,
         )
+
+
+async def _called(worker: Worker, call: Callable[[], T], timeout_s: float) -> T:
+    """Make a call on the store. Raises StoreLostError, TimeoutError, CodecError."""
+    try:
+        return await worker.run(call, timeout_s)
+    except RuntimeError as error:
+        raise StoreLostError(f"the store failed: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

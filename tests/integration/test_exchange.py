@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -214,6 +215,32 @@ def test_of_two_that_ask_at_once_one_owns_the_incident(server: Server, tmp_path:
         assert sorted(gathered.owner for gathered in found) == [False, True]
         (owned,) = [gathered for gathered in found if gathered.owner]
         assert len(owned.others) == 1
+
+    with_two(server, tmp_path, act)
+
+
+def test_two_that_own_an_incident_each_do_not_wait_for_each_other(
+    server: Server, tmp_path: Path
+) -> None:
+    async def act(one: Watchdog, other: Watchdog) -> None:
+        # The next number is taken before the incident of the other has been heard of.
+        other.exchange._next = 2  # noqa: SLF001 (a moment that cannot be brought about)
+        began = time.monotonic()
+        found = await asyncio.gather(one.exchange.ask(full=True), other.exchange.ask(full=True))
+        assert time.monotonic() - began < exchange_module.GATHER_FULL_S / 2
+        assert [(gathered.owner, len(gathered.others)) for gathered in found] == [(True, 1)] * 2
+
+    with_two(server, tmp_path, act)
+
+
+def test_who_is_still_to_hear_a_verdict_asks_for_none(server: Server, tmp_path: Path) -> None:
+    async def act(one: Watchdog, other: Watchdog) -> None:
+        mine = await one.exchange.ask(full=False)
+        theirs = await other.exchange.ask(full=False)
+        assert (theirs.owner, theirs.round) == (False, mine.round)
+        await one.exchange.publish(mine.round, Published("node0", (verdict(),)))
+        await other.heard.get()
+        assert (await other.exchange.ask(full=False)).owner
 
     with_two(server, tmp_path, act)
 
