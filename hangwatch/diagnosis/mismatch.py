@@ -72,7 +72,7 @@ def _blame(
 
 def _without_majority(case: Case, place: Place, found: Split) -> Finding:
     """Nobody is outvoted: the source and what came before decide, if they can."""
-    if len(found.parts) == 2 and found.differs is Differs.OP:  # noqa: PLR2004 (a pair of camps)
+    if len(found.parts) == 2:  # noqa: PLR2004 (a pair of camps)
         one, other = found.parts[0][1], found.parts[1][1]
         against_one = _evidence(case, place, one, other).decides
         against_other = _evidence(case, place, other, one).decides

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections import defaultdict
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from hangwatch.diagnosis.absentees import (
     subset,
 )
 from hangwatch.diagnosis.case import Finding
-from hangwatch.diagnosis.endings import Cause, How
+from hangwatch.diagnosis.endings import Cause, How, last_call
 from hangwatch.diagnosis.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.diagnosis.wording import Scene
@@ -143,6 +144,7 @@ def died(
     first = max(culprits, key=lambda rank: case.ended[rank].age_s)
     end = case.ended[first]
     waits = case.waits_at(spot)
+    spot = spot or _last_place(case, first)
     failed = bool(waits) and all(wait.over for wait in waits)
     victims = case.victims_of(culprits)
     direct = tuple(rank for rank in case.direct(spot) if rank not in culprits)
@@ -154,13 +156,16 @@ def died(
         site or _last_site(case, first),
         case.victims_site(waits),
     )
+    # gloo aborts the rank that is sent more than it expects, who need not be the one at fault.
+    aborted = end.signal == signal.SIGABRT and last_call(case.job, first) is not None
+    vague = aborted or end.how in (How.GONE, How.LOST)
     return Finding(
         kind=Kind.DIED,
         reason=end.reason,
-        certainty=Certainty.LIKELY if end.how in (How.GONE, How.LOST) else certainty,
+        certainty=Certainty.LIKELY if vague else certainty,
         culprits=culprits,
         victims=victims,
-        text=wording.died(scene, end, failed=failed),
+        text=wording.died(scene, end, failed=failed, aborted=aborted),
         final=end.how is not How.LOST,
         spot=spot,
         collective=case.collective(spot, waits),
@@ -169,6 +174,14 @@ def died(
         waits=waits,
         ended=culprits,
     )
+
+
+def _last_place(case: Case, rank: int) -> Place | None:
+    """The collective that a rank was in when it ended."""
+    call = last_call(case.job, rank)
+    if call is None or call.p2p or call.seq < 1:
+        return None
+    return Place(case.job.gid(call.group), call.seq)
 
 
 def _last_site(case: Case, rank: int) -> Site | None:

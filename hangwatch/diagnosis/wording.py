@@ -108,9 +108,14 @@ def unseen(scene: Scene, why: Sequence[str]) -> Text:
     )
 
 
-def died(scene: Scene, end: Ending, *, failed: bool) -> Text:
-    """Ranks that raised, were killed or were lost."""
+def died(scene: Scene, end: Ending, *, failed: bool, aborted: bool = False) -> Text:
+    """Ranks that raised, were killed or were lost.
+
+    aborted: a library ended the process inside a collective.
+    """
     tail = scene.awaited(scene.where, failed=failed) if scene.where else "."
+    if scene.where and not scene.others:
+        tail = f" in {scene.where}{'' if end.exception else at_line(scene.site)}."
     victims = verb(scene.others, "is a victim", "are victims")
     over = end.in_shutdown and (
         "Its program had come to its end: the interpreter was shutting down."
@@ -122,6 +127,10 @@ def died(scene: Scene, end: Ending, *, failed: bool) -> Text:
             if end.exception and scene.site
             else "",
             over or "",
+            "gloo aborts a rank that is sent more than it expects: another rank may have entered "
+            "another collective there, or brought a larger tensor."
+            if aborted
+            else "",
             f"{capital(the_ranks(scene.others))} {victims}: what they report came after it."
             if scene.others
             else "",

@@ -132,6 +132,19 @@ def test_a_rank_that_died_inside_the_collective_is_missing_from_it_all_the_same(
     assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
 
 
+def test_an_abort_inside_a_collective_may_be_the_fault_of_a_peer() -> None:
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    aborted = rank(2, W, op(W, 4), blocked(W, 5), **killed(6))
+    others = [rank(n, W, op(W, 4), **ended) for n in (0, 1, 3)]
+    verdict = only(job(*others, aborted, ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.headline == (
+        "Rank 2 was killed by SIGABRT in all_reduce #5 of group default_pg at train.py:20."
+    )
+    assert "another rank may have entered another collective" in verdict.explanation
+
+
 def test_of_two_that_raised_by_themselves_the_first_that_others_wait_for_comes_first() -> None:
     late = rank(1, W, op(W, 4), **raised("KeyError", age=1.0))
     found = job(failed(0), late, dead(**raised("ValueError", age=9.0)), ended=True, exit_code=1)

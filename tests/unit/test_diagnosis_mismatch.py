@@ -393,6 +393,22 @@ def test_what_came_before_decides_between_two_ranks() -> None:
     assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.HANG)
 
 
+def test_what_came_before_decides_between_two_ranks_that_reduce_different_tensors() -> None:
+    # Buckets of DDP, issued by C++, and then a metric; rank 1 came to the metric too early.
+    def bucket(seq: int, size: int, **fields: Any) -> OpRecord:
+        return op(PAIR, seq, source="flight", shape=(size,), **fields)
+
+    steps = [bucket(1, 50), bucket(2, 90), op(PAIR, 3, shape=()), bucket(4, 50)]
+    failed = {"state": OpState.FAILED, "age": 4.0}
+    usual = rank(
+        0, PAIR, *steps, bucket(5, 90, **failed), **raised("RuntimeError", "closed by peer", 19)
+    )
+    odd = rank(1, PAIR, *steps[2:3], blocked(PAIR, 5, shape=()), **killed(6))
+    verdict = only(job(usual, odd, ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (1,))
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.FAILED)
+
+
 def test_where_nothing_decides_both_are_candidates() -> None:
     verdict = only(
         job(
