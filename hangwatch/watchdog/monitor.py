@@ -111,6 +111,7 @@ class Monitor:
         """The command has ended: say why if that is news."""
         await self._judge.settle(UNDER_WAY_S)
         await self._ranks_gone()
+        self._pages.all_ended()
         self._look()
         if self._pages.any_ever:
             await self._judge.post_mortem(exit_code, self._cadence.thresholds())

@@ -102,6 +102,7 @@ class Pages:
         self._open: dict[str, OpenPage] = {}
         self._refused: dict[str, float] = {}
         self._notes: dict[str, str] = {}
+        self._unfinished_s = UNFINISHED_S
         self.restart = -1
         """The newest restart that has a page, -1 before there is one."""
         self.any_ever = False
@@ -127,6 +128,10 @@ class Pages:
     def notes(self) -> dict[str, str]:
         """What agents left as ``agent-*.err``: why they could not record."""
         return self._notes
+
+    def all_ended(self) -> None:
+        """No process is left that could finish a file: take each for what it is."""
+        self._unfinished_s = -1.0
 
     def close(self) -> None:
         """Unmap all pages."""
@@ -157,7 +162,7 @@ class Pages:
             text = (self._run_dir / name).read_text("utf-8", "replace")
         except OSError:
             return
-        if text or self._now() - since > UNFINISHED_S:
+        if text or self._now() - since > self._unfinished_s:
             self._notes[name] = text[:MAX_NOTE_CHARS].strip() or _NO_ROOM
 
     def _map(self, name: str) -> None:
@@ -181,7 +186,7 @@ class Pages:
                 light = page.read(events=False)
             except PageError as error:
                 page.bad = str(error)
-                if self._now() - page.since > UNFINISHED_S:
+                if self._now() - page.since > self._unfinished_s:
                     self._report(name, page.bad)
                 if os.fstat(page.fd).st_size != len(page.memory):
                     self._refused[name] = page.since
@@ -192,7 +197,7 @@ class Pages:
 
     def _unreadable(self, name: str, why: str) -> None:
         since = self._refused.setdefault(name, self._now())
-        if self._now() - since > UNFINISHED_S:
+        if self._now() - since > self._unfinished_s:
             self._report(name, why)
 
     def _report(self, name: str, why: str) -> None:

@@ -184,3 +184,11 @@ def test_a_note_that_stays_empty_means_that_there_was_no_room(run_dir: Path, new
     clock.s += 10
     pages.look()
     assert "No space left" in pages.notes()["agent-77.err"]
+
+
+def test_what_is_unfinished_when_all_have_ended_stays_so(run_dir: Path, news: News) -> None:
+    (run_dir / "agent-77.err").touch()
+    pages = Pages(run_dir, news)
+    pages.all_ended()
+    pages.look()
+    assert "No space left" in pages.notes()["agent-77.err"]
