@@ -151,6 +151,8 @@ class Pages:
         for name in names:
             if name.startswith(NOTE_PREFIX) and name not in self._notes:
                 self._note(name)
+            if name in self._open and os.fstat(self._open[name].fd).st_nlink == 0:
+                self._drop(name)  # its process has replaced itself (exec) and made it anew
             if name.endswith(SUFFIX) and name not in self._open:
                 match = _NAME.fullmatch(name)
                 if match is None or int(match[1]) >= self.restart:

@@ -92,6 +92,17 @@ def test_among_equals_the_living_and_then_the_oldest_is_the_rank(run_dir: Path, 
     assert pages.look()[0].light.identity.pid == 12
 
 
+def test_a_process_that_replaces_itself_is_read_from_its_new_page(
+    run_dir: Path, news: News
+) -> None:
+    path = write(run_dir, page(0, pid=10))
+    pages = Pages(run_dir, news)
+    assert pages.look()[0].light.phase is Phase.RUNNING
+    path.unlink()
+    write(run_dir, page(0, pid=10, phase=Phase.INIT))
+    assert pages.look()[0].light.phase is Phase.INIT
+
+
 def test_a_page_in_the_making_is_waited_for(run_dir: Path, news: News, said: Path) -> None:
     clock = Clock()
     (run_dir / "r0-0-10.page").touch()
