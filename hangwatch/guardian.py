@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PROGRAM = (sys.executable, "-P", "-m", "hangwatch.watchdog")
 """-P: nothing in the job's working directory may shadow what the watchdog imports."""
+UNUSABLE = 78
+"""Exit code of a watchdog that said why it can never work here (EX_CONFIG of sysexits.h)."""
 MAX_DEATHS = 5
 DEATHS_WITHIN_S = 60.0
 FIRST_BACKOFF_S = 0.25
@@ -81,7 +83,13 @@ class Guardian:
     def check(self) -> None:
         """Notice that it died, and start it again once its time has come."""
         if self._process and self._process.poll() is not None:
-            self._died(how_it_ended(self._process.returncode))
+            code = self._process.returncode
+            if code == UNUSABLE:
+                self._hang_up()
+                self._process = None
+                self.given_up = True
+                return
+            self._died(how_it_ended(code))
         if self._due is not None and self._now() >= self._due:
             self.restarts += 1
             self.start()

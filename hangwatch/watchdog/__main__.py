@@ -13,7 +13,8 @@ import tempfile
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hangwatch.watchdog.daemon import serve
+from hangwatch.guardian import UNUSABLE
+from hangwatch.notice import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,11 @@ def main() -> int:
     """Run the watchdog; its exit code is the supervisor's business alone."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    try:
+        from hangwatch.watchdog.daemon import serve  # noqa: PLC0415 (what it needs may be missing)
+    except ImportError as error:
+        say(f"the job is not watched: {error}; install hangwatch anew, with what it needs")
+        return UNUSABLE
     stderr_fd = _own_stderr()
     loop, notes = _loop()
     with asyncio.Runner(loop_factory=loop) as runner:

@@ -328,6 +328,19 @@ def test_a_watchdog_that_was_killed_in_a_hang_is_replaced_and_finds_it(tmp_path:
         assert job.said().count(HANG) == 1
 
 
+def test_a_watchdog_that_misses_a_package_says_so_once(tmp_path: Path) -> None:
+    # None in sys.modules is what the import system takes for "not there".
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    hidden.joinpath("sitecustomize.py").write_text("import sys\nsys.modules['orjson'] = None\n")
+    with Job(tmp_path, env={"PYTHONPATH": str(hidden)}) as job:
+        job.until_running()
+        job.ends_well()
+        job.says_once("the job is not watched")
+        assert "orjson" in job.said()
+        assert "Traceback" not in job.said()
+
+
 def test_a_watchdog_that_cannot_live_is_given_up(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.until_running()

@@ -16,6 +16,7 @@ import hangwatch
 from hangwatch.guardian import (
     DEATHS_WITHIN_S,
     MAX_DEATHS,
+    UNUSABLE,
     Guardian,
     how_it_ended,
     watchdog_environment,
@@ -135,6 +136,17 @@ def test_one_that_dies_again_and_again_is_given_up(
     assert len(said) == 2
     assert "ended with exit code 3 and is started again" in said[0]
     assert "the job goes on unwatched" in said[1]
+
+
+def test_one_that_can_never_work_is_given_up_at_once(
+    make: Callable[..., Guardian], capsys: pytest.CaptureFixture[str]
+) -> None:
+    guardian = make(f"raise SystemExit({UNUSABLE})")
+    until(guardian.gone)
+    guardian.check()
+    assert guardian.given_up
+    assert guardian.due_in() is None
+    assert capsys.readouterr().err == ""
 
 
 def test_one_that_dies_now_and_then_is_never_given_up(make: Callable[..., Guardian]) -> None:

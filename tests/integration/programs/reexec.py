@@ -15,7 +15,7 @@ def again():
     if "STARTED_ANEW" not in os.environ:
         time.sleep(1.5)
         os.environ["STARTED_ANEW"] = "1"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+        os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 (no shell is meant)
 
 
 def main():
