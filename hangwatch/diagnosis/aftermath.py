@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.endings import Cause, How
@@ -39,7 +38,7 @@ def find_waits(
             waits.extend(living(job, rank))
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
             found = list(_ended(job, rank, ended)) or _in_dispute(job, rank, end, disputed or {})
-            waits.extend(replace(wait, over=True) for wait in found)
+            waits.extend(wait._replace(over=True) for wait in found)
     return waits
 
 

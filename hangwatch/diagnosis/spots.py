@@ -1,24 +1,25 @@
-"""Where a rank can wait."""
+"""Where a rank can wait.
+
+Tuples, which are made and hashed in a fraction of a dataclass's time: a large job
+has hundreds of thousands of them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from hangwatch.types import OpRecord, Site
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The ``seq``-th collective of a group, 0 where it is not known which."""
 
     gid: int
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class Channel:
+class Channel(NamedTuple):
     """A point-to-point call of ``waiter`` that ``peer`` has to match."""
 
     gid: int
@@ -33,8 +34,7 @@ class Channel:
     """How many calls like it the waiter ever made before it, -1 where unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(NamedTuple):
     """A call that all ranks of the job make together."""
 
     call: str
@@ -45,8 +45,7 @@ class Setup:
 Spot = Place | Channel | Setup
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """A rank that waits at a spot."""
 
     rank: int

@@ -7,7 +7,6 @@ together. What a rank merely issued and works on beside is no wait.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.activity import GIL_STALE_S, waits_in_collective
@@ -45,10 +44,10 @@ def living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     in_collective = waits_in_collective(rank, job.snapshot.sources)
     yield from main
     if main or in_collective is False:
-        yield from (replace(wait, apart=True) for wait in beside)
+        yield from (wait._replace(apart=True) for wait in beside)
     else:
         # Autograd runs its hooks in threads of the device, for which main waits.
-        yield from (replace(wait, firm=in_collective is True) for wait in beside)
+        yield from (wait._replace(firm=in_collective is True) for wait in beside)
     if main or in_collective is not False:
         taken = {wait.spot for wait in blocked}
         yield from (wait for wait in pending(job, rank) if wait.spot not in taken)
