@@ -55,6 +55,22 @@ class Job:
             self._gid_by_id[id(key)] = gid
         return gid
 
+    def add_calls(self, rank: int, records: Iterable[OpRecord]) -> None:
+        """Index a rank's calls. A call is recorded before it is counted, so it counts here."""
+        calls = self.ops[rank] = []
+        known = self._gid_by_id
+        for record in records:
+            gid = known.get(id(record.group))
+            if gid is None:
+                gid = self.gid(record.group)
+            calls.append((gid, record))
+            if record.p2p or record.seq < 1:
+                continue
+            self._by_group[gid].append((rank, record))
+            reached = self.reached[gid]
+            if record.seq > reached.get(rank, 0):
+                reached[rank] = record.seq
+
     def members(self, gid: int) -> tuple[int, ...]:
         """Ranks of a group; those seen in it where its key names none."""
         return self.keys[gid].ranks or tuple(sorted(self.reached[gid]))
@@ -109,26 +125,11 @@ def index(snapshot: JobSnapshot) -> Job:
         if rank.rank >= 0 and (other is None or _further(rank, other)):
             job.ranks[rank.rank] = rank
     for number, rank in job.ranks.items():
-        job.progress[number] = {job.gid(group.key): group for group in rank.groups}
-        for gid, group in job.progress[number].items():
-            job.reached[gid][number] = max(group.enqueued, job.reached[gid].get(number, 0))
-        job.ops[number] = _ops(job, number, rank.ops)
+        progress = job.progress[number] = {job.gid(group.key): group for group in rank.groups}
+        for gid, group in progress.items():
+            job.reached[gid][number] = group.enqueued
+        job.add_calls(number, rank.ops)
     return job
-
-
-def _ops(job: Job, rank: int, records: Iterable[OpRecord]) -> list[tuple[int, OpRecord]]:
-    """Index a rank's calls. A call is recorded before it is counted, so it counts here."""
-    ops: list[tuple[int, OpRecord]] = []
-    for record in records:
-        gid = job.gid(record.group)
-        ops.append((gid, record))
-        if record.p2p or record.seq < 1:
-            continue
-        job._by_group[gid].append((rank, record))  # noqa: SLF001 (index fills what Job holds)
-        reached = job.reached[gid]
-        if record.seq > reached.get(rank, 0):
-            reached[rank] = record.seq
-    return ops
 
 
 def _further(rank: RankSnapshot, other: RankSnapshot) -> bool:
