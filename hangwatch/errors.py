@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+UNUSABLE = 78
+"""Exit code of a watchdog that said why it can never work here (EX_CONFIG of sysexits.h)."""
+
 
 class HangwatchError(Exception):
     """Root of all errors that hangwatch raises on purpose."""

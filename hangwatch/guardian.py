@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import hangwatch
 from hangwatch.agent.environment import sitecustomize_directory
+from hangwatch.errors import UNUSABLE
 from hangwatch.notice import say
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 PROGRAM = (sys.executable, "-P", "-m", "hangwatch.watchdog")
 """-P: nothing in the job's working directory may shadow what the watchdog imports."""
-UNUSABLE = 78
-"""Exit code of a watchdog that said why it can never work here (EX_CONFIG of sysexits.h)."""
 MAX_DEATHS = 5
 DEATHS_WITHIN_S = 60.0
 FIRST_BACKOFF_S = 0.25

@@ -13,7 +13,7 @@ import tempfile
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hangwatch.guardian import UNUSABLE
+from hangwatch.errors import UNUSABLE
 from hangwatch.notice import say
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hangwatch
+from hangwatch.errors import UNUSABLE
 from hangwatch.guardian import (
     DEATHS_WITHIN_S,
     MAX_DEATHS,
-    UNUSABLE,
     Guardian,
     how_it_ended,
     watchdog_environment,
