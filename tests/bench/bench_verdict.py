@@ -12,12 +12,17 @@ import re
 import statistics
 import sys
 import tempfile
+import time
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from harness import reaches, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 PROLOGUE = """\
 import time
@@ -46,13 +51,25 @@ dist.all_reduce(tensor)
 """
 
 
+def announced(state: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:
+    """A condition: the report of a state is there, and so surely is its line, which follows."""
+    reached, since = reaches(state), 0.0
+
+    def holds(reports: Sequence[Mapping[str, Any]]) -> bool:
+        nonlocal since
+        since = since or (time.monotonic() if reached(reports) else 0.0)
+        return since > 0 and time.monotonic() - since > 1.0
+
+    return holds
+
+
 def seconds(body: str, state: str, *options: str) -> float:
     """From the last rank's stop to the announcement of a state."""
     with tempfile.TemporaryDirectory() as directory:
         program = Path(directory, "train.py")
         program.write_text(PROLOGUE + body)
         with redirect_stderr(io.StringIO()):  # the harness repeats what the job wrote
-            result = watch(program, *options, until=reaches(state))
+            result = watch(program, *options, until=announced(state))
     stops = [float(at) for at in re.findall(r"stuck ([0-9.]+);", result.stdout)]
     return result.announced[state] - max(stops)
 
