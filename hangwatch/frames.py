@@ -7,6 +7,7 @@ another prefix, or run on another node.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hangwatch.types import Frame, Site
@@ -56,8 +57,14 @@ def line_of(sources: Mapping[str, str], file: str, line: int) -> str | None:
     text = sources.get(file)
     if text is None or line < 1:
         return None
-    lines = text.splitlines()
+    lines = _lines(text)
     return (lines[line - 1].strip() or None) if line <= len(lines) else None
+
+
+@lru_cache(maxsize=64)
+def _lines(text: str) -> list[str]:
+    """The lines of a file that many ranks are in."""
+    return text.splitlines()
 
 
 def innermost_user_site(frames: Sequence[Frame], sources: Mapping[str, str]) -> Site | None:

@@ -23,6 +23,7 @@ MAX_WORLD = 1 << 20
 """A world size beyond this is taken for damage, not for a job."""
 
 _PHASES = list(Phase)
+_UNFINISHED = frozenset({OpState.ISSUED, OpState.BLOCKED})
 
 
 @dataclass(slots=True)
@@ -38,6 +39,8 @@ class Job:
     """gid to rank to the last place that it entered."""
     ops: dict[int, list[tuple[int, OpRecord]]] = field(default_factory=dict)
     """rank to (gid, record), oldest first."""
+    unfinished: dict[int, list[int]] = field(default_factory=dict)
+    """rank to the positions in ``ops`` of its calls that are not over, for ranks with any."""
     _gids: dict[GroupKey, int] = field(default_factory=dict)
     _gid_by_id: dict[int, int] = field(default_factory=dict)
     _by_group: list[list[tuple[int, OpRecord]]] = field(default_factory=list)
@@ -63,6 +66,8 @@ class Job:
             gid = known.get(id(record.group))
             if gid is None:
                 gid = self.gid(record.group)
+            if record.state in _UNFINISHED:
+                self.unfinished.setdefault(rank, []).append(len(calls))
             calls.append((gid, record))
             if record.p2p or record.seq < 1:
                 continue

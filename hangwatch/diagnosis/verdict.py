@@ -44,14 +44,18 @@ def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
     if job.ended and job.exit_code == 0:
         return (OK,)
     with _without_collections():
-        case = _open(job)
-        found = [
-            (finding, verdict)
-            for finding in _findings(case)
-            if (verdict := _verdict(case, finding, thresholds)) is not None
-        ]
-        found.sort(key=lambda pair: _importance(case, *pair))
-        return tuple(verdict for _, verdict in found) or (OK,)
+        return _judge(job, thresholds)
+
+
+def _judge(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
+    case = _open(job)
+    found = [
+        (finding, verdict)
+        for finding in _findings(case)
+        if (verdict := _verdict(case, finding, thresholds)) is not None
+    ]
+    found.sort(key=lambda pair: _importance(case, *pair))
+    return tuple(verdict for _, verdict in found) or (OK,)
 
 
 @contextmanager

@@ -76,7 +76,8 @@ def setup_of(rank: RankSnapshot) -> Setup | None:
 
 def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     """What a thread of the rank is inside of."""
-    for position, (gid, record) in enumerate(job.ops.get(rank.rank, [])):
+    for position in job.unfinished.get(rank.rank, ()):
+        gid, record = job.ops[rank.rank][position]
         if record.state is not OpState.BLOCKED:
             continue
         age_s = seconds(
@@ -108,7 +109,8 @@ def pending(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     ever: it counts only where c10d's own record says that it is unfinished.
     """
     first: dict[int, OpRecord] = {}
-    for gid, record in job.ops.get(rank.rank, []):
+    for position in job.unfinished.get(rank.rank, ()):
+        gid, record = job.ops[rank.rank][position]
         waits = record.state is OpState.ISSUED and not record.p2p and record.seq > 0
         if waits and gid not in first and _unfinished(job, rank, gid, record):
             first[gid] = record

@@ -38,6 +38,7 @@ TENSOR, PIPELINE = 8, 16
 STUCK_STAGE = 7
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
 SCRIPT = "/home/ada/pretrain.py"
+SOURCE = "".join(f"    step_{line}(model, batch)\n" for line in range(1, 1001))
 ALIVE = ProcessState(alive=True, state="S")
 MIB = 1024
 """KiB."""
@@ -75,7 +76,7 @@ def made(data: int) -> tuple[JobSnapshot, int]:
                 neighbour = rank(d, p - 1 if p > STUCK_STAGE else p + 1, t)
                 call = wait_of((d, p, t), stuck, keys, neighbour, rank(*stuck))
                 ranks.append(snapshot(rank(d, p, t), keys, call))
-    return JobSnapshot(size, tuple(ranks)), rank(*stuck)
+    return JobSnapshot(size, tuple(ranks), sources={SCRIPT: SOURCE}), rank(*stuck)
 
 
 def wait_of(
