@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hangwatch.diagnosis.desync import find_desync
 from hangwatch.diagnosis.verdict import diagnose
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "find_desync"]

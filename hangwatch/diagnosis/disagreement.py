@@ -55,18 +55,51 @@ def skipped(scene: Scene, entered: str, guard: Guard | None) -> Text:
     return Text(headline, sentences(condition, *_both(scene)))
 
 
-def out_of_step(scene: Scene, shift: int, later: Text) -> Text:
+def out_of_step(scene: Scene, shift: int, later: str) -> Text:
     """A rank that left calls out (or made more) and got stuck only later."""
+    return Text(
+        _since(scene, shift, known=True), sentences(*_both(scene), f"It shows only now. {later}")
+    )
+
+
+def drifting(scene: Scene, shift: int, *, known: bool, even: bool) -> Text:
+    """A rank that left calls out, or made more, in a job that still runs.
+
+    known: it began there. even: as many ranks are on one side as on the other.
+    """
+    return Text(
+        _since(scene, shift, known=known),
+        sentences(
+            *_both(scene),
+            "Nothing is stuck yet: since then calls are paired that do not belong together, so "
+            "results may be wrong, and it gets stuck where the order of calls changes.",
+            f"There is no majority: {the_ranks(scene.others)} may have made them instead."
+            if even
+            else "",
+        ),
+    )
+
+
+def unnoticed(scene: Scene, found: Split) -> Text:
+    """One call of one line that ranks made with other tensors, and that went through."""
+    parts = [f"{the_ranks(ranks)} with {what}" for what, ranks in found.parts[::-1]]
+    headline = f"{capital(', '.join(parts))} entered {scene.where}{at_line(scene.site)}."
+    return Text(
+        headline,
+        sentences(*_both(scene)[:1], "Nothing is stuck yet, but the results may be wrong."),
+    )
+
+
+def _since(scene: Scene, shift: int, *, known: bool) -> str:
     count = abs(shift)
     calls = "one collective" if count == 1 else f"{count} collectives"
     how = f"left out {calls}" if shift > 0 else f"made {calls} more"
-    headline = (
+    where = f"{scene.where}{at_line(scene.other_site if shift > 0 else scene.site)}"
+    return (
         f"{scene.they} {verb(scene.culprits, 'is', 'are')} out of step with "
-        f"{the_ranks(scene.others)} since {scene.where}"
-        f"{at_line(scene.other_site if shift > 0 else scene.site)}: "
-        f"{verb(scene.culprits, 'it', 'they')} {how} there."
+        f"{the_ranks(scene.others)} since {where if known else f'before {where}'}: "
+        f"{verb(scene.culprits, 'it', 'they')} {how} {'there' if known else 'than they'}."
     )
-    return Text(headline, sentences(*_both(scene), f"It shows only now. {later.headline}"))
 
 
 def undecided(found: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> Text:

@@ -32,6 +32,8 @@ AGREED_BEFORE = 2
 """Places directly before it that have to agree."""
 AGREE_AFTER = 3
 """Places after it that have to agree, shifted: at least so many, and all that are known."""
+AGREE_WITHOUT_START = 12
+"""So many, where no place is known at which they were in step."""
 _KINDS = {Kind.OP_MISMATCH, Kind.SUBSET_ENTERED, Kind.FINISHED_EARLY, Kind.NEVER_ENTERED}
 _MAX_REFERENCES = 8
 
@@ -42,6 +44,8 @@ class Drift:
 
     seq: int
     shift: int
+    known: bool = True
+    """Whether ``seq`` is where it began; else it began before."""
 
 
 def with_drift(case: Case, finding: Finding) -> Finding:
@@ -92,13 +96,32 @@ def drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
     return None
 
 
-def _agree(ahead: Mapping[int, Step], behind: Mapping[int, Step], first: int, shift: int) -> bool:
+def shifted(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
+    """Two sequences that were out of step before what is known of them began."""
+    common = sorted(mine.keys() & theirs.keys())
+    if not common or all(mine[seq] == theirs[seq] for seq in common):
+        return None
+    first = common[0]
+    for shift in range(1, MAX_SHIFT + 1):
+        for ahead, behind, sign in ((mine, theirs, 1), (theirs, mine, -1)):
+            if _agree(ahead, behind, first, shift, AGREE_WITHOUT_START):
+                return Drift(first, sign * shift, known=False)
+    return None
+
+
+def _agree(
+    ahead: Mapping[int, Step],
+    behind: Mapping[int, Step],
+    first: int,
+    shift: int,
+    least: int = AGREE_AFTER,
+) -> bool:
     pairs = [
         (call, behind[seq + shift])
         for seq, call in ahead.items()
         if seq >= first and seq + shift in behind
     ]
-    return len(pairs) >= AGREE_AFTER and all(one == other for one, other in pairs)
+    return len(pairs) >= least and all(one == other for one, other in pairs)
 
 
 def _told(case: Case, finding: Finding, place: Place, found: Drift, others: Ranks) -> Finding:
@@ -117,7 +140,7 @@ def _told(case: Case, finding: Finding, place: Place, found: Drift, others: Rank
     return replace(
         finding,
         kind=Kind.OP_MISMATCH,
-        text=disagreement.out_of_step(scene, found.shift, finding.text),
+        text=disagreement.out_of_step(scene, found.shift, finding.text.headline),
         collective=Collective(about.op, place.seq, about.dtype, about.shape),
         site=scene.site,
         victim_site=scene.other_site,

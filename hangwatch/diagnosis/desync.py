@@ -1,0 +1,157 @@
+"""Finds ranks that are out of step while the job still runs, and nothing is stuck.
+
+A rank that left a collective out, or made one more, is paired from then on with the
+wrong calls of the others: its results are wrong, and it gets stuck where the program
+changes or ends. Two ranks that reach one place by one line with another shape, dtype
+or root are as wrong.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis import disagreement
+from hangwatch.diagnosis.advice import advice
+from hangwatch.diagnosis.drift import Drift, drift, shifted
+from hangwatch.diagnosis.history import step
+from hangwatch.diagnosis.job import index
+from hangwatch.diagnosis.phrases import spot_text
+from hangwatch.diagnosis.signatures import Differs, split
+from hangwatch.diagnosis.spots import Place
+from hangwatch.diagnosis.wording import Scene
+from hangwatch.frames import with_source
+from hangwatch.types import Certainty, Collective, Kind, Reason, State, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hangwatch.diagnosis.history import Step
+    from hangwatch.diagnosis.job import Job
+    from hangwatch.diagnosis.phrases import Ranks
+    from hangwatch.diagnosis.signatures import Split
+    from hangwatch.diagnosis.wording import Text
+    from hangwatch.types import JobSnapshot, OpRecord
+
+MOST_RANKS = 32
+"""Ranks of a group that are compared; in a larger one its first."""
+_WRONG = {Differs.SHAPE, Differs.DTYPE, Differs.ROOT}
+
+
+def find_desync(snapshot: JobSnapshot) -> Verdict | None:
+    """The first disagreement of the group in which it began first; None if all agree.
+
+    Only what Python issued is compared: its place, operation, size and line are known
+    of each rank alike. State ``desync``; certainty never more than ``likely``.
+    """
+    job = index(snapshot)
+    found = [verdict for gid in range(len(job.keys)) for verdict in _in_group(job, gid)]
+    return min(found, key=lambda verdict: len(verdict.culprits), default=None)
+
+
+def _in_group(job: Job, gid: int) -> Iterator[Verdict]:
+    ranks = [rank for rank in job.members(gid) if rank in job.ranks][:MOST_RANKS]
+    places = {
+        seq: {r: records[r] for r in ranks if r in records and records[r].source == "page"}
+        for seq, records in job.places(gid).items()
+    }
+    yield from _out_of_step(job, gid, ranks, places)
+    yield from _other_signature(job, gid, places)
+
+
+def _out_of_step(
+    job: Job, gid: int, ranks: list[int], places: Mapping[int, Mapping[int, OpRecord]]
+) -> Iterator[Verdict]:
+    steps = {rank: _steps(places, rank) for rank in ranks}
+    for rank in ranks:
+        by_shift: dict[int, dict[int, Drift]] = defaultdict(dict)
+        for other in ranks:
+            found = _drift(steps[rank], steps[other]) if other != rank else None
+            if found is not None:
+                by_shift[found.shift][other] = found
+        others = max(by_shift.values(), key=len, default={})
+        if others and 2 * len(others) >= len(ranks):
+            first = next(iter(others.values()))
+            camps = tuple(one for one in ranks if one not in others), tuple(others)
+            yield _verdict_of_drift(job, Place(gid, first.seq), first, camps, places)
+            return
+
+
+def _steps(places: Mapping[int, Mapping[int, OpRecord]], rank: int) -> dict[int, Step]:
+    return {seq: step(records[rank]) for seq, records in places.items() if rank in records}
+
+
+def _drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
+    """Where it began, or where the rings begin if it began before."""
+    return drift(mine, theirs) or shifted(mine, theirs)
+
+
+def _verdict_of_drift(
+    job: Job,
+    place: Place,
+    found: Drift,
+    camps: tuple[Ranks, Ranks],
+    places: Mapping[int, Mapping[int, OpRecord]],
+) -> Verdict:
+    records = places[place.seq]
+    mine, theirs = (next(records[rank] for rank in camp if rank in records) for camp in camps)
+    about = theirs if found.shift > 0 else mine
+    texts = job.snapshot.sources
+    scene = Scene(
+        *camps,
+        spot_text(job, place, about.op),
+        with_source(mine.site, texts),
+        with_source(theirs.site, texts),
+    )
+    even = len(camps[0]) == len(camps[1])
+    text = disagreement.drifting(scene, found.shift, known=found.known, even=even)
+    return _verdict(job, place, Kind.OP_MISMATCH, scene, about, text, even=even)
+
+
+def _other_signature(
+    job: Job, gid: int, places: Mapping[int, Mapping[int, OpRecord]]
+) -> Iterator[Verdict]:
+    for seq in sorted(places):
+        found = split(places[seq])
+        if found is None or found.differs not in _WRONG:
+            continue
+        if len({step(record) for record in places[seq].values()}) > 1:
+            continue  # other lines: which place a call has may be wrong where threads race
+        yield _verdict_of_split(job, Place(gid, seq), found, places[seq])
+        return
+
+
+def _verdict_of_split(
+    job: Job, place: Place, found: Split, records: Mapping[int, OpRecord]
+) -> Verdict:
+    most, *rest = (ranks for _, ranks in found.parts)
+    even = len(most) == len(rest[0])
+    culprits = tuple(sorted(rank for ranks in rest for rank in ranks))
+    about = records[culprits[0]]
+    site = with_source(about.site, job.snapshot.sources)
+    scene = Scene(culprits, most, spot_text(job, place, about.op), site, site)
+    text = disagreement.unnoticed(scene, found)
+    return _verdict(job, place, Kind.SIGNATURE_MISMATCH, scene, about, text, even=even)
+
+
+def _verdict(  # noqa: PLR0913 (what was found, and where)
+    job: Job, place: Place, kind: Kind, scene: Scene, about: OpRecord, text: Text, *, even: bool
+) -> Verdict:
+    """even: as many ranks are on one side as on the other, so all of them are candidates."""
+    names = (groups[place.gid].name for groups in job.progress.values() if place.gid in groups)
+    everyone = tuple(sorted({*scene.culprits, *scene.others}))
+    return Verdict(
+        state=State.DESYNC,
+        kind=kind,
+        reason=Reason.USER_CODE,
+        certainty=Certainty.POSSIBLE if even else Certainty.LIKELY,
+        culprits=everyone if even else scene.culprits,
+        group=job.keys[place.gid],
+        group_name=next(names, ""),
+        collective=Collective(about.op or about.wire, place.seq, about.dtype, about.shape),
+        site=scene.site,
+        victim_site=scene.other_site,
+        headline=text.headline,
+        explanation=text.explanation,
+        advice=advice(kind, Reason.USER_CODE),
+    )
