@@ -195,6 +195,9 @@ class PageGroup:
     """When ``enqueued`` or ``p2p`` was last seen to change."""
     alive: bool = True
     """False once the group was destroyed."""
+    checkpoints: tuple[tuple[int, ...], ...] = ()
+    """(place, hash of all that Python issued up to it), for the last few places that are
+    a multiple of 32. Equal on ranks that run the same program."""
 
 
 @dataclass(frozen=True, slots=True)

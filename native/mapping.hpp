@@ -20,6 +20,13 @@ std::uint64_t coarse_now_ns() noexcept;
 // Native id of the calling thread.
 std::uint32_t this_thread() noexcept;
 
+// Hashes of what stands in the tables, 0 for what does not.
+std::uint64_t string_hash(std::uint32_t index) noexcept;
+std::uint64_t site_hash(std::uint32_t index) noexcept;
+
+// Begins the hash of a slot anew, for another group.
+void forget_checkpoints(Page* page, std::size_t slot) noexcept;
+
 // What the parts do when this process gets a page, and in a fork's child, which
 // must forget everything without a lock and without freeing anything.
 bool open_tables() noexcept;

@@ -25,9 +25,11 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kMaxGroups = 64;
 constexpr std::size_t kRingEvents = 256;
+constexpr std::size_t kCheckpoints = 8;
+constexpr std::uint64_t kCheckpointPlaces = 32;
 constexpr std::size_t kMaxSites = 4096;
 constexpr std::size_t kMaxStrings = 4096;
 constexpr std::size_t kStringBytes = 192 * 1024;
@@ -185,6 +187,13 @@ struct GroupData {
   Text<1536> members;  // see encode_members
 };
 
+// A hash of all that Python issued in a group up to a place that is a multiple of
+// kCheckpointPlaces: equal on ranks that run the same program.
+struct Checkpoint {
+  std::atomic<std::uint64_t> place;  // 0 while it is written
+  std::atomic<std::uint64_t> hash;
+};
+
 // What each call writes lies together: a cold cache line costs as much as the rest.
 struct alignas(64) GroupSlot {
   std::atomic<std::uint64_t> enqueued;
@@ -194,6 +203,7 @@ struct alignas(64) GroupSlot {
   std::atomic<std::uint64_t> p2p;
   std::atomic<std::uint64_t> changed_ns;
   std::atomic<std::uint64_t> generation;  // as in `data`
+  Checkpoint checkpoints[kCheckpoints];
   Record<GroupData> data;
 };
 

@@ -52,6 +52,14 @@ void read_groups(const Page& page, PageView& view, std::uint32_t (&generations)[
     group.left = source.left.load(kRelaxed);
     group.p2p = source.p2p.load(kRelaxed);
     group.changed_ns = source.changed_ns.load(kRelaxed);
+    for (const Checkpoint& checkpoint : source.checkpoints) {
+      const std::uint64_t place = checkpoint.place.load(std::memory_order_acquire);
+      const std::uint64_t hash = checkpoint.hash.load(kRelaxed);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (place != 0 && place == checkpoint.place.load(kRelaxed)) {
+        group.checkpoints.emplace_back(place, hash);
+      }
+    }
     view.groups.push_back(std::move(group));
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "page.hpp"
@@ -24,6 +25,7 @@ struct GroupView {
   std::uint32_t index;
   std::uint64_t enqueued, entered, left, p2p, changed_ns;
   std::int64_t completed;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> checkpoints;  // (place, hash)
 };
 
 struct EventView {

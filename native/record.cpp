@@ -1,6 +1,7 @@
 #include "record.hpp"
 
 #include <string>
+#include <string_view>
 
 #include "callsite.hpp"
 #include "tensor.hpp"
@@ -12,6 +13,9 @@ namespace {
 bool g_disarmed = false;
 int g_failures = 0;
 std::uint32_t g_wires[signature::kMethodCount];
+
+// Whether the tensor of a method must have one size and dtype on all ranks.
+bool g_sized[signature::kMethodCount];
 
 // Which events a Work object stands for. By address, without a reference: an
 // entry is replaced when its address is used anew, or room is needed. A Work
@@ -99,7 +103,9 @@ void reset() {
   g_work_count = 0;
   for (Coalescing& coalescing : g_coalescing) coalescing = Coalescing{false, kNoWait};
   for (std::size_t i = 0; i < signature::kMethodCount; ++i) {
-    g_wires[i] = writer::intern(signature::kMethods[i].wire);
+    const std::string_view wire = signature::kMethods[i].wire;
+    g_wires[i] = writer::intern(wire);
+    g_sized[i] = wire == "all_reduce" || wire == "broadcast" || wire == "reduce";
   }
   g_disarmed = false;
   g_failures = 0;
@@ -164,6 +170,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   event.blocked_ns = now;
   event.state = static_cast<std::uint64_t>(OpState::blocked);
   call.event = writer::add_event(event);
+  if (event.p2p == 0) writer::agree(event, g_sized[method]);
   return call;
 } catch (...) {
   swallow();

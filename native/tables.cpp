@@ -20,6 +20,17 @@ struct Tables {
 };
 Tables* g_tables = nullptr;
 
+// By index: the same text has the same hash in every process.
+std::uint64_t g_string_hashes[kMaxStrings];
+std::uint64_t g_site_hashes[kMaxSites];
+
+// FNV-1a, 64 bits (draft-eastlake-fnv).
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t hash = 0xcbf2'9ce4'8422'2325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x0000'0100'0000'01b3;
+  return hash;
+}
+
 std::atomic_flag g_busy = ATOMIC_FLAG_INIT;
 
 // For the holder of the lock.
@@ -36,6 +47,7 @@ std::uint32_t intern_locked(Page* p, std::string_view text) {
   std::memcpy(table.bytes + offset, text.data(), text.size());
   table.refs[index].store(offset << 32 | text.size(), kRelaxed);
   table.used_bytes.store(offset + text.size(), kRelaxed);
+  g_string_hashes[index] = hash_of(text);
   table.count.store(index + 1, std::memory_order_release);
   g_tables->strings.emplace(text, static_cast<std::uint32_t>(index));
   return static_cast<std::uint32_t>(index);
@@ -56,6 +68,14 @@ void close_tables() noexcept {
 void disown_tables() noexcept {
   g_tables = nullptr;
   g_busy.clear(kRelaxed);
+}
+
+std::uint64_t string_hash(std::uint32_t index) noexcept {
+  return index < kMaxStrings ? g_string_hashes[index] : 0;
+}
+
+std::uint64_t site_hash(std::uint32_t index) noexcept {
+  return index < kMaxSites ? g_site_hashes[index] : 0;
 }
 
 Exclusive::Exclusive() noexcept {
@@ -90,6 +110,7 @@ std::uint32_t intern_site(std::string_view file, std::uint64_t line,
   }
   p->sites.names[index].store(names, kRelaxed);
   p->sites.lines[index].store(line, kRelaxed);
+  g_site_hashes[index] = hash_of(key);
   p->sites.count.store(index + 1, std::memory_order_release);
   g_tables->sites.emplace(std::move(key), static_cast<std::uint32_t>(index));
   return static_cast<std::uint32_t>(index);

@@ -83,6 +83,10 @@ PyObject* exception_dict(const ExceptionData& exception) {
       .release();
 }
 
+PyObject* checkpoint_list(const std::pair<std::uint64_t, std::uint64_t>& checkpoint) {
+  return list_of(std::vector<std::uint64_t>{checkpoint.first, checkpoint.second}, count);
+}
+
 PyObject* group_dict(const GroupView& group) {
   Dict key;
   key.set("ranks", list_of(group.ranks, number))
@@ -102,6 +106,7 @@ PyObject* group_dict(const GroupView& group) {
       .set("p2p", count(group.p2p))
       .set("changed_ns", count(group.changed_ns))
       .set("alive", PyBool_FromLong(group.alive))
+      .set("checkpoints", list_of(group.checkpoints, checkpoint_list))
       .release();
 }
 

@@ -139,6 +139,7 @@ void define_group(std::size_t slot, std::string_view name, std::string_view desc
   group.entered.store(0, kRelaxed);
   group.left.store(0, kRelaxed);
   group.p2p.store(0, kRelaxed);
+  forget_checkpoints(p, slot);
   group.changed_ns.store(now_ns(), kRelaxed);
   group.generation.store(generation, kRelaxed);
   group.data.fill(data);

@@ -70,6 +70,9 @@ void count_p2p(std::size_t slot, std::uint64_t now) noexcept;
 // index, or kNoEvent.
 constexpr std::uint64_t kNoEvent = ~std::uint64_t{0};
 std::uint64_t add_event(EventData& event) noexcept;
+// Takes a collective into the hash of its group (see Checkpoint), in the order of
+// their issue. `sized`: its tensors have one size on all ranks.
+void agree(const EventData& event, bool sized) noexcept;
 // Moves an event of the slot to another state, now, unless the ring has gone on
 // without it or it was done already.
 void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_async) noexcept;

@@ -156,6 +156,43 @@ void events_of_a_slot_given_away_are_left_out() {
   CHECK(page.read().events.empty());
 }
 
+using Checkpoints = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+
+// The checkpoints of a rank that issued so many calls, one of them from another line.
+Checkpoints checkpoints_of(std::uint64_t calls, std::uint64_t odd, std::uint64_t step = 1) {
+  const Opened page("agree.page");
+  writer::intern_site("/somewhere/else.py", calls, "f");  // numbers are this process's own
+  writer::define_group(1, "0", "", {0, 1}, 0, "gloo");
+  for (std::uint64_t seq = 1; seq <= calls; seq += step) {
+    EventData event = event_of(seq, 1);
+    event.wire = writer::intern(seq % 2 == 0 ? "all_reduce" : "all_gather");
+    event.site = writer::intern_site("/home/me/train.py", seq == odd ? 41 : 40, "step");
+    event.ndim = 2;
+    event.shape[0] = 3;
+    event.shape[1] = 5;
+    writer::agree(event, true);
+  }
+  return page.read().groups[0].checkpoints;
+}
+
+void checkpoints_tell_where_programs_differ() {
+  CHECK(checkpoints_of(kCheckpointPlaces, 0).empty());
+  const Checkpoints one = checkpoints_of(kCheckpointPlaces + 1, 0);
+  CHECK(one.size() == 1 && one[0].first == kCheckpointPlaces);
+  CHECK(checkpoints_of(100, 0) == checkpoints_of(100, 0));
+  CHECK(checkpoints_of(100, 0) == checkpoints_of(100, 99));  // not behind the last one
+  const Checkpoints usual = checkpoints_of(100, 0);
+  const Checkpoints odd = checkpoints_of(100, 50);
+  CHECK(usual.size() == 3 && odd.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(usual[i].first == odd[i].first);
+    CHECK((usual[i].second == odd[i].second) == (usual[i].first < 50));
+  }
+  CHECK(checkpoints_of(5000, 0).size() == kCheckpoints);
+  // What C++ issues lies between: some places have no call here.
+  CHECK(!checkpoints_of(5000, 0, 100).empty());
+}
+
 void full_tables_drop_and_count() {
   const Opened page("full.page");
   std::uint32_t last = 0;
@@ -321,6 +358,7 @@ int main(int argc, char** argv) {
   members_survive_the_way_through_text();
   a_page_reads_as_it_was_written();
   events_of_a_slot_given_away_are_left_out();
+  checkpoints_tell_where_programs_differ();
   full_tables_drop_and_count();
   readers_see_no_torn_event();
   a_record_is_whole_or_says_that_it_is_not();
