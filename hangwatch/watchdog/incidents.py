@@ -43,6 +43,8 @@ class Event(StrEnum):
     """The diagnosis is hang."""
     PROGRESS = "progress"
     """What was waited for has come."""
+    DESYNC = "desync"
+    """Nobody waits, but ranks are out of step."""
     FAILED = "failed"
     """The command ended with an error, and the diagnosis knows why."""
     RESTART = "restart"
@@ -54,6 +56,7 @@ class Announce(StrEnum):
 
     SLOW = "slow"
     HANG = "hang"
+    DESYNC = "desync"
     RECOVERED = "recovered"
     FAILED = "failed"
     ENDED = "ended"
@@ -66,6 +69,7 @@ TRANSITIONS: dict[tuple[Stage, Event], _Step] = {
     (Stage.HEALTHY, Event.WAIT): (Stage.SUSPECTED, None),
     (Stage.HEALTHY, Event.SLOW): (Stage.SLOW, Announce.SLOW),
     (Stage.HEALTHY, Event.HANG): (Stage.HANG, Announce.HANG),
+    (Stage.HEALTHY, Event.DESYNC): (Stage.HEALTHY, Announce.DESYNC),
     (Stage.HEALTHY, Event.FAILED): (Stage.FAILED, Announce.FAILED),
     (Stage.SUSPECTED, Event.SLOW): (Stage.SLOW, Announce.SLOW),
     (Stage.SUSPECTED, Event.HANG): (Stage.HANG, Announce.HANG),
@@ -99,7 +103,9 @@ def signature(verdict: Verdict, restart: int) -> str:
     members = ",".join(map(str, group.ranks)) if group else ""
     place = f"{members}/{group.desc}/{group.index}" if group else ""
     culprits = ",".join(map(str, verdict.culprits))
-    seq = verdict.collective.seq if verdict.collective else 0
+    # Of ranks that are out of step it may not be known since when.
+    known = verdict.collective and verdict.state is not State.DESYNC
+    seq = verdict.collective.seq if verdict.collective and known else 0
     return f"{verdict.kind}|{culprits}|{place}|{seq}|{restart}"
 
 

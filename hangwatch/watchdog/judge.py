@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.config import OnHang
+from hangwatch.diagnosis import find_desync
 from hangwatch.report.sites import fold_ranks
 from hangwatch.types import Evidence, JobSnapshot, Moment, State, Thresholds, Verdict
 from hangwatch.watchdog import environment
@@ -83,6 +84,25 @@ class Judge:
         else:
             self._telling = asyncio.ensure_future(self._tell(announce, judged))
             await asyncio.shield(self._telling)
+
+    async def compare(self) -> None:
+        """Ranks of this node do not issue the same: tell people if they are out of step.
+
+        It has a report of its own: a hang that comes of it is another incident.
+        """
+        if not self.incidents.would_tell(Event.DESYNC):
+            return
+        collected = await self.gatherer.collect(Level.LIGHT)
+        found = find_desync(self._job(collected, None))
+        if found is None or not self.incidents.happen(Event.DESYNC, found, collected.restart):
+            return
+        collected = await self.gatherer.collect(Level.FULL)
+        job = self._job(collected, None)
+        evidence = self._evidence(_Judged((find_desync(job) or found,), job, collected))
+        now = utc_now()
+        timeline = (Moment(now, f"{Announce.DESYNC.upper()}: {found.headline}"),)
+        evidence = replace(evidence, detected_at=now, timeline=timeline)
+        await self.reporter.verdict(evidence, same_incident=False)
 
     async def settle(self, timeout_s: float) -> None:
         """Let an announcement that is under way come to its end."""

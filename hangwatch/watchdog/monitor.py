@@ -16,6 +16,7 @@ from hangwatch.types import Phase
 from hangwatch.watchdog import state
 from hangwatch.watchdog.absence import Absence
 from hangwatch.watchdog.actions import ABORTED
+from hangwatch.watchdog.agreement import Agreement
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.exchange import Exchange
 from hangwatch.watchdog.incidents import Event, Stage
@@ -71,6 +72,7 @@ class Monitor:
         self._schedule = Schedule()
         self._absence = Absence(hello.command_pid, news, proc)
         self._progress = Progress()
+        self._agreement = Agreement()
         self._restart = -1
         self._full_house_ns = 0
         self._background: set[asyncio.Task[None]] = set()
@@ -152,6 +154,8 @@ class Monitor:
                 self._progress.begin(look)
                 self._save()
         await self._notice_progress(look)
+        if self._agreement.look_due(look):
+            await self._judge.compare()
         self._notice_revival(look)
         self._join_if_due(look)
         if self._now_ns() - self._saved_ns >= SAVE_S * 1e9:
@@ -183,6 +187,7 @@ class Monitor:
             self._judge.restarted(restart)
             self._cadence.forget_waits()
             self._schedule = Schedule()
+            self._agreement = Agreement()
             self._progress.forget()
             self._full_house_ns = 0
             if self._judge.exchange is not None:
