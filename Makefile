@@ -1,6 +1,7 @@
 # make demo    see hangwatch find a planted hang
 # make test    everything: checks, and all tests (needs a C++ compiler; see tests/packages.sh)
 # make check   in two minutes: lint, types, unit and property tests
+# make zoo     real programs with planted faults: what is expected, what hangwatch finds
 # make bench   the figures of the README
 # Each works from a fresh clone: a virtual environment is made in .venv.
 
@@ -12,7 +13,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c tests/constrain
 BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*)
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp)
 
-.PHONY: demo test check lint types unit tests packages bench clean
+.PHONY: demo test check lint types unit tests packages zoo bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
@@ -37,6 +38,9 @@ tests: $(VENV)/tested
 
 packages:
 	sh tests/packages.sh
+
+zoo: $(VENV)/tested
+	$(BIN)/python tests/zoo/table.py
 
 bench: $(VENV)/tested
 	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done

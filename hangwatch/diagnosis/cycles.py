@@ -6,20 +6,27 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis import wording
+from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.absentees import init_incomplete, missing_peer
 from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.divergence import divergence
 from hangwatch.diagnosis.endings import Cause
 from hangwatch.diagnosis.phrases import at_line
 from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.diagnosis.terminals import died, left_behind
 from hangwatch.diagnosis.unrecorded import judge_unrecorded
+from hangwatch.diagnosis.wording import Scene
 from hangwatch.types import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hangwatch.diagnosis.case import Case
+    from hangwatch.diagnosis.divergence import Divergence
     from hangwatch.diagnosis.graph import Root
     from hangwatch.diagnosis.spots import Spot, Wait
+    from hangwatch.diagnosis.wording import Text
+    from hangwatch.types import Site
 
 Ranks = tuple[int, ...]
 
@@ -128,26 +135,61 @@ def _inversion(case: Case, root: Root, camps: dict[Spot, list[Wait]]) -> Finding
         for spot, waits in ordered
         if waits
     ]
-    fewer = len(parts) > 1 and len(parts[0][0]) < len(parts[1][0])
-    all_of_them = {rank for ranks, _, _ in parts for rank in ranks}
-    culprits = parts[0][0] if fewer else tuple(sorted(all_of_them))
     waits = tuple(wait for _, camp in ordered for wait in camp)
+    left = divergence(case, waits)
+    if left is not None and all(isinstance(spot, Channel) for spot in root.spots):
+        spots = [wait.spot for wait in waits if isinstance(wait.spot, Channel)]
+        for spot in spots:
+            if spot.peer in left.culprits and spot.waiter in left.others:
+                return _channel_in_cycle(case, spot, set(root.ranks))
+    if left is None:
+        fewer = len(parts) > 1 and len(parts[0][0]) < len(parts[1][0])
+        all_of_them = {rank for ranks, _, _ in parts for rank in ranks}
+        culprits = parts[0][0] if fewer else tuple(sorted(all_of_them))
+    else:
+        culprits = left.culprits
+    guilty = [wait for wait in waits if wait.rank in culprits]
+    rest = [wait for wait in waits if wait.rank not in culprits]
+    kind, text = _told(case, left, guilty, rest) if left else (Kind.ORDER_INVERSION, None)
     firm = all(wait.firm for wait in waits)
-    spot = ordered[0][0]
+    # Who finished early is to blame for where the others wait, else for where it waits.
+    about = (rest if kind is Kind.FINISHED_EARLY else guilty)[0].spot if left else ordered[0][0]
+    sites = (case.victims_site(guilty), case.victims_site(rest)) if left else _sites(parts)
     return Finding(
-        kind=Kind.ORDER_INVERSION,
+        kind=kind,
         reason=Reason.USER_CODE,
         certainty=Certainty.PROVED if firm else Certainty.LIKELY,
         culprits=culprits,
         victims=case.victims_of(culprits, root.spots),
-        text=wording.cycle(parts),
+        text=text or wording.cycle(parts, culprits if left else ()),
         final=firm,
-        spot=spot,
-        collective=case.collective(spot, case.waits_at(spot)),
-        site=parts[0][2],
-        victim_site=parts[1][2] if len(parts) > 1 else None,
+        spot=about,
+        collective=case.collective(about, case.waits_at(about)),
+        site=sites[0],
+        victim_site=sites[1],
         waits=waits,
     )
+
+
+def _sites(parts: Sequence[tuple[Ranks, str, Site | None]]) -> tuple[Site | None, Site | None]:
+    return parts[0][2], parts[1][2] if len(parts) > 1 else None
+
+
+def _told(
+    case: Case, left: Divergence, guilty: list[Wait], rest: list[Wait]
+) -> tuple[Kind, Text | None]:
+    """What kind of departure it is; its text, None where it is an inversion."""
+    sites = case.victims_site(guilty), case.victims_site(rest)
+    mine, theirs = (case.op_at(waits, None) or "a collective" for waits in (guilty, rest))
+    if left.loop is not None:
+        scene = Scene(left.culprits, left.others, case.where(rest[0].spot), *sites)
+        over = all(wait.over for wait in rest)
+        return Kind.FINISHED_EARLY, wording.left_loop(scene, mine, left.loop, failed=over)
+    if left.guard is not None:
+        scene = Scene(left.culprits, left.others, case.where(guilty[0].spot), *sites)
+        text = disagreement.subset(scene, left.guard, f"went on to {theirs}")
+        return Kind.SUBSET_ENTERED, text
+    return Kind.ORDER_INVERSION, None
 
 
 def _wait_of(case: Case, rank: int) -> Wait | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.spots import Place
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 Step = tuple[str, str, int, str]
 """What makes a call recognisable when it comes again: operation and line."""
+
+Call = tuple[int, int, Step]
+"""(gid, peer, step) of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +89,54 @@ def _followers(job: Job, place: Place, rank: int, before: Step) -> set[Step]:
         if following is not None:
             found.add(step(following))
     return found
+
+
+def next_of(job: Job, rank: int, calls: Iterable[Call]) -> Call | None:
+    """Which of some calls the rank used to make next, None if that is not known.
+
+    Of all that it did only these calls count, so that what it did at the same time
+    in another thread does not matter. It makes each a few times in a row.
+    """
+    wanted = set(calls)
+    done = [call for pair in job.ops.get(rank, ()) if (call := call_of(*pair)) in wanted]
+    runs = [(call, len(list(run))) for call, run in groupby(done)]
+    if not runs:
+        return None
+    last, length = runs[-1]
+    before = [(count, after) for (call, count), (after, _) in pairwise(runs) if call == last]
+    if not before:
+        return None
+    if length < Counter(count for count, _ in before).most_common(1)[0][0]:
+        return last
+    return Counter(after for _, after in before).most_common(1)[0][0]
+
+
+def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
+    """Whether a rank made a call after what it always does before it, None if unknown.
+
+    What it did since it last made the same call is compared, whatever its order.
+    """
+    call = call_of(job.gid(record.group), record)
+    since: Counter[Call] = Counter()
+    gaps: list[Counter[Call] | None] = []
+    for gid, own in job.ops.get(rank, ()):
+        if own is record:
+            break
+        if call_of(gid, own) == call:
+            gaps.append(since if gaps else None)
+            since = Counter()
+        else:
+            since[call_of(gid, own)] += 1
+    if not gaps:  # it never made that call: strange for one that goes round in a loop
+        return False if any(count > 1 for count in since.values()) else None
+    return since in gaps if len(gaps) > 1 else None
+
+
+def made_before(job: Job, rank: int, record: OpRecord) -> bool:
+    """Whether a rank has made a call like another rank's, from the same line."""
+    return any(step(own) == step(record) for _, own in job.ops.get(rank, ()))
+
+
+def call_of(gid: int, record: OpRecord) -> Call:
+    """A call as it is known when a rank makes it again."""
+    return gid, record.peer, step(record)

@@ -17,7 +17,9 @@ from hangwatch.diagnosis.syntax import (
     body_end,
     call_line,
     communicates,
+    following,
     in_body,
+    leaves,
     names_the_rank,
     own,
     parse,
@@ -148,7 +150,7 @@ class Source:
 
     def _guard(self, fork: Fork, node: ast.AST) -> Guard | None:
         if isinstance(node, ast.If):
-            for branch, other in ((node.body, node.orelse), (node.orelse, node.body)):
+            for branch, other in _branches(fork.scope, node):
                 if spans(branch, fork.here) and not spans(branch, fork.there):
                     return Guard(
                         fork.file,
@@ -172,11 +174,11 @@ class Source:
         for node in own(fork.scope):
             if not isinstance(node, ast.If) or node.lineno >= fork.there:
                 continue
-            leaves = any(
+            jumps = any(
                 isinstance(inner, ast.Continue | ast.Break | ast.Return) for inner in node.body
             )
             if (
-                leaves
+                jumps
                 and not spans(node.body, fork.there)
                 and self._asks_for_rank(fork.file, node.test)
             ):
@@ -209,7 +211,7 @@ class Source:
         for node in own(scope):
             if not isinstance(node, ast.If) or not self._asks_for_rank(frame.file, node.test):
                 continue
-            for branch, other in ((node.body, node.orelse), (node.orelse, node.body)):
+            for branch, other in _branches(scope, node):
                 if spans(branch, frame.line):
                     found = Guard(
                         frame.file,
@@ -219,3 +221,14 @@ class Source:
                         other_branch_communicates=communicates(other),
                     )
         return found
+
+
+def _branches(
+    scope: Function, node: ast.If
+) -> tuple[tuple[list[ast.stmt], list[ast.stmt]], tuple[list[ast.stmt], list[ast.stmt]]]:
+    """Each branch of a condition with the other one.
+
+    Where the first leaves the function or the loop, the other is what comes after it.
+    """
+    other = node.orelse or (following(scope, node) if leaves(node.body) else [])
+    return (node.body, other), (node.orelse, node.body)

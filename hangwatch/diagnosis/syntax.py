@@ -128,3 +128,18 @@ def communicates(body: Sequence[ast.stmt]) -> bool:
         for statement in body
         for node in ast.walk(statement)
     )
+
+
+def leaves(body: Sequence[ast.stmt]) -> bool:
+    """Whether what comes after a branch is not run once the branch was."""
+    return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
+
+
+def following(scope: Function, statement: ast.stmt) -> list[ast.stmt]:
+    """The statements after one, in the body that it is part of."""
+    for node in (scope, *own(scope)):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            if isinstance(body, list) and statement in body:
+                return body[body.index(statement) + 1 :]
+    return []

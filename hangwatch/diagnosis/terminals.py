@@ -18,6 +18,7 @@ from hangwatch.diagnosis.absentees import (
 )
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.endings import Cause, How, last_call
+from hangwatch.diagnosis.history import call_of, next_of
 from hangwatch.diagnosis.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.diagnosis.wording import Scene
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.case import Case
     from hangwatch.diagnosis.endings import Ending
+    from hangwatch.diagnosis.history import Call
     from hangwatch.diagnosis.spots import Spot
     from hangwatch.types import Site
 
@@ -68,17 +70,27 @@ def _without_followers(case: Case, terminals: Iterable[int]) -> list[int]:
 
 
 def _main_spot(case: Case, rank: int) -> Spot | None:
-    """Of the spots that wait for a rank the oldest, which it should have come to first.
+    """Of the spots that wait for a rank the one that it should have come to first.
 
-    Among those of the same moment the one with most ranks in it.
+    What it used to do next tells; else the oldest, and among those of the same
+    moment the one with most ranks in it.
     """
 
-    def weight(spot: Spot) -> tuple[float, int, str]:
+    def call(spot: Spot) -> Call | None:
+        record = next((w.record for w in case.graph.at[spot] if w.record is not None), None)
+        if isinstance(spot, Place) and record is not None:
+            return call_of(spot.gid, record)
+        return None
+
+    def weight(spot: Spot) -> tuple[bool, float, int, str]:
         waits = case.graph.at[spot]
         oldest_s = max(wait.age_s for wait in waits)
-        return round(oldest_s, 1), len(waits), type(spot).__name__
+        expected = usual is not None and calls.get(spot) == usual
+        return expected, round(oldest_s, 1), len(waits), type(spot).__name__
 
     spots = [spot for spot in case.graph.before().get(rank, ()) if not isinstance(spot, int)]
+    calls = {spot: known for spot in spots if (known := call(spot)) is not None}
+    usual = next_of(case.job, rank, calls.values()) if len(spots) > 1 else None
     return max(spots, key=weight, default=None)
 
 

@@ -224,14 +224,21 @@ def stuck(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text
     )
 
 
-def cycle(parts: Sequence[tuple[Ranks, str, Site | None]]) -> Text:
-    """Ranks that wait for each other in different spots."""
+def cycle(parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = ()) -> Text:
+    """Ranks that wait for each other in different spots.
+
+    strange: those that did not do so before.
+    """
     everyone = {rank for ranks, _, _ in parts for rank in ranks}
     where = ", ".join(f"{the_ranks(ranks)} in {spot}{at_line(site)}" for ranks, spot, site in parts)
     return Text(
         f"{capital(the_ranks(everyone))} wait for each other: {where}.",
         sentences(
             "Each waits for one that comes to it only after what it waits in itself.",
+            f"{capital(the_ranks(strange))} {verb(strange, 'has', 'have')} not done it in this "
+            "order before, all others have."
+            if strange
+            else "",
             *(
                 f"{capital(the_ranks(ranks))}: {place_in_code(site)}."
                 for ranks, _, site in parts[:4]

@@ -1,11 +1,4 @@
-"""Starts real training programs under watch and reads what their headers expect.
-
-A program states its verdict in lines such as
-``# expect --exit: state=failed kind=finished_early culprits=1 site=culprit``: the words
-before the colon are the program's arguments, ``site`` names the line that ends in
-``# culprit``. Several lines with the same arguments add up. ``# launched with`` gives options
-of torchrun.
-"""
+"""Starts real training programs under watch, and ends whatever they leave behind."""
 
 from __future__ import annotations
 
@@ -25,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PROGRAMS = Path(__file__).parent / "programs"
 TOKEN = "TEST_RUN_TOKEN"  # noqa: S105 (marks the processes of one run, keeps no secret)
@@ -34,42 +27,8 @@ BOUND_S = 120.0
 GRACE_S = 8.0
 POLL_S = 0.02
 
-_LAUNCH = re.compile(r"^# launched with (.*)$", re.MULTILINE)
-_EXPECT = re.compile(r"# expect *([^:]*): *(.*)")
 _VERDICT = re.compile(r"^hangwatch: ([A-Z]+) \(", re.MULTILINE)
 _LEFT_OUT = re.compile(r"HANGWATCH.*|RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|MASTER_.*|TORCHELASTIC_.*")
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """What the header of a program says of it when it is run with these arguments."""
-
-    program: Path
-    arguments: tuple[str, ...]
-    launch: tuple[str, ...]
-    values: dict[str, str]
-
-    def __str__(self) -> str:
-        return " ".join((self.program.stem, *self.arguments))
-
-    @property
-    def healthy(self) -> bool:
-        """Whether it finishes and nothing is to be found."""
-        return self.values["state"] == "ok"
-
-    @property
-    def ends(self) -> bool:
-        """Whether it fails by itself.
-
-        Its verdict may come before its end: a rank that is leaving keeps its
-        connections for a second or two, and the others wait.
-        """
-        return "failed" in self.values["state"]
-
-    @property
-    def patient(self) -> bool:
-        """Whether its verdict needs patience: it is neither proved nor the job's end."""
-        return self.values["state"] == "hang" and self.values.get("certainty") != "proved"
 
 
 @dataclass(slots=True)
@@ -92,29 +51,6 @@ class Result:
     def states(self) -> list[str]:
         """The states of all incidents."""
         return [report["verdict"]["state"] for report in self.reports]
-
-
-def expectations() -> Iterator[Expectation]:
-    """All cases of all programs, in the order of their names."""
-    for program in sorted(PROGRAMS.glob("*.py")):
-        cases: dict[str, dict[str, str]] = {}
-        text = program.read_text()
-        launch = [word for words in _LAUNCH.findall(text) for word in words.split()]
-        for line in text.splitlines():
-            match = _EXPECT.fullmatch(line)
-            if match:
-                pairs = (word.partition("=") for word in match[2].split())
-                cases.setdefault(match[1], {}).update({key: value for key, _, value in pairs})
-        for arguments, values in cases.items():
-            yield Expectation(program, tuple(arguments.split()), tuple(launch), values)
-
-
-def marked_line(program: Path, marker: str) -> int:
-    """The number of the only line that ends in a comment ``# marker``."""
-    lines = program.read_text().splitlines()
-    found = [n for n, line in enumerate(lines, 1) if re.search(rf"# {re.escape(marker)}$", line)]
-    assert len(found) == 1, f"{program.name} marks {len(found)} lines as {marker}"
-    return found[0]
 
 
 def reaches(state: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:

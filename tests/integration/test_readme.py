@@ -20,7 +20,7 @@ COMMANDS = [
     for block in re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
 ]
-INSTALLING = {"make demo", "make test", "pip install ."}
+INSTALLING = {"make demo", "make test", "make zoo", "pip install ."}
 """Not run here: they install. What ``make demo`` runs then is run below."""
 TRAIN = """
 import torch
@@ -80,7 +80,7 @@ def test_each_command_works_in_the_order_of_the_readme(directory: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("command", ["make demo", "make test"])
+@pytest.mark.parametrize("command", ["make demo", "make test", "make zoo"])
 def test_the_makefile_knows_the_target(command: str) -> None:
     assert run(f"{command} --dry-run", ROOT).returncode == 0
 

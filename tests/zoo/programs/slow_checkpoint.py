@@ -1,5 +1,7 @@
-"""Rank 0 writes a checkpoint for 20 s while the others wait in a barrier; then it goes on."""
-# expect: state=ok exit=0 may_be=slow
+"""Rank 0 writes a checkpoint for 8 s while the others wait in a barrier; then it goes on."""
+# watched with --suspect-after 3
+# expect: state=slow kind=never_entered reason=checkpoint_io culprits=0 victims=1,2,3
+# expect: op=barrier site=slow exit=0
 
 import tempfile
 import time
@@ -37,7 +39,7 @@ def main():
         if step == 30:
             if dist.get_rank() == 0:
                 with Path(tempfile.mkdtemp(), "checkpoint.pt").open("wb") as file:
-                    torch.save(model.module.state_dict(), SlowDisk(file, 20))
+                    torch.save(model.module.state_dict(), SlowDisk(file, 8))
             dist.barrier()
     dist.destroy_process_group()
 

@@ -1,0 +1,132 @@
+"""Which ranks of a cycle left the common program: the source and their habits tell.
+
+That ranks wait for each other says nothing of who is wrong. One that has left the
+loop which the others are in, that stands under a condition on the rank, or that does
+what it never did at this point, is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.history import is_usual, made_before
+from hangwatch.diagnosis.spots import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hangwatch.diagnosis.case import Case
+    from hangwatch.diagnosis.phrases import Ranks
+    from hangwatch.diagnosis.source import Guard, LeftLoop
+    from hangwatch.diagnosis.spots import Wait
+    from hangwatch.types import Frame
+
+MAX_CAMPS = 16
+"""Lines at which the ranks of one cycle wait; more are not compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Who left the common program, and what shows it."""
+
+    culprits: Ranks
+    others: Ranks
+    loop: LeftLoop | None = None
+    """The loop that ``culprits`` have left and ``others`` are in."""
+    guard: Guard | None = None
+    """The condition that ``culprits`` alone took, to call what the others never do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Camp:
+    """Ranks that wait at one line."""
+
+    ranks: Ranks
+    frames: list[Frame]
+
+
+def divergence(case: Case, waits: Sequence[Wait]) -> Divergence | None:
+    """Judge the ranks of a cycle, each with the one wait that it stands in."""
+    camps = _camps(case, waits)
+    everyone = tuple(sorted({wait.rank for wait in waits}))
+    if not 1 < len(camps) <= MAX_CAMPS:
+        return _by_habit(case, waits, everyone)
+    return (
+        _by_loop(case, camps, everyone)
+        or _by_guard(case, camps, everyone, waits)
+        or _by_habit(case, waits, everyone)
+    )
+
+
+def _camps(case: Case, waits: Iterable[Wait]) -> list[_Camp]:
+    at: dict[tuple[str, int], list[int]] = defaultdict(list)
+    frames: dict[tuple[str, int], list[Frame]] = {}
+    for wait in waits:
+        spot = wait.spot
+        stack = case.frames_at(wait.rank, spot) if isinstance(spot, Place) else []
+        stack = stack or case.stack(wait.rank)
+        line = (stack[-1].file, stack[-1].line) if stack else ("", 0)
+        at[line].append(wait.rank)
+        frames.setdefault(line, stack)
+    return [_Camp(tuple(sorted(ranks)), frames[line]) for line, ranks in at.items()]
+
+
+def _by_loop(case: Case, camps: list[_Camp], everyone: Ranks) -> Divergence | None:
+    """A minority is past the loop in which all others are."""
+    for camp in camps:
+        others = [other for other in camps if other is not camp]
+        if not _is_minority(camp.ranks, everyone):
+            continue
+        loops = [_left_loop(case, camp.frames, other.frames) for other in others]
+        if loops and all(loop is not None and not loop.returns for loop in loops):
+            return Divergence(camp.ranks, _rest(camp.ranks, everyone), loop=loops[0])
+    return None
+
+
+def _left_loop(case: Case, here: list[Frame], there: list[Frame]) -> LeftLoop | None:
+    fork = case.source.fork(here, there)
+    if fork is None and here and there:
+        fork = case.source.fork_of_lines(here[-1], there[-1])
+    return case.source.left_loop(fork) if fork else None
+
+
+def _by_guard(
+    case: Case, camps: list[_Camp], everyone: Ranks, waits: Sequence[Wait]
+) -> Divergence | None:
+    """A minority took a condition on the rank, and calls there what the others never do."""
+    for camp in camps:
+        rest = _rest(camp.ranks, everyone)
+        if not _is_minority(camp.ranks, everyone) or not camp.frames:
+            continue
+        wait = next(wait for wait in waits if wait.rank == camp.ranks[0])
+        if wait.record and any(made_before(case.job, rank, wait.record) for rank in rest):
+            continue
+        for frame in camp.frames:
+            guard = case.source.rank_guard(frame)
+            if guard is not None and not guard.other_branch_communicates:
+                return Divergence(camp.ranks, rest, guard=guard)
+    return None
+
+
+def _by_habit(case: Case, waits: Sequence[Wait], everyone: Ranks) -> Divergence | None:
+    """A minority does what it never did after what it did before; all others do as ever."""
+    usual = {
+        wait.rank: is_usual(case.job, wait.rank, wait.record) if wait.record else None
+        for wait in waits
+    }
+    strange = tuple(rank for rank in everyone if usual.get(rank) is False)
+    rest = _rest(strange, everyone)
+    if not _is_minority(strange, everyone) or not all(usual.get(rank) for rank in rest):
+        return None
+    return Divergence(strange, rest)
+
+
+def _is_minority(ranks: Ranks, everyone: Ranks) -> bool:
+    """At most half: of two halves only one has left the program."""
+    return 0 < 2 * len(ranks) <= len(everyone)
+
+
+def _rest(ranks: Ranks, everyone: Ranks) -> Ranks:
+    return tuple(rank for rank in everyone if rank not in ranks)

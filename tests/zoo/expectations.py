@@ -1,0 +1,209 @@
+"""What the header of a program says of it, and whether a run bore that out.
+
+A program states its verdict in lines such as
+``# expect --exit: state=failed kind=finished_early culprits=1 site=culprit``: the words
+before the colon are the program's arguments, ``site`` names the line that ends in
+``# culprit``, ``a|b`` leaves either open. Several lines with the same arguments add up.
+``# launched with`` gives options of torchrun, ``# watched with`` those of hangwatch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import reaches, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from harness import Result
+
+PROGRAMS = Path(__file__).parent / "programs"
+QUICK = ("--suspect-after", "3", "--hang-after", "6")
+"""For what cannot be proved; what can be must come without, long before ``auto``."""
+PROOF_WITHIN_S = 15.0
+"""Far below the least --hang-after of ``auto``, with room for a loaded machine."""
+
+_LAUNCHED = re.compile(r"^# launched with (.*)$", re.MULTILINE)
+_WATCHED = re.compile(r"^# watched with (.*)$", re.MULTILINE)
+_EXPECT = re.compile(r"# expect *([^:]*): *(.*)")
+_RANKS = re.compile(r"--nproc-per-node=(\d+)")
+_LISTS = ("culprits", "victims")
+_SITES = ("site", "victim_site")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the header of a program says of it when it is run with these arguments."""
+
+    program: Path
+    arguments: tuple[str, ...]
+    launch: tuple[str, ...]
+    options: tuple[str, ...]
+    values: dict[str, str]
+
+    def __str__(self) -> str:
+        return " ".join((self.program.stem, *self.arguments))
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it finishes, though it may keep people waiting."""
+        return self.values["state"] in ("ok", "slow")
+
+    @property
+    def ends(self) -> bool:
+        """Whether it comes to its end by itself.
+
+        The verdict of one that fails may come before: a rank that is leaving keeps
+        its connections for a second or two, and the others wait.
+        """
+        return self.healthy or "failed" in self.values["state"]
+
+    @property
+    def patient(self) -> bool:
+        """Whether its verdict needs patience: it is neither proved nor the job's end."""
+        return self.values["state"] == "hang" and self.values.get("certainty") != "proved"
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has."""
+        found = _RANKS.findall(" ".join(self.launch))
+        return int(found[-1]) if found else 4
+
+    @property
+    def groups(self) -> bool:
+        """Whether it makes groups beside the default one."""
+        return bool(re.search(r"init_device_mesh\(|new_group\(", self.program.read_text()))
+
+
+def expectations() -> Iterator[Expectation]:
+    """All cases of all programs, in the order of their names."""
+    for program in sorted(PROGRAMS.glob("*.py")):
+        cases: dict[str, dict[str, str]] = {}
+        text = program.read_text()
+        for line in text.splitlines():
+            match = _EXPECT.fullmatch(line)
+            if match:
+                pairs = (word.partition("=") for word in match[2].split())
+                cases.setdefault(match[1], {}).update({key: value for key, _, value in pairs})
+        launch, options = _words(_LAUNCHED, text), _words(_WATCHED, text)
+        for arguments, values in cases.items():
+            yield Expectation(program, tuple(arguments.split()), launch, options, values)
+
+
+def _words(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+    return tuple(word for words in pattern.findall(text) for word in words.split())
+
+
+def marked_line(program: Path, marker: str) -> int:
+    """The number of the only line that ends in a comment ``# marker``."""
+    lines = program.read_text().splitlines()
+    found = [n for n, line in enumerate(lines, 1) if re.search(rf"# {re.escape(marker)}$", line)]
+    assert len(found) == 1, f"{program.name} marks {len(found)} lines as {marker}"
+    return found[0]
+
+
+def run(case: Expectation) -> Result:
+    """Run a program under watch for as long as its verdict needs."""
+    quick = QUICK if case.patient and not case.options else ()
+    return watch(
+        case.program,
+        *quick,
+        *case.options,
+        arguments=case.arguments,
+        launch=case.launch,
+        until=None if case.ends else reaches("hang"),
+    )
+
+
+def mistakes(case: Expectation, result: Result) -> list[str]:
+    """What is not as the header says, one line each."""
+    if case.healthy:
+        return list(_of_a_healthy_job(case, result))
+    return list(_of_a_broken_job(case, result))
+
+
+def _of_a_healthy_job(case: Expectation, result: Result) -> Iterator[str]:
+    states = result.states()
+    if result.exit_code != 0:
+        yield f"it ended with exit code {result.exit_code}"
+    if result.survivors:
+        yield f"processes outlived it: {result.survivors}"
+    if result.run is None or result.run["exit_code"] != 0:
+        yield "run.json does not say that it ended well"
+    elif len(result.run["incidents"]) != len(states):
+        yield "run.json does not list its incidents"
+    if case.values["state"] == "ok":
+        yield from (f"it is called {s}" for s in states if s != case.values.get("may_be"))
+    elif states != ["slow"]:
+        yield f"it is called {' and '.join(states) or 'healthy'}"
+    else:
+        yield from _differences(case, result.reports[0], result)
+    if states and "what was reported has passed" not in result.stderr:
+        yield "that it recovered is not said"
+
+
+def _of_a_broken_job(case: Expectation, result: Result) -> Iterator[str]:
+    told = told_by(case, result)
+    if len(told) != 1:
+        yield f"it is called {' and '.join(result.states()) or 'healthy'}"
+        return
+    report = told[0]
+    verdict = report["verdict"]
+    yield from _differences(case, report, result)
+    if " ".join(verdict["headline"].split()) not in " ".join(result.stderr.split()):
+        yield "the headline is not on standard error"
+    if case.values.get("text", "") not in verdict["headline"] + verdict["explanation"]:
+        yield f"the text is {verdict['headline']!r} {verdict['explanation']!r}"
+    if verdict["certainty"] == "proved" and verdict["detected_after_s"] > PROOF_WITHIN_S:
+        yield f"the proof took {verdict['detected_after_s']} s"
+    if [rank["rank"] for rank in report["ranks"]] != list(range(case.world_size)):
+        yield "the report leaves ranks out"
+
+
+def told_by(case: Expectation, result: Result) -> list[dict[str, Any]]:
+    """The reports that have come to the state that the header names."""
+    wanted = case.values["state"].split("|")
+    return [report for report in result.reports if report["verdict"]["state"] in wanted]
+
+
+def _differences(case: Expectation, report: Mapping[str, Any], result: Result) -> Iterator[str]:
+    found = values_of(report, result)
+    for key, text in case.values.items():
+        if key in ("text", "may_be"):
+            continue
+        wanted = [_value(case, key, one) for one in text.split("|")]
+        if found[key] not in wanted:
+            shown = f"{wanted[0]}" if len(wanted) == 1 else f"one of {wanted}"
+            yield f"{key} is {found[key]}, not {shown}"
+
+
+def values_of(report: Mapping[str, Any], result: Result) -> dict[str, Any]:
+    """What a report says, by the keys that headers use."""
+    verdict = report["verdict"]
+    group, collective = verdict["group"] or {}, verdict["collective"] or {}
+    return {
+        **verdict,
+        "group": group.get("desc") or group.get("name"),
+        "members": group.get("ranks"),
+        "op": collective.get("op"),
+        "site": _place(verdict["site"]),
+        "victim_site": _place(verdict.get("victim_site")),
+        "function": (verdict["site"] or {}).get("function"),
+        "exit": result.exit_code,
+    }
+
+
+def _value(case: Expectation, key: str, text: str) -> Any:
+    if key in (*_LISTS, "members"):
+        return [int(rank) for rank in text.split(",") if rank]
+    if key in _SITES:
+        return str(case.program), marked_line(case.program, text)
+    return int(text) if key == "exit" else text
+
+
+def _place(site: Mapping[str, Any] | None) -> tuple[str, int] | None:
+    return (site["file"], site["line"]) if site else None
