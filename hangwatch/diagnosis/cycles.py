@@ -11,6 +11,7 @@ from hangwatch.diagnosis.absentees import init_incomplete, missing_peer
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.divergence import divergence
 from hangwatch.diagnosis.endings import Cause
+from hangwatch.diagnosis.naming import judge_names
 from hangwatch.diagnosis.phrases import at_line
 from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.diagnosis.terminals import died, left_behind
@@ -48,9 +49,14 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
     gone = tuple(sorted({wait.rank for wait in waits if _gone_before(case, wait.rank)}))
     if gone and len(gone) < len(members):
         return died(case, spot, gone, Certainty.LIKELY)
-    found = judge_unrecorded(case, spot) if isinstance(spot, Place) and not broken else None
+    found = None
+    if isinstance(spot, Place):
+        found = judge_names(case, spot) or (None if broken else judge_unrecorded(case, spot))
     if found is not None:
         return found
+    frozen = tuple(r for r in members if _is_frozen(case, r))
+    if frozen and isinstance(spot, Place):
+        return _frozen(case, spot, frozen)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=Reason.NETWORK if broken else Reason.UNKNOWN,
@@ -62,6 +68,39 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
         collective=case.collective(spot, waits),
         victim_site=site,
         final=broken,
+        waits=waits,
+    )
+
+
+def _is_frozen(case: Case, rank: int) -> bool:
+    """Whether nothing of a rank runs, not even what works on its collectives."""
+    known = rank in case.job.ranks and rank not in case.ended
+    return known and case.activity(rank).reason in (Reason.STOPPED, Reason.DEBUGGER)
+
+
+def _frozen(case: Case, place: Place, culprits: Ranks) -> Finding:
+    """All are there, and a few of them were stopped before it was complete."""
+    waits = case.waits_at(place)
+    doing = case.activity(culprits[0])
+    others = tuple(rank for rank in case.direct(place) if rank not in culprits)
+    scene = Scene(
+        culprits,
+        others,
+        case.where(place),
+        case.site_at(culprits[0], place) or doing.site,
+        case.victims_site(wait for wait in waits if wait.rank in others),
+    )
+    return Finding(
+        kind=Kind.COLLECTIVE_STUCK,
+        reason=doing.reason,
+        certainty=Certainty.LIKELY,
+        culprits=culprits,
+        victims=tuple(sorted(set(case.victims_of((), [place])) - set(culprits))),
+        text=wording.frozen(scene, doing),
+        spot=place,
+        collective=case.collective(place, waits),
+        site=scene.site,
+        victim_site=scene.other_site,
         waits=waits,
     )
 

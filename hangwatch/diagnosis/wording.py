@@ -224,6 +224,38 @@ def stuck(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text
     )
 
 
+def cross_wired(
+    culprits: Ranks, claims: Sequence[tuple[Ranks, Ranks]], where: str, site: Site | None
+) -> Text:
+    """Groups that were made in different orders. claims: (ranks, members of their group)."""
+    who = f" ({the_ranks(culprits)} in another than the others)" if culprits else ""
+    made = ", ".join(
+        f"{the_ranks(ranks)} made that of {the_ranks(members)}" for ranks, members in claims
+    )
+    return Text(
+        f"The groups were not made in the same order on all ranks{who}: under one name {made}; "
+        f"{where} does not complete.",
+        sentences(
+            "Ranks find each other by the name of the group, which counts the groups that were "
+            "made before: these are wired to each other.",
+            f"It shows at {place_in_code(site)}." if site else "",
+        ),
+    )
+
+
+def frozen(scene: Scene, activity: Activity) -> Text:
+    """All are there, and nothing of a few of them runs."""
+    headline = f"{scene.they} entered {scene.where} and cannot complete it"
+    return Text(
+        f"{headline}: {now(scene.culprits, activity)}{scene.awaited()}",
+        sentences(
+            "Every member has entered it, so no rank is missing from it.",
+            scene.seen(),
+            scene.waiting(),
+        ),
+    )
+
+
 def cycle(parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = ()) -> Text:
     """Ranks that wait for each other in different spots.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from textwrap import dedent
 
 from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, site, world
@@ -9,8 +10,10 @@ from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.source import Source
 from hangwatch.types import (
+    Certainty,
     Frame,
     GroupKey,
+    GroupProgress,
     JobSnapshot,
     Kind,
     OpRecord,
@@ -172,3 +175,35 @@ def test_work_that_is_only_pending_is_judged_like_calls_that_block() -> None:
     verdict = only(job(*ranks))
     assert verdict.culprits == (3,)
     assert verdict.state is State.SLOW
+
+
+def named(number: int, key: GroupKey, *calls: OpRecord) -> RankSnapshot:
+    """A rank of the default group and one more, which is the first that it made."""
+    made = rank(number, key, *calls)
+    seq = max((call.seq for call in calls if call.group == key), default=0)
+    groups = (GroupProgress(W, "0", 0, 0), GroupProgress(key, "1", seq, 0))
+    return replace(made, groups=groups)
+
+
+def test_groups_of_one_name_and_other_members_were_made_in_another_order() -> None:
+    ranks = [
+        named(0, TP[0], op(TP[0], 1), blocked(W, 1)),
+        named(1, TP[1], blocked(TP[1], 1)),
+        rank(2, W, in_call="new_group", in_call_age_s=20.0, in_call_site=site(15)),
+        named(3, TP[3], op(TP[3], 1), blocked(W, 1)),
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.certainty) == (Kind.INIT_INCOMPLETE, Certainty.LIKELY)
+    assert (verdict.culprits, verdict.victims) == ((3,), (0, 1, 2))
+    assert verdict.headline == (
+        "The groups were not made in the same order on all ranks (rank 3 in another than the "
+        "others): under one name ranks 0 and 1 made that of ranks 0 and 1, rank 3 made that of "
+        "ranks 2 and 3; all_reduce #1 of group tp does not complete."
+    )
+
+
+def test_a_name_that_is_shared_by_groups_that_all_members_know_explains_nothing() -> None:
+    # As where each process counts its own groups alone.
+    ranks = [named(n, TP[n], op(W, 1), blocked(TP[n], 1)) for n in range(4)]
+    for verdict in diagnose(job(*ranks), THRESHOLDS):
+        assert (verdict.kind, verdict.culprits) == (Kind.COLLECTIVE_STUCK, ())

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from snapshots import BACKWARD, THRESHOLDS, blocked, frame, job, main_thread, op, rank, site, world
+from snapshots import (
+    ALIVE,
+    BACKWARD,
+    THRESHOLDS,
+    blocked,
+    frame,
+    job,
+    main_thread,
+    op,
+    rank,
+    site,
+    world,
+)
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.advice import advice
@@ -14,6 +26,7 @@ from hangwatch.types import (
     JobSnapshot,
     Kind,
     OpState,
+    ProcessState,
     RankSnapshot,
     Reason,
     State,
@@ -104,6 +117,19 @@ def test_a_full_place_that_does_not_complete_is_nobodys_fault() -> None:
     assert verdict.headline == (
         "Ranks 0-3 all entered all_reduce #9 of group default_pg, and it does not complete; no "
         "rank is to blame."
+    )
+
+
+def test_a_member_that_is_stopped_inside_of_a_full_place_is_the_culprit() -> None:
+    stopped = ProcessState(alive=True, state="T")
+    ranks = [rank(n, W, blocked(W, 9), process=stopped if n == 1 else ALIVE) for n in range(4)]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.reason) == (Kind.COLLECTIVE_STUCK, Reason.STOPPED)
+    assert (verdict.culprits, verdict.victims) == ((1,), (0, 2, 3))
+    assert (verdict.certainty, verdict.site) == (Certainty.LIKELY, site(20))
+    assert verdict.headline == (
+        "Rank 1 entered all_reduce #9 of group default_pg and cannot complete it: it is stopped "
+        "(SIGSTOP, or a frozen container); ranks 0, 2 and 3 wait for it."
     )
 
 

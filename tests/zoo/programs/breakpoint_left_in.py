@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 def check(gradient):
     if gradient.isnan().any():
-        pdb.set_trace()  # noqa: T100 (that is what this is about)
+        pdb.set_trace()
     return gradient
 
 

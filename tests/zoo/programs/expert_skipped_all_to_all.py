@@ -1,5 +1,5 @@
 """Experts in pairs: a rank to which no token was routed leaves the exchange out."""
-# expect: state=hang kind=op_mismatch|never_entered|finished_early culprits=1 victims=0,2,3
+# expect: state=hang kind=op_mismatch certainty=likely culprits=1 victims=0,2,3
 # expect: site=culprit
 
 import torch

@@ -1,5 +1,5 @@
 """Two pipelines of two stages; one rank asks the store for a key that nobody sets."""
-# expect: state=hang kind=never_entered|missing_peer reason=store_wait culprits=1 victims=0,2,3
+# expect: state=hang kind=never_entered reason=store_wait culprits=1 victims=0,2,3
 # expect: site=culprit
 
 from datetime import timedelta

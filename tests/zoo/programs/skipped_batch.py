@@ -2,7 +2,7 @@
 
 Each step has two calls of one size, so that everything fits until the others find it gone.
 """
-# expect: state=hang kind=op_mismatch|finished_early certainty=proved culprits=1 victims=0,2,3
+# expect: state=hang kind=op_mismatch certainty=proved culprits=1 victims=0,2,3
 # expect: group=default_pg site=culprit
 
 import torch
