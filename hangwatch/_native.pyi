@@ -16,6 +16,9 @@ def read_page(data: bytes | bytearray | memoryview | Any, events: bool = True) -
     no page. With events=False the ring is not decoded.
     """
 
+def ring_at(path: str) -> None:
+    """End the wait of the rank whose page this is. Raises OSError; EINVAL for no page."""
+
 # --- Writing: the rank itself --------------------------------------------------
 
 def open_page(path: str, identity: dict[str, Any]) -> None:
@@ -33,6 +36,15 @@ def start_heartbeat(interval_ms: int) -> None:
     """Beat from a thread that never takes the GIL. Once; idempotent."""
 
 def stop_heartbeat() -> None: ...
+def wait_for_request(seen: int, seconds: float) -> int:
+    """Wait, without the GIL, until the count of requests is not seen; returns the count.
+
+    Requests are counted by ring() of this process and by ring_at() of the watchdog.
+    """
+
+def ring() -> None:
+    """End the wait of a thread of this process."""
+
 def set_identity(rank: int, world_size: int, store_host: str, store_port: int) -> None: ...
 def set_phase(phase: str) -> None: ...
 def set_in_call(name: str, file: str, line: int, function: str) -> None:

@@ -91,6 +91,31 @@ PyObject* py_stop_heartbeat(PyObject*, PyObject*) {
   return none();
 }
 
+PyObject* py_wait_for_request(PyObject*, PyObject* args) {
+  unsigned int seen = 0;
+  double seconds = 0;
+  if (PyArg_ParseTuple(args, "Id", &seen, &seconds) == 0) return nullptr;
+  std::uint32_t now = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  now = writer::wait_for_request(seen, seconds);
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromUnsignedLong(now);
+}
+
+PyObject* py_ring(PyObject*, PyObject*) {
+  writer::ring();
+  return none();
+}
+
+PyObject* py_ring_at(PyObject*, PyObject* args) {
+  PyObject* path = nullptr;
+  if (PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &path) == 0) return nullptr;
+  const Ref holder(path);
+  errno = writer::ring_at(PyBytes_AsString(path));
+  if (errno != 0) return PyErr_SetFromErrno(PyExc_OSError);
+  return none();
+}
+
 PyObject* py_set_identity(PyObject*, PyObject* args) {
   int rank = -1;
   int world_size = -1;
@@ -305,6 +330,9 @@ PyMethodDef kFunctions[] = {
     {"close_page", py_close_page, METH_NOARGS, nullptr},
     {"start_heartbeat", py_start_heartbeat, METH_VARARGS, nullptr},
     {"stop_heartbeat", py_stop_heartbeat, METH_NOARGS, nullptr},
+    {"wait_for_request", py_wait_for_request, METH_VARARGS, nullptr},
+    {"ring", py_ring, METH_NOARGS, nullptr},
+    {"ring_at", py_ring_at, METH_VARARGS, nullptr},
     {"set_identity", py_set_identity, METH_VARARGS, nullptr},
     {"set_phase", py_set_phase, METH_VARARGS, nullptr},
     {"set_in_call", py_set_in_call, METH_VARARGS, nullptr},

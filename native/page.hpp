@@ -25,7 +25,7 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::size_t kMaxGroups = 64;
 constexpr std::size_t kRingEvents = 256;
 constexpr std::size_t kCheckpoints = 8;
@@ -42,6 +42,7 @@ constexpr std::size_t kMaxMembers = 1 << 17;
 constexpr std::size_t kMaxMembersOfPage = 1 << 20;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
 // In the order of types.Phase and types.OpState.
 enum class Phase : std::uint32_t { born, init, running, finalizing, exited, raised };
@@ -258,6 +259,8 @@ struct Page {
   std::atomic<std::uint64_t> swallowed;
   std::atomic<std::uint64_t> dropped;  // writes that found no room or a busy record
   std::atomic<std::uint64_t> next_event;
+  std::atomic<std::uint32_t> requests;  // a futex: grows when the watchdog asks for something
+  std::uint32_t reserved;
   Record<IdentityData> identity;
   Record<PhaseData> phase;
   Record<InCallData> in_call;

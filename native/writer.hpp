@@ -48,6 +48,13 @@ void set_disarmed(std::string_view reason) noexcept;
 std::uint64_t count_swallowed() noexcept;
 void beat(std::string_view handling, bool pending, bool pending_changed) noexcept;
 
+// Waits for at most so long until `requests` is no longer `seen`; returns it.
+std::uint32_t wait_for_request(std::uint32_t seen, double seconds) noexcept;
+// Ends the wait of this process, and of the process whose page is at the path;
+// the latter returns an errno, EINVAL for what is no page of this version.
+void ring() noexcept;
+int ring_at(const char* path) noexcept;
+
 // Index of the text in the table of strings, kNone where it is full.
 std::uint32_t intern(std::string_view text) noexcept;
 std::uint32_t intern_site(std::string_view file, std::uint64_t line,

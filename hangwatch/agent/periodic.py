@@ -5,7 +5,8 @@ from __future__ import annotations
 import _thread
 import os
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,21 +18,47 @@ JOIN_S = 2.0
 _SHORTEST_REST_S = 0.01
 
 
+class Bell(Protocol):
+    """What the thread waits at between two runs (see hangwatch/_native.pyi)."""
+
+    def wait_for_request(self, seen: int, seconds: float) -> int: ...  # noqa: D102
+    def ring(self) -> None: ...  # noqa: D102
+
+
+class LockBell:
+    """A bell that only this process can ring."""
+
+    def __init__(self) -> None:
+        self._silent = _thread.allocate_lock()
+        self._silent.acquire()
+
+    def wait_for_request(self, seen: int, seconds: float) -> int:
+        """Wait for at most so long; seen comes back, plus one if it rang."""
+        return seen + self._silent.acquire(timeout=seconds)
+
+    def ring(self) -> None:
+        """End the wait, or the next one."""
+        with suppress(RuntimeError):  # it has rung already
+            self._silent.release()
+
+
 class Periodic:
-    """Calls run every period_s seconds until stopped; what it raises is the guard's.
+    """Calls run every period_s seconds, or when the bell rings; what it raises is the guard's.
 
     Started without the threading module: it shows up in no list of the user's
     threads, nobody joins it, and the user's tracing does not run in it.
     """
 
-    def __init__(self, run: Callable[[], object], period_s: float, guard: Guard) -> None:
+    def __init__(
+        self, run: Callable[[], object], period_s: float, guard: Guard, bell: Bell | None = None
+    ) -> None:
         self._run = run
         self._period_s = period_s
         self._guard = guard
         self._pid = os.getpid()
-        self._stop = _thread.allocate_lock()
+        self._bell = bell or LockBell()
+        self._stopped = False
         self._ended = _thread.allocate_lock()
-        self._stop.acquire()
         self._ended.acquire()
         _thread.start_new_thread(self._loop, ())
 
@@ -39,15 +66,16 @@ class Periodic:
         """End the thread and wait for it, JOIN_S at most; False if it did not end. Once."""
         if self._pid != os.getpid():
             return True  # a fork's child has not inherited it
-        self._stop.release()
+        self._stopped = True
+        self._bell.ring()
         return self._ended.acquire(timeout=JOIN_S)
 
     def _loop(self) -> None:
-        stopped = False
-        while not stopped and self._guard.open:
+        seen = 0
+        while not self._stopped and self._guard.open:
             before = time.monotonic()
             with self._guard:
                 self._run()
             rest = self._period_s - (time.monotonic() - before)
-            stopped = self._stop.acquire(timeout=max(rest, _SHORTEST_REST_S))
+            seen = self._bell.wait_for_request(seen, max(rest, _SHORTEST_REST_S))
         self._ended.release()

@@ -184,7 +184,7 @@ class Process:
                 self.custom.end_finished_waits()
 
             self._sampler = sampler
-            self._thread = Periodic(run, PERIOD_S, self.guard)
+            self._thread = Periodic(run, PERIOD_S, self.guard, self._recorder)
 
     def _announced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
         """(rank, world size) by arguments, init_method's URL or environment; -1 if unknown.

@@ -22,6 +22,7 @@ from hangwatch import json_page
 from hangwatch.agent import wrapping
 from hangwatch.agent.call_site import user_place
 from hangwatch.agent.numbering import Numbering
+from hangwatch.agent.periodic import LockBell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,12 +33,13 @@ WORKS = 1024
 Event = dict[str, Any]
 
 
-class PythonRecorder:
+class PythonRecorder(LockBell):
     """Does what hangwatch._native does; see its stub for each function."""
 
     MAX_GROUPS = 64
 
     def __init__(self, reason: str) -> None:
+        super().__init__()
         self.prefixes: tuple[str, ...] = ()
         self.numbering: dict[int, Numbering] = {}
         self._reason = reason

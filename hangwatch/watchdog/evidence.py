@@ -26,8 +26,9 @@ from hangwatch.watchdog.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from pathlib import Path
 
-    from hangwatch.types import FlightDump, RankPage, RankSnapshot, ThreadStack
+    from hangwatch.types import FlightDump, Identity, RankPage, RankSnapshot, ThreadStack
     from hangwatch.watchdog.exits import Exits
     from hangwatch.watchdog.news import News
     from hangwatch.watchdog.pages import Pages, Seen
@@ -121,6 +122,12 @@ class Gatherer:
         known += [(one.pid, one.start_ticks) for one in self._launched_without_page(seen)]
         return [one for one in known if alive(*one, self._proc)]
 
+    def ask_in_passing(self) -> None:
+        """Have each rank that lives leave its Flight Recorder beside its page."""
+        for one in self._pages.look().values():
+            if one.light.phase in _ASKED and self._state(one).alive:
+                flights.ask_in_passing(one.page.path)
+
     async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
         """What is known of the ranks of this node; what took too long is missing."""
         seen = self._pages.look()
@@ -201,13 +208,22 @@ class Gatherer:
             return
         found.missing.append(note := "no Flight Recorder: it was not read in time")
         try:
-            found.raw_flight = (
-                await flights.ask(path) if process.alive else flights.left_behind(path)
-            )
+            found.raw_flight = await self._raw_flight(path, light.identity, process)
             found.flight = parse_json(found.raw_flight)
         except (EvidenceError, FlightError) as error:
             found.missing.append(f"no Flight Recorder: {error}")
         found.missing.remove(note)
+
+    async def _raw_flight(self, page: Path, rank: Identity, process: ProcessState) -> bytes:
+        """Ask the rank if it lives, else see what it has left. Raises EvidenceError."""
+        if process.alive:
+            try:
+                return await flights.ask(page)
+            except EvidenceError:
+                process = self._exits.state(rank.pid, rank.start_ticks)
+                if process.alive:
+                    raise
+        return flights.left_behind(page, process.gone_age_s or 0.0)
 
     def _stacks(
         self, pid: int, found: _Found, tree: Tree, page: RankPage | None

@@ -108,6 +108,11 @@ class Exits:
         """Pids that have ended, with when (CLOCK_MONOTONIC, ns)."""
         return {pid: one.gone_ns for pid, one in self._tracked.items() if one.gone_ns}
 
+    def failed(self, pid: int) -> bool:
+        """Whether a process has ended, and not by an exit code of 0."""
+        tracked = self._tracked.get(pid)
+        return tracked is not None and bool(tracked.gone_ns) and tracked.status != 0
+
     def export(self) -> list[dict[str, Any]]:
         """The ends that were seen, as plain values for restore()."""
         return [

@@ -1,8 +1,11 @@
 """Asks ranks for their Flight Recorder.
 
-The watchdog makes ``<page>.req``; the sampler thread of the rank removes it and
-answers with ``<page>.flight``, renamed into place when it is complete. A rank
-whose GIL is held, that is stopped or gone, does not answer.
+The watchdog makes ``<page>.req`` and rings the rank's bell; the sampler thread of the
+rank removes it and answers with ``<page>.flight``, renamed into place when it is
+complete. A rank whose GIL is held, that is stopped or gone, does not answer.
+
+When a rank dies the others have a moment before they fail of it or are ended: they
+are asked at once, and what they answer lies there for whoever asks later.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 2.0
+FRESH_S = 10.0
+"""A recorder that was read longer than this before a rank's end tells of another moment."""
 MAX_BYTES = 64 << 20
 _LOOK_S = 0.02
 
@@ -29,9 +34,10 @@ async def ask(page: Path, timeout_s: float = TIMEOUT_S) -> bytes:
     answer = page.with_name(page.name + ".flight")
     deadline = time.monotonic() + timeout_s
     try:
-        answer.unlink(missing_ok=True)  # of an earlier request that nobody waited for
+        before = _identity(answer)  # of an earlier request that nobody waited for
         request.touch(mode=0o600)
-        while not answer.exists():
+        ring(page)
+        while _identity(answer) in (None, before):
             if time.monotonic() > deadline:
                 raise EvidenceError(f"its sampler did not answer within {timeout_s:g} s")
             await asyncio.sleep(_LOOK_S)
@@ -43,17 +49,49 @@ async def ask(page: Path, timeout_s: float = TIMEOUT_S) -> bytes:
             request.unlink(missing_ok=True)
 
 
-def left_behind(page: Path) -> bytes:
-    """What a rank that raised has left at its end. Raises EvidenceError."""
+def ask_in_passing(page: Path) -> None:
+    """Have the rank leave its recorder beside its page, for left_behind()."""
+    with suppress(OSError):
+        page.with_name(page.name + ".req").touch(mode=0o600)
+        ring(page)
+
+
+def ring(page: Path) -> None:
+    """Wake the sampler; that of the Python recorder looks for requests by itself."""
+    try:
+        from hangwatch import _native  # noqa: PLC0415 (absent where it could not be built)
+    except ImportError:
+        return
+    with suppress(OSError):
+        _native.ring_at(str(page))
+
+
+def left_behind(page: Path, gone_age_s: float) -> bytes:
+    """What a rank has left that raised, or was asked shortly before its end.
+
+    gone_age_s: how long ago it ended. Raises EvidenceError.
+    """
     answer = page.with_name(page.name + ".flight")
     try:
         with answer.open("rb") as file:
+            age_s = time.time() - os.fstat(file.fileno()).st_mtime
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise EvidenceError("it ended and left none") from None
     except OSError as error:
         raise EvidenceError(f"it cannot be read: {error.strerror or error}") from error
+    if age_s > gone_age_s + FRESH_S:
+        raise EvidenceError("the one that it left was made long before its end")
     return _bounded(data)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from an earlier one of its name; None where there is none."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _take(answer: Path) -> bytes:

@@ -74,6 +74,7 @@ class Monitor:
         self._progress = Progress()
         self._agreement = Agreement()
         self._restart = -1
+        self._asked_restart = -1
         self._full_house_ns = 0
         self._background: set[asyncio.Task[None]] = set()
         self._saved_ns = 0
@@ -249,9 +250,15 @@ class Monitor:
             await asyncio.sleep(0.05)
 
     def _rank_ended(self, pid: int) -> None:
-        """Look at once."""
+        """Look at once; and where it failed, have the others leave what they know.
+
+        They may fail of it in turn, or be ended by the launcher a moment later.
+        """
         self._news.debug(f"process {pid} has ended")
         self._wake.set()
+        if self._exits.failed(pid) and self._asked_restart != self._restart:
+            self._asked_restart = self._restart
+            self._judge.gatherer.ask_in_passing()
 
     def _alive(self, pid: int, start_ticks: int) -> bool:
         return pid not in self._exits.ended() and alive(pid, start_ticks, self._proc)

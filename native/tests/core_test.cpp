@@ -193,6 +193,35 @@ void checkpoints_tell_where_programs_differ() {
   CHECK(!checkpoints_of(5000, 0, 100).empty());
 }
 
+void a_bell_is_heard_before_during_and_after_the_wait() {
+  const Opened page("bell.page");
+  const std::string path = path_of("bell.page");
+  CHECK(writer::wait_for_request(0, 0.01) == 0);
+  CHECK(writer::ring_at(path.c_str()) == 0);
+  CHECK(writer::wait_for_request(0, 3600) == 1);  // it rang before
+  writer::ring();
+  CHECK(writer::wait_for_request(1, 3600) == 2);
+  for (std::uint32_t seen = 2; seen < 200; ++seen) {
+    std::thread other([&path] { CHECK(writer::ring_at(path.c_str()) == 0); });
+    CHECK(writer::wait_for_request(seen, 3600) == seen + 1);
+    other.join();
+  }
+}
+
+void a_bell_is_rung_at_pages_only() {
+  CHECK(writer::ring_at(path_of("nothing").c_str()) == ENOENT);
+  CHECK(writer::ring_at(g_directory.c_str()) != 0);
+  const std::string path = path_of("garbage.page");
+  for (const std::size_t size : {std::size_t{0}, std::size_t{100}, kPageBytes}) {
+    const std::string bytes(size, 'x');
+    std::FILE* file = std::fopen(path.c_str(), "wb");
+    std::fwrite(bytes.data(), 1, size, file);
+    std::fclose(file);
+    CHECK(writer::ring_at(path.c_str()) == EINVAL);
+  }
+  unlink(path.c_str());
+}
+
 void full_tables_drop_and_count() {
   const Opened page("full.page");
   std::uint32_t last = 0;
@@ -359,6 +388,8 @@ int main(int argc, char** argv) {
   a_page_reads_as_it_was_written();
   events_of_a_slot_given_away_are_left_out();
   checkpoints_tell_where_programs_differ();
+  a_bell_is_heard_before_during_and_after_the_wait();
+  a_bell_is_rung_at_pages_only();
   full_tables_drop_and_count();
   readers_see_no_torn_event();
   a_record_is_whole_or_says_that_it_is_not();

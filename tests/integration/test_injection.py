@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,8 +17,10 @@ import pytest
 from agent_runs import TIMEOUT_S, Run, run, unwatched, watched
 
 from hangwatch.agent.environment import RECORDER, sitecustomize_directory
+from hangwatch.agent.sampler import PERIOD_S
 from hangwatch.page import parse_page
 from hangwatch.types import Phase, RankPage
+from hangwatch.watchdog import flights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -489,6 +492,21 @@ class TestALivingRank:
         wait_for(answer.exists)
         assert "version" in json.loads(answer.read_bytes())
         assert not path.with_name(path.name + ".req").exists()
+
+    def test_it_answers_long_before_its_next_sample(
+        self, waiting: tuple[subprocess.Popen[bytes], Path]
+    ) -> None:
+        _, path = waiting
+        # That of the Python recorder looks for requests when it samples.
+        bound_s = PERIOD_S / 2 if read(path).recorder == "native" else flights.TIMEOUT_S
+        spent = []
+        for _ in range(5):
+            before = read(path).gil_ns
+            wait_for(lambda before=before: read(path).gil_ns > before)
+            begin = time.monotonic()  # right after a sample: the next is half a second away
+            asyncio.run(flights.ask(path))
+            spent.append(time.monotonic() - begin)
+        assert min(spent) < bound_s
 
     def test_its_page_outlives_it(self, waiting: tuple[subprocess.Popen[bytes], Path]) -> None:
         process, path = waiting

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hangwatch.agent.guard import LIMIT, Guard
-from hangwatch.agent.periodic import Periodic
+from hangwatch.agent.periodic import LockBell, Periodic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,10 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
+def _longer_than(runs: list[int], count: int) -> bool:
+    return len(runs) > count
+
+
 def test_it_runs_again_and_again_until_it_is_stopped() -> None:
     runs: list[int] = []
     thread = Periodic(lambda: runs.append(1), 0.001, guard())
@@ -40,6 +45,17 @@ def test_it_does_not_wait_out_its_period_to_stop() -> None:
     runs: list[int] = []
     thread = Periodic(lambda: runs.append(1), 1000.0, guard())
     wait_for(lambda: runs)
+    assert thread.stop()
+
+
+def test_a_bell_makes_it_run_before_its_time() -> None:
+    runs: list[int] = []
+    bell = LockBell()
+    thread = Periodic(lambda: runs.append(1), 1000.0, guard(), bell)
+    while len(runs) < 5:
+        before = len(runs)
+        bell.ring()
+        wait_for(partial(_longer_than, runs, before))
     assert thread.stop()
 
 

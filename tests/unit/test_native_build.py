@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
-CORE = ("checkpoints", "heartbeat", "mapping", "page", "reader", "tables", "writer")
+CORE = ("bell", "checkpoints", "heartbeat", "mapping", "page", "reader", "tables", "writer")
 WARNINGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
 
 
