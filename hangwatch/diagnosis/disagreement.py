@@ -116,8 +116,11 @@ def undecided(found: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> 
     )
 
 
-def signature(scene: Scene, found: Split) -> Text:
-    """One collective with tensors or roots that do not fit."""
+def signature(scene: Scene, found: Split, by_cpp: Ranks = ()) -> Text:
+    """One collective with tensors or roots that do not fit.
+
+    by_cpp: the ranks whose call Python did not make.
+    """
     culprits = set(scene.culprits)
     mine = [what for what, ranks in found.parts if set(ranks) <= culprits]
     rest = [f"{the_ranks(r)} with {what}" for what, r in found.parts if not set(r) <= culprits]
@@ -126,7 +129,23 @@ def signature(scene: Scene, found: Split) -> Text:
         f"{', '.join(rest)}."
     )
     here = f"{scene.they}: {place_in_code(scene.site)}." if scene.site else ""
-    return Text(headline, sentences(f"It needs the same {found.differs} on all its ranks.", here))
+    there = f"{capital(the_ranks(scene.others))}: {place_in_code(scene.other_site)}."
+    inner = (
+        f"{capital(the_ranks(by_cpp))} did not issue it from Python: it is a gradient bucket of "
+        "DistributedDataParallel, a functional collective, or compiled code. So they are not in "
+        "the same call of the program: one left a call out, or made one more."
+    )
+    # Where the call of all is one of C++'s, only its tensor differs.
+    apart = bool(by_cpp) and len(by_cpp) < len(scene.culprits) + len(scene.others)
+    return Text(
+        headline,
+        sentences(
+            f"It needs the same {found.differs} on all its ranks.",
+            here,
+            there if apart and scene.other_site else "",
+            inner if apart else "",
+        ),
+    )
 
 
 def _took(scene: Scene, guard: Guard | None) -> str:

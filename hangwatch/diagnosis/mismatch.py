@@ -206,19 +206,31 @@ def _other_signature(
     site = case.site_at(culprits[0], place)
     others = next(ranks for _, ranks in found.parts if not set(ranks) & set(culprits))
     where = spot_text(case.job, place, _op(case, place, culprits[0]))
+    scene = Scene(culprits, others, where, site, case.site_at(others[0], place))
     return Finding(
         kind=Kind.SIGNATURE_MISMATCH,
         reason=Reason.USER_CODE,
         certainty=certainty,
         culprits=culprits,
         victims=case.victims_of(culprits, _spots(case, place)),
-        text=disagreement.signature(Scene(culprits, others, where, site), found),
+        text=disagreement.signature(scene, found, _by_cpp(case, place, culprits, others)),
         final=_is_final(case, place),
         spot=place,
         collective=_collective(case, place, culprits[0]),
         site=site,
-        victim_site=case.site_at(others[0], place),
+        victim_site=scene.other_site,
         waits=_waits(case, place),
+    )
+
+
+def _by_cpp(case: Case, place: Place, *camps: Ranks) -> Ranks:
+    """The ranks of those camps of which only the Flight Recorder knows the call."""
+    records = {camp: case.job.record(camp[0], place) for camp in camps}
+    return tuple(
+        rank
+        for camp, record in records.items()
+        if record is not None and record.source == "flight"
+        for rank in camp
     )
 
 

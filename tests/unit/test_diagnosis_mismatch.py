@@ -407,6 +407,7 @@ def test_what_came_before_decides_between_two_ranks_that_reduce_different_tensor
     verdict = only(job(usual, odd, ended=True, exit_code=1))
     assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (1,))
     assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.FAILED)
+    assert "Rank 0 did not issue it from Python: it is a gradient bucket" in verdict.explanation
 
 
 def test_where_nothing_decides_both_are_candidates() -> None:
