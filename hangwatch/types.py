@@ -292,6 +292,12 @@ class FlightEntry:
     src: int = -1
     dst: int = -1
     """Ranks within the group, of point-to-point entries that name them (NCCL)."""
+    backend: str = ""
+    """``nccl``, ``gloo``, ... as its profiling name begins."""
+    record: int = -1
+    """record_id: how many entries the process had made before."""
+    coalescing: int = -1
+    """collective_seq_id, also of point-to-point entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +307,11 @@ class FlightDump:
     version: str
     entries: tuple[FlightEntry, ...]
     status: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """pg_id to (last enqueued, started, completed), in op_id; -1 for none."""
+    """pg_id to (last enqueued, started, completed), -1 for none. gloo counts in op_id,
+    NCCL in the number of the last collective or point-to-point call."""
+    configs: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Name of each group that was used to (description, global ranks in the order of the
+    group). gloo does not tell."""
 
 
 # --- What diagnose() sees -----------------------------------------------------
@@ -382,6 +392,11 @@ class OpRecord:
     source: str = "page"
     thread: int = 0
     """Native id of the thread that made it, the pid for the main thread; 0 if unknown."""
+    device: bool = False
+    """A device runs it, in the order in which the rank issued it: while it is unfinished,
+    the device may not have come to it yet."""
+    begun: bool = False
+    """The device has come to it, where that is known (``GroupProgress.started`` is not -1)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,57 +1,89 @@
-"""The Flight Recorder's JSON, of NCCL (``_dump_nccl_trace_json``) and general.
+"""A dump of the Flight Recorder, of NCCL (``_dump_nccl_trace``) and general, JSON or pickle.
 
-The layout is that of ``dump_json`` in torch/csrc/distributed/c10d/FlightRecorder*:
-sequence numbers are numbers, those of ``pg_status`` strings, unset times 0, and
-there are no frames. The bytes come from another process and are not trusted:
-sizes are bounded, and whatever is no recorder's JSON raises FlightError.
+The layout is that of ``dump_json`` and ``dump_dict`` in
+torch/csrc/distributed/c10d/FlightRecorder*: in JSON the numbers of ``pg_status`` are
+strings, unset times 0, and there are no frames; pickles have numbers, None, and frames
+where they were asked for. The bytes come from another process and are not trusted: sizes
+are bounded, and whatever is no recorder's dump raises FlightError.
 """
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from hangwatch.errors import FlightError
+from hangwatch.flight import pickled
 from hangwatch.flight.names import dtype_name, wire_name
-from hangwatch.types import FlightDump, FlightEntry
+from hangwatch.types import FlightDump, FlightEntry, Site
 
 MAX_BYTES = 64 << 20
 MAX_ENTRIES = 20_000
 """The newest are kept. The recorder's default is 2,000 entries of about 450 bytes."""
 MAX_TEXT = 200
 MAX_DIMS = 16
+MAX_FRAMES = 128
+"""Innermost frames of one entry."""
+MAX_MEMBERS = 1 << 20
+"""Ranks that a dump's groups name, all groups together."""
+MAX_PATH = 4096
 _MAX_INT = 1 << 63
+_NUMBER = re.compile(r"\b\d{1,9}\b")
 
 
-def parse_json(data: bytes) -> FlightDump:
+def parse_dump(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
+    """Decode one rank's recorder, pickled or JSON. Raises FlightError for anything else.
+
+    keep: the newest so many entries.
+    """
+    if not pickled.is_pickle(data):
+        return parse_json(data, keep)
+    _check_size(data)
+    return _dump(pickled.load(data), keep)
+
+
+def parse_json(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
     """Decode one rank's recorder. Raises FlightError for anything else."""
+    _check_size(data)
+    try:
+        top = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise FlightError(f"the Flight Recorder dump is no JSON: {error}") from None
+    return _dump(top, keep)
+
+
+def _check_size(data: bytes) -> None:
     if len(data) > MAX_BYTES:
         raise FlightError(
             f"the Flight Recorder dump has {len(data)} bytes, more than {MAX_BYTES}: "
             "use a smaller TORCH_FR_BUFFER_SIZE"
         )
-    try:
-        top = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise FlightError(f"the Flight Recorder dump is no JSON: {error}") from None
+
+
+def _dump(top: Any, keep: int) -> FlightDump:
     if not isinstance(top, dict) or "version" not in top:
-        raise FlightError("the JSON is no Flight Recorder dump: it has no version")
+        raise FlightError("it is no Flight Recorder dump: it has no version")
     entries = top.get("entries") or []
     status = top.get("pg_status") or {}
     if not isinstance(entries, list) or not isinstance(status, dict):
         raise FlightError("the Flight Recorder dump has entries or pg_status of another shape")
+    sites: dict[tuple[str, int, str], Site] = {}
     return FlightDump(
         version=_text(top["version"]),
-        entries=tuple(_entry(entry) for entry in entries[-MAX_ENTRIES:]),
+        entries=tuple([_entry(entry, sites) for entry in entries[-min(keep, MAX_ENTRIES) :]]),
         status=_status(status),
+        configs=_configs(top.get("pg_config")),
     )
 
 
-def _entry(raw: Any) -> FlightEntry:
+def _entry(raw: Any, sites: dict[tuple[str, int, str], Site]) -> FlightEntry:
     if not isinstance(raw, dict):
         raise FlightError("an entry of the Flight Recorder dump is no object")
-    wire, src, dst = wire_name(_text(raw.get("profiling_name")))
+    title = _text(raw.get("profiling_name"))
+    wire, src, dst = wire_name(title)
     name, desc = _group(raw.get("process_group"))
     p2p = raw.get("is_p2p") is True
     # Before 2.4 there was one number, seq_id; newer recorders count the kinds apart.
@@ -69,17 +101,75 @@ def _entry(raw: Any) -> FlightEntry:
         state=_text(raw.get("state")),
         retired=raw.get("retired") is True,
         created_unix_ns=_int(raw.get("time_created_ns"), 0),
+        frames=_frames(raw.get("frames"), sites),
         src=src,
         dst=dst,
+        backend=title.partition(":")[0] if ":" in title else "",
+        record=_int(raw.get("record_id"), -1),
+        coalescing=_int(raw.get("collective_seq_id"), -1),
     )
 
 
-def _group(raw: Any) -> tuple[str, str]:
+def _frames(raw: Any, sites: dict[tuple[str, int, str], Site]) -> tuple[Site, ...]:
+    """The stack of an entry. ``sites``: those of the dump so far, which repeat a lot."""
     if not isinstance(raw, list):
+        return ()
+    found = []
+    for frame in raw[:MAX_FRAMES]:
+        if not isinstance(frame, dict):
+            continue
+        file, name = frame.get("filename"), frame.get("name")
+        key = (
+            file[:MAX_PATH] if isinstance(file, str) else "",
+            _int(frame.get("line"), 0),
+            _text(name),
+        )
+        site = sites.get(key)
+        if site is None:
+            site = sites[key] = Site(*key)
+        found.append(site)
+    return tuple(found)
+
+
+def _configs(raw: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """``pg_config``: {name: {name, desc, ranks: "[0, 1]"}}. gloo leaves all of it empty."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    room = MAX_MEMBERS
+    for name, config in raw.items() if isinstance(raw, dict) else ():
+        if not isinstance(name, str) or not isinstance(config, dict):
+            continue
+        ranks = config.get("ranks")
+        members = _members(ranks) if isinstance(ranks, str) else _listed(ranks)
+        room -= 1 + len(members)
+        if room < 0:
+            break
+        if members:
+            found[name[:MAX_TEXT]] = (_desc(_text(config.get("desc"))), members)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _members(text: str) -> tuple[int, ...]:
+    """``[0, 1]``; empty if it makes no sense. The same object for the same group of many ranks."""
+    return _listed([int(digits) for digits in _NUMBER.findall(text[: 8 * MAX_MEMBERS])])
+
+
+def _listed(raw: Any) -> tuple[int, ...]:
+    numbers = [_int(rank, -1) for rank in raw] if isinstance(raw, list | tuple) else []
+    sane = len(numbers) <= MAX_MEMBERS and all(0 <= rank < MAX_MEMBERS for rank in numbers)
+    return tuple(numbers) if sane and len(set(numbers)) == len(numbers) else ()
+
+
+def _group(raw: Any) -> tuple[str, str]:
+    if not isinstance(raw, list | tuple):
         return _text(raw), ""
     name, desc = (*map(_text, raw[:2]), "", "")[:2]
-    # What gloo says where nobody gave the group a description.
-    return name, "" if desc == "undefined" else desc
+    return name, _desc(desc)
+
+
+def _desc(desc: str) -> str:
+    """A description; ``undefined`` is what PyTorch says where nobody gave the group one."""
+    return "" if desc == "undefined" else desc
 
 
 def _status(raw: dict[str, Any]) -> dict[int, tuple[int, int, int]]:

@@ -1,0 +1,130 @@
+"""What a rank handed to its backends, from the entries of its Flight Recorder.
+
+An entry is not always a call. The parts of a coalesced group share one number, and
+only the entry that ends the group (``nccl:coalesced``) has events of the device: the
+parts stay ``scheduled`` for ever (ProcessGroupNCCL.cpp, pointToPoint and endCoalescing;
+pytorch/pytorch#137969). A dump of active entries only leaves that end out once the
+group is complete, and keeps the parts, as if they were still under way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hangwatch.types import FlightDump, FlightEntry
+
+GLOO = "gloo"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective, a point-to-point call, or a group of them that runs as one."""
+
+    entries: tuple[FlightEntry, ...]
+    """In the order in which they were recorded."""
+    finished: bool
+    started: bool
+    """It was seen to run; only known where the recorder takes the times (NCCL_ENABLE_TIMING)."""
+
+    @property
+    def first(self) -> FlightEntry:
+        """What stands for all of it."""
+        return self.entries[0]
+
+    @property
+    def parts(self) -> tuple[FlightEntry, ...]:
+        """Its entries but the one that only ends a group."""
+        named = tuple(entry for entry in self.entries if entry.wire != "coalesced")
+        return named or self.entries
+
+    @property
+    def wire(self) -> str:
+        """What it is; a group of collectives is named by how it ends."""
+        return self.entries[-1].wire if len(self.entries) > 1 else self.first.wire
+
+
+def is_device(entry: FlightEntry) -> bool:
+    """Whether a device runs it: all backends but gloo, which runs in threads of the host."""
+    return entry.backend not in (GLOO, "")
+
+
+def calls(dump: FlightDump) -> list[Call]:
+    """The calls of a dump, oldest first. Of a name that was used again the newest group's."""
+    newest: dict[str, int] = {}
+    for entry in dump.entries:
+        newest[entry.group_name] = max(newest.get(entry.group_name, -1), entry.pg_id)
+    groups: dict[tuple[int, bool, int, int], list[FlightEntry]] = {}
+    for entry in dump.entries:
+        if (entry.seq >= 1 or entry.p2p) and entry.pg_id == newest[entry.group_name]:
+            key = entry.pg_id, entry.p2p, entry.seq, entry.coalescing if entry.p2p else 0
+            groups.setdefault(key, []).append(entry)
+    context = _Context(
+        dump.status,
+        whole=any(_complete(entry) for entry in dump.entries),
+        records={entry.record for entry in dump.entries},
+        mixed=_mixed(dump),
+        batching={key[0] for key, entries in groups.items() if _is_group(entries)},
+    )
+    return [
+        Call(
+            tuple(entries),
+            _finished(context, entries),
+            started=any(entry.state in ("started", "completed") for entry in entries),
+        )
+        for entries in groups.values()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What else a dump tells of an entry."""
+
+    status: Mapping[int, tuple[int, int, int]]
+    whole: bool
+    """It has complete entries too."""
+    records: set[int]
+    mixed: set[int]
+    """Groups (pg_id) with collectives and point-to-point calls: their status counts both."""
+    batching: set[int]
+    """Groups with coalesced calls."""
+
+
+def _mixed(dump: FlightDump) -> set[int]:
+    kinds: dict[int, set[bool]] = defaultdict(set)
+    for entry in dump.entries:
+        kinds[entry.pg_id].add(entry.p2p)
+    return {pg_id for pg_id, seen in kinds.items() if len(seen) > 1}
+
+
+def _is_group(entries: Sequence[FlightEntry]) -> bool:
+    return len(entries) > 1 or "coalesced" in entries[-1].wire
+
+
+def _complete(entry: FlightEntry) -> bool:
+    """Whether an entry says itself that it is complete.
+
+    gloo retires entries and knows no states. On a device an entry that is retired and
+    not complete was aborted.
+    """
+    return entry.state == "completed" or (entry.retired and not is_device(entry))
+
+
+def _finished(context: _Context, entries: Sequence[FlightEntry]) -> bool:
+    """Whether a call is complete."""
+    last = entries[-1]
+    if any(_complete(entry) for entry in entries):
+        return True
+    if not is_device(last) or "coalesced" in last.wire:
+        return False
+    # The entry that ends a group directly follows its parts: this one is no part.
+    if len(entries) == 1 and (context.whole or last.record + 1 in context.records):
+        return False
+    completed = context.status.get(last.pg_id, (-1, -1, -1))[2]
+    if completed >= 0 and last.pg_id not in context.mixed:
+        return completed >= last.seq
+    return _is_group(entries) or (last.p2p and last.pg_id in context.batching)
