@@ -37,7 +37,7 @@ def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     scene = Scene(
         culprits, case.direct(spot), case.where(spot), activity.site, case.victims_site(waits)
     )
-    seen = activity.reason is not Reason.UNKNOWN
+    seen = activity.reason is not Reason.UNKNOWN and activity.sure
     return Finding(
         kind=Kind.NEVER_ENTERED if loop is None else Kind.FINISHED_EARLY,
         reason=activity.reason,

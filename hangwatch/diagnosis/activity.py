@@ -60,6 +60,8 @@ class Activity:
     handling: str = ""
     interrupted: bool = False
     """It was ended from outside; ``site`` is where that found it."""
+    sure: bool = True
+    """Not so where it is only concluded from what others do."""
 
 
 _NO_STACK = ThreadStack("", 0, active=True, owns_gil=True, frames=())

@@ -55,6 +55,17 @@ _BY_REASON: dict[Reason, tuple[str, ...]] = {
         "Check the node's health (power, kernel log, network) and take it out of the pool.",
         "Run with restarts (torchrun --max-restarts) so that the job goes on without it.",
     ),
+    Reason.GPU_KERNEL: (
+        (
+            "Look for an error of that GPU: Xid in the kernel log, nvidia-smi -q (ECC, pending "
+            "retirement), the rank's own output (device-side assert, illegal access)."
+        ),
+        (
+            "If the GPU is sound, find the kernel: CUDA_LAUNCH_BLOCKING=1 makes the rank's stack "
+            "show it, cuda-gdb or compute-sanitizer tell more."
+        ),
+        "Run without that node once: a fault that stays away points to its hardware.",
+    ),
     Reason.NETWORK: (
         (
             "Check that the ranks reach each other on the interface that is used "

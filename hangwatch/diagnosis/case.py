@@ -16,6 +16,7 @@ from hangwatch.types import Collective, Frame, Reason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from hangwatch.diagnosis.devices import Stuck
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.graph import Graph
     from hangwatch.diagnosis.job import Job
@@ -58,6 +59,8 @@ class Case:
     graph: Graph
     source: Source
     disputed: Mapping[int, int]
+    stuck: Mapping[int, Stuck] = field(default_factory=dict)
+    """Ranks whose device is stuck itself."""
     _activities: dict[int, Activity] = field(default_factory=dict)
 
     @property
@@ -74,6 +77,10 @@ class Case:
 
     def _activity(self, rank: int) -> Activity:
         snapshot = self.job.ranks[rank]
+        if rank in self.stuck:
+            stuck = self.stuck[rank]
+            site = self.site_at(rank, stuck.place) if stuck.place is not None else None
+            return Activity(Reason.GPU_KERNEL, site, sure=stuck.sure)
         if rank not in self.ended:
             return activity(snapshot, self.texts)
         # It was ended from outside: the exception says where that was.

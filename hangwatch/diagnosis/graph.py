@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.channels import posted
@@ -18,7 +19,7 @@ from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.types import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
@@ -40,6 +41,8 @@ class Graph:
     """A full place to those that a member issued before it and that are unfinished."""
     disputed: set[Spot] = field(default_factory=set)
     """Places whose members differ: nothing earlier explains them."""
+    devices: dict[int, set[Spot]] = field(default_factory=dict)
+    """Where the devices of ranks are that have unfinished work for them; a stuck one nowhere."""
     _before: dict[Node, list[Node]] | None = None
 
     def after(self, node: Node) -> Sequence[Node]:
@@ -81,11 +84,21 @@ def build(
     waits: Iterable[Wait],
     ended: Mapping[int, Ending],
     disputed: Mapping[int, int],
+    stuck: Collection[int] = (),
 ) -> Graph:
-    """Link the waits. ``disputed``: gid to the first place where its members differ."""
+    """Link the waits.
+
+    disputed: gid to the first place where its members differ. stuck: ranks whose device
+    is stuck itself; they wait for nothing.
+    """
     graph = Graph()
     graph.disputed.update(Place(gid, seq) for gid, seq in disputed.items())
+    graph.devices.update((rank, set()) for rank in stuck)
     for wait in _without_idle_guesses(job, waits, ended):
+        if wait.rank in stuck:
+            continue
+        if wait.record is not None and wait.record.device and not wait.apart:
+            graph.devices.setdefault(wait.rank, set()).add(wait.spot)
         graph.at[wait.spot].append(wait)
         if not wait.apart:
             graph.by_rank[wait.rank].append(wait)
@@ -177,16 +190,33 @@ def missing_at(job: Job, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) 
         want = ("recv" if spot.sends else "send", spot.tag)
         under_way, ever = posted(job, spot.gid, spot.waiter, spot.peer, want)
         there = ever > spot.nth if ever >= 0 and spot.nth >= 0 else under_way > spot.turn
-        return () if there and not _died_by_itself(spot.peer, ended) else (spot.peer,)
-    return _missing(job, spot, ended)
+        there = there and not _died_by_itself(spot.peer, ended) and not _is_away(graph, spot)
+        return () if there else (spot.peer,)
+    return _missing(job, spot, ended, graph.devices)
 
 
-def _missing(job: Job, place: Place, ended: Mapping[int, Ending]) -> tuple[int, ...]:
+def _is_away(graph: Graph, spot: Channel) -> bool:
+    """Whether the peer has issued its call, and its device is at something else."""
+    at = graph.devices.get(spot.peer)
+    return at is not None and not any(
+        isinstance(other, Channel)
+        and (other.gid, other.peer, other.sends) == (spot.gid, spot.waiter, not spot.sends)
+        for other in at
+    )
+
+
+def _missing(
+    job: Job,
+    place: Place,
+    ended: Mapping[int, Ending],
+    devices: Mapping[int, Collection[Spot]] = MappingProxyType({}),
+) -> tuple[int, ...]:
     return tuple(
         rank
         for rank in job.members(place.gid)
         if not job.arrived(rank, place)
         or (_died_by_itself(rank, ended) and not job.passed(rank, place))
+        or (rank in devices and place not in devices[rank] and not job.passed(rank, place))
     )
 
 

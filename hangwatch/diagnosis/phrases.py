@@ -150,6 +150,7 @@ _DOING = {
     Reason.STOPPED: "stopped (SIGSTOP, or a frozen container)",
     Reason.DEBUGGER: "in a debugger",
     Reason.EXCEPTION_HANDLING: "handling an exception",
+    Reason.GPU_KERNEL: "stuck on the device, which does not run what the program enqueued",
 }
 
 

@@ -11,6 +11,7 @@ from hangwatch.diagnosis.advice import advice
 from hangwatch.diagnosis.aftermath import find_waits
 from hangwatch.diagnosis.case import Case
 from hangwatch.diagnosis.cycles import judge_cycle, judge_stuck
+from hangwatch.diagnosis.devices import stuck_devices
 from hangwatch.diagnosis.disputes import disputes
 from hangwatch.diagnosis.drift import with_drift
 from hangwatch.diagnosis.endings import Cause, How, endings, last_call
@@ -86,8 +87,9 @@ def _open(snapshot: JobSnapshot) -> Case:
         }
     if disputed:
         waits = find_waits(job, ended, disputed)
-    graph = build(job, waits, ended, disputed)
-    return Case(job, ended, graph, Source(snapshot.sources), disputed)
+    stuck = stuck_devices(job)
+    graph = build(job, waits, ended, disputed, stuck)
+    return Case(job, ended, graph, Source(snapshot.sources), disputed, stuck)
 
 
 def _died_of_a_dispute(job: Job, ended: dict[int, Ending], disputed: dict[int, int]) -> set[int]:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.activity import GIL_STALE_S, waits_in_collective
 from hangwatch.diagnosis.channels import turn
+from hangwatch.diagnosis.devices import oldest
 from hangwatch.diagnosis.job import seconds
 from hangwatch.diagnosis.spots import Channel, Place, Setup, Spot, Wait
 from hangwatch.types import OpState, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hangwatch.diagnosis.job import Job
     from hangwatch.types import OpRecord, RankSnapshot
@@ -38,6 +39,10 @@ def living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
             site=rank.in_call_site,
         )
         return
+    at = oldest(job, rank.rank)
+    if at:
+        yield from _of_device(job, rank.rank, at)
+        return
     blocked = list(_blocked(job, rank))
     main = [wait for wait in blocked if _is_of_main_thread(wait, rank)]
     beside = [wait for wait in blocked if wait not in main]
@@ -53,6 +58,32 @@ def living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
         yield from (wait for wait in pending(job, rank) if wait.spot not in taken)
         if not blocked and not _is_stale(rank):
             yield from by_counters(job, rank)
+
+
+def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
+    """Where the device of a rank is; where its program is, no dump tells.
+
+    The first calls that it has to run in other groups stand there too: what nobody is at
+    yet may be waiting for a rank all the same.
+    """
+    groups = {job.ops[rank][positions[0]][0]}
+    for position in (*positions, *job.unfinished[rank]):
+        gid, record = job.ops[rank][position]
+        behind = position not in positions
+        if behind and (gid in groups or record.p2p or not record.device):
+            continue
+        groups.add(gid)
+        for spot in spots_of(job, rank, position, gid, record):
+            yield Wait(
+                rank,
+                spot,
+                seconds(record.issued_age_s),
+                firm=False,
+                op=record.op,
+                record=record,
+                site=record.site,
+                apart=behind,
+            )
 
 
 def _is_of_main_thread(wait: Wait, rank: RankSnapshot) -> bool:

@@ -1,0 +1,125 @@
+"""Where a rank is that has a device: not where its program is, which runs ahead.
+
+The program enqueues calls, often many and in several groups, and the device runs them
+in that order: it is at the oldest that is unfinished. What is enqueued behind that
+is no arrival. A device that stands at nothing, although it has work, is stuck itself:
+
+- others have completed a call that needs every rank, and it has not: its device ran no
+  further, or can no longer tell (after an error no event completes);
+- it has begun nothing of what it has to run, where the recorder takes these times;
+- all stand at one call, and its program alone has stopped enqueuing what follows:
+  after an error of the device the program gets no further either.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from hangwatch.diagnosis.spots import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from hangwatch.diagnosis.job import Job
+
+_NEEDS_ALL = ("all_", "reduce_scatter", "barrier", "coalesced")
+"""How operations begin that nobody completes before everybody has entered them."""
+
+
+def oldest(job: Job, rank: int) -> list[int]:
+    """The positions of the calls that a rank's device is at: one, or a coalesced group."""
+    own = job.ops.get(rank, [])
+    found: list[int] = []
+    for position in job.unfinished.get(rank, ()):
+        gid, record = own[position]
+        if not record.device:
+            continue
+        if not found:
+            found.append(position)
+            continue
+        first_gid, first = own[found[0]]
+        if (gid, record.p2p, record.seq) == (first_gid, first.p2p, first.seq):
+            found.append(position)
+    return found
+
+
+class Stuck(NamedTuple):
+    """What shows that the device of a rank is stuck itself."""
+
+    place: Place | None
+    """The place that it has not run, or not alone; None for a point-to-point call."""
+    sure: bool
+    """Not so where only its program says so, by having stopped."""
+
+
+def stuck_devices(job: Job) -> dict[int, Stuck]:
+    """Ranks whose device is stuck itself."""
+    at: dict[int, Place] = {}
+    found: dict[int, Stuck] = {}
+    for rank in job.unfinished:
+        positions = oldest(job, rank)
+        if not positions:
+            continue
+        gid, record = job.ops[rank][positions[0]]
+        here = None if record.p2p else Place(gid, record.seq)
+        if here is not None:
+            at[rank] = here
+        place = next((p for p in _unfinished(job, rank) if _outrun(job, rank, p, here)), None)
+        if place is not None or _began_nothing(job, rank):
+            found[rank] = Stuck(place or here, sure=True)
+    return found | _silent(job, at, found)
+
+
+def _unfinished(job: Job, rank: int) -> Iterator[Place]:
+    """The first unfinished place of each group, as far as a device runs it."""
+    seen: set[int] = set()
+    for position in job.unfinished.get(rank, ()):
+        gid, record = job.ops[rank][position]
+        if record.device and not record.p2p and gid not in seen:
+            seen.add(gid)
+            yield Place(gid, record.seq)
+
+
+def _outrun(job: Job, rank: int, place: Place, here: Place | None) -> bool:
+    """Whether others have completed what this rank has not, or nobody else is needed for it.
+
+    here: where its device is.
+    """
+    record = job.record(rank, place)
+    others = [member for member in job.members(place.gid) if member != rank]
+    past = [member for member in others if job.passed(member, place)]
+    if not others:
+        return place == here
+    if record is not None and record.wire.startswith(_NEEDS_ALL):
+        return bool(past)
+    return len(past) == len(others)
+
+
+def _began_nothing(job: Job, rank: int) -> bool:
+    """Whether the device has begun none of its unfinished calls: it is busy with something else."""
+    timed = any(progress.started >= 0 for progress in job.progress.get(rank, {}).values())
+    own = job.ops[rank]
+    return timed and not any(own[position][1].begun for position in job.unfinished[rank])
+
+
+def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[int, Stuck]:
+    """Of the members that all stand at one place those that enqueued less than the others."""
+    found: dict[int, Stuck] = {}
+    for place in dict.fromkeys(at.values()):
+        members = job.members(place.gid)
+        if any(at.get(member) != place or member in stuck for member in members):
+            continue
+        furthest: dict[int, int] = {}
+        for rank in members:
+            for gid in job.progress.get(rank, {}):
+                furthest[gid] = max(furthest.get(gid, 0), job.reached[gid].get(rank, 0))
+        behind = [
+            rank
+            for rank in members
+            if any(
+                job.reached[gid].get(rank, 0) < furthest[gid] for gid in job.progress.get(rank, {})
+            )
+        ]
+        if len(behind) < len(members):
+            found.update(dict.fromkeys(behind, Stuck(place, sure=False)))
+    return found
