@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ HELP = f"""\
 usage: hangwatch [OPTIONS] COMMAND [ARG...]      run COMMAND under watch
        hangwatch [OPTIONS] run -- COMMAND...     the same, for any name of COMMAND
        hangwatch report PATH                     print a stored report again
+       hangwatch analyze PATH... [--json]        judge Flight Recorder dumps or rank pages
        hangwatch demo                            see it find a planted hang
        hangwatch doctor                          what works on this machine
 
@@ -105,6 +107,32 @@ def _report(words: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
+def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from hangwatch.analyze import analyze  # noqa: PLC0415 (not needed to watch)
+    from hangwatch.report import build_report, format_verdict  # noqa: PLC0415
+    from hangwatch.report.terminal import Style  # noqa: PLC0415
+
+    flags = [word for word in words if word.startswith("-")]
+    paths = [Path(word) for word in words if not word.startswith("-")]
+    if not paths or set(flags) - {"--json"}:
+        raise UsageError(
+            "usage: hangwatch analyze PATH... [--json] (files or directories of Flight Recorder "
+            "dumps, of rank pages, or an incident)"
+        )
+    evidence, unreadable = analyze(paths)
+    report = build_report(evidence)
+    if flags or report["verdict"]["state"] == "ok":  # else they are in what is printed
+        for what in unreadable:
+            say(what)
+    if flags:
+        _print(json.dumps(report, indent=1) + "\n")
+    else:
+        style = Style.of(sys.stdout, environ)
+        lines = format_verdict(report, style=style, stored=False)
+        _print("".join(f"{line}\n" for line in lines))
+    return 0
+
+
 def _doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from hangwatch.doctor import examine  # noqa: PLC0415
 
@@ -124,6 +152,7 @@ def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 OWN_COMMANDS: dict[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
     "report": _report,
+    "analyze": _analyze,
     "doctor": _doctor,
     "demo": _demo,
 }

@@ -36,7 +36,7 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
             "id": run.run_id,
             "command": list(run.command),
             "world_size": job.world_size,
-            "nodes": sorted({rank.node for rank in job.ranks} | set(job.lost_nodes)),
+            "nodes": sorted({r.node for r in job.ranks if r.node} | set(job.lost_nodes)),
             "restart": job.restart,
             "started_at": run.started_at,
             "versions": dict(run.versions),

@@ -62,12 +62,16 @@ PLAIN = Style()
 
 
 def format_verdict(
-    report: Mapping[str, Any], where: Path | None = None, style: Style = PLAIN
+    report: Mapping[str, Any],
+    where: Path | None = None,
+    style: Style = PLAIN,
+    *,
+    stored: bool = True,
 ) -> Iterator[str]:
     """The lines of the block, without line ends.
 
     report: the content of report.json. where: its directory, None where it
-    could not be written.
+    could not be written. stored: whether it was to be written at all.
     """
     verdict = report["verdict"]
     yield from _headline(verdict, style)
@@ -81,7 +85,9 @@ def format_verdict(
         yield from _labelled("also", [_sentence(other)], style)
     yield from _labelled("what to do", _bullets(verdict["advice"]), style)
     yield from _labelled("not seen", _bullets([*report["unseen"], *_missing(report)]), style)
-    yield from _labelled("report", [_near(where)] if where else ["none could be written"], style)
+    if stored:
+        written = [_near(where)] if where else ["none could be written"]
+        yield from _labelled("report", written, style)
 
 
 def _headline(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
@@ -141,7 +147,7 @@ def _culprits(report: Mapping[str, Any], style: Style) -> Iterator[str]:
     by_rank = {rank["rank"]: rank for rank in report["ranks"]}
     for culprit in verdict["culprits"][:2]:
         rank = by_rank.get(culprit)
-        if rank:
+        if rank and rank["pid"]:  # a Flight Recorder dump tells no process
             lines.append(f"rank {culprit} is process {rank['pid']} on {rank['node']}")
     yield from _labelled("culprit", lines, style)
 
