@@ -97,13 +97,20 @@ def drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
 
 
 def shifted(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
-    """Two sequences that were out of step before what is known of them began."""
+    """Two sequences that were out of step before what is known of them began.
+
+    Where one call comes again and again, any shift agrees: the one that is meant also
+    explains places in which they differ.
+    """
     common = sorted(mine.keys() & theirs.keys())
-    if not common or all(mine[seq] == theirs[seq] for seq in common):
+    differ = [seq for seq in common if mine[seq] != theirs[seq]]
+    if not differ:
         return None
     first = common[0]
     for shift in range(1, MAX_SHIFT + 1):
         for ahead, behind, sign in ((mine, theirs, 1), (theirs, mine, -1)):
+            if sum(seq + shift in behind for seq in differ) < AGREE_AFTER:
+                continue
             if _agree(ahead, behind, first, shift, AGREE_WITHOUT_START):
                 return Drift(first, sign * shift, known=False)
     return None

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 PROGRAMS = Path(__file__).parent / "programs"
 TOKEN = "TEST_RUN_TOKEN"  # noqa: S105 (marks the processes of one run, keeps no secret)
 BOUND_S = 120.0
 """How long a program may take until its condition holds; seven times what it needs."""
 GRACE_S = 8.0
+WAKE_AFTER_S = 1.0
 POLL_S = 0.02
 
 _VERDICT = re.compile(r"^hangwatch: ([A-Z]+) \(", re.MULTILINE)
@@ -189,17 +190,23 @@ def end(process: subprocess.Popen[bytes], token: str) -> None:
     """End a run: first as a scheduler would, then each process that is left."""
     if process.poll() is None:
         process.terminate()
+        try:
+            process.wait(WAKE_AFTER_S)
+        except subprocess.TimeoutExpired:
+            _signal(processes(token), signal.SIGCONT)  # one that is stopped ends only then
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     while left := processes(token):
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        _signal(left, signal.SIGKILL)
         process.poll()
         time.sleep(POLL_S)
     process.wait()
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def processes(token: str) -> dict[int, str]:

@@ -55,6 +55,13 @@ def test_a_rank_that_made_one_call_more_is_named_with_it() -> None:
     assert "made one collective more" in found.headline
 
 
+def test_ranks_that_come_to_the_same_calls_from_another_line_at_the_end_are_in_step() -> None:
+    # As under Join: who is out of inputs goes on to answer the others from another line.
+    still = [op(W, n) for n in range(1, 60)]
+    joined = [*still[:55], *(op(W, n, line=18) for n in range(56, 60))]
+    assert find_desync(running(joined, joined, still, still)) is None
+
+
 def test_where_the_rings_have_wrapped_it_began_before_them() -> None:
     late = [calls(40, first=500) for _ in range(3)]
     found = find_desync(running(*late, calls(40, first=500, left_out=14)))

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from expectations import Expectation, expectations, mistakes, run
 
+from hangwatch.types import Kind
+
 CASES = list(expectations())
 BROKEN = [case for case in CASES if not case.healthy]
 README = Path(__file__).parents[2] / "README.md"
@@ -17,6 +19,10 @@ README = Path(__file__).parents[2] / "README.md"
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_verdict_on_a_program_is_what_its_header_says(case: Expectation) -> None:
     assert mistakes(case, run(case)) == []
+
+
+def test_every_kind_of_verdict_is_in_the_zoo() -> None:
+    assert {kind for case in BROKEN for kind in case.values["kind"].split("|")} == set(Kind)
 
 
 def test_the_zoo_is_as_large_as_the_readme_says() -> None:

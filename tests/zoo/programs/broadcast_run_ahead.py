@@ -11,7 +11,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     weights = torch.randn(64)
-    for _ in range(60):
+    for _ in range(40):
         dist.broadcast(weights, src=0)
         if rank > 0:
             time.sleep(0.05 * rank)

@@ -43,7 +43,7 @@ def main():
     pairs = [dist.new_group(members) for members in ([0, 1], [2, 3])]
     for number, call in enumerate(calls(rank, size, pairs[rank // 2])):
         if rank == number % size:
-            time.sleep(1.6)
+            time.sleep(1.2)
         call()
     dist.destroy_process_group()
 

@@ -14,7 +14,7 @@ def main():
     groups = [mesh["tp"].get_group(), mesh["dp"].get_group()]
     tensors = [torch.randn(32), torch.randn(32)]
     order = [1, 0] if dist.get_rank() == 3 else [0, 1]
-    for step in range(12):
+    for step in range(6):
         if step % 4 == dist.get_rank():
             time.sleep(1.2)
         for index in order:
