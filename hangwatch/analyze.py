@@ -15,13 +15,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import orjson
+
 from hangwatch import __version__
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import FlightError, PageError, UsageError
 from hangwatch.flight import job_snapshot, newest, parse_dump
 from hangwatch.page import parse_page
+from hangwatch.report.model import SCHEMA
 from hangwatch.report.sites import fold_ranks
 from hangwatch.types import (
+    Certainty,
     Evidence,
     FlightDump,
     JobSnapshot,
@@ -30,15 +34,18 @@ from hangwatch.types import (
     RankPage,
     RankSnapshot,
     RunInfo,
+    State,
     Thresholds,
     Verdict,
 )
+from hangwatch.watchdog.codec import CodecError, decode
 from hangwatch.watchdog.snapshot import rank_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 PAGE_SUFFIX = ".page"
+REPORT = "report.json"
 MAX_FILE_BYTES = 64 << 20
 MAX_DEPTH = 4
 """Directories below a named one that are searched: an incident is two deep."""
@@ -71,6 +78,8 @@ class Found:
 
     dumps: dict[int, Dump] = field(default_factory=dict)
     pages: dict[int, RankPage] = field(default_factory=dict)
+    processes: dict[int, ProcessState] = field(default_factory=dict)
+    """What the report of an incident says of the processes whose pages lie beside it."""
     unreadable: list[str] = field(default_factory=list)
     """What is wrong with which file."""
 
@@ -91,6 +100,9 @@ def analyze(paths: Sequence[Path]) -> tuple[Evidence, tuple[str, ...]]:
     job, timed = snapshot(found)
     thresholds = Thresholds(SUSPECT_AFTER_S, HANG_AFTER_S) if timed else Thresholds(0.0, 0.0)
     verdicts = _without_the_unknown(diagnose(job, thresholds), job)
+    if verdicts[0].state is State.OK:
+        # That nothing shows in what was left behind is no proof.
+        verdicts = (replace(verdicts[0], certainty=Certainty.LIKELY),)
     at = max((dump.written_unix_ns for dump in found.dumps.values()), default=0) / 1e9
     detected = datetime.fromtimestamp(at, UTC) if at else datetime.now(UTC)
     evidence = Evidence(
@@ -110,13 +122,15 @@ def read(paths: Sequence[Path]) -> Found:
     keep = max(LEAST_ENTRIES, MAX_ALL_ENTRIES // max(1, len(files)))
     for path in files:
         try:
-            if path.suffix == PAGE_SUFFIX:
+            if path.name == REPORT:
+                found.processes |= _processes(_content(path))
+            elif path.suffix == PAGE_SUFFIX:
                 page = parse_page(_content(path))
                 _keep_page(found.pages, page)
             else:
                 dump = Dump(parse_dump(_content(path), keep), path.stat().st_mtime_ns)
                 _keep_dump(found.dumps, _rank_of(path), dump)
-        except (FlightError, PageError) as error:
+        except (FlightError, PageError, CodecError) as error:
             found.unreadable.append(f"{path}: {error}")
         except OSError as error:
             found.unreadable.append(f"{path} cannot be read: {error.strerror or error}")
@@ -129,7 +143,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield from _within(path)
         elif not path.exists():
             raise UsageError(f"{path} does not exist")
-        elif path.suffix != PAGE_SUFFIX and _RANK.search(path.name) is None:
+        elif path.suffix != PAGE_SUFFIX and path.name != REPORT and _RANK.search(path.name) is None:
             raise UsageError(
                 f"{path}: the name of a dump has to end in its rank, such as rank_3 or rank_3.json"
             )
@@ -145,7 +159,8 @@ def _within(top: Path) -> Iterator[Path]:
         for name in sorted(names):
             path = Path(where, name)
             dump = path.suffix not in _NO_DUMP and _RANK.search(name) is not None
-            if not name.startswith(".") and (dump or path.suffix == PAGE_SUFFIX):
+            ours = path.suffix == PAGE_SUFFIX or name == REPORT
+            if not name.startswith(".") and (dump or ours):
                 yield path
 
 
@@ -162,6 +177,22 @@ def _content(path: Path) -> bytes:
                 "TORCH_FR_BUFFER_SIZE, or without stacks"
             )
         return file.read(MAX_FILE_BYTES)
+
+
+def _processes(data: bytes) -> dict[int, ProcessState]:
+    """The processes of a report.json, by rank. Raises CodecError."""
+    try:
+        report = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise CodecError(f"no JSON: {error}") from error
+    ranks = report.get("ranks") if isinstance(report, dict) else None
+    if not isinstance(ranks, list) or report.get("schema") != SCHEMA:
+        return {}  # another program's report
+    return {
+        decode(int, rank.get("rank")): decode(ProcessState, rank.get("process"))
+        for rank in ranks
+        if isinstance(rank, dict)
+    }
 
 
 def _rank_of(path: Path) -> int:
@@ -207,7 +238,8 @@ def snapshot(found: Found) -> tuple[JobSnapshot, bool]:
     ranks = {
         rank: rank_snapshot(
             page,
-            ProcessState(alive=page.phase not in _OVER, exit_code=_OVER.get(page.phase)),
+            found.processes.get(rank)
+            or ProcessState(alive=page.phase not in _OVER, exit_code=_OVER.get(page.phase)),
             page.identity.host,
             now_ns[page.identity.host],
             flight=dumps.get(rank),
