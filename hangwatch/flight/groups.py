@@ -66,16 +66,22 @@ def _infer(
 def _pg_ids(dump: FlightDump, told: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, int]:
     """Name to pg_id, from the entries and from the order in which groups were made.
 
-    ``pg_status`` and ``pg_config`` list the groups that were used, the one by pg_id, the
-    other by name. Both are counters, so they pair up where there are as many of them.
+    ``pg_status`` lists the groups that were used, by pg_id, and ``pg_config`` those that
+    have a communicator, by name. Both are counters: they pair up where there are as many of
+    them, or, where all communicators are made at once, a pg_id is the place of a name.
     """
     known: dict[str, int] = {}
     for entry in dump.entries:
         known[entry.group_name] = max(known.get(entry.group_name, -1), entry.pg_id)
-    if len(told) == len(dump.status) and all(name.isdecimal() for name in told):
-        paired = dict(zip(sorted(told, key=int), sorted(dump.status), strict=True))
-        if all(paired.get(name) == pg_id for name, pg_id in known.items()):
-            return paired
+    if told and all(name.isdecimal() for name in told):
+        names, ids = sorted(told, key=int), sorted(dump.status)
+        tries = [dict(zip(names, ids, strict=True))] if len(names) == len(ids) else []
+        tries.append({name: pg_id for pg_id, name in enumerate(names) if pg_id in dump.status})
+        for paired in tries:
+            if known and all(paired.get(name) == pg_id for name, pg_id in known.items()):
+                return paired
+        if tries[:-1] and not known:
+            return tries[0]
     return known
 
 

@@ -1,0 +1,152 @@
+"""Where ranks with devices are: at their oldest unfinished call, whatever is enqueued behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from snapshots import THRESHOLDS, job, op, rank
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.types import (
+    Certainty,
+    GroupKey,
+    GroupProgress,
+    JobSnapshot,
+    Kind,
+    OpRecord,
+    OpState,
+    RankSnapshot,
+    Reason,
+    Verdict,
+)
+
+TP = [GroupKey((0, 1), "tp"), GroupKey((2, 3), "tp")]
+DP = [GroupKey((0, 2), "dp"), GroupKey((1, 3), "dp")]
+EP = GroupKey((0, 1, 2, 3), "ep")
+
+
+def enqueued(group: GroupKey, seq: int, name: str = "all_reduce", peer: int = -1) -> OpRecord:
+    """A call that a device has to run."""
+    return op(group, seq, name, OpState.ISSUED, age=400.0, source="flight", device=True, peer=peer)
+
+
+def on_device(number: int, *ops: OpRecord, **reached: int) -> RankSnapshot:
+    """A rank whose dump this is; reached: places in tp, dp and ep that it has enqueued.
+
+    Everything that is not among ops is complete.
+    """
+    groups = []
+    for name, key in (("tp", TP[number // 2]), ("dp", DP[number % 2]), ("ep", EP)):
+        own = [o.seq for o in ops if o.group == key]
+        last = max([reached.get(name, 3), *own])
+        groups.append(GroupProgress(key, name, last, min(own) - 1 if own else last))
+    return replace(rank(number), ops=ops, groups=tuple(groups), threads=None, flight=True)
+
+
+def only(found: JobSnapshot) -> Verdict:
+    (verdict,) = diagnose(found, THRESHOLDS)
+    return verdict
+
+
+def test_what_is_enqueued_behind_unfinished_work_is_no_arrival() -> None:
+    # Rank 0 waits for rank 1, which never issued it; what 0 has enqueued for 2 is not run.
+    verdict = only(
+        job(
+            on_device(0, enqueued(TP[0], 4), enqueued(DP[0], 4)),
+            on_device(1),
+            on_device(2, enqueued(DP[0], 4), enqueued(TP[1], 5), tp=4),
+            on_device(3, enqueued(TP[1], 5), tp=4),
+        )
+    )
+    assert verdict.culprits == (1,)
+    assert verdict.victims == (0, 2, 3)
+    assert verdict.kind is Kind.NEVER_ENTERED
+    assert verdict.certainty is Certainty.POSSIBLE
+
+
+def test_a_device_that_has_not_run_what_others_completed_is_stuck() -> None:
+    verdict = only(
+        job(
+            on_device(0, enqueued(TP[0], 5), tp=4),
+            on_device(1, enqueued(TP[0], 4), enqueued(TP[0], 5)),
+        )
+    )
+    assert (verdict.culprits, verdict.reason) == ((1,), Reason.GPU_KERNEL)
+    assert verdict.certainty is Certainty.LIKELY
+    assert "Rank 1" in verdict.headline
+    assert "device" in verdict.headline
+
+
+def test_the_source_of_a_broadcast_may_be_ahead_of_a_healthy_device() -> None:
+    group = GroupKey((0, 1, 2), "tp")
+
+    def member(number: int, *ops: OpRecord, last: int = 4) -> RankSnapshot:
+        first = min((o.seq for o in ops), default=last + 1)
+        progress = GroupProgress(group, "0", last, first - 1)
+        return replace(rank(number), ops=ops, groups=(progress,), flight=True)
+
+    verdict = only(
+        job(
+            member(0, enqueued(group, 5), last=5),
+            member(1, enqueued(group, 4, "broadcast")),
+            member(2, last=3),
+        )
+    )
+    assert verdict.culprits == (2,)
+
+
+def test_a_device_that_has_begun_nothing_is_busy_with_something_else() -> None:
+    call = enqueued(TP[0], 4)
+    timed = replace(call, begun=True)
+    ranks = [on_device(0, timed), on_device(1, call)]
+    ranks = [
+        replace(r, groups=tuple(replace(g, started=4 - r.rank) for g in r.groups)) for r in ranks
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.culprits, verdict.reason) == ((1,), Reason.GPU_KERNEL)
+
+
+def test_who_alone_stopped_enqueuing_while_all_stand_at_one_call_is_possible() -> None:
+    verdict = only(
+        job(
+            on_device(0, enqueued(TP[0], 4), enqueued(TP[0], 5)),
+            on_device(1, enqueued(TP[0], 4)),
+        )
+    )
+    assert verdict.culprits == (1,)
+    assert verdict.certainty is Certainty.POSSIBLE
+
+
+def test_nobody_is_blamed_where_all_stand_at_one_call_and_nothing_differs() -> None:
+    both = [on_device(r, enqueued(TP[0], 4), enqueued(EP, 4)) for r in (0, 1)]
+    verdict = only(job(*both, *(on_device(r, enqueued(EP, 4)) for r in (2, 3))))
+    assert (verdict.kind, verdict.culprits) == (Kind.COLLECTIVE_STUCK, ())
+
+
+def test_a_recv_waits_for_the_device_of_its_sender() -> None:
+    # Rank 2's send is enqueued behind a call that rank 3 never came to.
+    pipe = GroupKey((0, 1, 2, 3), "pp")
+    verdict = only(
+        job(
+            on_device(0, enqueued(pipe, 9, "recv", peer=2)),
+            on_device(1),
+            on_device(2, enqueued(TP[1], 4), enqueued(pipe, 7, "send", peer=0)),
+            on_device(3),
+        )
+    )
+    assert verdict.culprits == (3,)
+    assert verdict.victims == (0, 2)
+
+
+def test_a_rank_that_has_run_everything_is_found_though_no_device_is_at_it_yet() -> None:
+    # Rank 0 holds up 1; both have enqueued a call that rank 2, idle, never issued.
+    found = diagnose(
+        job(
+            on_device(0),
+            on_device(1, enqueued(TP[0], 4), enqueued(EP, 4)),
+            on_device(2),
+            on_device(3, enqueued(EP, 4)),
+        ),
+        THRESHOLDS,
+    )
+    assert {rank for verdict in found for rank in verdict.culprits} == {0, 2}
