@@ -73,6 +73,8 @@ def _out_of_step(
         if others and 2 * len(others) >= len(ranks):
             first = next(iter(others.values()))
             camps = tuple(one for one in ranks if one not in others), tuple(others)
+            if not first.known and len(camps[0]) >= len(camps[1]):
+                return  # neither when it began nor who it was: too little to alarm people
             yield _verdict_of_drift(job, Place(gid, first.seq), first, camps, places)
             return
 

@@ -70,6 +70,11 @@ def test_where_the_rings_have_wrapped_it_began_before_them() -> None:
     assert "since before" in found.headline
 
 
+def test_two_ranks_of_which_no_common_beginning_is_known_are_not_judged() -> None:
+    late = [calls(40, first=500), calls(40, first=500, left_out=14)]
+    assert find_desync(job(*(rank(n, W, *sequence) for n, sequence in enumerate(late)))) is None
+
+
 def test_of_two_ranks_either_may_be_the_one() -> None:
     pair = job(rank(0, W, *calls(30)), rank(1, W, *calls(30, left_out=14)))
     found = find_desync(pair)
