@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hangwatch.diagnosis.spots import Place
+from hangwatch.diagnosis.spots import Channel, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.job import Job
+    from hangwatch.diagnosis.spots import Spot, Wait
 
 _NEEDS_ALL = ("all_", "reduce_scatter", "barrier", "coalesced")
 """How operations begin that nobody completes before everybody has entered them."""
@@ -50,6 +51,40 @@ class Stuck(NamedTuple):
     """The place that it has not run, or not alone; None for a point-to-point call."""
     sure: bool
     """Not so where only its program says so, by having stopped."""
+
+
+def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait]:
+    """The waits that count: where devices are, and what leads to ranks that nothing else does.
+
+    What is enqueued behind the call that a device is at waits for nobody yet. But it may be
+    all that tells of a rank which has run everything, and issues nothing more.
+    """
+    now = [wait for wait in waits if not _is_behind(wait) and wait.rank not in stuck]
+    behind = [wait for wait in waits if _is_behind(wait) and wait.rank not in stuck]
+    if not behind:
+        return now
+    known = {wait.rank for wait in now}
+    for spot in {wait.spot for wait in now}:
+        known.update(_lacking(job, spot, stuck) if isinstance(spot, Place) else ())
+        if isinstance(spot, Channel):
+            known.add(spot.peer)
+    new = {spot for spot in {wait.spot for wait in behind} if _lacking(job, spot, stuck) - known}
+    return now + [wait for wait in behind if wait.spot in new]
+
+
+def _is_behind(wait: Wait) -> bool:
+    return wait.apart and wait.record is not None and wait.record.device
+
+
+def _lacking(job: Job, spot: Spot, stuck: Collection[int]) -> set[int]:
+    """The members that have not issued a call, or that will not run it."""
+    if not isinstance(spot, Place):
+        return set()
+    return {
+        member
+        for member in job.members(spot.gid)
+        if not job.arrived(member, spot) or (member in stuck and not job.passed(member, spot))
+    }
 
 
 def stuck_devices(job: Job) -> dict[int, Stuck]:

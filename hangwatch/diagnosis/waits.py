@@ -67,7 +67,7 @@ def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
     yet may be waiting for a rank all the same.
     """
     groups = {job.ops[rank][positions[0]][0]}
-    for position in (*positions, *job.unfinished[rank]):
+    for position in job.unfinished[rank]:
         gid, record = job.ops[rank][position]
         behind = position not in positions
         if behind and (gid in groups or record.p2p or not record.device):

@@ -48,6 +48,8 @@ def parse_dump(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
 def parse_json(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
     """Decode one rank's recorder. Raises FlightError for anything else."""
     _check_size(data)
+    if data.count(b"[") + data.count(b"{") > pickled.MAX_CONTAINERS:
+        raise FlightError(f"the JSON has more than {pickled.MAX_CONTAINERS} lists and objects")
     try:
         top = orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 NARROWEST = 40
 DEFAULT_WIDTH = 100
 """Where the output is no terminal."""
+LEAST_S = 0.05
+"""A shorter time is not known: stored dumps may not tell when they were taken."""
 MAX_FRAMES = 6
 MAX_WAITS = 5
 _LABEL = 11
@@ -94,7 +96,9 @@ def _headline(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
     state = verdict["state"]
     word = state.upper()
     age_s = verdict["stuck_age_s"]
-    about = f"{verdict['certainty']}, stuck for {age_s:.1f} s" if age_s else verdict["certainty"]
+    about = verdict["certainty"]
+    if age_s >= LEAST_S:
+        about = f"{about}, stuck for {age_s:.1f} s"
     first, *more = _wrap(f"hangwatch: {word} ({about})", style.columns)
     yield first.replace(word, style.paint(word, _COLOURS.get(state, "1")))
     yield from more
@@ -117,13 +121,21 @@ def _waits(
         site = wait["site"] or {}
         place = (wait["op"], wait["group"], wait["seq"], site.get("file"), site.get("line"))
         alike[*place, tuple(wait["for"])].append(wait)
+    culprits = set(verdict["culprits"])
+    # Those that wait for a culprit itself come first: of a large job not all are shown.
+    ordered = sorted(
+        alike.items(), key=lambda item: (culprits.isdisjoint(item[0][-1]), -len(item[1]))
+    )
     lines = []
-    for (op, group, seq, _, _, waited_for), ranks in alike.items():
+    for (op, group, seq, _, _, waited_for), ranks in ordered:
         who = fold_ranks(wait["rank"] for wait in ranks)
         what = f"{op} #{seq}" if seq else op
         if group:
             what = f"{what} of {group}"
-        text = f"{_ranks(who)} in {what}, {max(wait['age_s'] for wait in ranks):.1f} s"
+        text = f"{_ranks(who)} in {what}"
+        age_s = max(wait["age_s"] for wait in ranks)
+        if age_s >= LEAST_S:
+            text = f"{text}, {age_s:.1f} s"
         if ranks[0]["site"]:
             text = f"{text}, at {_place(ranks[0]['site'])}"
         if waited_for:

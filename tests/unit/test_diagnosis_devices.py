@@ -136,6 +136,10 @@ def test_a_recv_waits_for_the_device_of_its_sender() -> None:
     )
     assert verdict.culprits == (3,)
     assert verdict.victims == (0, 2)
+    assert [(wait.rank, wait.op, wait.waits_for) for wait in verdict.waits] == [
+        (0, "recv", (2,)),
+        (2, "all_reduce", (3,)),
+    ]
 
 
 def test_a_rank_that_has_run_everything_is_found_though_no_device_is_at_it_yet() -> None:

@@ -114,7 +114,8 @@ def test_ranks_that_wait_in_many_places_are_cut_short() -> None:
     waits = tuple(Wait(r, WORLD, r + 1, "recv", (r + 1,), 1.0, None) for r in range(9))
     shown = lines(replace(VERDICT, waits=waits))
     start = next(i for i, line in enumerate(shown) if line.startswith("  waiting"))
-    assert shown[start] == "  waiting    rank 0 in recv #1 of default_pg, 1.0 s, for rank 1"
+    assert shown[start] == "  waiting    rank 1 in recv #2 of default_pg, 1.0 s, for rank 2"
+    assert shown[start + 1] == "             rank 0 in recv #1 of default_pg, 1.0 s, for rank 1"
     assert shown[start + 4] == "             and 5 more places, see report.json"
 
 
