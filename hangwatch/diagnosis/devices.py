@@ -27,23 +27,6 @@ _NEEDS_ALL = ("all_", "reduce_scatter", "barrier", "coalesced")
 """How operations begin that nobody completes before everybody has entered them."""
 
 
-def oldest(job: Job, rank: int) -> list[int]:
-    """The positions of the calls that a rank's device is at: one, or a coalesced group."""
-    own = job.ops.get(rank, [])
-    found: list[int] = []
-    for position in job.unfinished.get(rank, ()):
-        gid, record = own[position]
-        if not record.device:
-            continue
-        if not found:
-            found.append(position)
-            continue
-        first_gid, first = own[found[0]]
-        if (gid, record.p2p, record.seq) == (first_gid, first.p2p, first.seq):
-            found.append(position)
-    return found
-
-
 class Stuck(NamedTuple):
     """What shows that the device of a rank is stuck itself."""
 
@@ -53,12 +36,25 @@ class Stuck(NamedTuple):
     """Not so where only its program says so, by having stopped."""
 
 
+def oldest(job: Job, rank: int) -> list[int]:
+    """The positions of the calls that a rank's device is at: one, or a coalesced group."""
+    positions = job.devices.get(rank, [])
+    if not positions:
+        return []
+    own = job.ops[rank]
+    gid, first = own[positions[0]]
+    here = gid, first.p2p, first.seq
+    return [at for at in positions if (own[at][0], own[at][1].p2p, own[at][1].seq) == here]
+
+
 def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait]:
     """The waits that count: where devices are, and what leads to ranks that nothing else does.
 
     What is enqueued behind the call that a device is at waits for nobody yet. But it may be
     all that tells of a rank which has run everything, and issues nothing more.
     """
+    if not job.devices:
+        return list(waits)
     now = [wait for wait in waits if not _is_behind(wait) and wait.rank not in stuck]
     behind = [wait for wait in waits if _is_behind(wait) and wait.rank not in stuck]
     if not behind:
@@ -91,11 +87,8 @@ def stuck_devices(job: Job) -> dict[int, Stuck]:
     """Ranks whose device is stuck itself."""
     at: dict[int, Place] = {}
     found: dict[int, Stuck] = {}
-    for rank in job.unfinished:
-        positions = oldest(job, rank)
-        if not positions:
-            continue
-        gid, record = job.ops[rank][positions[0]]
+    for rank in job.devices:
+        gid, record = job.ops[rank][oldest(job, rank)[0]]
         here = None if record.p2p else Place(gid, record.seq)
         if here is not None:
             at[rank] = here
@@ -108,9 +101,9 @@ def stuck_devices(job: Job) -> dict[int, Stuck]:
 def _unfinished(job: Job, rank: int) -> Iterator[Place]:
     """The first unfinished place of each group, as far as a device runs it."""
     seen: set[int] = set()
-    for position in job.unfinished.get(rank, ()):
+    for position in job.devices[rank]:
         gid, record = job.ops[rank][position]
-        if record.device and not record.p2p and gid not in seen:
+        if not record.p2p and gid not in seen:
             seen.add(gid)
             yield Place(gid, record.seq)
 
@@ -134,7 +127,7 @@ def _began_nothing(job: Job, rank: int) -> bool:
     """Whether the device has begun none of its unfinished calls: it is busy with something else."""
     timed = any(progress.started >= 0 for progress in job.progress.get(rank, {}).values())
     own = job.ops[rank]
-    return timed and not any(own[position][1].begun for position in job.unfinished[rank])
+    return timed and not any(own[position][1].begun for position in job.devices[rank])
 
 
 def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[int, Stuck]:

@@ -41,6 +41,8 @@ class Job:
     """rank to (gid, record), oldest first."""
     unfinished: dict[int, list[int]] = field(default_factory=dict)
     """rank to the positions in ``ops`` of its calls that are not over, for ranks with any."""
+    devices: dict[int, list[int]] = field(default_factory=dict)
+    """The same of those that a device runs."""
     _gids: dict[GroupKey, int] = field(default_factory=dict)
     _gid_by_id: dict[int, int] = field(default_factory=dict)
     _by_group: list[list[tuple[int, OpRecord]]] = field(default_factory=list)
@@ -68,6 +70,8 @@ class Job:
                 gid = self.gid(record.group)
             if record.state in _UNFINISHED:
                 self.unfinished.setdefault(rank, []).append(len(calls))
+                if record.device:
+                    self.devices.setdefault(rank, []).append(len(calls))
             calls.append((gid, record))
             if record.p2p or record.seq < 1:
                 continue

@@ -67,10 +67,10 @@ def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
     yet may be waiting for a rank all the same.
     """
     groups = {job.ops[rank][positions[0]][0]}
-    for position in job.unfinished[rank]:
+    for position in job.devices[rank]:
         gid, record = job.ops[rank][position]
         behind = position not in positions
-        if behind and (gid in groups or record.p2p or not record.device):
+        if behind and (gid in groups or record.p2p):
             continue
         groups.add(gid)
         for spot in spots_of(job, rank, position, gid, record):
