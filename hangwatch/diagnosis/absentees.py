@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import disagreement, wording
+from hangwatch.diagnosis.activity import may_wait
 from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.history import made_before
 from hangwatch.diagnosis.phrases import Ranks, group_text, now, verb
 from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.diagnosis.wording import Scene
@@ -38,6 +40,7 @@ def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
         culprits, case.direct(spot), case.where(spot), activity.site, case.victims_site(waits)
     )
     seen = activity.reason is not Reason.UNKNOWN and activity.sure
+    seen = seen and not any(may_wait(case.job.ranks[rank], case.texts) for rank in culprits)
     return Finding(
         kind=Kind.NEVER_ENTERED if loop is None else Kind.FINISHED_EARLY,
         reason=activity.reason,
@@ -76,7 +79,7 @@ def subset(case: Case, spot: Place, others: Ranks, went_on: str, *, final: bool)
     """
     waits = case.waits_at(spot)
     guard = _rank_guard(case, waits)
-    if guard is None:
+    if guard is None or _others_made_it(case, waits, others):
         return None
     culprits = case.direct(spot)
     scene = Scene(
@@ -102,6 +105,12 @@ def subset(case: Case, spot: Place, others: Ranks, went_on: str, *, final: bool)
     )
 
 
+def _others_made_it(case: Case, waits: Iterable[Wait], others: Ranks) -> bool:
+    """Whether the condition is one that others met before: they left the call out."""
+    records = [wait.record for wait in waits if wait.record is not None]
+    return any(made_before(case.job, rank, record) for record in records[:1] for rank in others)
+
+
 def _rank_guard(case: Case, waits: Iterable[Wait]) -> Guard | None:
     """The condition on the rank that those who wait stand under, if they do.
 
@@ -115,7 +124,7 @@ def _rank_guard(case: Case, waits: Iterable[Wait]) -> Guard | None:
         for frame in frames:
             guard = case.source.rank_guard(frame)
             if guard is not None:
-                return None if guard.other_branch_communicates else guard
+                return guard if guard.for_few and not guard.other_branch_communicates else None
     return None
 
 
@@ -149,7 +158,11 @@ def missing_peer(case: Case, spot: Channel, culprit: int, doing: str, reason: Re
     """A send that its peer never receives, or a recv that it never sends."""
     waits = case.waits_at(spot)
     gone = reason is Reason.EXITED
-    seen = reason is not Reason.UNKNOWN
+    busy = case.job.ranks.get(culprit) if culprit not in case.ended else None
+    seen = reason is not Reason.UNKNOWN and not (busy and may_wait(busy, case.texts))
+    # What one that is stopped waited for may have come.
+    frozen = case.is_frozen(spot.waiter)
+    certainty = Certainty.LIKELY if seen and not frozen else Certainty.POSSIBLE
     scene = Scene(
         (culprit,),
         (spot.waiter,),
@@ -160,11 +173,11 @@ def missing_peer(case: Case, spot: Channel, culprit: int, doing: str, reason: Re
     return Finding(
         kind=Kind.MISSING_PEER,
         reason=reason,
-        certainty=Certainty.PROVED if gone else Certainty.LIKELY if seen else Certainty.POSSIBLE,
+        certainty=Certainty.PROVED if gone and not frozen else certainty,
         culprits=(culprit,),
         victims=case.victims_of((culprit,)),
         text=wording.missing_peer(scene, "send" if spot.sends else "recv", doing),
-        final=gone,
+        final=gone and not frozen,
         spot=spot,
         collective=case.collective(spot, waits),
         site=scene.site,
@@ -198,6 +211,15 @@ def init_incomplete(
         victim_site=scene.other_site,
         waits=waits,
     )
+
+
+def frozen_setup(case: Case, spot: Setup) -> Finding | None:
+    """A set-up call that ranks are in which were stopped, if there are any."""
+    frozen = tuple(rank for rank in case.direct(spot) if case.is_frozen(rank))
+    if not frozen:
+        return None
+    doing = case.activity(frozen[0])
+    return init_incomplete(case, spot, frozen, now(frozen, doing), doing.reason)
 
 
 def _site_of(case: Case, culprit: int) -> Site | None:

@@ -95,6 +95,19 @@ def waits_in_collective(rank: RankSnapshot, sources: Mapping[str, str]) -> bool 
     return False
 
 
+def may_wait(rank: RankSnapshot, sources: Mapping[str, str]) -> bool:
+    """Whether a rank that seems busy may be waiting for its unfinished work after all.
+
+    ``work.wait()`` has no frame of its own: where the line is not known it could be one.
+    """
+    thread = main_thread(rank.threads, rank.pid)
+    if rank.pending_age_s is None or thread is None or not thread.frames:
+        return False
+    inner = thread.frames[0]
+    unknown = is_user_file(inner.file) and line_of(sources, inner.file, inner.line) is None
+    return unknown or waits_in_collective(rank, sources) is True
+
+
 def activity(rank: RankSnapshot, sources: Mapping[str, str]) -> Activity:
     """Classify a living rank that waits in no collective, the surest sign first."""
     thread = main_thread(rank.threads, rank.pid)

@@ -89,9 +89,10 @@ def _ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterato
 def _last_position(job: Job, rank: int) -> int | None:
     ops = job.ops.get(rank, [])
     for position in range(len(ops) - 1, -1, -1):
-        state = ops[position][1].state
-        late = position >= len(ops) - FAILED_WITHIN
-        if state is OpState.BLOCKED or (state is OpState.FAILED and late):
+        record = ops[position][1]
+        # One that is waited for raises as late as that.
+        late = position >= len(ops) - FAILED_WITHIN or record.is_async
+        if record.state is OpState.BLOCKED or (record.state is OpState.FAILED and late):
             return position
     return None
 
@@ -103,7 +104,13 @@ def _beside_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) 
     failed with it tell more. c10d may count what has failed as done.
     """
     end = ended[rank.rank]
-    for gid in job.progress.get(rank.rank, {}):
+    if rank.flight and job.ops.get(rank.rank):
+        yield from _in_its_last_group(job, rank, ended)
+        return
+    groups = [gid for gid in job.progress.get(rank.rank, {}) if any(job.reached[gid].values())]
+    # What raised was C++'s: a group in which Python made the last call is not the one.
+    by_cpp = [gid for gid in groups if not _made_by_python(job, rank.rank, gid)]
+    for gid in by_cpp or groups:
         reached = job.reached[gid]
         causes = {m: ended[m].cause for m in job.members(gid) if m in ended}
         gone = [member for member, cause in causes.items() if cause is Cause.OWN]
@@ -115,6 +122,26 @@ def _beside_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) 
             age_s = seconds(rank.pending_age_s) or end.age_s
             op = _guess(rank, job.snapshot.sources)
             yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=True)
+
+
+def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:
+    """The recorder knows all calls: it raised out of the last one, or one just before it."""
+    gid, last = job.ops[rank.rank][-1]
+    if last.p2p or not any(member in ended for member in job.members(gid)):
+        return
+    others = [job.reached[gid].get(m, 0) for m in job.members(gid) if m != rank.rank]
+    place = Place(gid, min([last.seq, *(seq + 1 for seq in others)]))
+    if all(job.arrived(member, place) for member in job.members(gid)):
+        return
+    age_s = seconds(rank.pending_age_s) or ended[rank.rank].age_s
+    op = _guess(rank, job.snapshot.sources) or last.op
+    yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=True)
+
+
+def _made_by_python(job: Job, rank: int, gid: int) -> bool:
+    """Whether the last call in a group that is known of a rank is recorded in its page."""
+    record = job.record(rank, Place(gid, job.reached[gid].get(rank, 0)))
+    return record is not None and record.source == "page"
 
 
 def _guess(rank: RankSnapshot, sources: Mapping[str, str]) -> str:

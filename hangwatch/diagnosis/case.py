@@ -75,6 +75,11 @@ class Case:
             found = self._activities[rank] = self._activity(rank)
         return found
 
+    def is_frozen(self, rank: int) -> bool:
+        """Whether nothing of a rank runs, not even what works on its collectives."""
+        known = rank in self.job.ranks and rank not in self.ended
+        return known and self.activity(rank).reason in (Reason.STOPPED, Reason.DEBUGGER)
+
     def _activity(self, rank: int) -> Activity:
         snapshot = self.job.ranks[rank]
         if rank in self.stuck:

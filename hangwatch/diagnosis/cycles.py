@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import disagreement, wording
-from hangwatch.diagnosis.absentees import init_incomplete, missing_peer
+from hangwatch.diagnosis.absentees import frozen_setup, init_incomplete, missing_peer
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.divergence import divergence
 from hangwatch.diagnosis.endings import Cause
+from hangwatch.diagnosis.history import made_before, step
+from hangwatch.diagnosis.mismatch import judge_lines
 from hangwatch.diagnosis.naming import judge_names
 from hangwatch.diagnosis.phrases import at_line
 from hangwatch.diagnosis.spots import Channel, Place, Setup
-from hangwatch.diagnosis.terminals import died, left_behind
+from hangwatch.diagnosis.terminals import died, judge_terminals, left_behind
 from hangwatch.diagnosis.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.types import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hangwatch.diagnosis.case import Case
     from hangwatch.diagnosis.divergence import Divergence
@@ -35,7 +36,7 @@ Ranks = tuple[int, ...]
 def judge_stuck(case: Case, spot: Spot) -> Finding:
     """A spot that everyone has reached and that does not complete."""
     if isinstance(spot, Setup):
-        return init_incomplete(case, spot, (), "", Reason.NETWORK)
+        return frozen_setup(case, spot) or init_incomplete(case, spot, (), "", Reason.NETWORK)
     waits = case.waits_at(spot)
     members = (
         case.job.members(spot.gid)
@@ -51,11 +52,13 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
         return died(case, spot, gone, Certainty.LIKELY)
     found = None
     if isinstance(spot, Place):
-        found = judge_names(case, spot) or (None if broken else judge_unrecorded(case, spot))
+        found = judge_names(case, spot)
+        if found is None and not broken:
+            found = judge_unrecorded(case, spot) or judge_lines(case, spot)
     if found is not None:
         return found
-    frozen = tuple(r for r in members if _is_frozen(case, r))
-    if frozen and isinstance(spot, Place):
+    frozen = tuple(sorted(r for r in members if case.is_frozen(r)))
+    if frozen:
         return _frozen(case, spot, frozen)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
@@ -72,22 +75,16 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
     )
 
 
-def _is_frozen(case: Case, rank: int) -> bool:
-    """Whether nothing of a rank runs, not even what works on its collectives."""
-    known = rank in case.job.ranks and rank not in case.ended
-    return known and case.activity(rank).reason in (Reason.STOPPED, Reason.DEBUGGER)
-
-
-def _frozen(case: Case, place: Place, culprits: Ranks) -> Finding:
+def _frozen(case: Case, spot: Place | Channel, culprits: Ranks) -> Finding:
     """All are there, and a few of them were stopped before it was complete."""
-    waits = case.waits_at(place)
+    waits = case.waits_at(spot)
     doing = case.activity(culprits[0])
-    others = tuple(rank for rank in case.direct(place) if rank not in culprits)
+    others = tuple(rank for rank in case.direct(spot) if rank not in culprits)
     scene = Scene(
         culprits,
         others,
-        case.where(place),
-        case.site_at(culprits[0], place) or doing.site,
+        case.where(spot),
+        (case.site_at(culprits[0], spot) if isinstance(spot, Place) else None) or doing.site,
         case.victims_site(wait for wait in waits if wait.rank in others),
     )
     return Finding(
@@ -95,10 +92,10 @@ def _frozen(case: Case, place: Place, culprits: Ranks) -> Finding:
         reason=doing.reason,
         certainty=Certainty.LIKELY,
         culprits=culprits,
-        victims=tuple(sorted(set(case.victims_of((), [place])) - set(culprits))),
+        victims=tuple(sorted(set(case.victims_of(culprits, [spot])) - set(culprits))),
         text=wording.frozen(scene, doing),
-        spot=place,
-        collective=case.collective(place, waits),
+        spot=spot,
+        collective=case.collective(spot, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
@@ -119,20 +116,60 @@ def _raised(case: Case, rank: int) -> bool:
 def judge_cycle(case: Case, root: Root) -> Finding:
     """Ranks that wait for each other."""
     inside = set(root.ranks)
-    camps: dict[Spot, list[Wait]] = defaultdict(list)
+    frozen = [rank for rank in root.ranks if case.is_frozen(rank)]
+    if frozen:
+        # What it waited for may have come; it goes on when it is continued.
+        return next(judge_terminals(case, frozen))
+    setups = [spot for spot in root.spots if isinstance(spot, Setup)]
+    if setups:
+        return _setup_in_cycle(case, setups, inside)
+    camps: dict[Spot, list[Wait]] = {}
+    beside: list[Wait] = []
     for spot in root.spots:
+        waits = case.waits_at(spot)
         camps[spot] = [
             wait
-            for wait in case.waits_at(spot)
+            for wait in waits
             if wait.rank in inside or (not inside and _first(case, root, wait))
         ]
-    for spot in root.spots:
-        if isinstance(spot, Setup):
-            return _setup_in_cycle(case, spot, inside)
-    for spot in root.spots:
-        if isinstance(spot, Channel) and spot.peer in inside and _is_elsewhere(case, spot.peer):
-            return _channel_in_cycle(case, spot, inside)
-    return _inversion(case, root, camps)
+        beside.extend(wait for wait in waits if inside and wait.rank not in inside)
+    beside = [wait for wait in beside if _had_a_choice(case, wait, camps)]
+    left = divergence(case, [wait for camp in camps.values() for wait in camp], beside)
+    halves = [s for s in root.spots if isinstance(s, Channel) and _tells(case, s, left)]
+    if len({half.peer for half in halves}) == 1:
+        oldest = max(halves, key=lambda half: (camps[half][0].age_s, half.sends, half.tag))
+        return _channel_in_cycle(case, oldest, inside)
+    return _inversion(case, camps, left)
+
+
+def _had_a_choice(case: Case, wait: Wait, camps: Mapping[Spot, Sequence[Wait]]) -> bool:
+    """Whether a rank could as well be at another of the spots.
+
+    One that has no part in what the other side waits in takes no side by where it is.
+    """
+    for spot, others in camps.items():
+        if spot == wait.spot:
+            continue
+        if isinstance(spot, Place) and wait.rank in case.job.members(spot.gid):
+            return True
+        mine = step(wait.record) if wait.record is not None else None
+        records = [o.record for o in others if o.record is not None and step(o.record) != mine]
+        if any(made_before(case.job, wait.rank, record) for record in records):
+            return True
+    return False
+
+
+def _tells(case: Case, spot: Channel, left: Divergence | None) -> bool:
+    """Whether a send or recv without its other half is what the cycle is about."""
+    if left is not None:
+        by_source = left.loop is not None or left.guard is not None
+        return not by_source and spot.peer in left.culprits and spot.waiter in left.others
+    back = {rank for w in case.graph.by_rank.get(spot.peer, ()) for rank in _missed(case, w)}
+    return _is_elsewhere(case, spot.peer) and spot.waiter in back
+
+
+def _missed(case: Case, wait: Wait) -> Ranks:
+    return case.graph.missing.get(wait.spot, ())
 
 
 def _first(case: Case, root: Root, wait: Wait) -> bool:
@@ -146,13 +183,19 @@ def _is_elsewhere(case: Case, rank: int) -> bool:
     return any(not isinstance(wait.spot, Channel) for wait in case.graph.by_rank.get(rank, ()))
 
 
-def _setup_in_cycle(case: Case, spot: Setup, inside: set[int]) -> Finding:
+def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Finding:
     """Some are in a set-up call, and the others wait for them elsewhere."""
+    spot = max(setups, key=lambda one: (len(case.direct(one)), one))
     culprits = tuple(sorted(inside & set(case.graph.missing.get(spot, ()))))
     wait = _wait_of(case, culprits[0])
-    now = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
-    found = init_incomplete(case, spot, culprits, now, Reason.USER_CODE)
-    if len(culprits) > len(case.direct(spot)):
+    waiting = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
+    found = init_incomplete(case, spot, culprits, waiting, Reason.USER_CODE)
+    if len(setups) > 1:
+        # Each makes another group: who left one out cannot be told from the lines.
+        everyone = tuple(sorted(inside))
+        victims = tuple(rank for rank in found.victims if rank not in inside)
+        found = replace(found, culprits=everyone, victims=victims)
+    if len(setups) > 1 or len(culprits) > 1:
         # new_group lets ranks through that are no members of it: not all need be missing.
         return replace(found, certainty=Certainty.POSSIBLE)
     return found
@@ -161,13 +204,13 @@ def _setup_in_cycle(case: Case, spot: Setup, inside: set[int]) -> Finding:
 def _channel_in_cycle(case: Case, spot: Channel, inside: set[int]) -> Finding:
     """A send or recv whose peer waits in something else, and that for the waiter."""
     wait = _wait_of(case, spot.peer)
-    now = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
-    found = missing_peer(case, spot, spot.peer, now, Reason.USER_CODE)
+    waiting = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
+    found = missing_peer(case, spot, spot.peer, waiting, Reason.USER_CODE)
     firm = all(w.firm for r in inside for w in case.graph.by_rank.get(r, ()))
     return replace(found, certainty=Certainty.PROVED if firm else Certainty.LIKELY, final=firm)
 
 
-def _inversion(case: Case, root: Root, camps: dict[Spot, list[Wait]]) -> Finding:
+def _inversion(case: Case, camps: dict[Spot, list[Wait]], left: Divergence | None) -> Finding:
     ordered = sorted(camps.items(), key=lambda camp: len(camp[1]))
     parts = [
         (tuple(sorted({wait.rank for wait in waits})), case.where(spot), case.victims_site(waits))
@@ -175,18 +218,7 @@ def _inversion(case: Case, root: Root, camps: dict[Spot, list[Wait]]) -> Finding
         if waits
     ]
     waits = tuple(wait for _, camp in ordered for wait in camp)
-    left = divergence(case, waits)
-    if left is not None and all(isinstance(spot, Channel) for spot in root.spots):
-        spots = [wait.spot for wait in waits if isinstance(wait.spot, Channel)]
-        for spot in spots:
-            if spot.peer in left.culprits and spot.waiter in left.others:
-                return _channel_in_cycle(case, spot, set(root.ranks))
-    if left is None:
-        fewer = len(parts) > 1 and len(parts[0][0]) < len(parts[1][0])
-        all_of_them = {rank for ranks, _, _ in parts for rank in ranks}
-        culprits = parts[0][0] if fewer else tuple(sorted(all_of_them))
-    else:
-        culprits = left.culprits
+    culprits = left.culprits if left is not None else _fewer(ordered)
     guilty = [wait for wait in waits if wait.rank in culprits]
     rest = [wait for wait in waits if wait.rank not in culprits]
     kind, text = _told(case, left, guilty, rest) if left else (Kind.ORDER_INVERSION, None)
@@ -199,7 +231,7 @@ def _inversion(case: Case, root: Root, camps: dict[Spot, list[Wait]]) -> Finding
         reason=Reason.USER_CODE,
         certainty=Certainty.PROVED if firm else Certainty.LIKELY,
         culprits=culprits,
-        victims=case.victims_of(culprits, root.spots),
+        victims=case.victims_of(culprits, camps),
         text=text or wording.cycle(parts, culprits if left else ()),
         final=firm,
         spot=about,
@@ -208,6 +240,14 @@ def _inversion(case: Case, root: Root, camps: dict[Spot, list[Wait]]) -> Finding
         victim_site=sites[1],
         waits=waits,
     )
+
+
+def _fewer(ordered: Sequence[tuple[Spot, list[Wait]]]) -> Ranks:
+    """Of two sides the one with fewer ranks; else all that wait for each other."""
+    sides = [tuple(sorted({wait.rank for wait in camp})) for _, camp in ordered if camp]
+    if len(sides) == 2 and len(sides[0]) < len(sides[1]):  # noqa: PLR2004 (one or the other)
+        return sides[0]
+    return tuple(sorted({rank for ranks in sides for rank in ranks}))
 
 
 def _sites(parts: Sequence[tuple[Ranks, str, Site | None]]) -> tuple[Site | None, Site | None]:

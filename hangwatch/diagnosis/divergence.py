@@ -8,10 +8,11 @@ what it never did at this point, is.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.history import is_usual, made_before
+from hangwatch.diagnosis.departure import departed
+from hangwatch.diagnosis.history import is_usual, made_before, step
 from hangwatch.diagnosis.spots import Place
 
 if TYPE_CHECKING:
@@ -47,17 +48,40 @@ class _Camp:
     frames: list[Frame]
 
 
-def divergence(case: Case, waits: Sequence[Wait]) -> Divergence | None:
-    """Judge the ranks of a cycle, each with the one wait that it stands in."""
+def divergence(case: Case, waits: Sequence[Wait], beside: Sequence[Wait] = ()) -> Divergence | None:
+    """Judge the ranks of a cycle, each with the one wait that it stands in.
+
+    ``beside`` are waits of ranks outside it at the same spots: each is on the side of
+    those whom it is with.
+    """
+    found = _judged(case, [*waits, *beside], {wait.rank for wait in waits})
+    if found is None or not beside:
+        return found
+    inside = {wait.rank for wait in waits}
+    culprits = tuple(rank for rank in found.culprits if rank in inside)
+    return replace(found, culprits=culprits) if culprits else None
+
+
+def _judged(case: Case, waits: Sequence[Wait], inside: set[int]) -> Divergence | None:
+    everyone = tuple(sorted({wait.rank for wait in waits}))
+    alone = departed(case.job, case.ended, inside)
+    if 0 < 2 * len(alone) <= len(everyone):
+        # What all did until then knows best; the source may tell what they did instead.
+        among = [wait for wait in waits if wait.rank in inside]
+        found = _by_source(case, among)
+        if found is not None and set(found.culprits) == alone:
+            return found
+        culprits = tuple(sorted(alone))
+        return Divergence(culprits, _rest(culprits, everyone))
+    return _by_source(case, waits) or _by_habit(case, waits, everyone)
+
+
+def _by_source(case: Case, waits: Sequence[Wait]) -> Divergence | None:
     camps = _camps(case, waits)
     everyone = tuple(sorted({wait.rank for wait in waits}))
     if not 1 < len(camps) <= MAX_CAMPS:
-        return _by_habit(case, waits, everyone)
-    return (
-        _by_loop(case, camps, everyone)
-        or _by_guard(case, camps, everyone, waits)
-        or _by_habit(case, waits, everyone)
-    )
+        return None
+    return _by_loop(case, camps, everyone) or _by_guard(case, camps, everyone, waits)
 
 
 def _camps(case: Case, waits: Iterable[Wait]) -> list[_Camp]:
@@ -101,13 +125,21 @@ def _by_guard(
         if not _is_minority(camp.ranks, everyone) or not camp.frames:
             continue
         wait = next(wait for wait in waits if wait.rank == camp.ranks[0])
+        if isinstance(wait.spot, Place) and _most_are_there(case, wait.spot):
+            continue
         if wait.record and any(made_before(case.job, rank, wait.record) for rank in rest):
             continue
         for frame in camp.frames:
             guard = case.source.rank_guard(frame)
-            if guard is not None and not guard.other_branch_communicates:
+            if guard is not None and guard.for_few and not guard.other_branch_communicates:
                 return Divergence(camp.ranks, rest, guard=guard)
     return None
+
+
+def _most_are_there(case: Case, place: Place) -> bool:
+    """Whether most members of its group have entered a place."""
+    members = case.job.members(place.gid)
+    return 2 * sum(case.job.arrived(rank, place) for rank in members) > len(members)
 
 
 def _by_habit(case: Case, waits: Sequence[Wait], everyone: Ranks) -> Divergence | None:
@@ -120,7 +152,18 @@ def _by_habit(case: Case, waits: Sequence[Wait], everyone: Ranks) -> Divergence 
     rest = _rest(strange, everyone)
     if not _is_minority(strange, everyone) or not all(usual.get(rank) for rank in rest):
         return None
+    if any(_may_just_go_on(case, wait) for wait in waits if wait.rank in strange):
+        return None
     return Divergence(strange, rest)
+
+
+def _may_just_go_on(case: Case, wait: Wait) -> bool:
+    """Whether nobody made that call before, and no source tells that no loop was left."""
+    record = wait.record
+    if record is None or (record.site and case.source.tree(record.site.file) is not None):
+        return False
+    own = [made for _, made in case.job.ops.get(wait.rank, ())]
+    return sum(step(made) == step(record) for made in own) <= 1
 
 
 def _is_minority(ranks: Ranks, everyone: Ranks) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.channels import posted
@@ -127,7 +126,8 @@ def _without_idle_guesses(
     kept: list[Wait] = []
     idle: dict[int, list[Wait]] = defaultdict(list)
     for wait in waits:
-        full = wait.vague and isinstance(wait.spot, Place) and not _missing(job, wait.spot, ended)
+        place = wait.spot if wait.vague and isinstance(wait.spot, Place) else None
+        full = place is not None and not _missing(job, place, ended, Graph())
         if full and not wait.over:
             idle[wait.rank].append(wait)
         elif not full:
@@ -190,9 +190,9 @@ def missing_at(job: Job, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) 
         want = ("recv" if spot.sends else "send", spot.tag)
         under_way, ever = posted(job, spot.gid, spot.waiter, spot.peer, want)
         there = ever > spot.nth if ever >= 0 and spot.nth >= 0 else under_way > spot.turn
-        there = there and not _died_by_itself(spot.peer, ended) and not _is_away(graph, spot)
-        return () if there else (spot.peer,)
-    return _missing(job, spot, ended, graph.devices)
+        gone = _died_by_itself(spot.peer, ended) or _went_elsewhere(spot.peer, spot, graph, ended)
+        return () if there and not gone and not _is_away(graph, spot) else (spot.peer,)
+    return _missing(job, spot, ended, graph)
 
 
 def _is_away(graph: Graph, spot: Channel) -> bool:
@@ -205,18 +205,36 @@ def _is_away(graph: Graph, spot: Channel) -> bool:
     )
 
 
-def _missing(
-    job: Job,
-    place: Place,
-    ended: Mapping[int, Ending],
-    devices: Mapping[int, Collection[Spot]] = MappingProxyType({}),
-) -> tuple[int, ...]:
+def _missing(job: Job, place: Place, ended: Mapping[int, Ending], graph: Graph) -> tuple[int, ...]:
+    devices = graph.devices
     return tuple(
         rank
         for rank in job.members(place.gid)
         if not job.arrived(rank, place)
         or (_died_by_itself(rank, ended) and not job.passed(rank, place))
         or (rank in devices and place not in devices[rank] and not job.passed(rank, place))
+        or (
+            rank in ended
+            and _went_elsewhere(rank, place, graph, ended)
+            and not job.passed(rank, place)
+        )
+    )
+
+
+def _went_elsewhere(rank: int, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) -> bool:
+    """Whether a rank was in a spot, asynchronously, and ended in, or after, something else."""
+    end = ended.get(rank)
+    if end is None:
+        return False
+    if end.how is How.CLEAN:
+        return isinstance(spot, Place)
+    at = [wait.spot for wait in graph.by_rank.get(rank, ())]
+    if not isinstance(spot, Channel):
+        return bool(at) and spot not in at
+    return bool(at) and not any(
+        isinstance(other, Channel)
+        and (other.gid, other.peer, other.sends) == (spot.gid, spot.waiter, not spot.sends)
+        for other in at
     )
 
 

@@ -27,10 +27,15 @@ class Habit:
     """Which of two calls usually comes after what came before them."""
 
     here_is_usual: bool
+    """Or not known to be unusual."""
     there_is_usual: bool
     here_known_there: bool
     """The ranks that entered ``there`` have entered ``here`` at other places."""
     there_known_here: bool
+    here_is_new: bool
+    """Neither camp has made this call at another place: the program may just go on."""
+    by_line: bool
+    """One of the calls has a line; else only their sizes tell them from others."""
 
 
 def step(record: OpRecord) -> Step:
@@ -46,18 +51,21 @@ def habit(job: Job, place: Place, here: Iterable[int], there: Iterable[int]) -> 
     if mine is None or other is None:
         return None
     my_step, other_step = step(mine[1]), step(other[1])
-    before = job.record(mine[0], Place(place.gid, place.seq - 1)) or job.record(
-        other[0], Place(place.gid, place.seq - 1)
-    )
-    follows = set()
-    if before is not None:
-        for rank in (mine[0], other[0]):
-            follows |= _followers(job, place, rank, step(before))
+    both = mine[0], other[0]
+    before = {rank: job.record(rank, Place(place.gid, place.seq - 1)) for rank in both}
+    follows = {
+        rank: _followers(job, place, both, step(known))
+        for rank, apart in zip(both, reversed(both), strict=True)
+        if (known := before[rank] or before[apart]) is not None
+    }
+    mine_follow = follows.get(mine[0])
     return Habit(
-        here_is_usual=my_step in follows,
-        there_is_usual=other_step in follows,
+        here_is_usual=not mine_follow or my_step in mine_follow,
+        there_is_usual=other_step in follows.get(other[0], ()),
         here_known_there=my_step in _steps(job, place, other[0]),
+        here_is_new=not any(my_step in _steps(job, place, rank) for rank in both),
         there_known_here=other_step in _steps(job, place, mine[0]),
+        by_line=bool(my_step[1] or other_step[1]),
     )
 
 
@@ -78,16 +86,15 @@ def _steps(job: Job, place: Place, rank: int) -> set[Step]:
     }
 
 
-def _followers(job: Job, place: Place, rank: int, before: Step) -> set[Step]:
-    """What followed a call on a rank, in places before this one."""
+def _followers(job: Job, place: Place, ranks: Iterable[int], before: Step) -> set[Step]:
+    """What followed a call on some ranks, in places before this one."""
     places = job.places(place.gid)
     found = set()
     for seq, records in places.items():
-        if seq + 1 >= place.seq or rank not in records or step(records[rank]) != before:
-            continue
-        following = places.get(seq + 1, {}).get(rank)
-        if following is not None:
-            found.add(step(following))
+        after = places.get(seq + 1, {}) if seq + 1 < place.seq else {}
+        for rank in ranks:
+            if rank in records and rank in after and step(records[rank]) == before:
+                found.add(step(after[rank]))
     return found
 
 

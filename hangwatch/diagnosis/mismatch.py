@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.case import Finding
-from hangwatch.diagnosis.history import habit
+from hangwatch.diagnosis.departure import departed
+from hangwatch.diagnosis.history import habit, step
 from hangwatch.diagnosis.phrases import Ranks, spot_text
-from hangwatch.diagnosis.signatures import Differs, split
+from hangwatch.diagnosis.signatures import Differs, Split, split
 from hangwatch.diagnosis.spots import Place
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.types import Certainty, Collective, Kind, Reason
@@ -17,7 +19,6 @@ from hangwatch.types import Certainty, Collective, Kind, Reason
 if TYPE_CHECKING:
     from hangwatch.diagnosis.case import Case
     from hangwatch.diagnosis.history import Habit
-    from hangwatch.diagnosis.signatures import Split
     from hangwatch.diagnosis.source import Fork, Guard, LeftLoop
     from hangwatch.diagnosis.spots import Wait
     from hangwatch.types import OpRecord
@@ -35,15 +36,26 @@ class Evidence:
     """The condition under which ``here`` passed over what ``there`` entered."""
     habit: Habit | None = None
     same_line: bool = False
+    source_known: bool = False
+    """Whether the source could tell of a loop that was left."""
 
     @property
     def decides(self) -> bool:
         """Whether it is enough where there is no majority."""
         if self.loop is not None:
             return True
-        if self.habit is not None and self.habit.there_is_usual and not self.habit.here_is_usual:
-            return True
-        return self.guard is not None and self.guard.on_rank
+        usual = self.habit
+        if usual is not None and usual.by_line:
+            if usual.there_is_usual and not usual.here_is_usual:
+                return True
+            if usual.here_known_there:
+                return False  # the condition is one that the others meet as well
+        return self.guard is not None and self.guard.on_rank and self.guard.for_few
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether the program may just have gone on to what it never came to before."""
+        return self.habit is not None and self.habit.here_is_new and not self.source_known
 
 
 def judge_dispute(case: Case, place: Place) -> Finding | None:
@@ -61,6 +73,33 @@ def judge_dispute(case: Case, place: Place) -> Finding | None:
     return _blame(case, place, found, (culprits, majority), certainty)
 
 
+def judge_lines(case: Case, place: Place) -> Finding | None:
+    """A few came from another line, with another size: all that differs where sizes may.
+
+    None where all came from one line, or as many from one as from another.
+    """
+    records = case.job.places(place.gid).get(place.seq, {})
+    lines = Counter(step(record) for record in records.values())
+    if len(lines) < 2 or len(records) < len(case.job.members(place.gid)):  # noqa: PLR2004 (a pair)
+        return None
+    (common, most), (_, next_most) = lines.most_common(2)
+    others = tuple(sorted(rank for rank, record in records.items() if step(record) == common))
+    culprits = tuple(sorted(records.keys() - set(others)))
+    shapes = [{records[rank].shape for rank in camp} for camp in (others, culprits)]
+    if shapes[0] & shapes[1]:
+        return None
+    decided = most > next_most
+    found = Split(
+        Differs.SHAPE,
+        tuple((f"shape {list(records[camp[0]].shape)}", camp) for camp in (others, culprits)),
+    )
+    finding = _other_signature(case, place, found, culprits, Certainty.POSSIBLE)
+    if not decided:
+        everyone = tuple(sorted(records))
+        return replace(finding, culprits=everyone, victims=(), final=False)
+    return replace(finding, final=False)
+
+
 def _blame(
     case: Case, place: Place, found: Split, camps: tuple[Ranks, Ranks], certainty: Certainty
 ) -> Finding:
@@ -72,13 +111,21 @@ def _blame(
 
 def _without_majority(case: Case, place: Place, found: Split) -> Finding:
     """Nobody is outvoted: the source and what came before decide, if they can."""
-    if len(found.parts) == 2:  # noqa: PLR2004 (a pair of camps)
+    known = sum(len(ranks) for _, ranks in found.parts)
+    # Where members are not known it may be that they are the majority.
+    whole = known == len(case.job.members(place.gid))
+    if len(found.parts) == 2 and whole:  # noqa: PLR2004 (a pair of camps)
         one, other = found.parts[0][1], found.parts[1][1]
-        against_one = _evidence(case, place, one, other).decides
-        against_other = _evidence(case, place, other, one).decides
-        if against_one != against_other:
-            camps = (one, other) if against_one else (other, one)
+        alone = departed(case.job, case.ended, (*one, *other))
+        if alone and (alone <= set(one) or alone <= set(other)):
+            camps = (one, other) if alone <= set(one) else (other, one)
             return _blame(case, place, found, camps, Certainty.LIKELY)
+        seen = {camps: _evidence(case, place, *camps) for camps in ((one, other), (other, one))}
+        decided = [camps for camps, evidence in seen.items() if evidence.decides]
+        if len(decided) == 1:
+            weak = seen[decided[0]].is_weak
+            certainty = Certainty.POSSIBLE if weak else Certainty.LIKELY
+            return _blame(case, place, found, decided[0], certainty)
     candidates = tuple(sorted(rank for _, ranks in found.parts for rank in ranks))
     sites = [(r, s) for _, r in found.parts if (s := case.site_at(r[0], place)) is not None]
     is_op = found.differs is Differs.OP
@@ -130,6 +177,7 @@ def _evidence(case: Case, place: Place, here: Ranks, there: Ranks) -> Evidence:
         skips=_skips(case, fork, back),
         habit=habit(case.job, place, here, there),
         same_line=same_line,
+        source_known=bool(mine) and case.source.tree(mine[-1].file) is not None,
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.syntax import (
     Loop,
+    asks_for_most,
     body_end,
     call_line,
     communicates,
@@ -55,6 +56,8 @@ class Guard:
     on_rank: bool
     """Whether it reads like a question for the rank."""
     other_branch_communicates: bool
+    for_few: bool = True
+    """Not so where it asks for all ranks but some (``rank != 0``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ class Source:
                         self.text(fork.file, node),
                         self._asks_for_rank(fork.file, node.test),
                         communicates(other),
+                        asks_for_most(node.test) is (branch is node.orelse),
                     )
         if isinstance(node, ast.ExceptHandler) and spans(node.body, fork.here):
             if spans(node.body, fork.there):
@@ -219,6 +223,7 @@ class Source:
                         self.text(frame.file, node),
                         on_rank=True,
                         other_branch_communicates=communicates(other),
+                        for_few=asks_for_most(node.test) is (branch is node.orelse),
                     )
         return found
 

@@ -103,6 +103,16 @@ def names_the_rank(node: ast.AST) -> bool:
     return isinstance(name, str) and bool(_RANK.search(name))
 
 
+def asks_for_most(test: ast.expr) -> bool:
+    """Whether a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``."""
+    most = (ast.NotEq, ast.NotIn, ast.IsNot, ast.Gt, ast.GtE)
+    return any(
+        (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+        or (isinstance(node, ast.Compare) and isinstance(node.ops[0], most))
+        for node in ast.walk(test)
+    )
+
+
 def rank_variables(tree: ast.Module) -> frozenset[str]:
     """Names that are given the rank somewhere: ``r = dist.get_rank()``."""
     found = set()

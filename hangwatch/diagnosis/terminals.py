@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
+from dataclasses import replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import wording
 from hangwatch.diagnosis.absentees import (
     absent_ranks,
+    frozen_setup,
     init_incomplete,
     living,
     missing_peer,
     subset,
 )
 from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.departure import departed
 from hangwatch.diagnosis.endings import Cause, How, last_call
 from hangwatch.diagnosis.history import call_of, next_of
 from hangwatch.diagnosis.phrases import Ranks, at_line, ended, verb
@@ -82,11 +85,14 @@ def _main_spot(case: Case, rank: int) -> Spot | None:
             return call_of(spot.gid, record)
         return None
 
-    def weight(spot: Spot) -> tuple[bool, float, int, str]:
+    def weight(spot: Spot) -> tuple[object, ...]:
         waits = case.graph.at[spot]
         oldest_s = max(wait.age_s for wait in waits)
         expected = usual is not None and calls.get(spot) == usual
-        return expected, round(oldest_s, 1), len(waits), type(spot).__name__
+        firm = not all(wait.vague for wait in waits)
+        seq = spot.seq if isinstance(spot, Place) else 0
+        kind = type(spot).__name__, seq, case.op_at(waits, spot)
+        return firm, expected, round(oldest_s, 1), len(waits), kind
 
     spots = [spot for spot in case.graph.before().get(rank, ()) if not isinstance(spot, int)]
     calls = {spot: known for spot in spots if (known := call(spot)) is not None}
@@ -95,6 +101,10 @@ def _main_spot(case: Case, rank: int) -> Spot | None:
 
 
 def _judge_spot(case: Case, spot: Spot | None, missing: list[int]) -> Iterator[Finding]:
+    frozen = frozen_setup(case, spot) if isinstance(spot, Setup) else None
+    if frozen is not None:
+        yield frozen
+        return
     parts: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank in missing:
         parts[_fate(case, spot, rank)].append(rank)
@@ -209,13 +219,15 @@ def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     if isinstance(spot, Channel):
         return missing_peer(case, spot, culprits[0], how, Reason.EXITED)
     if isinstance(spot, Setup):
-        return init_incomplete(case, spot, culprits, how, Reason.EXITED)
+        early = init_incomplete(case, spot, culprits, how, Reason.EXITED)
+        # Who is no member of a group is let through, and may have come to its end since.
+        return replace(early, certainty=Certainty.POSSIBLE) if len(culprits) > 1 else early
     members = len(case.job.members(spot.gid))
     if 2 * len(culprits) >= members:
         found = subset(case, spot, culprits, f"went on without it: {how}", final=True)
         if found is not None:
             return found
-    if 2 * len(culprits) > members:
+    if 2 * len(culprits) > members or _went_on_alone(case, spot, culprits):
         return _outlasted(case, spot, culprits, how)
     waits = case.waits_at(spot)
     scene = Scene(
@@ -226,11 +238,12 @@ def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
         case.victims_site(waits),
     )
     # Counters alone do not say for sure that it is this group that has unfinished work.
-    sure = any(wait.over or not wait.vague for wait in waits)
+    sure = any(not wait.vague for wait in waits)
+    unsure = Certainty.POSSIBLE if all(wait.over for wait in waits) else Certainty.LIKELY
     return Finding(
         kind=Kind.FINISHED_EARLY,
         reason=Reason.EXITED,
-        certainty=Certainty.PROVED if sure else Certainty.LIKELY,
+        certainty=Certainty.PROVED if sure else unsure,
         culprits=culprits,
         victims=case.victims_of(culprits),
         text=wording.finished(scene, how, failed=all(wait.over for wait in waits)),
@@ -244,10 +257,18 @@ def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     )
 
 
+def _went_on_alone(case: Case, spot: Place, finished: Ranks) -> bool:
+    """Whether what all ranks did shows that those who wait have left the common program."""
+    waiting = case.direct(spot)
+    alone = departed(case.job, case.ended, (*waiting, *finished))
+    return bool(alone) and alone == frozenset(waiting)
+
+
 def _outlasted(case: Case, spot: Place, finished: Ranks, how: str) -> Finding:
     """Most members are finished, and a few still go on."""
     waits = case.waits_at(spot)
-    culprits = case.direct(spot)
+    firm = tuple(sorted({wait.rank for wait in waits if not wait.vague}))
+    culprits = firm or case.direct(spot)
     scene = Scene(
         culprits,
         finished,
@@ -258,11 +279,11 @@ def _outlasted(case: Case, spot: Place, finished: Ranks, how: str) -> Finding:
     return Finding(
         kind=Kind.FINISHED_EARLY,
         reason=Reason.USER_CODE,
-        certainty=Certainty.PROVED,
+        certainty=Certainty.PROVED if firm else Certainty.POSSIBLE,
         culprits=culprits,
         victims=tuple(sorted(set(case.victims_of(finished)) - set(culprits))),
         text=wording.outlasted(scene, how),
-        final=True,
+        final=bool(firm),
         spot=spot,
         collective=case.collective(spot, waits),
         site=scene.site,

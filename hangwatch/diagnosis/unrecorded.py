@@ -29,6 +29,9 @@ def judge_unrecorded(case: Case, place: Place) -> Finding | None:
         return None
     if not all(_page_would_know(case, rank, place) for rank in unknown):
         return None
+    known = [case.job.record(rank, place) for rank in members]
+    if not any(record is not None and record.source == "page" for record in known):
+        return None  # C++ made it there as well
     key = case.job.keys[place.gid]
     for rank in unknown:
         call = OpRecord(
@@ -46,5 +49,7 @@ def _page_would_know(case: Case, rank: int, place: Place) -> bool:
     snapshot = case.job.ranks.get(rank)
     if snapshot is None or snapshot.flight:
         return False
+    if rank in case.ended and not case.job.ops.get(rank):
+        return False  # nothing of its ring is left
     seqs = [r.seq for gid, r in case.job.ops.get(rank, ()) if gid == place.gid and not r.p2p]
     return not seqs or min(seqs) < place.seq

@@ -390,7 +390,8 @@ def test_what_came_before_decides_between_two_ranks() -> None:
     odd = at(30, blocked(PAIR, 4, "barrier", line=30), *steps, number=1)
     verdict = only(job(usual, odd))
     assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (1,))
-    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.HANG)
+    # Without the source it may be that the loop of rank 1 was over, and 0 has a step too many.
+    assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.HANG)
 
 
 def test_what_came_before_decides_between_two_ranks_that_reduce_different_tensors() -> None:
