@@ -31,7 +31,7 @@ types: $(VENV)/tested
 	$(BIN)/mypy
 
 unit: $(VENV)/tested
-	$(BIN)/pytest -q tests/unit tests/property
+	$(BIN)/pytest -q -m 'not many' tests/unit tests/property
 
 tests: $(VENV)/tested
 	$(BIN)/pytest

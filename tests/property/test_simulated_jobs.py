@@ -1,0 +1,150 @@
+"""What holds of the verdicts on simulated jobs, whose faults are known.
+
+Each job is simulated once, and judged at a random moment, when nothing moves any more,
+with its ranks renamed, and with evidence taken away. The seed of a job is its number.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from evidence import gist, lessened, renamed
+from truth import Simulated, names_wrongly, proved_wrongly, simulate, wrong_in_the_end
+from views import Sight
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.types import Certainty, State, Thresholds, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hangwatch.types import JobSnapshot
+
+THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
+JOBS = 500
+"""In a chunk."""
+CHUNKS = 40
+IN_A_CHECK = 10
+"""Chunks that ``make check`` has time for."""
+_ORDER = (Certainty.POSSIBLE, Certainty.LIKELY, Certainty.PROVED)
+
+chunks = pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(number, marks=() if number < IN_A_CHECK else pytest.mark.many)
+        for number in range(CHUNKS)
+    ],
+)
+
+
+@chunks
+def test_the_planted_root_is_named_once_it_is_visible_and_nobody_else_is(chunk: int) -> None:
+    assert not complaints(chunk)["root"]
+
+
+@chunks
+def test_proved_is_only_what_no_future_event_undoes(chunk: int) -> None:
+    assert not complaints(chunk)["proved"]
+
+
+@chunks
+def test_a_slow_or_healthy_job_is_neither_proved_nor_called_a_hang_early(chunk: int) -> None:
+    assert not complaints(chunk)["healthy"]
+
+
+@chunks
+def test_the_verdict_does_not_depend_on_how_ranks_are_numbered(chunk: int) -> None:
+    assert not complaints(chunk)["renamed"]
+
+
+@chunks
+def test_with_less_evidence_nobody_else_is_named_but_as_possible(chunk: int) -> None:
+    assert not complaints(chunk)["less"]
+
+
+@chunks
+def test_with_less_evidence_a_verdict_is_not_more_certain_unless_it_is_right(chunk: int) -> None:
+    assert not complaints(chunk)["certainty"]
+
+
+@cache
+def complaints(chunk: int) -> dict[str, list[str]]:
+    """What is wrong with the verdicts on the jobs of a chunk, by property."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for number in range(chunk * JOBS, (chunk + 1) * JOBS):
+        rng = Random(number)  # noqa: S311 (no secrets)
+        job = simulate(rng)
+        late = job.seen(job.quiet_s + rng.choice((12, 40, 350)), Sight())
+        verdicts = _verdicts(late)
+        wrong = wrong_in_the_end(job, verdicts)
+        if wrong:
+            found["root"].append(f"job {number}: {wrong}: {verdicts[0].headline}")
+        for check in (_at_a_moment, _while_slow, _with_other_names, _with_less):
+            for name, what in check(job, late, verdicts, rng):
+                found[name].append(f"job {number}: {what}")
+        found["proved"].extend(
+            f"job {number}: {verdict.headline}"
+            for verdict in verdicts
+            if proved_wrongly(job, verdict)
+        )
+    return found
+
+
+def _verdicts(job: JobSnapshot) -> tuple[Verdict, ...]:
+    """Those that accuse."""
+    return tuple(v for v in diagnose(job, THRESHOLDS) if v.kind is not None)
+
+
+def _at_a_moment(
+    job: Simulated, _late: JobSnapshot, _verdicts_of_late: tuple[Verdict, ...], rng: Random
+) -> Iterator[tuple[str, str]]:
+    at_s = rng.random() * (job.quiet_s + 2.5)
+    ring = rng.choice((8, 40, 200))
+    sight = Sight(ring, flight=rng.random() < 0.7, stacks=rng.random() < 0.7)
+    for verdict in _verdicts(job.seen(at_s, sight)):
+        if proved_wrongly(job, verdict):
+            yield "proved", verdict.headline
+        if job.is_well and (verdict.state is State.HANG or verdict.certainty is Certainty.PROVED):
+            yield "healthy", verdict.headline
+        if verdict.certainty is Certainty.PROVED and names_wrongly(job, verdict):
+            yield "root", verdict.headline
+
+
+def _while_slow(
+    job: Simulated, _late: JobSnapshot, _verdicts_of_late: tuple[Verdict, ...], rng: Random
+) -> Iterator[tuple[str, str]]:
+    for begins_s, lasts_s in job.slow_parts():
+        at_s = begins_s + lasts_s * rng.random()
+        for verdict in _verdicts(job.seen(at_s, Sight(flight=rng.random() < 0.5))):
+            if verdict.state is not State.SLOW or verdict.certainty is Certainty.PROVED:
+                yield "healthy", verdict.headline
+            if names_wrongly(job, verdict):
+                yield "root", verdict.headline
+
+
+def _with_other_names(
+    job: Simulated, late: JobSnapshot, verdicts: tuple[Verdict, ...], rng: Random
+) -> Iterator[tuple[str, str]]:
+    names = list(range(job.job.layout.size))
+    rng.shuffle(names)
+    found = sorted(repr(gist(verdict)) for verdict in _verdicts(renamed(late, names)))
+    if found != sorted(repr(gist(verdict, names)) for verdict in verdicts):
+        yield "renamed", f"{names}: {found}"
+
+
+def _with_less(
+    job: Simulated, late: JobSnapshot, verdicts: tuple[Verdict, ...], rng: Random
+) -> Iterator[tuple[str, str]]:
+    most = max((_ORDER.index(verdict.certainty) for verdict in verdicts), default=-1)
+    for verdict in _verdicts(lessened(rng, late)):
+        wrong = names_wrongly(job, verdict) or (job.is_well and "a healthy job is accused")
+        if wrong and verdict.certainty is not Certainty.POSSIBLE:
+            yield "less", f"{wrong}: {verdict.headline}"
+        if wrong and _ORDER.index(verdict.certainty) > most:
+            yield "certainty", verdict.headline
+        if proved_wrongly(job, verdict):
+            yield "proved", verdict.headline
