@@ -13,7 +13,7 @@ from hangwatch.diagnosis.endings import Cause
 from hangwatch.diagnosis.history import made_before, step
 from hangwatch.diagnosis.mismatch import judge_lines
 from hangwatch.diagnosis.naming import judge_names
-from hangwatch.diagnosis.phrases import at_line
+from hangwatch.diagnosis.phrases import at_line, now
 from hangwatch.diagnosis.spots import Channel, Place, Setup
 from hangwatch.diagnosis.terminals import died, judge_terminals, left_behind
 from hangwatch.diagnosis.unrecorded import judge_unrecorded
@@ -116,11 +116,14 @@ def _raised(case: Case, rank: int) -> bool:
 def judge_cycle(case: Case, root: Root) -> Finding:
     """Ranks that wait for each other."""
     inside = set(root.ranks)
-    frozen = [rank for rank in root.ranks if case.is_frozen(rank)]
+    setups = [spot for spot in root.spots if isinstance(spot, Setup)]
+    frozen = tuple(rank for rank in root.ranks if case.is_frozen(rank))
+    if frozen and setups:
+        doing = case.activity(frozen[0])
+        return init_incomplete(case, max(setups), frozen, now(frozen, doing), doing.reason)
     if frozen:
         # What it waited for may have come; it goes on when it is continued.
         return next(judge_terminals(case, frozen))
-    setups = [spot for spot in root.spots if isinstance(spot, Setup)]
     if setups:
         return _setup_in_cycle(case, setups, inside)
     camps: dict[Spot, list[Wait]] = {}
@@ -192,8 +195,9 @@ def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Fi
     found = init_incomplete(case, spot, culprits, waiting, Reason.USER_CODE)
     if len(setups) > 1:
         # Each makes another group: who left one out cannot be told from the lines.
-        everyone = tuple(sorted(inside))
-        victims = tuple(rank for rank in found.victims if rank not in inside)
+        gone = {rank for rank in case.ended if rank not in found.victims}
+        everyone = tuple(sorted(inside | gone))
+        victims = tuple(rank for rank in found.victims if rank not in everyone)
         found = replace(found, culprits=everyone, victims=victims)
     if len(setups) > 1 or len(culprits) > 1:
         # new_group lets ranks through that are no members of it: not all need be missing.

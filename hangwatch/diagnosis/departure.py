@@ -84,11 +84,10 @@ def _past(job: Job, rank: int, ended: Mapping[int, Ending]) -> _Past | None:
 
 
 def _step(job: Job, gid: int, record: OpRecord) -> Step:
-    """A call as it is known on other ranks; what C++ issued has no line, but its kind of group."""
-    if record.site is not None:
-        return step(record)
+    """A call as it is known on other ranks: with the kind of its group, and without which."""
     key = job.keys[gid]
-    return record.wire, f"{key.desc} of {len(key.ranks)}", 0, str(record.shape)
+    wire, file, line, size = step(record)
+    return wire, file, line, f"{size} {key.desc} of {len(key.ranks)}"
 
 
 def _has_ended(rank: RankSnapshot, end: Ending | None) -> bool:
@@ -117,6 +116,7 @@ def _alone(job: Job, pasts: Mapping[int, _Past]) -> list[int]:
                 for branch in branches.values()
                 for other in branch
                 if branch != ranks
+                and not _are_stages(pasts, rank, other, depth)
                 and _could_do_as(job, pasts, rank, other, depth)
                 and _could_do_as(job, pasts, other, rank, depth)
             ]
@@ -137,6 +137,14 @@ def _could_do_as(job: Job, pasts: Mapping[int, _Past], rank: int, other: int, at
         return True
     desc = job.keys[gid].desc
     return bool(desc) and any(job.keys[own].desc == desc for own in job.progress.get(rank, ()))
+
+
+def _are_stages(pasts: Mapping[int, _Past], rank: int, other: int, at: int) -> bool:
+    """Whether both send or receive, and a rank never did as the other does now."""
+    past, theirs = pasts[rank].steps, pasts[other].steps[at]
+    if not (_is_p2p(past[at]) and _is_p2p(theirs)):
+        return False
+    return at == 0 or (past[at - 1], theirs) not in pairwise(past[:at])
 
 
 def _is_its_part(

@@ -87,15 +87,24 @@ _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "Genera
 def endings(job: Job) -> dict[int, Ending]:
     """The ends of all ranks that have ended."""
     found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
-    own = [end for end in found.values() if end.cause is Cause.OWN]
-    if not own and len(job.ranks) == len(job.world()):
+    if all(end.cause is not Cause.OWN for end in found.values()) and len(job.ranks) == len(
+        job.world()
+    ):
         _blame_the_vague(job, found)
         return found
-    first_s = max((end.age_s for end in own), default=0.0)
-    for rank, end in found.items():
-        # It raised in a collective after another rank had ended: that is why.
-        later = end.cause is Cause.OWN and end.age_s < first_s
-        if later and _raised_out_of_a_collective(job, rank, end):
+    own = {rank: end for rank, end in found.items() if end.cause is Cause.OWN}
+    first_s = max((end.age_s for end in own.values() if end.how is not How.CLEAN), default=0.0)
+    left_s: dict[int, float] = {}
+    for rank, end in own.items():
+        call = last_call(job, rank) if _raised_out_of_a_collective(job, rank, end) else None
+        if call is None:
+            continue
+        gid = job.gid(call.group)
+        if gid not in left_s:  # when the first of its members came to its end, and well
+            clean = (own[m].age_s for m in job.members(gid) if m in own and own[m].how is How.CLEAN)
+            left_s[gid] = max(clean, default=0.0)
+        if end.age_s < max(first_s, left_s[gid]):
+            # It raised in a collective after a rank that it needs had ended: that is why.
             found[rank] = replace(end, cause=Cause.ECHO)
     return found
 

@@ -254,7 +254,12 @@ def _missing_at_setup(
             for number, rank in job.ranks.items()
             if rank.phase is Phase.RUNNING and number not in ended
         )
-    return tuple(rank for rank in job.world() if rank not in there)
+    missing = tuple(rank for rank in job.world() if rank not in there)
+    if spot.call == "new_group":
+        # Who is no member is let through, and may have come to its end since.
+        left = tuple(r for r in missing if r not in ended or ended[r].how is not How.CLEAN)
+        return left or missing
+    return missing
 
 
 def roots(graph: Graph, also: Iterable[int] = ()) -> list[Root]:

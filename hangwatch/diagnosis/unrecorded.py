@@ -51,5 +51,12 @@ def _page_would_know(case: Case, rank: int, place: Place) -> bool:
         return False
     if rank in case.ended and not case.job.ops.get(rank):
         return False  # nothing of its ring is left
-    seqs = [r.seq for gid, r in case.job.ops.get(rank, ()) if gid == place.gid and not r.p2p]
-    return not seqs or min(seqs) < place.seq
+    ops = case.job.ops.get(rank, ())
+    seqs = [r.seq for gid, r in ops if gid == place.gid and not r.p2p]
+    if seqs:
+        return min(seqs) < place.seq
+    first: dict[int, int] = {}
+    for gid, record in ops:
+        if record.p2p:
+            first.setdefault(gid, record.seq)
+    return all(seq <= 1 for seq in first.values())  # else the ring has wrapped since

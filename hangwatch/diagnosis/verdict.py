@@ -125,7 +125,18 @@ def _findings(case: Case) -> list[Finding]:
             finding = judge_dispute(case, spot) if isinstance(spot, Place) and disputed else None
             found.append(finding or judge_stuck(case, spot))
     found.extend(judge_terminals(case, terminals))
-    return [with_drift(case, finding) for finding in found]
+    return [with_drift(case, finding) for finding in found if not _is_idle_guess(finding, found)]
+
+
+def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
+    """Whether counters alone tell of it, and something better explains all who wait there."""
+    if finding.certainty is not Certainty.POSSIBLE or not finding.waits:
+        return False
+    waiting = {wait.rank for wait in finding.waits}
+    return all(wait.vague for wait in finding.waits) and any(
+        other.certainty is not Certainty.POSSIBLE and waiting <= {*other.victims, *other.culprits}
+        for other in others
+    )
 
 
 def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | None:
