@@ -107,7 +107,7 @@ def _beside_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) 
     if rank.flight and job.ops.get(rank.rank):
         yield from _in_its_last_group(job, rank, ended)
         return
-    groups = [gid for gid in job.progress.get(rank.rank, {}) if any(job.reached[gid].values())]
+    groups = _used(job, rank)
     # What raised was C++'s: a group in which Python made the last call is not the one.
     by_cpp = [gid for gid in groups if not _made_by_python(job, rank.rank, gid)]
     for gid in by_cpp or groups:
@@ -121,7 +121,12 @@ def _beside_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) 
         if any(not job.passed(member, place) for member in gone):
             age_s = seconds(rank.pending_age_s) or end.age_s
             op = _guess(rank, job.snapshot.sources)
-            yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=True)
+            yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=len(groups) > 1)
+
+
+def _used(job: Job, rank: RankSnapshot) -> list[int]:
+    """The groups of a rank in which anybody has made a call: it was in one of them."""
+    return [gid for gid in job.progress.get(rank.rank, {}) if any(job.reached[gid].values())]
 
 
 def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:
@@ -135,7 +140,8 @@ def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
         return
     age_s = seconds(rank.pending_age_s) or ended[rank.rank].age_s
     op = _guess(rank, job.snapshot.sources) or last.op
-    yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=True)
+    vague = len(_used(job, rank)) > 1
+    yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=vague)
 
 
 def _made_by_python(job: Job, rank: int, gid: int) -> bool:

@@ -111,12 +111,13 @@ def _alone(job: Job, pasts: Mapping[int, _Past]) -> list[int]:
                 todo.append((ranks, depth + 1))
                 continue
             rank = ranks[0]
+            # What stages of a pipeline send and receive differs, and tells nothing.
             rivals = [
                 other
                 for branch in branches.values()
                 for other in branch
                 if branch != ranks
-                and not _are_stages(pasts, rank, other, depth)
+                and not (_is_p2p(pasts[rank].steps[depth]) and _is_p2p(pasts[other].steps[depth]))
                 and _could_do_as(job, pasts, rank, other, depth)
                 and _could_do_as(job, pasts, other, rank, depth)
             ]
@@ -139,21 +140,13 @@ def _could_do_as(job: Job, pasts: Mapping[int, _Past], rank: int, other: int, at
     return bool(desc) and any(job.keys[own].desc == desc for own in job.progress.get(rank, ()))
 
 
-def _are_stages(pasts: Mapping[int, _Past], rank: int, other: int, at: int) -> bool:
-    """Whether both send or receive, and a rank never did as the other does now."""
-    past, theirs = pasts[rank].steps, pasts[other].steps[at]
-    if not (_is_p2p(past[at]) and _is_p2p(theirs)):
-        return False
-    return at == 0 or (past[at - 1], theirs) not in pairwise(past[:at])
-
-
 def _is_its_part(
     job: Job, pasts: Mapping[int, _Past], rank: int, rivals: Sequence[int], at: int
 ) -> bool:
     """Whether the rank alone has to make that step, where others make another.
 
-    What it goes on to make from then on. Stages of a pipeline differ in what they send
-    and receive: there only what the rank did itself before tells.
+    What it goes on to make from then on. Stages of a pipeline differ in when they come
+    to a collective: there only what the rank did itself before tells.
     """
     past = pasts[rank].steps
     theirs = {pasts[rival].steps[at] for rival in rivals}

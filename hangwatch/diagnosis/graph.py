@@ -207,6 +207,9 @@ def _is_away(graph: Graph, spot: Channel) -> bool:
 
 def _missing(job: Job, place: Place, ended: Mapping[int, Ending], graph: Graph) -> tuple[int, ...]:
     devices = graph.devices
+    if not ended and not devices:
+        reached = job.reached[place.gid]
+        return tuple(r for r in job.members(place.gid) if reached.get(r, 0) < place.seq)
     return tuple(
         rank
         for rank in job.members(place.gid)
