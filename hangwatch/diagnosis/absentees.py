@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.activity import may_wait
 from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.channels import senders, sent
 from hangwatch.diagnosis.history import made_before
 from hangwatch.diagnosis.phrases import Ranks, group_text, now, verb
-from hangwatch.diagnosis.spots import Channel, Place, Setup
+from hangwatch.diagnosis.spots import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.types import Certainty, Frame, Kind, Reason
 
@@ -29,7 +30,7 @@ def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     if isinstance(spot, Setup):
         return init_incomplete(case, spot, culprits, doing, activity.reason)
     if isinstance(spot, Channel):
-        return missing_peer(case, spot, culprits[0], doing, activity.reason)
+        return missing_peer(case, spot, culprits, doing, activity.reason)
     if 2 * len(culprits) >= len(case.job.members(spot.gid)):
         found = subset(case, spot, culprits, f"never did: {doing}", final=False)
         if found is not None:
@@ -154,29 +155,38 @@ def absent_ranks(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     )
 
 
-def missing_peer(case: Case, spot: Channel, culprit: int, doing: str, reason: Reason) -> Finding:
-    """A send that its peer never receives, or a recv that it never sends."""
+def missing_peer(case: Case, spot: Channel, culprits: Ranks, doing: str, reason: Reason) -> Finding:
+    """A send that its peer never receives, or a recv that it never sends.
+
+    Several culprits: of a recv from any source those who sent less than the others, or
+    all who might have sent.
+    """
     waits = case.waits_at(spot)
     gone = reason is Reason.EXITED
-    busy = case.job.ranks.get(culprit) if culprit not in case.ended else None
-    seen = reason is not Reason.UNKNOWN and not (busy and may_wait(busy, case.texts))
+    busy = [case.job.ranks[r] for r in culprits if r in case.job.ranks and r not in case.ended]
+    seen = reason is not Reason.UNKNOWN and not any(may_wait(rank, case.texts) for rank in busy)
     # What one that is stopped waited for may have come.
     frozen = case.is_frozen(spot.waiter)
     certainty = Certainty.LIKELY if seen and not frozen else Certainty.POSSIBLE
+    if gone and not frozen:
+        certainty = Certainty.PROVED if spot.peer != ANYONE else Certainty.LIKELY
+    everyone = spot.peer == ANYONE and len(culprits) > 1 and not _sent_less(case, spot, culprits)
     scene = Scene(
-        (culprit,),
+        culprits,
         (spot.waiter,),
         group_text(case.job, spot.gid),
-        _site_of(case, culprit),
+        _site_of(case, culprits[0]),
         case.victims_site(waits),
     )
     return Finding(
         kind=Kind.MISSING_PEER,
         reason=reason,
-        certainty=Certainty.PROVED if gone and not frozen else certainty,
-        culprits=(culprit,),
-        victims=case.victims_of((culprit,)),
-        text=wording.missing_peer(scene, "send" if spot.sends else "recv", doing),
+        certainty=Certainty.POSSIBLE if everyone else certainty,
+        culprits=culprits,
+        victims=case.victims_of(culprits),
+        text=wording.missing_peer(
+            scene, "send" if spot.sends else "recv", doing, _sent_less(case, spot, culprits)
+        ),
         final=gone and not frozen,
         spot=spot,
         collective=case.collective(spot, waits),
@@ -184,6 +194,16 @@ def missing_peer(case: Case, spot: Channel, culprit: int, doing: str, reason: Re
         victim_site=scene.other_site,
         waits=waits,
     )
+
+
+def _sent_less(case: Case, spot: Channel, culprits: Ranks) -> tuple[int, int] | None:
+    """(messages of each culprit, of each other rank) for a recv from any source, if known."""
+    if spot.peer != ANYONE:
+        return None
+    counts = sent(case.job, spot, senders(case.job, spot))
+    mine = {counts[rank] for rank in culprits if rank in counts}
+    others = {count for rank, count in counts.items() if rank not in culprits}
+    return (mine.pop(), others.pop()) if len(mine) == len(others) == 1 else None
 
 
 def init_incomplete(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.endings import Cause, How
 from hangwatch.diagnosis.job import seconds
 from hangwatch.diagnosis.spots import Place, Wait
-from hangwatch.diagnosis.waits import by_counters, living, pending, setup_of, spots_of
+from hangwatch.diagnosis.waits import by_counters, living, pending, setup_of, spot_of
 from hangwatch.frames import with_source
 from hangwatch.types import OpState
 
@@ -69,8 +69,9 @@ def _ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterato
         return
     position = _last_position(job, rank.rank)
     if position is not None:
-        gid, record = job.ops[rank.rank][position]
-        for spot in spots_of(job, rank.rank, position, gid, record):
+        record = job.ops[rank.rank][position][1]
+        spot = spot_of(job, rank.rank, position)
+        if spot is not None:
             yield Wait(
                 rank.rank,
                 spot,

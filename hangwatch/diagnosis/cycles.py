@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.absentees import frozen_setup, init_incomplete, missing_peer
 from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.channels import senders, sending
 from hangwatch.diagnosis.divergence import divergence
 from hangwatch.diagnosis.endings import Cause
 from hangwatch.diagnosis.history import made_before, step
 from hangwatch.diagnosis.mismatch import judge_lines
 from hangwatch.diagnosis.naming import judge_names
-from hangwatch.diagnosis.phrases import at_line, now
-from hangwatch.diagnosis.spots import Channel, Place, Setup
+from hangwatch.diagnosis.phrases import at_line, now, verb
+from hangwatch.diagnosis.spots import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.terminals import died, judge_terminals, left_behind
 from hangwatch.diagnosis.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.wording import Scene
@@ -38,11 +39,7 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
     if isinstance(spot, Setup):
         return frozen_setup(case, spot) or init_incomplete(case, spot, (), "", Reason.NETWORK)
     waits = case.waits_at(spot)
-    members = (
-        case.job.members(spot.gid)
-        if isinstance(spot, Place)
-        else tuple(sorted((spot.waiter, spot.peer)))
-    )
+    members = case.job.members(spot.gid) if isinstance(spot, Place) else _both_ends(case, spot)
     known = case.job.places(spot.gid).get(spot.seq, {}) if isinstance(spot, Place) else {}
     alike = len(known) == len(members)
     broken = any(_raised(case, wait.rank) for wait in waits)
@@ -73,6 +70,14 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
         final=broken,
         waits=waits,
     )
+
+
+def _both_ends(case: Case, spot: Channel) -> Ranks:
+    """The waiter and its peer; of a recv from any source those whose message is under way."""
+    if spot.peer != ANYONE:
+        return tuple(sorted((spot.waiter, spot.peer)))
+    several = [rank for rank in senders(case.job, spot) if sending(case.job, spot, rank)]
+    return tuple(sorted((spot.waiter, *several)))
 
 
 def _frozen(case: Case, spot: Place | Channel, culprits: Ranks) -> Finding:
@@ -139,7 +144,7 @@ def judge_cycle(case: Case, root: Root) -> Finding:
     beside = [wait for wait in beside if _had_a_choice(case, wait, camps)]
     left = divergence(case, [wait for camp in camps.values() for wait in camp], beside)
     halves = [s for s in root.spots if isinstance(s, Channel) and _tells(case, s, left)]
-    if len({half.peer for half in halves}) == 1:
+    if len({_peers(case, half) for half in halves}) == 1:
         oldest = max(halves, key=lambda half: (camps[half][0].age_s, half.sends, half.tag))
         return _channel_in_cycle(case, oldest, inside)
     return _inversion(case, camps, left)
@@ -164,11 +169,24 @@ def _had_a_choice(case: Case, wait: Wait, camps: Mapping[Spot, Sequence[Wait]]) 
 
 def _tells(case: Case, spot: Channel, left: Divergence | None) -> bool:
     """Whether a send or recv without its other half is what the cycle is about."""
+    peers = _peers(case, spot)
     if left is not None:
         by_source = left.loop is not None or left.guard is not None
-        return not by_source and spot.peer in left.culprits and spot.waiter in left.others
-    back = {rank for w in case.graph.by_rank.get(spot.peer, ()) for rank in _missed(case, w)}
-    return _is_elsewhere(case, spot.peer) and spot.waiter in back
+        known = bool(peers) and set(peers) <= set(left.culprits)
+        return not by_source and known and spot.waiter in left.others
+    return bool(peers) and all(
+        _is_elsewhere(case, peer)
+        and any(spot.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
+        for peer in peers
+    )
+
+
+def _peers(case: Case, spot: Channel) -> Ranks:
+    """Who has to match a send or recv; of a recv from any source those who sent too little."""
+    if spot.peer != ANYONE:
+        return (spot.peer,)
+    missing, several = case.graph.missing[spot], senders(case.job, spot)
+    return missing if len(several) == 1 or 2 * len(missing) <= len(several) else ()
 
 
 def _missed(case: Case, wait: Wait) -> Ranks:
@@ -207,11 +225,14 @@ def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Fi
 
 def _channel_in_cycle(case: Case, spot: Channel, inside: set[int]) -> Finding:
     """A send or recv whose peer waits in something else, and that for the waiter."""
-    wait = _wait_of(case, spot.peer)
-    waiting = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
-    found = missing_peer(case, spot, spot.peer, waiting, Reason.USER_CODE)
+    peers = _peers(case, spot)
+    wait = _wait_of(case, peers[0])
+    they = verb(peers, "it waits", "they wait")
+    waiting = f"{they} in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
+    found = missing_peer(case, spot, peers, waiting, Reason.USER_CODE)
     firm = all(w.firm for r in inside for w in case.graph.by_rank.get(r, ()))
-    return replace(found, certainty=Certainty.PROVED if firm else Certainty.LIKELY, final=firm)
+    sure = firm and spot.peer != ANYONE
+    return replace(found, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=firm)
 
 
 def _inversion(case: Case, camps: dict[Spot, list[Wait]], left: Divergence | None) -> Finding:
@@ -227,13 +248,16 @@ def _inversion(case: Case, camps: dict[Spot, list[Wait]], left: Divergence | Non
     rest = [wait for wait in waits if wait.rank not in culprits]
     kind, text = _told(case, left, guilty, rest) if left else (Kind.ORDER_INVERSION, None)
     firm = all(wait.firm for wait in waits)
+    sure = Certainty.PROVED if firm else Certainty.LIKELY
+    if left is None and any(isinstance(s, Channel) and s.peer == ANYONE for s in camps):
+        sure = Certainty.POSSIBLE  # nothing tells whose message is missing, or if any is
     # Who finished early is to blame for where the others wait, else for where it waits.
     about = (rest if kind is Kind.FINISHED_EARLY else guilty)[0].spot if left else ordered[0][0]
     sites = (case.victims_site(guilty), case.victims_site(rest)) if left else _sites(parts)
     return Finding(
         kind=kind,
         reason=Reason.USER_CODE,
-        certainty=Certainty.PROVED if firm else Certainty.LIKELY,
+        certainty=sure,
         culprits=culprits,
         victims=case.victims_of(culprits, camps),
         text=text or wording.cycle(parts, culprits if left else ()),

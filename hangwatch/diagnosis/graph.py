@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.channels import posted
-from hangwatch.diagnosis.endings import Cause, How
-from hangwatch.diagnosis.spots import Channel, Place, Setup
-from hangwatch.types import Phase
+from hangwatch.diagnosis.missing import missing_at, missing_at_place
+from hangwatch.diagnosis.spots import ANYONE, Channel, Place, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -127,7 +125,7 @@ def _without_idle_guesses(
     idle: dict[int, list[Wait]] = defaultdict(list)
     for wait in waits:
         place = wait.spot if wait.vague and isinstance(wait.spot, Place) else None
-        full = place is not None and not _missing(job, place, ended, Graph())
+        full = place is not None and not missing_at_place(job, place, Graph(), ended)
         if full and not wait.over:
             idle[wait.rank].append(wait)
         elif not full:
@@ -138,14 +136,14 @@ def _without_idle_guesses(
 
 def _link_pairs(graph: Graph) -> None:
     """A recv that is matched is stuck together with its send."""
-    sends = {
-        (spot.gid, spot.peer, spot.waiter, spot.tag): spot
-        for spot in graph.at
-        if isinstance(spot, Channel) and spot.sends
-    }
+    sends: dict[tuple[int, int, int], dict[int, Channel]] = defaultdict(dict)
+    for spot in graph.at:
+        if isinstance(spot, Channel) and spot.sends:
+            sends[spot.gid, spot.peer, spot.tag][spot.waiter] = spot
     for spot in graph.at:
         if isinstance(spot, Channel) and not spot.sends and not graph.missing[spot]:
-            send = sends.get((spot.gid, spot.waiter, spot.peer, spot.tag))
+            known = sends.get((spot.gid, spot.waiter, spot.tag), {})
+            send = next(iter(known.values()), None) if spot.peer == ANYONE else known.get(spot.peer)
             if send is not None:
                 graph.because[spot] = send
 
@@ -180,89 +178,6 @@ def _link_earlier(graph: Graph) -> None:
 def _is_full(graph: Graph, spot: Place) -> bool:
     """Whether all have reached a place and nothing yet tells why it is not complete."""
     return not graph.missing[spot] and spot not in graph.because and spot not in graph.disputed
-
-
-def missing_at(job: Job, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) -> tuple[int, ...]:
-    """The ranks that a spot waits for."""
-    if isinstance(spot, Setup):
-        return _missing_at_setup(job, spot, graph, ended)
-    if isinstance(spot, Channel):
-        want = ("recv" if spot.sends else "send", spot.tag)
-        under_way, ever = posted(job, spot.gid, spot.waiter, spot.peer, want)
-        there = ever > spot.nth if ever >= 0 and spot.nth >= 0 else under_way > spot.turn
-        gone = _died_by_itself(spot.peer, ended) or _went_elsewhere(spot.peer, spot, graph, ended)
-        return () if there and not gone and not _is_away(graph, spot) else (spot.peer,)
-    return _missing(job, spot, ended, graph)
-
-
-def _is_away(graph: Graph, spot: Channel) -> bool:
-    """Whether the peer has issued its call, and its device is at something else."""
-    at = graph.devices.get(spot.peer)
-    return at is not None and not any(
-        isinstance(other, Channel)
-        and (other.gid, other.peer, other.sends) == (spot.gid, spot.waiter, not spot.sends)
-        for other in at
-    )
-
-
-def _missing(job: Job, place: Place, ended: Mapping[int, Ending], graph: Graph) -> tuple[int, ...]:
-    devices = graph.devices
-    if not ended and not devices:
-        reached = job.reached[place.gid]
-        return tuple(r for r in job.members(place.gid) if reached.get(r, 0) < place.seq)
-    return tuple(
-        rank
-        for rank in job.members(place.gid)
-        if not job.arrived(rank, place)
-        or (_died_by_itself(rank, ended) and not job.passed(rank, place))
-        or (rank in devices and place not in devices[rank] and not job.passed(rank, place))
-        or (
-            rank in ended
-            and _went_elsewhere(rank, place, graph, ended)
-            and not job.passed(rank, place)
-        )
-    )
-
-
-def _went_elsewhere(rank: int, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) -> bool:
-    """Whether a rank was in a spot, asynchronously, and ended in, or after, something else."""
-    end = ended.get(rank)
-    if end is None:
-        return False
-    if end.how is How.CLEAN:
-        return isinstance(spot, Place)
-    at = [wait.spot for wait in graph.by_rank.get(rank, ())]
-    if not isinstance(spot, Channel):
-        return bool(at) and spot not in at
-    return bool(at) and not any(
-        isinstance(other, Channel)
-        and (other.gid, other.peer, other.sends) == (spot.gid, spot.waiter, not spot.sends)
-        for other in at
-    )
-
-
-def _died_by_itself(rank: int, ended: Mapping[int, Ending]) -> bool:
-    end = ended.get(rank)
-    return end is not None and end.cause is Cause.OWN and end.how is not How.CLEAN
-
-
-def _missing_at_setup(
-    job: Job, spot: Setup, graph: Graph, ended: Mapping[int, Ending]
-) -> tuple[int, ...]:
-    there = {wait.rank for wait in graph.at[spot]}
-    if spot.call == "init_process_group":
-        # Who has come through it has been there.
-        there.update(
-            number
-            for number, rank in job.ranks.items()
-            if rank.phase is Phase.RUNNING and number not in ended
-        )
-    missing = tuple(rank for rank in job.world() if rank not in there)
-    if spot.call == "new_group":
-        # Who is no member is let through, and may have come to its end since.
-        left = tuple(r for r in missing if r not in ended or ended[r].how is not How.CLEAN)
-        return left or missing
-    return missing
 
 
 def roots(graph: Graph, also: Iterable[int] = ()) -> list[Root]:

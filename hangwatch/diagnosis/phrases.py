@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.spots import Channel, Place
+from hangwatch.diagnosis.spots import ANYONE, Channel, Place
 from hangwatch.types import Reason
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ def spot_text(job: Job, spot: Spot, op: str) -> str:
     if isinstance(spot, Channel):
         towards = "to" if spot.sends else "from"
         call = op or ("send" if spot.sends else "recv")
-        return f"{call} {towards} rank {spot.peer} in {group_text(job, spot.gid)}"
+        peer = f"rank {spot.peer}" if spot.peer != ANYONE else "any rank"
+        return f"{call} {towards} {peer} in {group_text(job, spot.gid)}"
     return spot.call
 
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from hangwatch.types import OpRecord, Site
 
 
+ANYONE = -1
+"""The peer of a recv from any source."""
+
+
 class Place(NamedTuple):
     """The ``seq``-th collective of a group, 0 where it is not known which."""
 
@@ -20,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """A point-to-point call of ``waiter`` that ``peer`` has to match."""
+    """A point-to-point call of ``waiter`` that ``peer``, or ``ANYONE``, has to match."""
 
     gid: int
     waiter: int

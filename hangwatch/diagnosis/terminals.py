@@ -217,7 +217,9 @@ def _last_site(case: Case, rank: int) -> Site | None:
 def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     how = _how_finished(case, culprits)
     if isinstance(spot, Channel):
-        return missing_peer(case, spot, culprits[0], how, Reason.EXITED)
+        peerless = missing_peer(case, spot, culprits, how, Reason.EXITED)
+        several = peerless.certainty is Certainty.POSSIBLE and len(culprits) > 1
+        return _outlasted(case, spot, culprits, how) if several else peerless
     if isinstance(spot, Setup):
         early = init_incomplete(case, spot, culprits, how, Reason.EXITED)
         # Who is no member of a group is let through, and may have come to its end since.
@@ -264,11 +266,13 @@ def _went_on_alone(case: Case, spot: Place, finished: Ranks) -> bool:
     return bool(alone) and alone == frozenset(waiting)
 
 
-def _outlasted(case: Case, spot: Place, finished: Ranks, how: str) -> Finding:
+def _outlasted(case: Case, spot: Place | Channel, finished: Ranks, how: str) -> Finding:
     """Most members are finished, and a few still go on."""
     waits = case.waits_at(spot)
     firm = tuple(sorted({wait.rank for wait in waits if not wait.vague}))
     culprits = firm or case.direct(spot)
+    # Whether one message was sent too little or awaited too much, nothing tells.
+    sure = Certainty.PROVED if isinstance(spot, Place) else Certainty.LIKELY
     scene = Scene(
         culprits,
         finished,
@@ -279,7 +283,7 @@ def _outlasted(case: Case, spot: Place, finished: Ranks, how: str) -> Finding:
     return Finding(
         kind=Kind.FINISHED_EARLY,
         reason=Reason.USER_CODE,
-        certainty=Certainty.PROVED if firm else Certainty.POSSIBLE,
+        certainty=sure if firm else Certainty.POSSIBLE,
         culprits=culprits,
         victims=tuple(sorted(set(case.victims_of(finished)) - set(culprits))),
         text=wording.outlasted(scene, how),

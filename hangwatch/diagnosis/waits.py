@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.job import Job
     from hangwatch.types import OpRecord, RankSnapshot
 
-MAX_PEERS = 4096
-"""Channels of one recv from any source; a larger group is cut, not searched."""
-
 
 def living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     """The waits of a rank that is alive."""
@@ -73,7 +70,8 @@ def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
         if behind and (gid in groups or record.p2p):
             continue
         groups.add(gid)
-        for spot in spots_of(job, rank, position, gid, record):
+        spot = spot_of(job, rank, position)
+        if spot is not None:
             yield Wait(
                 rank,
                 spot,
@@ -108,29 +106,28 @@ def setup_of(rank: RankSnapshot) -> Setup | None:
 def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     """What a thread of the rank is inside of."""
     for position in job.unfinished.get(rank.rank, ()):
-        gid, record = job.ops[rank.rank][position]
+        record = job.ops[rank.rank][position][1]
         if record.state is not OpState.BLOCKED:
             continue
         age_s = seconds(
             record.issued_age_s if record.blocked_age_s is None else record.blocked_age_s
         )
-        for spot in spots_of(job, rank.rank, position, gid, record):
+        spot = spot_of(job, rank.rank, position)
+        if spot is not None:
             yield Wait(
                 rank.rank, spot, age_s, firm=True, op=record.op, record=record, site=record.site
             )
 
 
-def spots_of(job: Job, rank: int, position: int, gid: int, record: OpRecord) -> list[Spot]:
-    """The spots of a call: one, but for a recv from any source."""
+def spot_of(job: Job, rank: int, position: int) -> Spot | None:
+    """Where a call of a rank waits, None for one that can wait for nobody."""
+    gid, record = job.ops[rank][position]
     if not record.p2p:
-        return [Place(gid, record.seq)] if record.seq > 0 else []
-    peers = (record.peer,) if record.peer >= 0 else job.members(gid)[:MAX_PEERS]
+        return Place(gid, record.seq) if record.seq > 0 else None
+    if record.peer == rank:
+        return None
     sends = record.wire.startswith("send")
-    return [
-        Channel(gid, rank, peer, sends, record.tag, *turn(job, rank, position))
-        for peer in peers
-        if peer != rank
-    ]
+    return Channel(gid, rank, record.peer, sends, record.tag, *turn(job, rank, position))
 
 
 def pending(job: Job, rank: RankSnapshot) -> Iterator[Wait]:

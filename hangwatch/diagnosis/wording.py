@@ -190,14 +190,26 @@ def left_loop(scene: Scene, entered: str, loop: LeftLoop, *, failed: bool = Fals
     )
 
 
-def missing_peer(scene: Scene, call: str, doing: str) -> Text:
-    """A point-to-point call (``send`` or ``recv``) without its counterpart."""
+def missing_peer(
+    scene: Scene, call: str, doing: str, counts: tuple[int, int] | None = None
+) -> Text:
+    """A point-to-point call (``send`` or ``recv``) without its counterpart.
+
+    counts: of a recv from any source, the messages of each culprit and of each other rank.
+    """
     wanted = "recv" if call == "send" else "send"
     headline = (
         f"{scene.they} never posted the {wanted} for {the_ranks(scene.others)}'s {call}"
         f"{at_line(scene.other_site)} in {scene.where}: {doing}."
     )
-    return Text(headline, sentences(scene.seen(), scene.waiting()))
+    fewer = (
+        f"It takes a message from any rank: of late {the_ranks(scene.culprits)} "
+        f"{verb(scene.culprits, 'has', 'have each')} sent {counts[0]}, and each other rank "
+        f"{counts[1]}."
+        if counts
+        else ""
+    )
+    return Text(headline, sentences(fewer, scene.seen(), scene.waiting()))
 
 
 def init_incomplete(scene: Scene, doing: str) -> Text:

@@ -367,11 +367,81 @@ def test_a_peer_that_exited_never_posts() -> None:
     assert verdict.certainty is Certainty.PROVED
 
 
-def test_a_recv_from_anyone_waits_for_all_others() -> None:
-    receiver = rank(0, W, blocked(W, 1, "recv", peer=-1))
-    sleeper = rank(1, W, threads=main_thread(SLEEP))
-    verdict = only(job(receiver, sleeper, waiting(2), waiting(3)))
-    assert 1 in verdict.culprits
+def collecting(*counts: int, **fields: Any) -> list[RankSnapshot]:
+    """Rank 0 receives from anyone; the others have sent so many messages, and wait for it."""
+    taken = [op(W, n + 1, "recv", peer=-1) for n in range(sum(counts))]
+    receiver = rank(0, W, *taken, blocked(W, len(taken) + 1, "recv", peer=-1))
+    return [receiver, *(_sender(at + 1, count, **fields) for at, count in enumerate(counts))]
+
+
+def _sender(number: int, count: int, **fields: Any) -> RankSnapshot:
+    sends = [op(W, n + 1, "send", peer=0) for n in range(count)]
+    return rank(number, W, *sends, *([] if fields else [blocked(W, 1, "barrier")]), **fields)
+
+
+def test_of_those_who_may_send_the_one_that_sent_less_is_missed() -> None:
+    verdict = only(job(*collecting(3, 2, 3)))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (2,))
+    assert verdict.certainty is Certainty.LIKELY
+    assert "rank 2 has sent 2, and each other rank 3" in verdict.explanation
+
+
+def test_those_who_sent_less_are_known_from_what_came_after_the_same_collective() -> None:
+    receiver = rank(0, W, op(W, 7, "barrier"), blocked(W, 91, "recv", peer=-1))
+
+    def sender(number: int, before: int, after: int) -> RankSnapshot:
+        """One whose ring has wrapped."""
+        older = [op(W, 40 + n, "send", peer=0) for n in range(before)]
+        newer = [op(W, 50 + n, "send", peer=0) for n in range(after)]
+        return rank(number, W, *older, op(W, 7, "barrier"), *newer, blocked(W, 8, "barrier"))
+
+    verdict = only(job(receiver, sender(1, 0, 2), sender(2, 5, 1), sender(3, 3, 2)))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (2,))
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3), (1, 2, 3)])
+def test_where_nobody_sent_less_than_all_others_no_sender_is_named_for_sure(
+    counts: tuple[int, ...],
+) -> None:
+    verdict = only(job(*collecting(*counts)))
+    assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.HANG)
+    assert verdict.culprits == (0,)
+
+
+def test_busy_ranks_that_may_all_send_are_named_together_and_not_for_sure() -> None:
+    verdict = only(job(*collecting(3, 3, 3, threads=main_thread(SLEEP))))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (1, 2, 3))
+    assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.SLOW)
+
+
+def test_of_those_who_may_send_the_one_that_died_is_to_blame() -> None:
+    receiver, *others = collecting(3, 3, 3)
+    dead = ProcessState(alive=False, signal=9)
+    others[2] = replace(others[2], phase=Phase.RUNNING, process=dead)
+    verdict = only(job(receiver, *others))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (3,))
+
+
+def test_a_rank_that_awaits_more_than_those_who_are_gone_sent_outlasted_them() -> None:
+    gone = {"phase": Phase.EXITED, "process": ProcessState(alive=False, exit_code=0)}
+    verdict = only(job(*collecting(3, 3, 3, **gone)))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (0,))
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.HANG)
+
+
+def test_a_message_under_way_is_what_a_recv_from_anyone_waits_for() -> None:
+    receiver, *others = collecting(1, 1, 1)
+    others[1] = rank(2, W, op(W, 1, "send", peer=0), blocked(W, 2, "send", peer=0))
+    verdict = only(job(receiver, *others))
+    assert (verdict.kind, verdict.culprits) == (Kind.COLLECTIVE_STUCK, ())
+    assert verdict.victims == (0, 1, 2, 3)
+
+
+def test_a_recv_from_anyone_in_a_group_of_two_waits_for_the_other() -> None:
+    pair = GroupKey((0, 1), "pair")
+    receiver = rank(0, pair, blocked(pair, 1, "recv", peer=-1))
+    verdict = only(job(receiver, rank(1, pair, blocked(pair, 1, "barrier"))))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (1,))
 
 
 def test_members_of_another_group_are_not_missed() -> None:
