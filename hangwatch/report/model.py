@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.report.chains import next_towards
 from hangwatch.report.ranks import Stacks, rank_content
 from hangwatch.report.sites import group_label, site_content
 
@@ -21,12 +22,14 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
 
     ``verdict`` is the most important one; ``also`` holds the others. Besides
     DESIGN's fields a site has ``context`` (the lines around it, where the
-    file's text is known) and a rank its ``threads`` and ``children``, so that
-    a stored report prints as it did on the machine that it came from.
+    file's text is known), a rank its ``threads`` and ``children``, so that a
+    stored report prints as it did on the machine that it came from, and a wait
+    ``towards``: of the ranks that it is for the one that leads to a culprit.
     """
     run, job, verdict = evidence.run, evidence.job, evidence.verdicts[0]
     stacks = Stacks(job.sources)
     waits = {wait.rank: wait for wait in reversed(verdict.waits)}
+    towards = next_towards(verdict.waits, verdict.culprits)
     ranks = [
         rank_content(rank, verdict, waits.get(rank.rank), stacks, job.sources) for rank in job.ranks
     ]
@@ -45,7 +48,7 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
         "also": [_verdict(other, evidence) for other in evidence.verdicts[1:]],
         "ranks": ranks,
         "stacks": stacks.content(),
-        "waits": [_wait(wait, job.sources) for wait in verdict.waits],
+        "waits": [_wait(wait, towards, job.sources) for wait in verdict.waits],
         "timeline": [
             {"at": moment.at, "what": moment.what, "rank": moment.rank}
             for moment in evidence.timeline
@@ -104,13 +107,14 @@ def _group(key: GroupKey | None, name: str) -> dict[str, Any] | None:
     return {"name": name, "desc": key.desc, "ranks": list(key.ranks)}
 
 
-def _wait(wait: Wait, sources: Mapping[str, str]) -> dict[str, Any]:
+def _wait(wait: Wait, towards: Mapping[int, int], sources: Mapping[str, str]) -> dict[str, Any]:
     return {
         "rank": wait.rank,
         "group": group_label(wait.group),
         "seq": wait.seq,
         "op": wait.op,
         "for": list(wait.waits_for),
+        "towards": towards.get(wait.rank) if towards.get(wait.rank) in wait.waits_for else None,
         "age_s": round(wait.age_s, 3),
         "site": site_content(wait.site, sources, context=False),
     }

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hangwatch.notice import printable
+from hangwatch.report.chains import chain
 from hangwatch.report.sites import fold_ranks
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ LEAST_S = 0.05
 """A shorter time is not known: stored dumps may not tell when they were taken."""
 MAX_FRAMES = 6
 MAX_WAITS = 5
+MAX_HOPS = 8
 _LABEL = 11
 """Columns of the label on the left."""
 _COLOURS = {"hang": "1;31", "failed": "1;31", "slow": "1;33", "desync": "1;33", "ok": "1;32"}
@@ -122,6 +124,7 @@ def _waits(
         place = (wait["op"], wait["group"], wait["seq"], site.get("file"), site.get("line"))
         alike[*place, tuple(wait["for"])].append(wait)
     culprits = set(verdict["culprits"])
+    towards = {wait["rank"]: wait["towards"] for wait in waits if wait["towards"] is not None}
     # Those that wait for a culprit itself come first: of a large job not all are shown.
     ordered = sorted(
         alike.items(), key=lambda item: (culprits.isdisjoint(item[0][-1]), -len(item[1]))
@@ -140,12 +143,22 @@ def _waits(
             text = f"{text}, at {_place(ranks[0]['site'])}"
         if waited_for:
             text = f"{text}, for {_ranks(fold_ranks(waited_for))}"
+        if len(way := chain(ranks[0]["rank"], towards)) > 1:
+            text = f"{text} ({_arrows(way)})"
         lines.append(text)
     if len(lines) > MAX_WAITS:
         lines[MAX_WAITS - 1 :] = [f"and {len(lines) - MAX_WAITS + 1} more places, see report.json"]
     if not lines and verdict["victims"]:
         lines = [_ranks(fold_ranks(verdict["victims"]))]
     yield from _labelled("waiting", lines, style)
+
+
+def _arrows(way: Sequence[int]) -> str:
+    """``5 -> 4 -> 2``: each waits for the one after it; cut in the middle."""
+    shown = list(map(str, way))
+    if len(shown) > MAX_HOPS:
+        shown[MAX_HOPS - 2 : -1] = ["..."]
+    return " -> ".join(shown)
 
 
 def _culprits(report: Mapping[str, Any], style: Style) -> Iterator[str]:

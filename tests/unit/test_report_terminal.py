@@ -115,8 +115,17 @@ def test_ranks_that_wait_in_many_places_are_cut_short() -> None:
     shown = lines(replace(VERDICT, waits=waits))
     start = next(i for i, line in enumerate(shown) if line.startswith("  waiting"))
     assert shown[start] == "  waiting    rank 1 in recv #2 of default_pg, 1.0 s, for rank 2"
-    assert shown[start + 1] == "             rank 0 in recv #1 of default_pg, 1.0 s, for rank 1"
+    assert (
+        shown[start + 1]
+        == "             rank 0 in recv #1 of default_pg, 1.0 s, for rank 1 (1 -> 2)"
+    )
     assert shown[start + 4] == "             and 5 more places, see report.json"
+
+
+def test_a_long_way_to_the_culprit_is_cut_in_the_middle() -> None:
+    waits = tuple(Wait(r, WORLD, 1, "recv", (r - 1,), 1.0, None) for r in range(14, 2, -1))
+    shown = " ".join(" ".join(lines(replace(VERDICT, waits=waits))).split())
+    assert "for rank 13 (13 -> 12 -> 11 -> 10 -> 9 -> 8 -> ... -> 2)" in shown
 
 
 def test_a_group_that_nobody_described_is_known_by_its_ranks() -> None:
