@@ -16,7 +16,7 @@ from evidence import gist, lessened, renamed
 from truth import Simulated, names_wrongly, proved_wrongly, simulate, wrong_in_the_end
 from views import Sight
 
-from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis import diagnose, find_desync
 from hangwatch.types import Certainty, State, Thresholds, Verdict
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ def test_with_less_evidence_a_verdict_is_not_more_certain_unless_it_is_right(chu
     assert not complaints(chunk)["certainty"]
 
 
+@chunks
+def test_ranks_are_called_out_of_step_only_where_one_at_fault_is_among_them(chunk: int) -> None:
+    assert not complaints(chunk)["desync"]
+
+
 @cache
 def complaints(chunk: int) -> dict[str, list[str]]:
     """What is wrong with the verdicts on the jobs of a chunk, by property."""
@@ -83,7 +88,7 @@ def complaints(chunk: int) -> dict[str, list[str]]:
         wrong = wrong_in_the_end(job, verdicts)
         if wrong:
             found["root"].append(f"job {number}: {wrong}: {verdicts[0].headline}")
-        for check in (_at_a_moment, _while_slow, _with_other_names, _with_less):
+        for check in (_at_a_moment, _while_slow, _with_other_names, _with_less, _out_of_step):
             for name, what in check(job, late, verdicts, rng):
                 found[name].append(f"job {number}: {what}")
         found["proved"].extend(
@@ -148,3 +153,12 @@ def _with_less(
             yield "certainty", verdict.headline
         if proved_wrongly(job, verdict):
             yield "proved", verdict.headline
+
+
+def _out_of_step(
+    job: Simulated, _late: JobSnapshot, _verdicts_of_late: tuple[Verdict, ...], rng: Random
+) -> Iterator[tuple[str, str]]:
+    at_s = rng.random() * (job.quiet_s + 2.5)
+    found = find_desync(job.seen(at_s, Sight(rng.choice((8, 40, 200)))))
+    if found is not None and (job.is_well or names_wrongly(job, found)):
+        yield "desync", found.headline
