@@ -133,10 +133,11 @@ class Case:
         return innermost_user_site(thread.frames, self.texts) if thread else None
 
     def wait_site(self, wait: Wait) -> Site | None:
-        """The user's line of a wait."""
-        return with_source(wait.site, self.texts) or (
-            None if wait.over else self.waiting_site(wait.rank)
-        )
+        """The user's line of a wait; of one that is over the one at which it raised."""
+        found = wait.site or (self._raised_at(wait.rank) if wait.over else None)
+        if found is None and not wait.over:
+            return self.waiting_site(wait.rank)
+        return with_source(found, self.texts)
 
     def victims_site(self, waits: Iterable[Wait]) -> Site | None:
         """The line that most of those who wait are at."""

@@ -126,7 +126,7 @@ def _fate(case: Case, spot: Spot | None, rank: int) -> tuple[object, ...]:
         return Fate.DIED, end.how, end.signal, name, site and (site.file, site.line)
     if rank not in case.job.ranks:
         return (Fate.ABSENT,)
-    if end is None and _has_finished(case, rank, spot):
+    if _has_finished(case, rank, spot):
         return (Fate.FINISHED,)
     return Fate.ALIVE, end is None, case.activity(rank).reason
 
@@ -299,7 +299,7 @@ def _outlasted(case: Case, spot: Place | Channel, finished: Ranks, how: str) -> 
 def _how_finished(case: Case, culprits: Ranks) -> str:
     end = case.ended.get(culprits[0])
     they = verb(culprits, "it", "they")
-    if end is None:
+    if end is None or end.how is not How.CLEAN:
         site = case.job.ranks[culprits[0]].in_call_site
         return f"{they} called destroy_process_group{at_line(site)}"
     return f"{they} {ended(end)}"

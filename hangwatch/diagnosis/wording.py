@@ -60,14 +60,12 @@ class Scene:
         """Where the culprits are, empty if that is not known."""
         return f"{self.they} {self.are} at {place_in_code(self.site)}." if self.site else ""
 
-    def waiting(self) -> str:
-        """Where the others wait, empty if that is not known."""
+    def waiting(self, *, failed: bool = False) -> str:
+        """Where the others wait, or failed, empty if that is not known."""
         if not self.others or self.other_site is None:
             return ""
-        return (
-            f"{capital(the_ranks(self.others))} {verb(self.others, 'waits', 'wait')} at "
-            f"{place_in_code(self.other_site)}."
-        )
+        do = "failed" if failed else verb(self.others, "waits", "wait")
+        return f"{capital(the_ranks(self.others))} {do} at {place_in_code(self.other_site)}."
 
     def awaited(self, where: str = "", *, failed: bool = False) -> str:
         """``; ranks 0, 1 and 3 wait for it in all_reduce #3.``."""
@@ -148,7 +146,7 @@ def finished(scene: Scene, how: str, *, failed: bool) -> Text:
             f"The last that is known of {the_ranks(scene.culprits)} is {place_in_code(scene.site)}."
             if scene.site
             else "",
-            scene.waiting(),
+            scene.waiting(failed=failed),
         ),
     )
 

@@ -25,6 +25,7 @@ from hangwatch.diagnosis import diagnose
 from hangwatch.types import (
     OK,
     Certainty,
+    GroupProgress,
     JobSnapshot,
     Kind,
     OpState,
@@ -235,6 +236,17 @@ def test_a_rank_that_destroys_its_groups_enters_no_more_collectives() -> None:
     verdict = only(job(waiting(0), waiting(1), leaving, waiting(3)))
     assert (verdict.kind, verdict.certainty) == (Kind.FINISHED_EARLY, Certainty.PROVED)
     assert (verdict.culprits, verdict.site) == ((2,), site(60))
+
+
+def test_it_had_finished_too_where_the_launcher_ended_it_after_that() -> None:
+    left = GroupProgress(W, "0", enqueued=4, completed=4, alive=False)
+    ended = killed(15, 1.0, terminated_by_launcher=True)
+    gone = dead(groups=(left,), phase=Phase.RUNNING, **ended)
+    verdict = only(job(failed(0), failed(1), gone, failed(3), ended=True, exit_code=1))
+    assert (verdict.state, verdict.kind) == (State.FAILED, Kind.FINISHED_EARLY)
+    assert verdict.culprits == (2,)
+    assert "called destroy_process_group; ranks 0, 1 and 3 failed after it" in verdict.headline
+    assert "Ranks 0, 1 and 3 failed at" in verdict.explanation
 
 
 def test_the_last_rank_of_a_finished_job_has_more_steps_than_the_others() -> None:

@@ -75,8 +75,9 @@ class Expectation:
 
     @property
     def groups(self) -> bool:
-        """Whether it makes groups beside the default one."""
-        return bool(re.search(r"init_device_mesh\(|new_group\(", self.program.read_text()))
+        """Whether it makes groups beside one of all ranks."""
+        several = r'init_device_mesh\("cpu", \(\d+, \d+|new_group\('
+        return bool(re.search(several, self.program.read_text()))
 
 
 def expectations() -> Iterator[Expectation]:
