@@ -2,13 +2,16 @@
 
 What comes from another node is never trusted: it is decoded by orjson (not
 pickle, which runs what it reads), bounded in size, and each value must have the
-type that the dataclass declares.
+type that the dataclass declares. What has its default is left out. Values that
+come again and again can be sent as their number in a table.
 """
 
 from __future__ import annotations
 
 import types
 import typing
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -21,100 +24,203 @@ from hangwatch.errors import HangwatchError
 MAX_ITEMS = 100_000
 MAX_TEXT = 1 << 20
 
+Tables = Mapping[type, dict[Any, int]]
+"""Type to its values with their numbers; grows while values are encoded."""
+Known = Mapping[type, Sequence[Any]]
+"""Type to its values, in the order of their numbers."""
+Decoder = Callable[[Any, Known], Any]
+_NO_TABLES: dict[type, Any] = {}
+
 
 class CodecError(HangwatchError):
     """Bytes or values that are not what was announced."""
 
 
-def dumps(value: object) -> bytes:
+def dumps(value: object, tables: Tables = _NO_TABLES) -> bytes:
     """Any value of dataclasses, enums, tuples, dicts and plain values as JSON."""
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    return orjson.dumps(plain(value, tables))
+
+
+def plain(value: Any, tables: Tables = _NO_TABLES) -> Any:
+    """The same as plain values. Those of a type in ``tables`` become numbers."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [plain(item, tables) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item, tables) for key, item in value.items()}
+    kind: Any = type(value)
+    table = tables.get(kind)
+    if table is not None:
+        return table.setdefault(value, len(table))
+    return {
+        name: plain(item, tables)
+        for name, default in _defaults(kind)
+        if (item := getattr(value, name)) != default
+    }
 
 
 def loads(kind: Any, data: bytes, max_bytes: int) -> Any:
     """A checked value of a type (an annotation). Raises CodecError."""
+    return decode(kind, parse(data, max_bytes))
+
+
+def parse(data: bytes, max_bytes: int) -> Any:
+    """Plain values from JSON. Raises CodecError."""
     if len(data) > max_bytes:
         raise CodecError(f"{len(data)} bytes, more than {max_bytes}")
     try:
-        return decode(kind, orjson.loads(data))
+        return orjson.loads(data)
     except (orjson.JSONDecodeError, RecursionError) as error:
         raise CodecError(f"no JSON: {error}") from error
 
 
-def decode(kind: Any, value: Any) -> Any:
+def compress(data: bytes) -> bytes:
+    """For ``decompress``."""
+    return zlib.compress(data, 1)
+
+
+def decompress(data: bytes, max_bytes: int) -> bytes:
+    """What was compressed, at most max_bytes of it. Raises CodecError."""
+    unpacking = zlib.decompressobj()
+    try:
+        found = unpacking.decompress(data, max_bytes)
+    except zlib.error as error:
+        raise CodecError(f"not compressed as it should be: {error}") from error
+    if unpacking.unconsumed_tail or not unpacking.eof:
+        raise CodecError(f"damaged, or more than {max_bytes} bytes when unpacked")
+    return found
+
+
+def decode(kind: Any, value: Any, known: Known = _NO_TABLES) -> Any:
     """A value of the given type (an annotation) from plain values. Raises CodecError."""
+    try:
+        return _decoder(kind)(value, known)
+    except RecursionError as error:
+        raise CodecError("nested too deeply") from error
+
+
+@cache
+def _decoder(kind: Any) -> Decoder:
     if is_dataclass(kind):
-        return _dataclass(kind, value)
+        return _record(kind)
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        return _union(typing.get_args(kind), value)
+        return _union(typing.get_args(kind))
     if origin is tuple:
-        return _tuple(typing.get_args(kind), value)
+        return _tuple(typing.get_args(kind))
     if origin is dict:
-        return _dict(typing.get_args(kind), value)
+        return _dict(*typing.get_args(kind))
     if isinstance(kind, type) and issubclass(kind, Enum):
-        try:
-            return kind(value)
-        except ValueError:
-            raise CodecError(f"{value!r:.60} is no {kind.__name__}") from None
-    return _plain(kind, value)
+        return _enum(kind)
+    return _float if kind is float else _plain(kind)
 
 
-def _plain(kind: type, value: object) -> object:
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise CodecError(f"{value!r:.60} is no {getattr(kind, '__name__', kind)}")
-    if isinstance(value, str) and len(value) > MAX_TEXT:
-        raise CodecError(f"a text of {len(value)} characters")
-    return value
+def _plain(kind: type) -> Decoder:
+    def decode_plain(value: Any, _: Known) -> Any:
+        if type(value) is not kind:
+            raise CodecError(f"{value!r:.60} is no {getattr(kind, '__name__', kind)}")
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            raise CodecError(f"a text of {len(value)} characters")
+        return value
+
+    return decode_plain
 
 
-def _dataclass(kind: Any, value: object) -> Any:
-    if not isinstance(value, dict):
-        raise CodecError(f"{value!r:.60} is no {kind.__name__}")
-    hints = _hints(kind)
-    unknown = value.keys() - hints.keys()
-    if unknown:
-        raise CodecError(f"{kind.__name__} has no {min(map(str, unknown)):.60}")
-    missing = [name for name in _required(kind) if name not in value]
-    if missing:
-        raise CodecError(f"a {kind.__name__} without {missing[0]}")
-    return kind(**{name: decode(hints[name], item) for name, item in value.items()})
+def _float(value: Any, _: Known) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise CodecError(f"{value!r:.60} is no float")
+    return float(value)
 
 
-def _union(options: tuple[Any, ...], value: object) -> object:
-    if value is None and type(None) in options:
-        return None
-    chosen = [option for option in options if option is not type(None)]
-    for option in chosen[:-1]:
-        try:
-            return decode(option, value)
-        except CodecError:
-            continue
-    return decode(chosen[-1], value)
+def _enum(kind: type[Enum]) -> Decoder:
+    members = {member.value: member for member in kind}
+
+    def decode_enum(value: Any, _: Known) -> Enum:
+        found = members.get(value) if isinstance(value, str) else None
+        if found is None:
+            raise CodecError(f"{value!r:.60} is no {kind.__name__}")
+        return found
+
+    return decode_enum
 
 
-def _tuple(items: tuple[Any, ...], value: object) -> tuple[Any, ...]:
-    if not isinstance(value, list) or len(value) > MAX_ITEMS:
-        raise CodecError(f"{value!r:.60} is no list, or a very long one")
-    if len(items) == 2 and items[1] is Ellipsis:  # noqa: PLR2004 (tuple[X, ...])
-        return tuple(decode(items[0], item) for item in value)
-    if len(items) != len(value):
-        raise CodecError(f"{len(value)} values where {len(items)} belong")
-    return tuple(decode(kind, item) for kind, item in zip(items, value, strict=True))
+def _record(kind: Any) -> Decoder:
+    hints = typing.get_type_hints(kind)
+    required = {name for name, default in _defaults(kind) if default is MISSING}
+    # Looked up when first used: a type may hold values of itself.
+    decoders: dict[str, Decoder] = {}
+
+    def decode_record(value: Any, known: Known) -> Any:
+        table = known.get(kind)
+        if table is not None:
+            if type(value) is not int or not 0 <= value < len(table):
+                raise CodecError(f"{value!r:.60} is not the number of a {kind.__name__}")
+            return table[value]
+        if type(value) is not dict:
+            raise CodecError(f"{value!r:.60} is no {kind.__name__}")
+        if not decoders:
+            decoders.update((name, _decoder(hint)) for name, hint in hints.items())
+        if not value.keys() <= decoders.keys():
+            unknown = min(value.keys() - decoders.keys())
+            raise CodecError(f"{kind.__name__} has no {unknown:.60}")
+        if not required <= value.keys():
+            raise CodecError(f"a {kind.__name__} without {min(required - value.keys())}")
+        return kind(**{name: decoders[name](item, known) for name, item in value.items()})
+
+    return decode_record
 
 
-def _dict(items: tuple[Any, ...], value: object) -> dict[Any, Any]:
-    if not isinstance(value, dict) or len(value) > MAX_ITEMS:
-        raise CodecError(f"{value!r:.60} is no object, or a very large one")
-    key_kind, value_kind = items
-    return {_key(key_kind, key): decode(value_kind, item) for key, item in value.items()}
+def _union(options: tuple[Any, ...]) -> Decoder:
+    optional = type(None) in options
+    chosen = [_decoder(option) for option in options if option is not type(None)]
+
+    def decode_union(value: Any, known: Known) -> Any:
+        if value is None and optional:
+            return None
+        for option in chosen[:-1]:
+            try:
+                return option(value, known)
+            except CodecError:
+                continue
+        return chosen[-1](value, known)
+
+    return decode_union
+
+
+def _tuple(items: tuple[Any, ...]) -> Decoder:
+    endless = len(items) == 2 and items[1] is Ellipsis  # noqa: PLR2004 (tuple[X, ...])
+    decoders = [_decoder(item) for item in (items[:1] if endless else items)]
+
+    def decode_tuple(value: Any, known: Known) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) > MAX_ITEMS:
+            raise CodecError(f"{value!r:.60} is no list, or a very long one")
+        if endless:
+            one = decoders[0]
+            return tuple([one(item, known) for item in value])
+        if len(decoders) != len(value):
+            raise CodecError(f"{len(value)} values where {len(decoders)} belong")
+        return tuple(one(item, known) for one, item in zip(decoders, value, strict=True))
+
+    return decode_tuple
+
+
+def _dict(key_kind: Any, value_kind: Any) -> Decoder:
+    one = _decoder(value_kind)
+
+    def decode_dict(value: Any, known: Known) -> dict[Any, Any]:
+        if type(value) is not dict or len(value) > MAX_ITEMS:
+            raise CodecError(f"{value!r:.60} is no object, or a very large one")
+        return {_key(key_kind, key): one(item, known) for key, item in value.items()}
+
+    return decode_dict
 
 
 def _key(kind: Any, key: str) -> Any:
     if kind is not int:
-        return decode(kind, key)
+        return key
     try:
         return int(key)
     except ValueError:
@@ -122,14 +228,9 @@ def _key(kind: Any, key: str) -> Any:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-@cache
-def _required(kind: Any) -> tuple[str, ...]:
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Field to its default, MISSING where it has none."""
     return tuple(
-        field.name
-        for field in fields(kind)
-        if field.default is MISSING and field.default_factory is MISSING
+        (one.name, one.default if one.default_factory is MISSING else one.default_factory())
+        for one in fields(kind)
     )

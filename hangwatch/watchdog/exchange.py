@@ -9,38 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hangwatch.watchdog import codec, rounds
 from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Incident, Local, Node, Published, pack
 from hangwatch.watchdog.store import Store, StoreLostError, connect
-from hangwatch.watchdog.threads import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hangwatch.watchdog.news import News
-    from hangwatch.watchdog.store import Connect
 
-T = TypeVar("T")
 JOIN_S = 60.0
-"""Importing torch from a busy network file system takes its time."""
-CALL_S = 15.0
-"""A store that does not answer for so long is as good as gone."""
 GATHER_S = 2.0
 GATHER_FULL_S = 8.0
+CONCLUDE_S = 4.0
+"""What the owner of an incident has for its verdict, once it has gathered."""
+SLICE_S = 0.5
+"""Between the parts of the wait for a verdict the next incident can be answered."""
+ATTEMPTS = 3
+"""Owners of an incident that may fail one after the other before a node goes on alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The other nodes' evidence. ``owner`` is False where another node diagnoses."""
+    """The other nodes' evidence. ``owner`` is False where another node has diagnosed."""
 
     owner: bool
     round: int
     """Number of the incident, 0 where nobody else has heard of it."""
     others: tuple[Local, ...] = ()
+    silent: tuple[Node, ...] = ()
+    """Nodes that joined and did not answer."""
     unseen: tuple[str, ...] = ()
 
 
@@ -57,23 +58,23 @@ class Exchange:
         news: News,
         answer: Callable[[bool], Awaitable[Local]],
         on_verdict: Callable[[Published], None],
-        *,
-        connect: Connect = connect,
     ) -> None:
         self._node = node
         self._news = news
         self._answer = answer
         self._on_verdict = on_verdict
-        self._connect = connect
+        self._world_size = 0
         # Asking and answering each have a connection: two nodes that ask at the same
         # time would else wait for each other's answers.
-        self._worker = Worker("hangwatch-ask")
-        self._answering = Worker("hangwatch-answer")
         self._store: Store | None = None
         self._answers: Store | None = None
-        self._open: set[int] = set()
+        self._all: list[Store] = []
+        self._open: dict[int, asyncio.Future[bool]] = {}
+        """Incidents of other nodes that are under way: whether a verdict came."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._next = 1
+        self.roster: tuple[Node, ...] = (node,)
+        """The nodes that are known, this one among them."""
         self.why_not = "they have not been joined yet"
         """Why the others cannot be asked, where they cannot."""
 
@@ -82,108 +83,157 @@ class Exchange:
         """Whether the others can be asked."""
         return self._store is not None
 
-    async def join(self, host: str, port: int, prefix: str) -> None:
+    async def join(self, host: str, port: int, prefix: str, world_size: int) -> None:
         """Connect, make ourselves known and listen. Says it once where that fails."""
-
-        def work() -> tuple[Store, Store, Store, int]:
-            # All before we are known: who is known is asked, and has to be listening.
-            stores = [self._connect(host, port, prefix) for _ in range(3)]
-            return stores[0], stores[1], stores[2], rounds.join(stores[0], self._node)
-
+        self._world_size = world_size
         try:
-            self._store, self._answers, waiting, self._next = await self._worker.run(work, JOIN_S)
-        except (StoreLostError, RuntimeError, TimeoutError) as error:
+            async with asyncio.timeout(JOIN_S):
+                # All before we are known: who is known is asked, and has to be listening.
+                self._all = [await connect(host, port, prefix) for _ in range(4)]
+                store, answers, waiting, roster = self._all
+                self._node = replace(self._node, address=store.address)
+                self._next, self.roster = await rounds.join(store, self._node, world_size)
+        except (StoreLostError, TimeoutError) as error:
             self._lost(error)
         else:
+            self._store, self._answers = store, answers
             self._start(self._listen(waiting))
+            self._start(self._learn(roster))
 
     async def ask(self, *, full: bool) -> Gathered:
         """Claim the next incident and gather what the other nodes know.
 
-        Where another node has claimed it, that one diagnoses: its verdict
-        comes through on_verdict, and owner is False.
+        Where another node has claimed it, that one diagnoses: returns when its
+        verdict has come through on_verdict, with owner False. Where none comes,
+        because that node has died or stopped, the next incident is claimed.
         """
-        if self._open:
-            return Gathered(owner=False, round=min(self._open))
-        number, budget_s = self._next, GATHER_FULL_S if full else GATHER_S
-        own, incident = self._node.node, Incident(self._node.node, secrets.token_hex(8), full)
+        incident = Incident(self._node.node, secrets.token_hex(8), full)
+        budget_s = GATHER_FULL_S if full else GATHER_S
         try:
-            if not await self._run(lambda store: rounds.claim(store, number, incident)):
-                return Gathered(owner=False, round=number)
-            self._next = max(self._next, number + 1)
-            others, unseen = await self._run(
-                lambda store: rounds.gather(store, number, own, budget_s), CALL_S + budget_s
-            )
-        except (StoreLostError, TimeoutError) as error:
+            for _ in range(ATTEMPTS):
+                store = self._joined()
+                number = min(self._open, default=self._next)
+                if number not in self._open and await rounds.claim(store, number, incident):
+                    found = await self._gather(store, number, budget_s)
+                    if not await rounds.is_taken_over(store, number):
+                        return found
+                elif await self._heard_verdict(number):
+                    return Gathered(owner=False, round=number)
+        except StoreLostError as error:
             self._lost(error)
             return Gathered(owner=True, round=0, unseen=(f"other nodes were not asked: {error}",))
-        return Gathered(owner=True, round=number, others=others, unseen=unseen)
+        note = "other nodes were not asked: those that took the incident have not concluded"
+        return Gathered(owner=True, round=0, unseen=(note,))
 
     async def publish(self, number: int, published: Published) -> None:
         """Tell the others what came of an incident of ours."""
-        if number and self.joined:
+        store = self._store
+        if number and store is not None:
             try:
-                await self._run(lambda store: rounds.publish(store, number, published))
-            except (StoreLostError, TimeoutError) as error:
+                await rounds.publish(store, number, published, self.roster)
+            except StoreLostError as error:
                 self._lost(error)
 
     async def close(self) -> None:
-        """Stop listening. The connections end with the process."""
+        """Stop listening."""
         self._store = self._answers = None
-        self._worker.stop()
-        self._answering.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for store in self._all:
+            store.close()
+
+    async def _gather(self, store: Store, number: int, budget_s: float) -> Gathered:
+        self._next = max(self._next, number + 1)
+        self.roster = await rounds.known_nodes(store, self._world_size) or self.roster
+        found = await rounds.gather(
+            store, number, self._node.node, self.roster, self._world_size, budget_s
+        )
+        return Gathered(
+            owner=True,
+            round=number,
+            others=found.others,
+            silent=found.silent,
+            unseen=found.unseen,
+        )
+
+    async def _heard_verdict(self, number: int) -> bool:
+        """Wait for the verdict on another node's incident; False if none comes."""
+        heard = self._opened(number)
+        try:
+            # What _heard() takes at most, and a little more.
+            limit_s = GATHER_FULL_S + 2 * CONCLUDE_S
+            return await asyncio.wait_for(asyncio.shield(heard), limit_s)
+        except TimeoutError:
+            self._close(number, heard=False)
+            return False
 
     async def _listen(self, store: Store) -> None:
-        listener = Worker("hangwatch-listen")
+        number = self._next
         try:
             while True:
-                number = self._next
-                data = await listener.run(partial(rounds.await_incident, store, number))
+                data = await rounds.await_incident(store, number)
                 if data is not None:
-                    self._next = max(self._next, number + 1)
                     self._start(self._heard(number, data))
-        except (StoreLostError, RuntimeError) as error:
+                    number += 1
+                    self._next = max(self._next, number)
+        except StoreLostError as error:
             # Most often the job has ended, and its store with it: a loss only once it is needed.
             self._store = self._answers = None
             self.why_not = _first_line(error)
+
+    async def _learn(self, store: Store) -> None:
+        """Know all nodes, also should the store be lost later."""
+        try:
+            while not (found := await rounds.roster(store, self._world_size)):
+                pass
+            self.roster = found
+        except StoreLostError:
+            pass  # the listener tells
         finally:
-            listener.stop()
+            store.close()
 
     async def _heard(self, number: int, data: bytes) -> None:
         """Answer another node's incident, and hear what comes of it."""
+        published = None
         try:
             incident: Incident = codec.loads(Incident, data, MAX_MESSAGE_BYTES)
             own, answers = self._node.node, self._answers
             if incident.owner == own or answers is None:
                 return
-            self._open.add(number)
-            message, blobs = pack(own, await self._answer(incident.full))
-            await _called(
-                self._answering, lambda: rounds.send(answers, number, own, message, blobs), CALL_S
-            )
-            published = await _called(
-                self._answering,
-                lambda: rounds.await_verdict(answers, number),
-                CALL_S + rounds.VERDICT_S,
-            )
-            self._open.discard(number)
-            if published is not None:
-                self._on_verdict(published)
-        except (StoreLostError, TimeoutError) as error:
+            self._opened(number)
+            local = await self._answer(incident.full)
+            message, blobs = pack(own, local, self._world_size)
+            await rounds.send(answers, number, own, message, blobs)
+            limit_s = (GATHER_FULL_S if incident.full else GATHER_S) + CONCLUDE_S
+            for _ in range(round(limit_s / SLICE_S)):
+                published = await rounds.await_verdict(answers, number, SLICE_S)
+                if published is not None:
+                    self._on_verdict(published)
+                    break
+        except StoreLostError as error:
             self._lost(error)
         except Exception as error:  # noqa: BLE001 (the owner waits for us only so long)
             self._news.debug(f"incident {number} of another node was not answered: {error!r}")
         finally:
-            self._open.discard(number)
+            self._close(number, heard=published is not None)
 
-    async def _run(self, call: Callable[[Store], T], timeout_s: float = CALL_S) -> T:
-        store = self._store
-        if store is None:
-            raise StoreLostError("the store is gone")
-        return await _called(self._worker, lambda: call(store), timeout_s)
+    def _joined(self) -> Store:
+        if self._store is None:
+            raise StoreLostError(self.why_not)
+        return self._store
+
+    def _opened(self, number: int) -> asyncio.Future[bool]:
+        """Note that an incident of another node is under way."""
+        if number not in self._open:
+            self._open[number] = asyncio.get_running_loop().create_future()
+        self._next = max(self._next, number + 1)
+        return self._open[number]
+
+    def _close(self, number: int, *, heard: bool) -> None:
+        over = self._open.pop(number, None)
+        if over is not None and not over.done():
+            over.set_result(heard)
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -198,14 +248,6 @@ class Exchange:
             f"other nodes cannot be asked ({self.why_not}): only this node's ranks are seen",
             quiet=True,
         )
-
-
-async def _called(worker: Worker, call: Callable[[], T], timeout_s: float) -> T:
-    """Make a call on the store. Raises StoreLostError, TimeoutError, CodecError."""
-    try:
-        return await worker.run(call, timeout_s)
-    except RuntimeError as error:
-        raise StoreLostError(f"the store failed: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

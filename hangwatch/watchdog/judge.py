@@ -14,16 +14,15 @@ from hangwatch.types import Evidence, JobSnapshot, Moment, State, Thresholds, Ve
 from hangwatch.watchdog import environment
 from hangwatch.watchdog.actions import end_ranks
 from hangwatch.watchdog.evidence import Collected, Level
-from hangwatch.watchdog.exchange import Exchange, Gathered
 from hangwatch.watchdog.incidents import Announce, Event, Incidents, Stage, event_of, restored
 from hangwatch.watchdog.messages import Local, Published
 from hangwatch.watchdog.reporter import Reporter, utc_now
-from hangwatch.watchdog.rounds import VERDICT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hangwatch.watchdog.evidence import Gatherer
+    from hangwatch.watchdog.exchange import Exchange, Gathered
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.news import News
 
@@ -60,7 +59,6 @@ class Judge:
     _detected_at: str = ""
     _detected_after_s: float = 0.0
     _timeline: list[Moment] = field(default_factory=list)
-    _heard: asyncio.Event = field(default_factory=asyncio.Event)
     _telling: asyncio.Task[None] | None = None
 
     async def evaluate(self, thresholds: Thresholds, *, ask_flight: bool) -> None:
@@ -150,7 +148,6 @@ class Judge:
 
     def heard(self, published: Published) -> None:
         """The watchdog that has the incident has concluded."""
-        self._heard.set()
         if not published.verdicts:
             return
         main = published.verdicts[0]
@@ -193,16 +190,7 @@ class Judge:
         """The other nodes' evidence, None where there are none that could be asked."""
         if self.exchange is None or not self.exchange.joined:
             return None
-        self._heard.clear()
-        gathered = await self.exchange.ask(full=full)
-        if gathered.owner:
-            return gathered
-        try:
-            await asyncio.wait_for(self._heard.wait(), VERDICT_S)
-        except TimeoutError:
-            note = "the watchdog that took the incident has not concluded"
-            return Gathered(owner=True, round=0, unseen=(note,))
-        return gathered
+        return await self.exchange.ask(full=full)
 
     def _job(self, collected: Collected, gathered: Gathered | None) -> JobSnapshot:
         others = gathered.others if gathered else ()

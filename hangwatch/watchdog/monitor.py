@@ -236,7 +236,8 @@ class Monitor:
         node = Node(f"{judge.node}:{self._hello.run_dir.name}", judge.node, tuple(look.seen))
         judge.exchange = Exchange(node, self._news, judge.answer, judge.heard)
         prefix = f"hangwatch/{one.run_id or 'job'}/{one.restart}"
-        self._in_background(judge.exchange.join(one.store_host, one.store_port, prefix))
+        join = judge.exchange.join(one.store_host, one.store_port, prefix, one.world_size)
+        self._in_background(join)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

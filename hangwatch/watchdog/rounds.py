@@ -1,142 +1,210 @@
-"""The conversation of the watchdogs as calls on a store; each of them blocks.
+"""The conversation of the watchdogs as calls on a store.
 
 Keys, below ``hangwatch/<run>/<restart>``:
 
     joined          how many watchdogs have joined
     node/<n>        Node: the n-th of them
+    roster          all Nodes, once every rank of the job is on one of them
     rounds          how many incidents there have been
     incident/<k>    Incident: the k-th; whoever sets it first (compare_set) owns it
     answer/<k>/<node>   Answer: what a node knows
     blob/<hash>     frames or a source file, once each
     verdict/<k>     Published: what the owner has concluded
 
-All functions raise StoreLostError, or what torch raises (RuntimeError), for a
-store that fails.
+All functions raise StoreLostError.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.report.sites import fold_ranks
 from hangwatch.watchdog import codec
 from hangwatch.watchdog.messages import (
     MAX_MESSAGE_BYTES,
+    MAX_PLAIN_BYTES,
+    Groups,
     Incident,
+    Library,
     Local,
     Node,
     Published,
+    Received,
+    complete,
+    slim,
     unpack,
 )
-from hangwatch.watchdog.store import waited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from hangwatch.watchdog.store import Store
 
-VERDICT_S = 12.0
-"""How long a node waits for the verdict of the owner of an incident."""
-_INCIDENT_S = 600.0
-"""The wait for the next incident is renewed this often."""
+WAIT_S = 600.0
+"""The wait for the next incident, and for the roster, is renewed this often."""
+CHUNK = 64
+"""Answers that are read at once: of a large job not all are held at the same time."""
 _KEPT = 4
 """Rounds whose answers and verdicts are kept in the store."""
 
 
-def join(store: Store, node: Node) -> int:
-    """Make a node known; the number of the next incident."""
-    number = store.add("joined", 1)
-    store.set(f"node/{number}", codec.dumps(node))
-    return store.add("rounds", 0) + 1
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What came of asking the other nodes."""
+
+    others: tuple[Local, ...]
+    silent: tuple[Node, ...]
+    """Nodes that did not answer in time."""
+    unseen: tuple[str, ...]
+    """What could not be had, for people."""
 
 
-def await_incident(store: Store, number: int) -> bytes | None:
+async def join(store: Store, node: Node, world_size: int) -> tuple[int, tuple[Node, ...]]:
+    """Make a node known: the number of the next incident, and the nodes so far."""
+    number = await store.add("joined", 1)
+    await store.set(f"node/{number}", codec.dumps(node))
+    nodes = await known_nodes(store, world_size)
+    if sum(len(one.ranks) for one in nodes) >= world_size:
+        await store.set("roster", codec.compress(codec.dumps(nodes)))
+    return await store.add("rounds", 0) + 1, nodes
+
+
+async def roster(store: Store, world_size: int) -> tuple[Node, ...]:
+    """All nodes, once they have joined; empty where they do not for a long time."""
+    if not await store.wait(["roster"], WAIT_S):
+        return ()
+    with suppress(codec.CodecError):
+        data = codec.decompress(await store.get("roster") or b"", MAX_PLAIN_BYTES)
+        found: tuple[Node, ...] = codec.loads(tuple[Node, ...], data, MAX_PLAIN_BYTES)
+        return tuple(node for node in found if _is_sound(node, world_size))
+    return ()
+
+
+async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
+    """All that have joined; one that was started again has joined again."""
+    keys = [f"node/{number}" for number in range(1, await store.add("joined", 0) + 1)]
+    if keys and not await store.check(keys):
+        keys = [key for key in keys if await store.check([key])]
+    nodes: dict[str, Node] = {}
+    for data in await store.multi_get(keys) if keys else ():
+        with suppress(codec.CodecError):
+            node = codec.loads(Node, data, MAX_MESSAGE_BYTES)
+            if _is_sound(node, world_size):
+                nodes[node.node] = node
+    return tuple(nodes.values())
+
+
+async def await_incident(store: Store, number: int) -> bytes | None:
     """The incident once there is one, None if there is none for a long time."""
     key = _incident(number)
-    return store.get(key) if waited(store, [key], _INCIDENT_S) else None
+    return await store.get(key) if await store.wait([key], WAIT_S) else None
 
 
-def claim(store: Store, number: int, incident: Incident) -> bool:
+async def claim(store: Store, number: int, incident: Incident) -> bool:
     """Set the incident unless somebody has; whether it is ours."""
-    ours = codec.dumps(incident).decode()
-    held = store.compare_set(_incident(number), "", ours).decode("utf-8", "replace")
+    ours = codec.dumps(incident)
+    held = await store.compare_set(_incident(number), b"", ours)
     # Only the libuv server wakes those that wait when it is a compare_set that
     # sets the key; setting it again does, whoever does it.
-    store.set(_incident(number), held)
+    await store.set(_incident(number), held)
     if held == ours:
-        store.add("rounds", 1)
+        await store.add("rounds", 1)
     return held == ours
 
 
-def send(store: Store, number: int, node: str, message: bytes, blobs: Mapping[str, bytes]) -> None:
+async def is_taken_over(store: Store, number: int) -> bool:
+    """Whether somebody has opened the next incident: we were too slow with this one."""
+    return await store.check([_incident(number + 1)])
+
+
+async def send(
+    store: Store, number: int, node: str, message: bytes, blobs: Mapping[str, bytes]
+) -> None:
     """Answer an incident; blobs that the store has are not sent."""
     for name, blob in blobs.items():
-        if not store.check([_blob(name)]):
-            store.set(_blob(name), blob)
-    store.set(_answer(number, node), message)
+        if not await store.check([_blob(name)]):
+            await store.set(_blob(name), blob)
+    await store.set(_answer(number, node), message)
 
 
-def gather(
-    store: Store, number: int, own: str, budget_s: float
-) -> tuple[tuple[Local, ...], tuple[str, ...]]:
+async def gather(  # noqa: PLR0913 (who asks whom for what)
+    store: Store, number: int, own: str, roster: Sequence[Node], world_size: int, budget_s: float
+) -> Answers:
     """What the nodes but our own have answered in time, and who has not."""
-    nodes = {name: node for name, node in _nodes(store).items() if name != own}
-    if nodes:
-        waited(store, [_answer(number, name) for name in nodes], budget_s)
-    others, unseen = [], []
-    for name, node in nodes.items():
-        said = f"{node.host} ({_ranks(node.ranks)})"
-        if not store.check([_answer(number, name)]):
-            unseen.append(f"{said} did not answer within {budget_s:g} s")
-            continue
-        try:
-            message = store.get(_answer(number, name))
-            others.append(unpack(message, lambda names: _blobs(store, names))[1])
-        except codec.CodecError as error:
-            unseen.append(f"the answer of {said} cannot be read: {error}")
-    return tuple(others), tuple(unseen)
+    nodes = [node for node in roster if node.node != own]
+    keys = {node: _answer(number, node.node) for node in nodes}
+    all_there = not keys or await store.wait(list(keys.values()), budget_s)
+    there = {n: key for n, key in keys.items() if all_there or await store.check([key])}
+    silent = tuple(node for node in nodes if node not in there)
+    unseen = [f"{said(node)} did not answer within {budget_s:g} s" for node in silent]
+    others: list[Local] = []
+    library, groups = Library(), Groups()
+    owners = {rank: node for node in roster for rank in node.ranks}
+    answered = list(there)
+    for start in range(0, len(answered), CHUNK):
+        chunk = answered[start : start + CHUNK]
+        received: dict[Node, Received] = {}
+        for node, data in zip(
+            chunk, await store.multi_get([there[node] for node in chunk]), strict=True
+        ):
+            try:
+                received[node] = unpack(data, node, world_size, groups)
+            except codec.CodecError as error:
+                unseen.append(f"the answer of {said(node)} cannot be read: {error}")
+        names = set().union(*(one.blobs() for one in received.values()))
+        library.add(await _blobs(store, library.missing(names)))
+        for node, one in received.items():
+            mine = tuple(rank for rank in one.ranks if owners.get(rank.rank, node) == node)
+            try:
+                others.append(complete(replace(one, ranks=mine), library))
+            except codec.CodecError as error:
+                unseen.append(f"stacks of {said(node)} cannot be read: {error}")
+    return Answers(tuple(others), silent, tuple(unseen))
 
 
-def publish(store: Store, number: int, published: Published) -> None:
+async def publish(store: Store, number: int, published: Published, nodes: Sequence[Node]) -> None:
     """Tell what came of an incident of ours, and free what old ones left."""
-    data = codec.dumps(published)
+    data = codec.dumps(slim(published))
     if len(data) > MAX_MESSAGE_BYTES:
         data = codec.dumps(Published(published.node, ()))
-    store.set(_verdict(number), data)
+    await store.set(_verdict(number), data)
     old = number - _KEPT
     if old >= 1:  # its incident stays, for those that lag behind
-        for name in _nodes(store):
-            store.delete_key(_answer(old, name))
-        store.delete_key(_verdict(old))
+        for node in nodes:
+            await store.delete_key(_answer(old, node.node))
+        await store.delete_key(_verdict(old))
 
 
-def await_verdict(store: Store, number: int) -> Published | None:
-    """What came of another node's incident, None if it does not tell.
+async def await_verdict(store: Store, number: int, timeout_s: float) -> Published | None:
+    """What came of another node's incident, None if it does not tell in time.
 
     Raises CodecError.
     """
-    if not waited(store, [_verdict(number)], VERDICT_S):
+    if not await store.wait([_verdict(number)], timeout_s):
         return None
-    found: Published = codec.loads(Published, store.get(_verdict(number)), MAX_MESSAGE_BYTES)
+    data = await store.get(_verdict(number)) or b""
+    found: Published = codec.loads(Published, data, MAX_MESSAGE_BYTES)
     return found
 
 
-def _nodes(store: Store) -> dict[str, Node]:
-    """All that have joined, by name; one that was started again has joined again."""
-    numbers = range(1, store.add("joined", 0) + 1)
-    keys = [key for number in numbers if store.check([key := f"node/{number}"])]
-    nodes: dict[str, Node] = {}
-    for data in store.multi_get(keys):
-        with suppress(codec.CodecError):
-            node = codec.loads(Node, data, MAX_MESSAGE_BYTES)
-            nodes[node.node] = node
-    return nodes
+def said(node: Node) -> str:
+    """A node as people read it."""
+    return f"{node.host} (rank{'s' if len(node.ranks) != 1 else ''} {fold_ranks(node.ranks)})"
 
 
-def _blobs(store: Store, names: Iterable[str]) -> dict[str, bytes]:
-    found = [name for name in names if name and store.check([_blob(name)])]
-    return dict(zip(found, store.multi_get([_blob(name) for name in found]), strict=True))
+async def _blobs(store: Store, names: Sequence[str]) -> dict[str, bytes]:
+    keys = [_blob(name) for name in names]
+    if keys and not await store.check(keys):
+        names = [name for name in names if await store.check([_blob(name)])]
+        keys = [_blob(name) for name in names]
+    found = await store.multi_get(keys) if keys else []
+    return dict(zip(names, found, strict=True))
+
+
+def _is_sound(node: Node, world_size: int) -> bool:
+    return all(0 <= rank < world_size for rank in node.ranks)
 
 
 def _incident(number: int) -> str:
@@ -153,7 +221,3 @@ def _verdict(number: int) -> str:
 
 def _blob(name: str) -> str:
     return f"blob/{name}"
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank{'s' if len(ranks) != 1 else ''} {fold_ranks(ranks)}"

@@ -1,111 +1,172 @@
 """A connection to the job's TCPStore, as a client that the job does not notice.
 
-torch is imported here and nowhere else in the watchdog, when a connection is
-first made: it costs 2 s and 200 MB. ``wait_for_workers=False`` keeps us out of
-the count of workers that torchrun waits for. A request on a connection waits
-for the one before it, so what may wait for long has a connection of its own.
+It speaks the protocol of torch/csrc/distributed/c10d/TCPStore.cpp itself: to import
+torch for it would cost each watchdog 2.5 s and 220 MB, and threads for what blocks.
+The protocol has been the same since torch 2.1; a server that does not know the opening
+of ours drops the connection, and keeps nothing.
+
+A request waits for the one before it, so what may wait for long has a connection of
+its own. A connection on which anything went wrong is closed.
 """
 
 from __future__ import annotations
 
-import os
-import warnings
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+import struct
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from hangwatch.errors import HangwatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
 CONNECT_S = 20.0
-"""One in some 25 connections of a process takes torch 5 s (seen with 2.13)."""
-TIMEOUT_S = 5.0
-"""How long a key is waited for that should be there."""
-_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+CALL_S = 10.0
+"""A store that does not answer for so long is as good as gone."""
+MAX_VALUE_BYTES = 8 << 20
+"""The server drops the connection of whoever sends more (TCPStoreLibUvBackend.cpp)."""
+
+_VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _CHECK, _WAIT = range(7)
+_DELETE_KEY, _MULTI_GET, _CANCEL_WAIT = 8, 10, 12
+"""QueryType of TCPStoreBackend.hpp."""
+_MAGIC = 0x3C85F7CE
+_READY = _STOP_WAITING = 0
+_U64 = struct.Struct("=Q")
+_I64 = struct.Struct("=q")
 
 
 class StoreLostError(HangwatchError):
     """The store cannot be reached, or not any more."""
 
 
-class Store(Protocol):
-    """What is used of torch.distributed.PrefixStore, which documents it."""
+class Store:
+    """The keys below a prefix, as torch.distributed.PrefixStore names them.
 
-    def set(self, key: str, value: bytes | str) -> None: ...  # noqa: D102
-    def get(self, key: str) -> bytes: ...  # noqa: D102
-    def add(self, key: str, amount: int) -> int: ...  # noqa: D102
-    def check(self, keys: list[str]) -> bool: ...  # noqa: D102
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...  # noqa: D102
-    def multi_get(self, keys: list[str]) -> list[bytes]: ...  # noqa: D102
-    def delete_key(self, key: str) -> bool: ...  # noqa: D102
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...  # noqa: D102
-
-
-class Connect(Protocol):
-    """Makes a connection; ``connect`` below is the real one."""
-
-    def __call__(self, host: str, port: int, prefix: str) -> Store:
-        """A new connection. Raises StoreLostError."""
-
-
-def connect(host: str, port: int, prefix: str) -> Store:
-    """A new connection. Blocks for up to CONNECT_S, and longer the first time.
-
-    Raises StoreLostError where there is no store, or no torch.
+    All methods raise StoreLostError.
     """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prefix: str
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._prefix = f"/{prefix}/" if prefix else "/"
+        self._turn = asyncio.Lock()
+
+    @property
+    def address(self) -> str:
+        """Our own address as the store's host sees it."""
+        name = self._writer.get_extra_info("sockname")
+        return str(name[0]) if name else ""
+
+    def close(self) -> None:
+        """End the connection; a request that is under way fails."""
+        self._writer.close()
+
+    async def set(self, key: str, value: bytes) -> None:
+        """Set a key. The server does not confirm it."""
+        async with self._asking(_SET, self._key(key), _sized(value)):
+            pass
+
+    async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Set a key that has the expected value, or none if that is empty; what it has then."""
+        async with self._asking(_COMPARE_SET, self._key(key), _sized(expected), _sized(desired)):
+            return await self._value()
+
+    async def get(self, key: str) -> bytes | None:
+        """The value of a key, None if it is not set: some servers drop who asks for such a key."""
+        if not await self.check([key]):
+            return None
+        async with self._asking(_GET, self._key(key)):
+            return await self._value()
+
+    async def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of keys that are known to be set."""
+        async with self._asking(_MULTI_GET, self._keys(keys)):
+            return [await self._value() for _ in keys]
+
+    async def add(self, key: str, amount: int) -> int:
+        """Add to a counter, 0 where it is not set; its new value."""
+        async with self._asking(_ADD, self._key(key), _I64.pack(amount)):
+            return int(_I64.unpack(await self._reader.readexactly(_I64.size))[0])
+
+    async def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are set."""
+        async with self._asking(_CHECK, self._keys(keys)):
+            return (await self._reader.readexactly(1))[0] == _READY
+
+    async def delete_key(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        async with self._asking(_DELETE_KEY, self._key(key)):
+            return int(_I64.unpack(await self._reader.readexactly(_I64.size))[0]) == 1
+
+    async def wait(self, keys: Sequence[str], timeout_s: float) -> bool:
+        """Wait in the server until all keys are set; False if they are not in time."""
+        async with self._asking(_WAIT, self._keys(keys), wait_s=timeout_s):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._reader.readexactly(1)
+            except TimeoutError:
+                self._writer.write(bytes([_CANCEL_WAIT]))
+                stopped = (await self._reader.readexactly(1))[0] == _STOP_WAITING
+                if stopped:  # it was set in this very moment; that it is cancelled comes as well
+                    await self._reader.readexactly(1)
+                return stopped
+            return True
+
+    async def validate(self) -> None:
+        """Open the conversation."""
+        async with self._asking(_VALIDATE, struct.pack("=I", _MAGIC)):
+            pass
+
+    @asynccontextmanager
+    async def _asking(self, query: int, *parts: bytes, wait_s: float = 0.0) -> AsyncIterator[None]:
+        """Send a request, and have the connection until its answer is read."""
+        timeout_s = wait_s + CALL_S
+        async with self._turn:
+            done = False
+            try:
+                async with asyncio.timeout(timeout_s):
+                    self._writer.write(b"".join([bytes([query]), *parts]))
+                    await self._writer.drain()
+                    yield
+                    done = True
+            except TimeoutError as error:
+                raise StoreLostError(f"the store does not answer within {timeout_s:g} s") from error
+            except (OSError, EOFError, RuntimeError) as error:
+                raise StoreLostError(f"the store is gone ({_first_line(error)})") from error
+            finally:
+                if not done:
+                    self.close()
+
+    async def _value(self) -> bytes:
+        (size,) = _U64.unpack(await self._reader.readexactly(_U64.size))
+        if size > MAX_VALUE_BYTES:
+            raise EOFError(f"a value of {size} bytes")
+        return await self._reader.readexactly(size)
+
+    def _key(self, key: str) -> bytes:
+        return _sized(f"{self._prefix}{key}".encode())
+
+    def _keys(self, keys: Sequence[str]) -> bytes:
+        return b"".join([_U64.pack(len(keys)), *map(self._key, keys)])
+
+
+async def connect(host: str, port: int, prefix: str) -> Store:
+    """A new connection. Raises StoreLostError where there is no store."""
     try:
-        with warnings.catch_warnings(), _quiet():
-            warnings.simplefilter("ignore")
-            from torch.distributed import PrefixStore, TCPStore  # noqa: PLC0415
-    except ImportError as error:
-        raise StoreLostError(f"hangwatch's Python cannot import torch ({error})") from error
-    try:
-        tcp = TCPStore(
-            host,
-            port,
-            is_master=False,
-            timeout=timedelta(seconds=CONNECT_S),
-            wait_for_workers=False,
-        )
-        tcp.set_timeout(timedelta(seconds=TIMEOUT_S))
-        store: Store = PrefixStore(prefix, tcp)
-    except (RuntimeError, ValueError) as error:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+    except (OSError, ValueError) as error:  # OSError: TimeoutError as well
         raise StoreLostError(f"no store at {host}:{port} ({_first_line(error)})") from error
+    store = Store(reader, writer, prefix)
+    await store.validate()
     return store
 
 
-def waited(store: Store, keys: Sequence[str], timeout_s: float) -> bool:
-    """Wait in the server until all keys are there; False if they are not in time.
-
-    Raises StoreLostError.
-    """
-    try:
-        store.wait(list(keys), timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        if type(error).__name__ == "DistStoreError":  # the timeout; a lost one: DistNetworkError
-            return False
-        raise StoreLostError(f"the store is gone ({_first_line(error)})") from error
-    return True
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Load torch so that it does not log what happens to a store that ends with its job.
-
-    The variable is read once, when the library is loaded, and is not for what
-    we start.
-    """
-    before = os.environ.get(_LOG_LEVEL)
-    os.environ[_LOG_LEVEL] = "FATAL"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_LOG_LEVEL]
-        else:
-            os.environ[_LOG_LEVEL] = before
+def _sized(value: bytes) -> bytes:
+    return _U64.pack(len(value)) + value
 
 
 def _first_line(error: BaseException) -> str:

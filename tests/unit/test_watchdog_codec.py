@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -10,27 +11,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.types import (
+    Certainty,
     Child,
     Frame,
     GroupKey,
     GroupProgress,
+    JobSnapshot,
+    Kind,
     OpRecord,
     OpState,
     Phase,
     ProcessState,
     RankSnapshot,
+    Reason,
     Site,
+    State,
     ThreadStack,
+    Thresholds,
     Verdict,
+    Wait,
 )
 from hangwatch.watchdog import codec, messages
 from hangwatch.watchdog.codec import CodecError
-from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Local, pack, unpack
+from hangwatch.watchdog.messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_PLAIN_BYTES,
+    Library,
+    Local,
+    Node,
+    Published,
+    complete,
+    pack,
+    ranks_of,
+    runs_of,
+    slim,
+    unpack,
+)
 
 MAX = 1 << 20
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
@@ -58,11 +84,17 @@ def snapshot(rank: int = 0, ops: int = 1) -> RankSnapshot:
     )
 
 
-def send(local: Local) -> tuple[Local, dict[str, bytes]]:
-    message, blobs = pack("node0:1", local)
-    node, found = unpack(message, lambda names: {n: blobs[n] for n in names if n in blobs})
-    assert node == "node0:1"
-    return found, blobs
+NODE = Node("node0:1", "node0", (0, 1))
+WORLD = 64
+
+
+def send(local: Local, world_size: int = WORLD) -> tuple[Local, dict[str, bytes]]:
+    message, blobs = pack(NODE.node, local, world_size)
+    library = Library()
+    received = unpack(message, NODE, world_size, {})
+    assert library.missing(received.blobs()) == sorted(blobs)
+    library.add(blobs)
+    return complete(received, library), blobs
 
 
 def test_a_snapshot_arrives_as_it_was() -> None:
@@ -76,9 +108,16 @@ def test_equal_stacks_travel_once() -> None:
 
 
 def test_a_stack_that_is_lost_on_the_way_leaves_a_gap() -> None:
-    message, _ = pack("node0:1", Local((snapshot(),)))
-    _, found = unpack(message, lambda _: {})
+    message, _ = pack(NODE.node, Local((snapshot(),)), WORLD)
+    found = complete(unpack(message, NODE, WORLD, {}), Library())
     assert found.ranks[0].threads == (replace(stack(), frames=()),)
+
+
+def test_what_does_not_have_the_hash_that_it_was_asked_by_is_not_taken() -> None:
+    library = Library()
+    library.add({"0" * 24: codec.dumps((Frame("/job/train.py", 3, "forged"),))})
+    assert library.missing({"0" * 24}) == ["0" * 24]
+    assert library.frames("0" * 24) == ()
 
 
 def test_no_stack_and_an_empty_one_stay_apart() -> None:
@@ -86,15 +125,137 @@ def test_no_stack_and_an_empty_one_stay_apart() -> None:
     assert [rank.threads for rank in send(local)[0].ranks] == [None, ()]
 
 
-def test_a_long_history_is_shortened_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 40_000)
-    found, _ = send(Local((snapshot(ops=500),)))
-    assert [op.seq for op in found.ranks[0].ops] == list(range(437, 501))
+def test_equal_groups_of_several_answers_are_one_object() -> None:
+    groups: messages.Groups = {}
+    found = []
+    for number in (0, 1):
+        node = Node(f"node{number}:1", f"node{number}", (number,))
+        message, _ = pack(node.node, Local((snapshot(number),)), WORLD)
+        found.append(unpack(message, node, WORLD, groups).ranks[0])
+    assert found[0].groups[0].key is found[1].groups[0].key is found[1].ops[0].group
 
 
-def test_what_does_not_fit_at_all_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 1000)
-    assert send(Local(tuple(snapshot(rank) for rank in range(50))))[0] == Local(())
+def test_a_long_history_is_shortened_in_a_large_job_but_for_what_a_rank_is_in() -> None:
+    ops = snapshot(ops=500).ops
+    done = tuple(replace(op, state=OpState.DONE) for op in ops[3:])
+    found, _ = send(Local((replace(snapshot(), ops=ops[:3] + done),)), 10_240)
+    assert [op.seq for op in found.ranks[0].ops] == [1, 2, 3, *range(482, 501)]
+
+
+def test_a_history_that_is_too_large_is_shortened_until_it_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 1_500)
+    ops = tuple(replace(op, state=OpState.DONE) for op in snapshot(ops=500).ops)
+    found, _ = send(Local((replace(snapshot(), ops=ops),)))
+    assert len(found.ranks[0].ops) in (4, 8, 16, 32, 64)
+    assert found.ranks[0].ops[-1].seq == 500
+
+
+def test_what_does_not_fit_at_all_is_left_out_and_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 500)
+    ranks = tuple(replace(snapshot(rank), node=secrets.token_hex(9)) for rank in range(50))
+    message, _ = pack(NODE.node, Local(ranks), WORLD)
+    found = complete(unpack(message, NODE, WORLD, {}), Library())
+    assert found == Local((), unseen=("its answer was too large",))
+
+
+@given(st.lists(st.integers(0, 40)).map(tuple))
+def test_ranks_of_a_group_arrive_in_their_order(ranks: tuple[int, ...]) -> None:
+    runs = runs_of(ranks)
+    assert ranks_of(runs, 1000) == ranks
+    assert len(runs) <= len(ranks)
+
+
+def test_a_regular_group_is_a_few_numbers() -> None:
+    assert runs_of(tuple(range(10_240))) == ((0, 10_240, 1),)
+    assert runs_of(tuple(range(3, 10_240, 64))) == ((3, 160, 64),)
+
+
+@pytest.mark.parametrize(
+    "runs", [((0, 65, 1),), ((60, 5, 1),), ((3, 5, -1),), ((0, 1 << 60, 0),), ((1 << 70, 1, 1),)]
+)
+def test_a_group_with_ranks_that_there_are_not_is_refused(runs: messages.Runs) -> None:
+    with pytest.raises(CodecError):
+        ranks_of(runs, WORLD)
+
+
+def answer(**values: Any) -> bytes:
+    """An answer of node0 with some parts replaced."""
+    message, _ = pack(NODE.node, Local((snapshot(0), snapshot(1))), WORLD)
+    plain = orjson.loads(codec.decompress(message, MAX))
+    return codec.compress(orjson.dumps({**plain, **values}))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no answer",
+        codec.compress(b"[]"),
+        codec.compress(b"{" * 100_000),
+        codec.compress(b" " * (MAX_PLAIN_BYTES + 1)),
+        b"x" * (MAX_MESSAGE_BYTES + 1),
+        answer(more=1),
+        answer(answer={"node": "node1:1"}),
+        answer(ranks=[{"rank": 0}]),
+        answer(ranks=7),
+        answer(answer={"node": "node0:1", "groups": [{"runs": [[0, 1 << 30, 0]] * 9}]}),
+        answer(answer={"node": "node0:1", "groups": [{"runs": [[0, 64, 1]]}] * 20_000}),
+        answer(answer={"node": "node0:1"}),
+    ],
+)
+def test_what_is_no_answer_of_the_node_is_refused(data: bytes) -> None:
+    with pytest.raises(CodecError):
+        unpack(data, NODE, WORLD, {})
+
+
+def test_ranks_that_there_are_not_and_ranks_that_are_there_twice_are_refused() -> None:
+    for numbers in ((0, 0), (64,), (-1,)):
+        local = Local(tuple(snapshot(number) for number in numbers))
+        with pytest.raises(CodecError, match="it tells of ranks"):
+            unpack(pack(NODE.node, local, WORLD)[0], NODE, WORLD, {})
+
+
+@given(st.data())
+def test_an_answer_with_any_part_replaced_harms_nobody(data: st.DataObject) -> None:
+    plain = orjson.loads(codec.decompress(answer(), MAX))
+    at = plain
+    while isinstance(at, dict | list) and at and data.draw(st.integers(0, 3)):
+        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+        if not isinstance(at[key], dict | list) or not data.draw(st.integers(0, 3)):
+            at[key] = data.draw(JSON)
+            break
+        at = at[key]
+    message = codec.compress(orjson.dumps(plain, option=orjson.OPT_NON_STR_KEYS))
+    try:
+        found = complete(unpack(message, NODE, WORLD, {}), Library())
+    except CodecError:
+        return
+    job = JobSnapshot(WORLD, found.ranks)
+    assert diagnose(job, Thresholds(10.0, 300.0))
+
+
+def test_of_ten_thousand_ranks_only_what_is_printed_is_published() -> None:
+    group = GroupKey(tuple(range(10_240)))
+    waits = tuple(Wait(rank, group, 7, "all_reduce", (3,), 9.0) for rank in range(10_240))
+    found = Verdict(
+        State.HANG,
+        Kind.DIED,
+        Reason.SIGNAL,
+        Certainty.PROVED,
+        culprits=(3,),
+        victims=tuple(range(4, 10_240)),
+        headline="Rank 3 was killed.",
+        group=group,
+        waits=waits,
+    )
+    data = codec.dumps(slim(Published("node0", (found,), "/reports/incident-001")))
+    assert len(data) < 4_000
+    (verdict,) = codec.loads(Published, data, MAX).verdicts
+    assert (verdict.culprits, verdict.headline) == ((3,), "Rank 3 was killed.")
 
 
 def test_an_oversized_message_is_refused_unread() -> None:
@@ -131,8 +292,9 @@ def test_a_value_of_another_type_is_refused(values: dict[str, Any]) -> None:
 
 def test_a_missing_field_is_refused_and_one_with_a_default_is_not() -> None:
     plain = orjson.loads(codec.dumps(snapshot()))
-    del plain["handling"]
+    assert "handling" not in plain
     assert codec.decode(RankSnapshot, plain) == snapshot()
+    assert codec.decode(RankSnapshot, {**plain, "handling": ""}) == snapshot()
     del plain["pid"]
     with pytest.raises(CodecError, match="without pid"):
         codec.decode(RankSnapshot, plain)
