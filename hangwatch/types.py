@@ -457,6 +457,9 @@ class JobSnapshot:
     """The command has ended; nothing can progress any more."""
     exit_code: int | None = None
     lost_nodes: tuple[str, ...] = ()
+    """Hosts that cannot be reached any more; their ranks are there, without evidence."""
+    cut_off: bool = False
+    """No other host can be reached: that from which the job is seen may be the lost one."""
     unseen: tuple[str, ...] = ()
     """What could not be seen of the job as a whole, and why, for people."""
     sources: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Ranks that others wait for and that are alive, or that nothing is known of."""
+"""Ranks that others wait for and that are alive, lost, or that nothing is known of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.activity import may_wait
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.channels import senders, sent
+from hangwatch.diagnosis.endings import How
 from hangwatch.diagnosis.history import made_before
 from hangwatch.diagnosis.phrases import Ranks, group_text, now, verb
 from hangwatch.diagnosis.spots import ANYONE, Channel, Place, Setup
@@ -130,28 +131,64 @@ def _rank_guard(case: Case, waits: Iterable[Wait]) -> Guard | None:
 
 
 def absent_ranks(case: Case, spot: Spot, culprits: Ranks) -> Finding:
-    """Ranks without a snapshot: on a lost node, not started, or not reachable."""
+    """Ranks without a snapshot: not started, or on a node that does not tell."""
     snapshot = case.job.snapshot
     if isinstance(spot, Setup):
         they = verb(culprits, "it has", "they have")
         return init_incomplete(case, spot, culprits, f"{they} not been seen", Reason.UNKNOWN)
     waits = case.waits_at(spot)
-    lost = snapshot.lost_nodes
     scene = Scene(
         culprits, case.direct(spot), case.where(spot), other_site=case.victims_site(waits)
     )
-    why = (*snapshot.unseen, *((f"lost: {', '.join(lost[:4])}",) if lost else ()))
     return Finding(
-        kind=Kind.DIED if lost else Kind.NEVER_ENTERED,
-        reason=Reason.NODE_LOST if lost else Reason.UNKNOWN,
-        certainty=Certainty.LIKELY if lost else Certainty.POSSIBLE,
+        kind=Kind.NEVER_ENTERED,
+        reason=Reason.UNKNOWN,
+        certainty=Certainty.POSSIBLE,
         culprits=culprits,
         victims=case.victims_of(culprits),
-        text=wording.unseen(scene, why),
+        text=wording.unseen(scene, snapshot.unseen),
         spot=spot,
         collective=case.collective(spot, waits),
         victim_site=scene.other_site,
         waits=waits,
+    )
+
+
+def lost(case: Case, awaited: Iterable[int], spots: Iterable[Spot | None]) -> Finding:
+    """Ranks whose nodes cannot be reached, with all others of these nodes.
+
+    awaited: those that others wait for, or that were gone when the job ended.
+    spots: where they are waited for.
+    """
+    nodes = sorted({case.job.ranks[rank].node for rank in awaited})
+    culprits = tuple(
+        rank
+        for rank, end in sorted(case.ended.items())
+        if end.how is How.LOST and case.job.ranks[rank].node in nodes
+    )
+    known = [spot for spot in spots if spot is not None]
+    spot = max(known, key=lambda spot: len(case.graph.at[spot]), default=None)
+    waits = case.waits_at(spot)
+    scene = Scene(
+        culprits, case.direct(spot), case.where(spot), other_site=case.victims_site(waits)
+    )
+    alone = case.job.snapshot.cut_off
+    here = sorted({snap.node for snap in case.job.ranks.values() if snap.node} - {*nodes})
+    return Finding(
+        kind=Kind.DIED,
+        # That all others are lost at once is less likely than that this one is.
+        reason=Reason.NETWORK if alone and len(nodes) > 1 else Reason.NODE_LOST,
+        certainty=Certainty.POSSIBLE if alone else Certainty.LIKELY,
+        culprits=culprits,
+        victims=case.victims_of(culprits),
+        text=wording.lost(
+            scene, nodes, here if alone else (), failed=all(wait.over for wait in waits)
+        ),
+        spot=spot,
+        collective=case.collective(spot, waits),
+        victim_site=scene.other_site,
+        waits=waits,
+        ended=culprits,
     )
 
 

@@ -87,6 +87,7 @@ _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "Genera
 def endings(job: Job) -> dict[int, Ending]:
     """The ends of all ranks that have ended."""
     found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
+    _place_the_lost(found)
     if all(end.cause is not Cause.OWN for end in found.values()) and len(job.ranks) == len(
         job.world()
     ):
@@ -107,6 +108,21 @@ def endings(job: Job) -> dict[int, Ending]:
             # It raised in a collective after a rank that it needs had ended: that is why.
             found[rank] = replace(end, cause=Cause.ECHO)
     return found
+
+
+def _place_the_lost(found: dict[int, Ending]) -> None:
+    """When a node was lost nobody has seen.
+
+    It may be the root of whatever is not explained by itself. Where another rank
+    has failed by itself, its node may well have been given back after that.
+    """
+    others = [end for end in found.values() if end.how is not How.LOST]
+    failed = any(end.cause is Cause.OWN and end.how is not How.CLEAN for end in others)
+    first_s = max((end.age_s for end in others), default=0.0)
+    for rank, end in found.items():
+        if end.how is How.LOST:
+            cause = Cause.TERMINATED if failed else Cause.OWN
+            found[rank] = replace(end, cause=cause, age_s=max(end.age_s, first_s))
 
 
 def _blame_the_vague(job: Job, found: dict[int, Ending]) -> None:

@@ -21,6 +21,7 @@ Ranks = tuple[int, ...]
 MAX_SPANS = 8
 RUN = 3
 """So many ranks in a row are written as a range."""
+MAX_NODES = 4
 MAX_MESSAGE = 160
 _SIGNALS = {
     1: "SIGHUP",
@@ -77,6 +78,13 @@ def the_ranks(ranks: Iterable[int]) -> str:
     if len(found) == 1:
         return f"ranks {found[0]}"
     return f"ranks {', '.join(found[:-1])} and {found[-1]}"
+
+
+def the_nodes(nodes: Sequence[str]) -> str:
+    """``node-1``, ``node-1 and node-4``, cut where it gets long."""
+    if len(nodes) > MAX_NODES:
+        return f"{', '.join(nodes[:MAX_NODES])} and {len(nodes) - MAX_NODES} more"
+    return " and ".join(filter(None, (", ".join(nodes[:-1]), nodes[-1]))) if nodes else "nobody"
 
 
 def capital(text: str) -> str:
@@ -190,8 +198,6 @@ def ended(end: Ending) -> str:
         how = f"was killed by {signal_name(end.signal)}"
     elif end.exit_code:
         how = f"exited with code {end.exit_code}"
-    elif end.reason is Reason.NODE_LOST:
-        how = "was lost with its node"
     elif end.reason is Reason.EXITED:
         how = "exited" + (" with code 0" if end.exit_code == 0 else "")
     return how

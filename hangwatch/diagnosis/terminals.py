@@ -15,6 +15,7 @@ from hangwatch.diagnosis.absentees import (
     frozen_setup,
     init_incomplete,
     living,
+    lost,
     missing_peer,
     subset,
 )
@@ -56,8 +57,13 @@ class Fate(Enum):
 def judge_terminals(case: Case, terminals: Iterable[int]) -> Iterator[Finding]:
     """One finding for each spot and each way in which ranks are missing from it."""
     ranks = _without_followers(case, terminals)
+    gone = [rank for rank in ranks if rank in case.ended and case.ended[rank].how is How.LOST]
+    if gone:
+        yield lost(case, gone, [_main_spot(case, rank) for rank in gone])
     by_spot: dict[Spot | None, list[int]] = defaultdict(list)
     for rank in ranks:
+        if rank in gone:
+            continue
         by_spot[_main_spot(case, rank)].append(rank)
     for spot, missing in by_spot.items():
         yield from _judge_spot(case, spot, missing)
@@ -180,7 +186,7 @@ def died(
     )
     # gloo aborts the rank that is sent more than it expects, who need not be the one at fault.
     aborted = end.signal == signal.SIGABRT and last_call(case.job, first) is not None
-    vague = aborted or end.how in (How.GONE, How.LOST)
+    vague = aborted or end.how is How.GONE
     return Finding(
         kind=Kind.DIED,
         reason=end.reason,
@@ -188,7 +194,7 @@ def died(
         culprits=culprits,
         victims=victims,
         text=wording.died(scene, end, failed=failed, aborted=aborted),
-        final=end.how is not How.LOST,
+        final=True,
         spot=spot,
         collective=case.collective(spot, waits),
         site=scene.site,

@@ -14,6 +14,7 @@ from hangwatch.diagnosis.phrases import (
     now,
     place_in_code,
     short_file,
+    the_nodes,
     the_ranks,
     verb,
 )
@@ -107,7 +108,7 @@ def unseen(scene: Scene, why: Sequence[str]) -> Text:
 
 
 def died(scene: Scene, end: Ending, *, failed: bool, aborted: bool = False) -> Text:
-    """Ranks that raised, were killed or were lost.
+    """Ranks that raised or were killed.
 
     aborted: a library ended the process inside a collective.
     """
@@ -132,6 +133,28 @@ def died(scene: Scene, end: Ending, *, failed: bool, aborted: bool = False) -> T
             f"{capital(the_ranks(scene.others))} {victims}: what they report came after it."
             if scene.others
             else "",
+        ),
+    )
+
+
+def lost(scene: Scene, nodes: Sequence[str], here: Sequence[str], *, failed: bool) -> Text:
+    """Ranks whose nodes cannot be reached.
+
+    here: the nodes from which no other one can be reached, empty where some can.
+    """
+    which = the_nodes(nodes)
+    its = "its node" if len(scene.culprits) == 1 else f"their node{'s' if len(nodes) > 1 else ''}"
+    headline = f"{scene.they} {verb(scene.culprits, 'was', 'were')} lost with {its} ({which})"
+    if here:
+        headline += f", or {the_nodes(here)} {'is' if len(here) == 1 else 'are'} cut off"
+    return Text(
+        headline + (scene.awaited(scene.where, failed=failed) if scene.where else "."),
+        sentences(
+            f"From {the_nodes(here)} no other node can be reached: seen from there nothing tells "
+            "which of them is at fault."
+            if here
+            else f"Neither the watchdog nor the machine of {which} answers.",
+            scene.waiting(failed=failed),
         ),
     )
 

@@ -253,13 +253,6 @@ def test_a_rank_that_nothing_is_known_of_is_possibly_the_culprit() -> None:
     assert "Node n1 did not answer." in verdict.explanation
 
 
-def test_a_rank_on_a_lost_node_died_with_it() -> None:
-    found = job(*[waiting(n) for n in (0, 1, 3)], size=4, lost_nodes=("n7",))
-    verdict = only(found)
-    assert (verdict.kind, verdict.reason) == (Kind.DIED, Reason.NODE_LOST)
-    assert verdict.culprits == (2,)
-
-
 # --- Set-up -----------------------------------------------------------------------------------
 
 
