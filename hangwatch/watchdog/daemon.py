@@ -56,8 +56,8 @@ async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
 
 async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> int:
     node = socket.gethostname()
-    pages = Pages(hello.run_dir, news)
     exits = Exits()
+    pages = Pages(hello.run_dir, news, ended=exits.ended)
     gatherer = Gatherer(
         pages=pages,
         exits=exits,

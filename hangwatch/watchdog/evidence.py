@@ -105,9 +105,9 @@ class Gatherer:
         self._now_ns = now_ns
 
     @property
-    def restart(self) -> int:
-        """The restart that is watched, -1 before there is a page."""
-        return self._pages.restart
+    def incarnation(self) -> int:
+        """Number of the incarnation of the job that is watched."""
+        return self._pages.incarnation
 
     @property
     def local_size(self) -> int:

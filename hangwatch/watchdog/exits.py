@@ -113,6 +113,12 @@ class Exits:
         tracked = self._tracked.get(pid)
         return tracked is not None and bool(tracked.gone_ns) and tracked.status != 0
 
+    def forget_ended(self) -> None:
+        """The launcher starts the ranks anew: how the ones before ended explains nothing now."""
+        for pid in self.ended():
+            self._release(self._tracked.pop(pid))
+        self._remembered.clear()
+
     def export(self) -> list[dict[str, Any]]:
         """The ends that were seen, as plain values for restore()."""
         return [

@@ -97,7 +97,7 @@ def event_of(verdict: Verdict) -> Event | None:
     return _EVENTS.get(verdict.state)
 
 
-def signature(verdict: Verdict, restart: int) -> str:
+def signature(verdict: Verdict, incarnation: int) -> str:
     """What makes two verdicts the same news."""
     group = verdict.group
     members = ",".join(map(str, group.ranks)) if group else ""
@@ -106,7 +106,7 @@ def signature(verdict: Verdict, restart: int) -> str:
     # Of ranks that are out of step it may not be known since when.
     known = verdict.collective and verdict.state is not State.DESYNC
     seq = verdict.collective.seq if verdict.collective and known else 0
-    return f"{verdict.kind}|{culprits}|{place}|{seq}|{restart}"
+    return f"{verdict.kind}|{culprits}|{place}|{seq}|{incarnation}"
 
 
 @dataclass(slots=True)
@@ -125,12 +125,12 @@ class Incidents:
         return step is not None and step[1] is not None
 
     def happen(
-        self, event: Event, verdict: Verdict | None = None, restart: int = 0
+        self, event: Event, verdict: Verdict | None = None, incarnation: int = 0
     ) -> Announce | None:
         """Go on by one event; returns what is to be announced, if anything.
 
         A verdict is announced once: the same culprits in the same place of the
-        same restart are no news, also if the job seemed to go on in between.
+        same incarnation are no news, also if the job seemed to go on in between.
         """
         step = TRANSITIONS.get((self.stage, event))
         if step is None:
@@ -138,7 +138,7 @@ class Incidents:
         before, (self.stage, announce) = self.stage, step
         if announce is None or verdict is None:
             return announce
-        key = f"{announce}|{signature(verdict, restart)}"
+        key = f"{announce}|{signature(verdict, incarnation)}"
         if key in self.announced:
             return None
         if before in (Stage.HEALTHY, Stage.SUSPECTED):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from hangwatch.watchdog.reporter import Reporter, utc_now
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hangwatch.types import ProcessState
     from hangwatch.watchdog.evidence import Gatherer
     from hangwatch.watchdog.exchange import Exchange, Gathered
     from hangwatch.watchdog.hello import Hello
@@ -54,8 +56,8 @@ class Judge:
     node: str
     incidents: Incidents = field(default_factory=Incidents)
     exchange: Exchange | None = None
-    aborted_restart: int = -1
-    """The restart whose ranks we have ended."""
+    aborted_incarnation: int = -1
+    """The incarnation whose ranks we have ended."""
     _detected_at: str = ""
     _detected_after_s: float = 0.0
     _timeline: list[Moment] = field(default_factory=list)
@@ -92,7 +94,7 @@ class Judge:
             return
         collected = await self.gatherer.collect(Level.LIGHT)
         found = find_desync(self._job(collected, None))
-        if found is None or not self.incidents.happen(Event.DESYNC, found, collected.restart):
+        if found is None or not self._happens(Event.DESYNC, found):
             return
         collected = await self.gatherer.collect(Level.FULL)
         job = self._job(collected, None)
@@ -120,24 +122,30 @@ class Judge:
             self.news.say(f"the launcher has started the ranks anew (restart {restart})")
         self._forget()
 
-    async def post_mortem(self, exit_code: int, thresholds: Thresholds) -> None:
-        """The command has ended: say why, where that is known and no news yet."""
+    async def post_mortem(self, exit_code: int | None, thresholds: Thresholds) -> None:
+        """The ranks have ended: say why, where that is known and no news yet.
+
+        exit_code: of the command, None where it has started the ranks anew.
+        """
         if exit_code == 0:
             # It may have gone on so shortly before that nobody was sure of it yet.
             await self.recovered("went on and ended well")
             return
         if self.incidents.stage is Stage.HANG:
-            self.incidents.happen(Event.FAILED)
-            self.news.say(f"the job has ended with exit code {exit_code} after the hang above")
+            if exit_code is not None:
+                self.incidents.happen(Event.FAILED)
+                self.news.say(f"the job has ended with exit code {exit_code} after the hang above")
             return
         collected = await self.gatherer.collect(Level.FULL, POST_MORTEM_S)
-        if not collected.ranks or collected.restart == self.aborted_restart:
+        if not collected.ranks or self.gatherer.incarnation == self.aborted_incarnation:
             return
+        if exit_code is None and not any(_failed(rank.process) for rank in collected.ranks):
+            return  # they were ended since nodes joined or left, or came to their end
         job = replace(self._job(collected, None), ended=True, exit_code=exit_code)
         judged = _Judged(self.diagnose(job, thresholds), job, collected)
         if not judged.verdicts or judged.verdicts[0].state is State.OK:
             return
-        announce = self.incidents.happen(Event.FAILED, judged.verdicts[0], collected.restart)
+        announce = self._happens(Event.FAILED, judged.verdicts[0])
         if announce is not None:
             await self._tell(announce, judged)
 
@@ -152,7 +160,7 @@ class Judge:
             return
         main = published.verdicts[0]
         event = event_of(main)
-        if event and self.incidents.happen(event, main, self.gatherer.restart):
+        if event and self._happens(event, main):
             self.reporter.remote(published)
             if event is Event.HANG:
                 self._telling = asyncio.ensure_future(self._abort_if_asked())
@@ -161,7 +169,7 @@ class Judge:
         """Plain values for restore()."""
         return {
             "incidents": self.incidents.export(),
-            "aborted_restart": self.aborted_restart,
+            "aborted_incarnation": self.aborted_incarnation,
             "detected_at": self._detected_at,
             "detected_after_s": self._detected_after_s,
         }
@@ -172,7 +180,7 @@ class Judge:
         Raises KeyError, TypeError or ValueError for what export() never gives.
         """
         self.incidents = restored(values["incidents"])
-        self.aborted_restart = int(values["aborted_restart"])
+        self.aborted_incarnation = int(values["aborted_incarnation"])
         self._detected_at = str(values["detected_at"])
         self._detected_after_s = float(values["detected_after_s"])
 
@@ -227,7 +235,10 @@ class Judge:
         event = self._event(judged)
         if event is None:
             return None
-        return self.incidents.happen(event, judged.verdicts[0], judged.job.restart)
+        return self._happens(event, judged.verdicts[0])
+
+    def _happens(self, event: Event, verdict: Verdict) -> Announce | None:
+        return self.incidents.happen(event, verdict, self.gatherer.incarnation)
 
     def _event(self, judged: _Judged) -> Event | None:
         event = event_of(judged.verdicts[0]) if judged.verdicts else None
@@ -275,7 +286,7 @@ class Judge:
     async def _abort_if_asked(self) -> None:
         if self.hello.config.on_hang is not OnHang.ABORT:
             return
-        self.aborted_restart = self.gatherer.restart
+        self.aborted_incarnation = self.gatherer.incarnation
         count = await end_ranks(self.gatherer.living(), self.hello.run_dir, self.news)
         self.news.say(f"ended {count} ranks of this node (--on-hang abort)")
 
@@ -283,3 +294,10 @@ class Judge:
         """The incident is over; the next one has a report of its own."""
         self._detected_at, self._detected_after_s = "", 0.0
         self._timeline.clear()
+
+
+def _failed(process: ProcessState) -> bool:
+    """Whether a rank ended in another way than well, or by order."""
+    if process.signal is not None:
+        return process.signal != signal.SIGTERM and not process.terminated_by_launcher
+    return not process.alive and process.exit_code != 0

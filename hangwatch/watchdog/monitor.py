@@ -73,8 +73,7 @@ class Monitor:
         self._absence = Absence(hello.command_pid, news, proc)
         self._progress = Progress()
         self._agreement = Agreement()
-        self._restart = -1
-        self._asked_restart = -1
+        self._asked_incarnation = -1
         self._full_house_ns = 0
         self._background: set[asyncio.Task[None]] = set()
         self._saved_ns = 0
@@ -116,6 +115,8 @@ class Monitor:
         await self._ranks_gone()
         self._pages.all_ended()
         self._look()
+        while self._pages.superseded:
+            await self._go_on_to_next()
         if self._pages.any_ever:
             await self._judge.post_mortem(exit_code, self._cadence.thresholds())
         else:
@@ -140,6 +141,9 @@ class Monitor:
 
     async def _iterate(self) -> None:
         look = self._look()
+        if self._pages.superseded:
+            await self._go_on_to_next()
+            look = self._look()
         if not self._pages.any_ever:
             self._absence.look(look.now_ns / 1e9)
         thresholds = self._cadence.thresholds()
@@ -165,9 +169,6 @@ class Monitor:
     def _look(self) -> Look:
         """Look at all pages, and take note of who is there and what is odd."""
         look = self._looker.look()
-        restart = self._pages.restart
-        if restart != self._restart:
-            self._restarted(restart)
         for rank, seen in look.seen.items():
             light = seen.light
             self._exits.track(light.identity.pid, light.identity.start_ticks, light.heartbeat_ns)
@@ -183,18 +184,22 @@ class Monitor:
         self._cadence.observe(look.now_ns / 1e9, moved=look.moved, waits=waits)
         return look
 
-    def _restarted(self, restart: int) -> None:
-        if self._restart >= 0:
-            self._judge.restarted(restart)
-            self._cadence.forget_waits()
-            self._schedule = Schedule()
-            self._agreement = Agreement()
-            self._progress.forget()
-            self._full_house_ns = 0
-            if self._judge.exchange is not None:
-                old, self._judge.exchange = self._judge.exchange, None
-                self._in_background(old.close())
-        self._restart = restart
+    async def _go_on_to_next(self) -> None:
+        """The launcher has started the ranks anew: say why, and watch the new ones."""
+        await self._judge.post_mortem(None, self._cadence.thresholds())
+        self._pages.advance()
+        self._exits.forget_ended()
+        self._pages.look()
+        self._judge.restarted(self._pages.restart)
+        self._cadence.forget_waits()
+        self._schedule = Schedule()
+        self._agreement = Agreement()
+        self._progress.forget()
+        self._full_house_ns = 0
+        if self._judge.exchange is not None:
+            old, self._judge.exchange = self._judge.exchange, None
+            self._in_background(old.close())
+        self._save()
 
     async def _notice_progress(self, look: Look) -> None:
         stage = self._judge.incidents.stage
@@ -210,12 +215,12 @@ class Monitor:
 
     def _notice_revival(self, look: Look) -> None:
         """After an abort the exit code is the job's own again once a restart works."""
-        if not 0 <= self._judge.aborted_restart < self._restart:
+        if not 0 <= self._judge.aborted_incarnation < self._pages.incarnation:
             return
         if any(group.enqueued for seen in look.seen.values() for group in seen.light.groups):
             with suppress(OSError):
                 (self._hello.run_dir / ABORTED).unlink(missing_ok=True)
-            self._judge.aborted_restart = -1
+            self._judge.aborted_incarnation = -1
 
     def _join_if_due(self, look: Look) -> None:
         """Join the other nodes' watchdogs once the ranks of this node run."""
@@ -235,7 +240,7 @@ class Monitor:
         one, judge = running[0], self._judge
         node = Node(f"{judge.node}:{self._hello.run_dir.name}", judge.node, tuple(look.seen))
         judge.exchange = Exchange(node, self._news, judge.answer, judge.heard)
-        prefix = f"hangwatch/{one.run_id or 'job'}/{one.restart}"
+        prefix = f"hangwatch/{one.run_id or 'job'}/{one.world_size}"
         join = judge.exchange.join(one.store_host, one.store_port, prefix, one.world_size)
         self._in_background(join)
 
@@ -257,8 +262,8 @@ class Monitor:
         """
         self._news.debug(f"process {pid} has ended")
         self._wake.set()
-        if self._exits.failed(pid) and self._asked_restart != self._restart:
-            self._asked_restart = self._restart
+        if self._exits.failed(pid) and self._asked_incarnation != self._pages.incarnation:
+            self._asked_incarnation = self._pages.incarnation
             self._judge.gatherer.ask_in_passing()
 
     def _alive(self, pid: int, start_ticks: int) -> bool:
@@ -271,7 +276,7 @@ class Monitor:
             "reporter": self._judge.reporter.export(),
             "exits": self._exits.export(),
             "progress": self._progress.export(),
-            "restart": self._restart,
+            "pages": self._pages.export(),
             "judge": self._judge.export(),
             "said": list(self._news.said),
             "lost": self._news.lost,
@@ -289,7 +294,7 @@ class Monitor:
             self._cadence.restore(values["cadence"])
             self._judge.reporter.restore(values["reporter"])
             self._progress.restore(values["progress"])
-            self._restart = int(values["restart"])
+            self._pages.restore(values["pages"])
             self._judge.restore(values["judge"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._news.debug(f"what the last watchdog left cannot be used: {error!r}")

@@ -1,28 +1,30 @@
 """Finds the rank pages of a run and reads the one that counts for each rank.
 
-A page is mapped once and then read in place. Only the newest restart is
-watched. What cannot be read is said once and passed over, and so is a run
-directory that somebody deleted: the pages mapped before stay readable.
+A page is mapped once and then read in place. One incarnation of the job is
+watched at a time (incarnations.py), from the oldest to the newest: that there
+is a newer one is said, and whoever watches decides when to go on to it. What
+cannot be read is said once and passed over, and so is a run directory that
+somebody deleted: the pages mapped before stay readable.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import re
 import stat
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import PageError
 from hangwatch.page import parse_page
 from hangwatch.types import Phase, RankPage
+from hangwatch.watchdog.incarnations import split
 from hangwatch.watchdog.processes import alive
 from hangwatch.watchdog.waits import blocked_since_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from hangwatch.watchdog.news import News
@@ -34,8 +36,6 @@ MAX_BYTES = 16 << 20
 """No page is larger; what is, is not one of ours."""
 UNFINISHED_S = 2.0
 """A file younger than this may still be in the making."""
-_NAME = re.compile(r"r(\d+)-(-?\d+)-(\d+)\.page")
-
 _NO_ROOM = "No space left on device, neither for its page nor for its note"
 """What an empty note means: it could be made but not written."""
 
@@ -93,37 +93,67 @@ class Pages:
         news: News,
         *,
         alive: Callable[[int, int], bool] = alive,
+        ended: Callable[[], Mapping[int, int]] = dict,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """ended: pids of processes that were seen to end, with when (monotonic, ns)."""
         self._run_dir = run_dir
         self._news = news
         self._alive = alive
+        self._ended = ended
         self._now = now
         self._open: dict[str, OpenPage] = {}
         self._refused: dict[str, float] = {}
         self._notes: dict[str, str] = {}
         self._unfinished_s = UNFINISHED_S
+        self._incarnations: list[frozenset[str]] = []
+        """Names of the pages of each that is not over yet for us, oldest first."""
+        self._past: set[str] = set()
+        """Names of the pages of those that are."""
+        self.incarnation = 0
+        """Number of the one that is watched."""
         self.restart = -1
-        """The newest restart that has a page, -1 before there is one."""
+        """The launcher's count of its restarts in it, -1 before there is a page."""
         self.any_ever = False
         """Whether any page could be read so far."""
 
+    @property
+    def superseded(self) -> bool:
+        """Whether there are pages of a newer incarnation than the one that is watched."""
+        return len(self._incarnations) > 1
+
     def look(self) -> dict[int, Seen]:
-        """The page of each rank of the newest restart, by rank; looks for new ones."""
+        """The page of each rank of the incarnation, by rank; looks for new ones."""
         self._scan()
         lights = list(self._read_all())
-        if not lights:
-            return {}
-        self.any_ever = True
-        self.restart = max(self.restart, *(seen.light.identity.restart for seen in lights))
+        self.any_ever = self.any_ever or bool(lights)
+        named = {one.page.path.name: one for one in lights if one.light.identity.rank >= 0}
+        if named.keys() != frozenset().union(*self._incarnations):
+            lives = {name: one.light for name, one in named.items()}
+            self._incarnations = split(lives, self._alive, self._ended())
         ranks: dict[int, list[Seen]] = {}
-        for seen in lights:
-            identity = seen.light.identity
-            if identity.restart < self.restart:
-                self._drop(seen.page.path.name)
-            elif identity.rank >= 0:
-                ranks.setdefault(identity.rank, []).append(seen)
+        for name in self._incarnations[0] if self._incarnations else ():
+            identity = named[name].light.identity
+            self.restart = identity.restart
+            ranks.setdefault(identity.rank, []).append(named[name])
         return {rank: self._chosen(ranks[rank]) for rank in sorted(ranks)}
+
+    def advance(self) -> None:
+        """Go on to the next incarnation; the pages of this one are not read any more."""
+        over, *self._incarnations = self._incarnations
+        for name in over:
+            self._drop(name)
+        self._past |= over
+        self.incarnation += 1
+
+    def export(self) -> dict[str, Any]:
+        """Plain values for restore()."""
+        return {"incarnation": self.incarnation, "past": sorted(self._past)}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from where another watchdog was. Raises KeyError, TypeError or ValueError."""
+        self.incarnation = int(values["incarnation"])
+        self._past = {str(name) for name in values["past"]}
 
     def notes(self) -> dict[str, str]:
         """What agents left as ``agent-*.err``: why they could not record."""
@@ -153,10 +183,8 @@ class Pages:
                 self._note(name)
             if name in self._open and os.fstat(self._open[name].fd).st_nlink == 0:
                 self._drop(name)  # its process has replaced itself (exec) and made it anew
-            if name.endswith(SUFFIX) and name not in self._open:
-                match = _NAME.fullmatch(name)
-                if match is None or int(match[1]) >= self.restart:
-                    self._map(name)
+            if name.endswith(SUFFIX) and name not in self._open and name not in self._past:
+                self._map(name)
 
     def _note(self, name: str) -> None:
         since = self._refused.setdefault(name, self._now())

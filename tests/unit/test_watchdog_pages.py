@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,15 +68,49 @@ def test_a_process_that_is_no_rank_yet_is_not_listed(run_dir: Path, news: News) 
     assert pages.any_ever
 
 
-def test_only_the_newest_restart_is_watched(run_dir: Path, news: News) -> None:
+def test_a_restart_is_said_and_gone_on_to_when_asked(run_dir: Path, news: News) -> None:
     write(run_dir, page(0, pid=10))
     write(run_dir, page(1, pid=11))
-    pages = Pages(run_dir, news)
+    pages = Pages(run_dir, news, alive=lambda pid, _: pid == 20)
     pages.look()
+    assert not pages.superseded
     write(run_dir, page(0, pid=20, restart=1))
-    seen = pages.look()
-    assert pages.restart == 1
-    assert [one.light.identity.pid for one in seen.values()] == [20]
+    assert [one.light.identity.pid for one in pages.look().values()] == [10, 11]
+    assert (pages.superseded, pages.incarnation, pages.restart) == (True, 0, 0)
+    pages.advance()
+    for _ in range(2):
+        assert [one.light.identity.pid for one in pages.look().values()] == [20]
+        assert (pages.superseded, pages.incarnation, pages.restart) == (False, 1, 1)
+
+
+def test_ranks_that_start_when_all_before_have_ended_are_another_incarnation(
+    run_dir: Path, news: News
+) -> None:
+    ended: dict[int, int] = {}
+    for rank, pid in ((2, 10), (3, 11)):
+        write(run_dir, page(rank, pid=pid, world_size=4))
+    pages = Pages(run_dir, news, alive=lambda pid, _: pid not in ended, ended=lambda: ended)
+    assert list(pages.look()) == [2, 3]
+    now_ns = time.monotonic_ns()
+    ended.update({10: now_ns, 11: now_ns + 1})
+    ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+    write(run_dir, page(0, pid=20, start_ticks=int(ticks) + 1))
+    assert list(pages.look()) == [2, 3]
+    assert pages.superseded
+    pages.advance()
+    assert list(pages.look()) == [0]
+    assert pages.restart == 0
+
+
+def test_a_watchdog_that_takes_over_reads_no_page_of_the_past(run_dir: Path, news: News) -> None:
+    write(run_dir, page(0, pid=10))
+    write(run_dir, page(0, pid=20, restart=1))
+    first, second = Pages(run_dir, news), Pages(run_dir, news)
+    first.look()
+    first.advance()
+    second.restore(first.export())
+    assert [one.light.identity.pid for one in second.look().values()] == [20]
+    assert (second.superseded, second.incarnation) == (False, 1)
 
 
 def test_a_page_that_came_further_beats_one_that_was_only_born(run_dir: Path, news: News) -> None:
