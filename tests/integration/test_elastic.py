@@ -1,0 +1,153 @@
+"""torchrun starts the ranks anew: each incarnation is watched, and reported, for itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+from harness import PROGRAMS, TOKEN, end, environment, read_reports, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
+    pytest.mark.timeout(300),
+]
+NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""torchrun 2.13 else lets the ranks find the addresses of those before them in the store, and
+leaves a node that joins waiting for the store's address."""
+PATIENCE_S = 120.0
+
+
+def test_each_incarnation_has_its_own_incident_and_an_abort_restarts_the_job_in_seconds() -> None:
+    program = PROGRAMS / "elastic.py"
+    began = time.monotonic()
+    result = watch(
+        program, "--on-hang", "abort", launch=["--max-restarts=3"], nproc=3, env=NEW_STORE
+    )
+    took_s = time.monotonic() - began
+    assert result.exit_code == 0
+    assert "finished in incarnation 2" in result.stdout
+    failed, hung = result.reports
+    told = [(one["verdict"]["state"], one["run"]["restart"]) for one in result.reports]
+    assert told == [("failed", 0), ("hang", 1)]
+    assert (failed["verdict"]["kind"], failed["verdict"]["culprits"]) == ("died", [1])
+    assert "first failure" in failed["verdict"]["site"]["source"]
+    assert (hung["verdict"]["kind"], hung["verdict"]["culprits"]) == ("subset_entered", [2])
+    assert "second failure" in hung["verdict"]["site"]["source"]
+    for report in result.reports:
+        assert [rank["rank"] for rank in report["ranks"]] == [0, 1, 2]
+    assert result.run is not None
+    assert result.run["exit_code"] == 0
+    assert result.run["incidents"] == ["incident-001", "incident-002"]
+    for restart in (1, 2):
+        line = f"the launcher has started the ranks anew (restart {restart})"
+        assert result.stderr.count(line) == 1
+    print(f"a failure, a hang and their restarts took {took_s:.0f} s instead of 30 minutes")  # noqa: T201 (a figure)
+    assert took_s < 60
+
+
+ROUNDS = """
+import os, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+open(f"ran-{world_size}-{rank}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", "w").close()
+over = torch.zeros(1)
+while not over.item():
+    while world_size == 4 and rank == 3 and os.path.exists("hold"):
+        time.sleep(0.05)  # culprit
+    over.fill_(rank == 0 and os.path.exists("stop"))
+    dist.all_reduce(over)
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+class Node:
+    """One torchrun under watch, with two ranks."""
+
+    def __init__(self, where: Path, name: str, port: int, *, is_host: bool) -> None:
+        self.reports = where / name
+        self._stderr = where / f"stderr-{name}"
+        self._token = uuid.uuid4().hex
+        host = f"is_host={int(is_host)}"
+        command = [sys.executable, "-m", "hangwatch", "--report-dir", str(self.reports)]
+        command += ["--suspect-after", "3", "--hang-after", "300", "torchrun", "--nnodes=1:3"]
+        command += ["--nproc-per-node=2", "--max-restarts=2", "--rdzv-backend=c10d"]
+        command += [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}"]
+        command += ["--local-addr=127.0.0.1"]
+        command += [f"--rdzv-conf={host},last_call_timeout=1,keep_alive_interval=1"]
+        with self._stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(  # noqa: S603 (our own Python)
+                [*command, "rounds.py"],
+                cwd=where,
+                env=environment(NEW_STORE) | {TOKEN: self._token},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end(self.process, self._token)
+        sys.stderr.write(self.said())
+
+    def said(self) -> str:
+        return self._stderr.read_text("utf-8", "replace")
+
+    def told(self) -> list[dict[str, Any]]:
+        return read_reports(self.reports)
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
+def test_nodes_that_join_and_leave_make_new_incarnations_of_another_size(tmp_path: Path) -> None:
+    (tmp_path / "rounds.py").write_text(ROUNDS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def ran(world_size: int, restart: int) -> bool:
+        names = (f"ran-{world_size}-{rank}-{restart}" for rank in range(world_size))
+        return all((tmp_path / name).exists() for name in names)
+
+    with Node(tmp_path, "one", port, is_host=True) as one:
+        wait_for(lambda: ran(2, 0), "the first node")
+        (tmp_path / "hold").touch()
+        with Node(tmp_path, "two", port, is_host=False) as two:
+            wait_for(lambda: ran(4, 0), "the second node")
+            # Nothing failed, and both nodes know the same job.
+            wait_for(lambda: "SLOW" in one.said() and "SLOW" in two.said(), "the verdict on both")
+            (report,) = [*one.told(), *two.told()]
+            (tmp_path / "hold").unlink()
+            wait_for(lambda: all("goes on" in node.said() for node in (one, two)), "both going on")
+            assert "FAILED" not in one.said() + two.said()
+            two.process.terminate()
+            two.process.wait(PATIENCE_S)
+        wait_for(lambda: ran(2, 1), "the first node alone")
+        (tmp_path / "stop").touch()
+        assert one.process.wait(PATIENCE_S) == 0
+    assert (report["run"]["world_size"], report["run"]["restart"]) == (4, 0)
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1, 2, 3]
+    assert report["unseen"] == []
+    verdict = report["verdict"]
+    assert (verdict["culprits"], verdict["victims"]) == ([3], [0, 1, 2])
+    assert verdict["site"]["source"] == "time.sleep(0.05)  # culprit"
