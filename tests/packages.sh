@@ -10,6 +10,10 @@ need g++ g++
 need bash bash
 need mount mount
 need setpriv util-linux
+need unshare util-linux
+need nsenter util-linux
+need hostname hostname
+need ip iproute2
 
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

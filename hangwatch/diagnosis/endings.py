@@ -161,8 +161,9 @@ def _raised_out_of_a_collective(job: Job, rank: int, end: Ending) -> bool:
 def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
     process = rank.process
     over = rank.phase in (Phase.EXITED, Phase.RAISED)
-    lost = rank.node in job.snapshot.lost_nodes and bool(rank.node)
-    if process.alive and not over and rank.exception is None and not lost:
+    # Two machines may share a hostname: what is seen alive is not on the lost one.
+    lost = rank.node in job.snapshot.lost_nodes and bool(rank.node) and not process.alive
+    if process.alive and not over and rank.exception is None:
         return None
     how = _how(rank, lost=lost)
     ages = [seconds(process.gone_age_s), seconds(rank.exception_age_s)]

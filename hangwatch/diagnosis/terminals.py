@@ -58,13 +58,15 @@ def judge_terminals(case: Case, terminals: Iterable[int]) -> Iterator[Finding]:
     """One finding for each spot and each way in which ranks are missing from it."""
     ranks = _without_followers(case, terminals)
     gone = [rank for rank in ranks if rank in case.ended and case.ended[rank].how is How.LOST]
+    explained: set[Spot | None] = {_main_spot(case, rank) for rank in gone}
     if gone:
-        yield lost(case, gone, [_main_spot(case, rank) for rank in gone])
+        yield lost(case, gone, explained)
     by_spot: dict[Spot | None, list[int]] = defaultdict(list)
     for rank in ranks:
-        if rank in gone:
-            continue
-        by_spot[_main_spot(case, rank)].append(rank)
+        spot = _main_spot(case, rank)
+        # Who is merely not seen may wait for the lost ones in turn.
+        if rank not in gone and (rank in case.job.ranks or spot not in explained):
+            by_spot[spot].append(rank)
     for spot, missing in by_spot.items():
         yield from _judge_spot(case, spot, missing)
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.config import OnHang
 from hangwatch.diagnosis import find_desync
-from hangwatch.report.sites import fold_ranks
 from hangwatch.types import Evidence, JobSnapshot, Moment, State, Thresholds, Verdict
 from hangwatch.watchdog import environment
 from hangwatch.watchdog.actions import end_ranks
+from hangwatch.watchdog.assembly import whole_job
 from hangwatch.watchdog.evidence import Collected, Level
 from hangwatch.watchdog.incidents import Announce, Event, Incidents, Stage, event_of, restored
 from hangwatch.watchdog.messages import Local, Published
+from hangwatch.watchdog.reach import Missing, missing
 from hangwatch.watchdog.reporter import Reporter, utc_now
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.news import News
 
-MAX_WORLD = 1 << 20
-"""A larger world is taken for damage, not for a job."""
+HEAD_START_S = 3.0
 POST_MORTEM_S = 3.0
 """Budget for the stacks of ranks that outlive their launcher."""
 
@@ -56,34 +56,51 @@ class Judge:
     node: str
     incidents: Incidents = field(default_factory=Incidents)
     exchange: Exchange | None = None
+    store_address: str = ""
+    """The IP address of the host that has the job's store, empty while unknown."""
     aborted_incarnation: int = -1
     """The incarnation whose ranks we have ended."""
     _detected_at: str = ""
     _detected_after_s: float = 0.0
     _timeline: list[Moment] = field(default_factory=list)
     _telling: asyncio.Task[None] | None = None
+    _told_elsewhere: bool = False
 
-    async def evaluate(self, thresholds: Thresholds, *, ask_flight: bool) -> None:
+    @property
+    def name(self) -> str:
+        """What this watchdog is called among those of all nodes."""
+        return f"{self.node}:{self.hello.run_dir.name}"
+
+    def in_turn(self, usual: Thresholds) -> Thresholds:
+        """When to speak: a little later where another node has the report and may go on with it."""
+        late_s = HEAD_START_S if self._told_elsewhere else 0.0
+        return Thresholds(usual.suspect_after_s + late_s, usual.hang_after_s + late_s)
+
+    async def evaluate(self, thresholds: Thresholds, *, ask_flight: bool) -> bool:
         """Judge the job as it stands, and tell people if there is news.
 
         What a few counters show is judged first; only what would be announced is
-        worth the stacks, and is judged again with them.
+        worth the stacks, and is judged again with them. False where another node's
+        watchdog came between, and this one may still have something to tell.
         """
+        ours = bool(self._detected_at)
         judged = await self._judge(Level.LIGHT, thresholds)
         if judged and ask_flight and not self._is_news(judged):
             await self._publish(judged, told=False)
             judged = await self._judge(Level.FLIGHT, thresholds)
         if judged and self._is_news(judged):
+            ours = True
             await self._publish(judged, told=False)
             judged = await self._judge(Level.FULL, thresholds)
         if judged is None:
-            return  # another node's watchdog has the incident
+            return not ours or self._told_elsewhere
         announce = self._happen(judged)
         if announce is None:
             await self._publish(judged, told=False)
         else:
             self._telling = asyncio.ensure_future(self._tell(announce, judged))
             await asyncio.shield(self._telling)
+        return True
 
     async def compare(self) -> None:
         """Ranks of this node do not issue the same: tell people if they are out of step.
@@ -93,11 +110,11 @@ class Judge:
         if not self.incidents.would_tell(Event.DESYNC):
             return
         collected = await self.gatherer.collect(Level.LIGHT)
-        found = find_desync(self._job(collected, None))
+        found = find_desync(self._job(collected))
         if found is None or not self._happens(Event.DESYNC, found):
             return
         collected = await self.gatherer.collect(Level.FULL)
-        job = self._job(collected, None)
+        job = self._job(collected)
         evidence = self._evidence(_Judged((find_desync(job) or found,), job, collected))
         now = utc_now()
         timeline = (Moment(now, f"{Announce.DESYNC.upper()}: {found.headline}"),)
@@ -141,7 +158,7 @@ class Judge:
             return
         if exit_code is None and not any(_failed(rank.process) for rank in collected.ranks):
             return  # they were ended since nodes joined or left, or came to their end
-        job = replace(self._job(collected, None), ended=True, exit_code=exit_code)
+        job = replace(self._job(collected), ended=True, exit_code=exit_code)
         judged = _Judged(self.diagnose(job, thresholds), job, collected)
         if not judged.verdicts or judged.verdicts[0].state is State.OK:
             return
@@ -162,6 +179,7 @@ class Judge:
         event = event_of(main)
         if event and self._happens(event, main):
             self.reporter.remote(published)
+            self._told_elsewhere = not self._detected_at
             if event is Event.HANG:
                 self._telling = asyncio.ensure_future(self._abort_if_asked())
 
@@ -172,6 +190,7 @@ class Judge:
             "aborted_incarnation": self.aborted_incarnation,
             "detected_at": self._detected_at,
             "detected_after_s": self._detected_after_s,
+            "told_elsewhere": self._told_elsewhere,
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
@@ -183,14 +202,20 @@ class Judge:
         self.aborted_incarnation = int(values["aborted_incarnation"])
         self._detected_at = str(values["detected_at"])
         self._detected_after_s = float(values["detected_after_s"])
+        self._told_elsewhere = bool(values["told_elsewhere"])
 
     async def _judge(self, level: Level, thresholds: Thresholds) -> _Judged | None:
         """A diagnosis; None where another node's watchdog makes it."""
         gathered = await self._ask(full=level is Level.FULL)
         if gathered is not None and not gathered.owner:
             return None
-        collected = await self.gatherer.collect(level)
-        job = self._job(collected, gathered)
+        if level is Level.FULL:
+            collected, absent = await asyncio.gather(
+                self.gatherer.collect(level), self._look_for(gathered)
+            )
+        else:
+            collected, absent = await self.gatherer.collect(level), None
+        job = self._job(collected, gathered, absent)
         verdicts = self.diagnose(job, thresholds)
         return _Judged(verdicts, job, collected, gathered.round if gathered else 0)
 
@@ -200,22 +225,24 @@ class Judge:
             return None
         return await self.exchange.ask(full=full)
 
-    def _job(self, collected: Collected, gathered: Gathered | None) -> JobSnapshot:
-        others = gathered.others if gathered else ()
-        ranks = {rank.rank: rank for local in others for rank in local.ranks}
-        ranks |= {rank.rank: rank for rank in collected.ranks}
-        sources = {file: text for local in others for file, text in local.sources.items()}
-        unseen = [*(gathered.unseen if gathered else ()), *(n for o in others for n in o.unseen)]
-        unknown = set(range(min(collected.world_size, MAX_WORLD))) - ranks.keys()
-        if unknown:
-            unseen.append(f"ranks {fold_ranks(unknown)}: {self._why_unknown(collected, gathered)}")
-        return JobSnapshot(
-            world_size=collected.world_size,
-            ranks=tuple(ranks[rank] for rank in sorted(ranks)),
-            restart=collected.restart,
-            unseen=tuple(unseen),
-            sources={**sources, **collected.sources},
-        )
+    async def _look_for(self, gathered: Gathered | None) -> Missing:
+        """Whether the nodes that were not heard are still there."""
+        if self.exchange is None:
+            return Missing()
+        roster = self.exchange.roster
+        own = next((node for node in roster if node.node == self.name), None)
+        asked = gathered is not None and gathered.round > 0
+        silent = gathered.silent if gathered is not None and asked else None
+        return await missing(own, roster, silent, self.store_address) if own else Missing()
+
+    def _job(
+        self,
+        collected: Collected,
+        gathered: Gathered | None = None,
+        absent: Missing | None = None,
+    ) -> JobSnapshot:
+        why = self._why_unknown(collected, gathered)
+        return whole_job(collected, gathered, absent or Missing(), why)
 
     def _why_unknown(self, collected: Collected, gathered: Gathered | None) -> str:
         """Why nothing is known of some ranks."""
@@ -293,6 +320,7 @@ class Judge:
     def _forget(self) -> None:
         """The incident is over; the next one has a report of its own."""
         self._detected_at, self._detected_after_s = "", 0.0
+        self._told_elsewhere = False
         self._timeline.clear()
 
 

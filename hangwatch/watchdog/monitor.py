@@ -12,22 +12,20 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.types import Phase
 from hangwatch.watchdog import state
 from hangwatch.watchdog.absence import Absence
 from hangwatch.watchdog.actions import ABORTED
 from hangwatch.watchdog.agreement import Agreement
 from hangwatch.watchdog.cadence import Cadence
-from hangwatch.watchdog.exchange import Exchange
 from hangwatch.watchdog.incidents import Event, Stage
+from hangwatch.watchdog.joining import Joining
 from hangwatch.watchdog.look import QUIET_S, Look, Looker
-from hangwatch.watchdog.messages import Node
 from hangwatch.watchdog.processes import PROC, alive
 from hangwatch.watchdog.progress import Progress
 from hangwatch.watchdog.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from hangwatch.watchdog.exits import Exits
     from hangwatch.watchdog.hello import Hello
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from hangwatch.watchdog.pages import Pages
 
 SAVE_S = 10.0
-JOIN_AFTER_S = 5.0
-"""Ranks of this node that come later than this are not named to the other nodes."""
 UNDER_WAY_S = 4.0
 """How long an iteration may go on once the command has ended."""
 GONE_S = 2.0
@@ -74,8 +70,7 @@ class Monitor:
         self._progress = Progress()
         self._agreement = Agreement()
         self._asked_incarnation = -1
-        self._full_house_ns = 0
-        self._background: set[asyncio.Task[None]] = set()
+        self._joining = Joining(judge, news)
         self._saved_ns = 0
         self._wake = asyncio.Event()
         self.failures = 0
@@ -125,8 +120,7 @@ class Monitor:
 
     async def close(self) -> None:
         """Let go of everything."""
-        if self._judge.exchange is not None:
-            await self._judge.exchange.close()
+        await self._joining.close()
         self._exits.close()
         self._pages.close()
 
@@ -146,7 +140,7 @@ class Monitor:
             look = self._look()
         if not self._pages.any_ever:
             self._absence.look(look.now_ns / 1e9)
-        thresholds = self._cadence.thresholds()
+        thresholds = self._judge.in_turn(self._cadence.thresholds())
         age_s = look.longest_wait_s
         if age_s >= QUIET_S:
             self._judge.incidents.happen(Event.WAIT)
@@ -154,7 +148,8 @@ class Monitor:
         if self._schedule.due(age_s, thresholds, moved=look.moved, asking=asking):
             ask_flight = look.all_wait() and self._schedule.flight_due(age_s)
             before = self._judge.incidents.stage
-            await self._judge.evaluate(thresholds, ask_flight=ask_flight)
+            if not await self._judge.evaluate(thresholds, ask_flight=ask_flight):
+                self._schedule = Schedule()
             if self._judge.incidents.stage is not before:
                 self._progress.begin(look)
                 self._save()
@@ -162,7 +157,7 @@ class Monitor:
         if self._agreement.look_due(look):
             await self._judge.compare()
         self._notice_revival(look)
-        self._join_if_due(look)
+        self._joining.look(look)
         if self._now_ns() - self._saved_ns >= SAVE_S * 1e9:
             self._save()
 
@@ -195,10 +190,7 @@ class Monitor:
         self._schedule = Schedule()
         self._agreement = Agreement()
         self._progress.forget()
-        self._full_house_ns = 0
-        if self._judge.exchange is not None:
-            old, self._judge.exchange = self._judge.exchange, None
-            self._in_background(old.close())
+        self._joining.leave()
         self._save()
 
     async def _notice_progress(self, look: Look) -> None:
@@ -221,33 +213,6 @@ class Monitor:
             with suppress(OSError):
                 (self._hello.run_dir / ABORTED).unlink(missing_ok=True)
             self._judge.aborted_incarnation = -1
-
-    def _join_if_due(self, look: Look) -> None:
-        """Join the other nodes' watchdogs once the ranks of this node run."""
-        if self._judge.exchange is not None:
-            return
-        running = [
-            seen.light.identity
-            for seen in look.seen.values()
-            if seen.light.phase is Phase.RUNNING and seen.light.identity.store_port
-        ]
-        if not running or running[0].world_size <= len(look.seen):
-            return  # nobody is elsewhere
-        self._full_house_ns = self._full_house_ns or look.now_ns
-        waited_s = (look.now_ns - self._full_house_ns) / 1e9
-        if len(look.seen) != running[0].local_world_size and waited_s < JOIN_AFTER_S:
-            return
-        one, judge = running[0], self._judge
-        node = Node(f"{judge.node}:{self._hello.run_dir.name}", judge.node, tuple(look.seen))
-        judge.exchange = Exchange(node, self._news, judge.answer, judge.heard)
-        prefix = f"hangwatch/{one.run_id or 'job'}/{one.world_size}"
-        join = judge.exchange.join(one.store_host, one.store_port, prefix, one.world_size)
-        self._in_background(join)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def _ranks_gone(self) -> None:
         """Wait for the ranks to end, so that how they ended is known."""

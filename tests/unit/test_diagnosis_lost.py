@@ -68,11 +68,8 @@ def test_a_lost_node_is_one_cause_though_its_ranks_are_waited_for_in_two_groups(
 
 def test_ranks_that_nothing_is_known_of_are_no_culprits_of_a_lost_node() -> None:
     here = [rank(number, W, blocked(W, 5)) for number in (0, 1)]
-    found = diagnose(job(*here, lost(2), size=4, lost_nodes=("n1",)), THRESHOLDS)
-    died = [verdict for verdict in found if verdict.kind is Kind.DIED]
-    others = [verdict for verdict in found if verdict.kind is not Kind.DIED]
-    assert [verdict.culprits for verdict in died] == [(2,)]
-    assert [verdict.certainty for verdict in others] == [Certainty.POSSIBLE]
+    verdict = only(job(*here, lost(2), size=4, lost_nodes=("n1",)))
+    assert (verdict.reason, verdict.culprits) == (Reason.NODE_LOST, (2,))
 
 
 def test_a_rank_that_others_wait_for_on_a_living_node_is_named_beside_the_lost_one() -> None:

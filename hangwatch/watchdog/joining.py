@@ -1,0 +1,103 @@
+"""When to join the watchdogs of the other nodes, and when to join them anew."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.types import Phase
+from hangwatch.watchdog.exchange import Exchange
+from hangwatch.watchdog.look import QUIET_S
+from hangwatch.watchdog.messages import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from hangwatch.types import Identity
+    from hangwatch.watchdog.judge import Judge
+    from hangwatch.watchdog.look import Look
+    from hangwatch.watchdog.news import News
+
+JOIN_AFTER_S = 5.0
+"""Ranks of this node that come later than this are not named to the other nodes."""
+AGAIN_S = 15.0
+"""Between two attempts to join anew where the store was lost, while ranks wait."""
+
+
+@dataclass(slots=True)
+class Joining:
+    """Keeps the judge in touch with the other nodes, for one restart at a time."""
+
+    judge: Judge
+    news: News
+    _full_house_ns: int = 0
+    _joined_ns: int = 0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _join: asyncio.Task[None] | None = None
+
+    def look(self, look: Look) -> None:
+        """Join once the ranks of this node run, and again where the store was lost since."""
+        running = [
+            seen.light.identity
+            for seen in look.seen.values()
+            if seen.light.phase is Phase.RUNNING and seen.light.identity.store_port
+        ]
+        if not running or running[0].world_size <= len(look.seen):
+            return  # nobody is elsewhere
+        exchange = self.judge.exchange
+        if exchange is not None:
+            self._join_again(exchange, running[0], look)
+            return
+        self._full_house_ns = self._full_house_ns or look.now_ns
+        waited_s = (look.now_ns - self._full_house_ns) / 1e9
+        if len(look.seen) == running[0].local_world_size or waited_s >= JOIN_AFTER_S:
+            node = Node(self.judge.name, self.judge.node, tuple(look.seen))
+            self._begin(node, running[0], look)
+
+    def leave(self) -> None:
+        """The ranks were started anew: they have another conversation."""
+        self._full_house_ns = 0
+        if self._join is not None:
+            self._join.cancel()
+        old, self.judge.exchange = self.judge.exchange, None
+        if old is not None:
+            self._start(old.close())
+
+    async def close(self) -> None:
+        """Leave for good."""
+        self.leave()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _join_again(self, lost: Exchange, rank: Identity, look: Look) -> None:
+        """A network may come back; the store is only missed where ranks wait."""
+        under_way = self._join is not None and not self._join.done()
+        rested = (look.now_ns - self._joined_ns) / 1e9 >= AGAIN_S
+        if lost.joined or under_way or not rested or look.longest_wait_s < QUIET_S:
+            return
+        self._start(lost.close())
+        (own,) = (node for node in lost.roster if node.node == self.judge.name)
+        self._begin(own, rank, look)
+        if self.judge.exchange is not None:
+            self.judge.exchange.roster = lost.roster
+
+    def _begin(self, node: Node, rank: Identity, look: Look) -> None:
+        exchange = Exchange(node, self.news, self.judge.answer, self.judge.heard)
+        self.judge.exchange = exchange
+        self._joined_ns = look.now_ns
+        self._join = self._start(self._connect(exchange, rank))
+
+    async def _connect(self, exchange: Exchange, rank: Identity) -> None:
+        with suppress(OSError):
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(rank.store_host, rank.store_port)
+            self.judge.store_address = str(found[0][4][0])
+        prefix = f"hangwatch/{rank.run_id or 'job'}/{rank.world_size}"
+        await exchange.join(rank.store_host, rank.store_port, prefix, rank.world_size)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
