@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -173,6 +174,7 @@ class _Run:
         return {
             "config": self.settings.to_dict(),
             "run_dir": str(held.path),
+            "watch": _watch_name(held),
             "report_dir": str(self.report_dir) if self.report_dir else None,
             "run_id": self.run_id,
             "command": _shortened(self.command),
@@ -226,6 +228,7 @@ class _Run:
             with suppress(ReportError):
                 write_run(
                     self.report_dir,
+                    watch=_watch_name(self.held),
                     run_id=self.run_id,
                     command=self.command,
                     started_at=started_at,
@@ -233,6 +236,11 @@ class _Run:
                     exit_code=code,
                     lost=[*self.lost, "the watchdog did not run to the end"],
                 )
+
+
+def _watch_name(held: RunDir | None) -> str:
+    """What tells this watch from those of other nodes, and of other commands."""
+    return f"{socket.gethostname()}:{held.path.name if held else os.getpid()}"
 
 
 def exit_code(returncode: int) -> int:

@@ -1,15 +1,21 @@
 """Where reports lie on disk: ``<report-dir>/<run-id>/incident-NNN/report.json``.
 
 Files are 0600 in 0700 directories. An incident's directory appears whole or not
-at all: it is written under another name and renamed.
+at all: it is written under another name and renamed. Several nodes may write to
+one directory, as they do with one run id and a report directory that they
+share: what one has written no other replaces, and rename(2) and link(2), which
+a network file system has too, decide who was first.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import secrets
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +37,8 @@ RUN = "run.json"
 _INCIDENT = re.compile(r"incident-(\d{3,})")
 _TRIES = 100
 """Numbers tried where watchdogs of several nodes write to one shared directory."""
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+"""What rename(2) of a directory says where there is something of that name."""
 
 
 def open_run(root: Path, run_id: str) -> Path:
@@ -55,8 +63,7 @@ def _point(link: Path, target: str) -> None:
     """Make or move a symbolic link; anything else of that name is left alone."""
     if link.exists() and not link.is_symlink():
         return
-    fresh = link.with_name(f".{link.name}-{os.getpid()}")
-    fresh.unlink(missing_ok=True)
+    fresh = link.with_name(f".{link.name}-{secrets.token_hex(8)}")
     fresh.symlink_to(target)
     fresh.replace(link)
 
@@ -118,20 +125,32 @@ def _place(fresh: Path, run_dir: Path) -> Path:
     first = max(taken, default=0) + 1
     for number in range(first, first + _TRIES):
         path = run_dir / f"incident-{number:03d}"
-        if path.exists():
-            continue
-        with suppress(FileExistsError, NotADirectoryError):
-            return fresh.rename(path)
+        if not path.exists() and _renamed(fresh, path):
+            return path
     raise OSError("no free incident number")
 
 
+def _renamed(fresh: Path, path: Path) -> bool:
+    """Give a directory a name; False if there is something of that name."""
+    try:
+        fresh.rename(path)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise
+    return True
+
+
 def _swap(fresh: Path, path: Path) -> Path:
-    """Put fresh in the place of path; a reader sees one of the two, or briefly none."""
+    """Put fresh in the place of path; a reader sees one of the two, or briefly none.
+
+    Where another node takes its number in that moment, fresh gets the next one.
+    """
     old = Path(tempfile.mkdtemp(prefix=".old-", dir=path.parent))
     try:
         with suppress(FileNotFoundError):
             path.rename(old / path.name)
-        return fresh.rename(path)
+        return path if _renamed(fresh, path) else _place(fresh, path.parent)
     finally:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -139,6 +158,7 @@ def _swap(fresh: Path, path: Path) -> Path:
 def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
     run_dir: Path,
     *,
+    watch: str,
     run_id: str,
     command: Sequence[str],
     started_at: str,
@@ -146,16 +166,20 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
     exit_code: int,
     lost: Iterable[str] = (),
 ) -> Path:
-    """Write run.json, which every run leaves. Raises ReportError.
+    """Write run.json, which every run leaves, and return its path. Raises ReportError.
 
-    The incidents are those that lie in run_dir.
+    watch: tells the supervisor and its watchdog, which may both write it, from
+    those of other nodes. Where another one has written run.json ours is
+    ``run-<node>.json``. The incidents are those that lie in run_dir.
     """
-    path = run_dir / RUN
+    node = socket.gethostname()
     try:
         incidents = sorted(p.name for p in run_dir.iterdir() if _INCIDENT.fullmatch(p.name))
         content = {
             "schema": RUN_SCHEMA,
             "id": run_id,
+            "node": node,
+            "watch": watch,
             "command": list(command),
             "started_at": started_at,
             "duration_s": round(duration_s, 3),
@@ -163,13 +187,37 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
             "incidents": incidents,
             "lost": list(lost),
         }
-        fresh = path.with_name(f".{RUN}-{os.getpid()}")
-        fresh.unlink(missing_ok=True)
-        _write(fresh, _json(content))
-        fresh.replace(path)
+        fresh = run_dir / f".{RUN}-{secrets.token_hex(8)}"
+        try:
+            _write(fresh, _json(content))
+            return _place_run(fresh, run_dir, node, watch)
+        finally:
+            fresh.unlink(missing_ok=True)
     except OSError as error:
-        raise ReportError(f"{path} cannot be written: {error.strerror}") from None
-    return path
+        raise ReportError(f"{run_dir / RUN} cannot be written: {error.strerror}") from None
+
+
+def _place_run(fresh: Path, run_dir: Path, node: str, watch: str) -> Path:
+    """Give it the first name that nobody else has."""
+    numbered = (f"run-{node}-{number}.json" for number in range(2, _TRIES))
+    for name in (RUN, f"run-{node}.json", *numbered):
+        path = run_dir / name
+        with suppress(OSError):  # it exists, or the file system has no hard links
+            os.link(fresh, path)
+            return path
+        if not path.exists() or _is_of(path, watch):
+            fresh.replace(path)
+            return path
+    raise OSError("no free name")
+
+
+def _is_of(path: Path, watch: str) -> bool:
+    """Whether a run.json was written by this watch."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("watch") == watch
 
 
 def load(path: Path) -> tuple[Path, dict[str, Any]]:

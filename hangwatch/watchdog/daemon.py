@@ -90,6 +90,7 @@ def _leave_run_file(hello: Hello, news: News, exit_code: int) -> None:
         duration_s = (datetime.now(UTC) - began).total_seconds()
         write_run(
             hello.report_dir,
+            watch=hello.watch,
             run_id=hello.run.run_id,
             command=hello.run.command,
             started_at=hello.run.started_at,

@@ -30,6 +30,8 @@ class Hello:
     report_dir: Path | None
     """None where no report can be written."""
     command_pid: int
+    watch: str
+    """Tells this watch from those of other nodes, and of other commands."""
     lost: tuple[str, ...] = ()
     """What the supervisor could not do; it has said so."""
 
@@ -79,5 +81,6 @@ def parse(message: dict[str, Any]) -> Hello:
         run_dir=Path(message["run_dir"]),
         report_dir=Path(report_dir) if report_dir else None,
         command_pid=int(message["command_pid"]),
+        watch=str(message["watch"]),
         lost=tuple(str(text) for text in message.get("lost", ())),
     )

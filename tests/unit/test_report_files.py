@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from incident import EVIDENCE, VERDICT
@@ -12,9 +15,6 @@ from incident import EVIDENCE, VERDICT
 from hangwatch.errors import ReportError
 from hangwatch.report import build_report, load, open_run, write_incident, write_run
 from hangwatch.types import State
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HANG = replace(EVIDENCE, verdicts=(VERDICT,))
 SLOW = replace(EVIDENCE, verdicts=(replace(VERDICT, state=State.SLOW),))
@@ -26,10 +26,11 @@ def run_dir(tmp_path: Path) -> Path:
     return open_run(tmp_path / "reports", "night-7")
 
 
-def finish(run_dir: Path) -> Path:
+def finish(run_dir: Path, watch: str = "node-a:night-7-1") -> Path:
     """Write run.json."""
     return write_run(
         run_dir,
+        watch=watch,
         run_id="night-7",
         command=["torchrun"],
         started_at="2026-01-02T03:00:00+00:00",
@@ -106,6 +107,8 @@ def test_run_json_tells_how_the_run_ended(run_dir: Path) -> None:
     assert json.loads(finish(run_dir).read_text()) == {
         "schema": "hangwatch.run/1",
         "id": "night-7",
+        "node": socket.gethostname(),
+        "watch": "node-a:night-7-1",
         "command": ["torchrun"],
         "started_at": "2026-01-02T03:00:00+00:00",
         "duration_s": 12.346,
@@ -113,6 +116,52 @@ def test_run_json_tells_how_the_run_ended(run_dir: Path) -> None:
         "incidents": ["incident-001"],
         "lost": ["something"],
     }
+
+
+def test_what_one_watch_has_written_no_other_replaces(run_dir: Path) -> None:
+    node = socket.gethostname()
+    names = [finish(run_dir, watch).name for watch in ("a:1", "b:1", "b:2", "a:1", "b:1")]
+    assert names == ["run.json", f"run-{node}.json", f"run-{node}-2.json", *names[:2]]
+    assert json.loads((run_dir / "run.json").read_text())["watch"] == "a:1"
+    assert sorted(path.name for path in run_dir.iterdir()) == sorted(set(names))
+
+
+def test_where_there_are_no_hard_links_it_is_written_as_well(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert [finish(run_dir, watch).name for watch in ("a:1", "a:1")] == ["run.json"] * 2
+    assert finish(run_dir, "b:1").name != "run.json"
+
+
+def test_incidents_of_nodes_that_write_at_the_same_time_are_all_kept(run_dir: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: write_incident(run_dir, EVIDENCE), range(24)))
+        found += pool.map(lambda path: write_incident(run_dir, HANG, replace=path), found[:8])
+    assert sorted(set(found)) == sorted(run_dir.iterdir())
+    assert len(set(found)) == 24
+    assert all((path / "report.json").exists() for path in found)
+
+
+def test_one_whose_number_is_taken_while_it_is_replaced_gets_the_next(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write_incident(run_dir, SLOW)
+    rename = Path.rename
+    monkeypatch.setattr(
+        Path,
+        "rename",
+        lambda path, target: (
+            rename(path, target),
+            path == first and rename(write_incident(run_dir, SLOW), first),
+        ),
+    )
+    assert write_incident(run_dir, HANG, replace=first) == run_dir / "incident-002"
+    states = [load(run_dir / f"incident-00{n}")[1]["verdict"]["state"] for n in (1, 2)]
+    assert states == ["slow", "hang"]
 
 
 @pytest.mark.parametrize(
