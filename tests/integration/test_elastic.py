@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import pytest
 from harness import PROGRAMS, TOKEN, end, environment, read_reports, watch
@@ -75,14 +76,21 @@ dist.destroy_process_group()
 
 
 class Node:
-    """One torchrun under watch, with two ranks."""
+    """One torchrun under watch, with two ranks. All share one report directory and run id."""
 
     def __init__(self, where: Path, name: str, port: int, *, is_host: bool) -> None:
-        self.reports = where / name
         self._stderr = where / f"stderr-{name}"
         self._token = uuid.uuid4().hex
         host = f"is_host={int(is_host)}"
-        command = [sys.executable, "-m", "hangwatch", "--report-dir", str(self.reports)]
+        command = [
+            sys.executable,
+            "-m",
+            "hangwatch",
+            "--report-dir",
+            "reports",
+            "--run-id",
+            "night",
+        ]
         command += ["--suspect-after", "3", "--hang-after", "300", "torchrun", "--nnodes=1:3"]
         command += ["--nproc-per-node=2", "--max-restarts=2", "--rdzv-backend=c10d"]
         command += [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}"]
@@ -109,9 +117,6 @@ class Node:
     def said(self) -> str:
         return self._stderr.read_text("utf-8", "replace")
 
-    def told(self) -> list[dict[str, Any]]:
-        return read_reports(self.reports)
-
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
@@ -136,15 +141,26 @@ def test_nodes_that_join_and_leave_make_new_incarnations_of_another_size(tmp_pat
             wait_for(lambda: ran(4, 0), "the second node")
             # Nothing failed, and both nodes know the same job.
             wait_for(lambda: "SLOW" in one.said() and "SLOW" in two.said(), "the verdict on both")
-            (report,) = [*one.told(), *two.told()]
+            (report,) = read_reports(tmp_path / "reports")
             (tmp_path / "hold").unlink()
             wait_for(lambda: all("goes on" in node.said() for node in (one, two)), "both going on")
             assert "FAILED" not in one.said() + two.said()
             two.process.terminate()
-            two.process.wait(PATIENCE_S)
+            code = two.process.wait(PATIENCE_S)
         wait_for(lambda: ran(2, 1), "the first node alone")
         (tmp_path / "stop").touch()
         assert one.process.wait(PATIENCE_S) == 0
+    runs = [json.loads(path.read_text()) for path in tmp_path.glob("reports/night/run*.json")]
+    assert sorted(run["exit_code"] for run in runs) == [0, code]
+    told = subprocess.run(
+        [sys.executable, "-m", "hangwatch", "report", "reports/latest"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    last = read_reports(tmp_path / "reports")[-1]
+    assert told.stdout.startswith(f"hangwatch: {last['verdict']['state'].upper()} (")
     assert (report["run"]["world_size"], report["run"]["restart"]) == (4, 0)
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1, 2, 3]
     assert report["unseen"] == []
