@@ -8,7 +8,7 @@ from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.activity import may_wait
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.channels import senders, sent
-from hangwatch.diagnosis.endings import How
+from hangwatch.diagnosis.endings import Cause, How
 from hangwatch.diagnosis.history import made_before
 from hangwatch.diagnosis.phrases import Ranks, group_text, now, verb
 from hangwatch.diagnosis.spots import ANYONE, Channel, Place, Setup
@@ -140,17 +140,23 @@ def absent_ranks(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     scene = Scene(
         culprits, case.direct(spot), case.where(spot), other_site=case.victims_site(waits)
     )
+    causes = {end.cause for end in case.ended.values() if end.how is not How.CLEAN}
+    # All that is seen has failed of a peer that was gone: of one that is not seen.
+    failed = Cause.OWN not in causes and any(
+        wait.over and case.ended[wait.rank].cause is Cause.ECHO for wait in waits
+    )
     return Finding(
-        kind=Kind.NEVER_ENTERED,
+        kind=Kind.DIED if failed else Kind.NEVER_ENTERED,
         reason=Reason.UNKNOWN,
         certainty=Certainty.POSSIBLE,
         culprits=culprits,
         victims=case.victims_of(culprits),
-        text=wording.unseen(scene, snapshot.unseen),
+        text=wording.unseen(scene, snapshot.unseen, failed=failed),
         spot=spot,
         collective=case.collective(spot, waits),
         victim_site=scene.other_site,
         waits=waits,
+        ended=culprits if failed else (),
     )
 
 

@@ -162,6 +162,8 @@ def advice(kind: Kind, reason: Reason) -> tuple[str, ...]:
     """Remedies, the most specific first: two to four."""
     general = _BY_KIND[kind]
     special = _BY_REASON.get(reason, ()) if kind in _REASON_COUNTS else ()
-    if kind is Kind.NEVER_ENTERED and len(special) >= ENOUGH:
+    # Of a lost node no rank's code is at fault.
+    apart = kind is Kind.NEVER_ENTERED or reason is Reason.NODE_LOST
+    if apart and len(special) >= ENOUGH:
         return special
     return (*special, *general)[:MAX_ITEMS]

@@ -57,16 +57,18 @@ class Fate(Enum):
 def judge_terminals(case: Case, terminals: Iterable[int]) -> Iterator[Finding]:
     """One finding for each spot and each way in which ranks are missing from it."""
     ranks = _without_followers(case, terminals)
-    gone = [rank for rank in ranks if rank in case.ended and case.ended[rank].how is How.LOST]
-    explained: set[Spot | None] = {_main_spot(case, rank) for rank in gone}
+    spots = {rank: _main_spot(case, rank) for rank in ranks}
+    ends = {rank: case.ended[rank] for rank in ranks if rank in case.ended}
+    gone = [rank for rank, end in ends.items() if end.how is How.LOST]
     if gone:
-        yield lost(case, gone, explained)
+        yield lost(case, gone, [spots[rank] for rank in gone])
+    # Who is merely not seen may wait for those in turn.
+    explained = {spots[rank] for rank, end in ends.items() if end.how is not How.CLEAN}
     by_spot: dict[Spot | None, list[int]] = defaultdict(list)
     for rank in ranks:
-        spot = _main_spot(case, rank)
-        # Who is merely not seen may wait for the lost ones in turn.
-        if rank not in gone and (rank in case.job.ranks or spot not in explained):
-            by_spot[spot].append(rank)
+        seen = rank in case.job.ranks
+        if rank not in gone and (seen or spots[rank] not in explained):
+            by_spot[spots[rank]].append(rank)
     for spot, missing in by_spot.items():
         yield from _judge_spot(case, spot, missing)
 

@@ -93,16 +93,24 @@ def never_entered(scene: Scene, activity: Activity) -> Text:
     )
 
 
-def unseen(scene: Scene, why: Sequence[str]) -> Text:
-    """Ranks that nothing is known of."""
+def unseen(scene: Scene, why: Sequence[str], *, failed: bool) -> Text:
+    """Ranks that nothing is known of. failed: those that waited for them lost a connection."""
     headline = f"{scene.they} never entered {scene.where}, and {scene.are} not seen"
+    tail = scene.awaited()
+    if failed:
+        who = f"One of {the_ranks(scene.culprits)}" if len(scene.culprits) > 1 else scene.they
+        headline, tail = (
+            f"{who} probably died, unseen from here",
+            scene.awaited(scene.where, failed=True),
+        )
     it = verb(scene.culprits, "it", "they")
     return Text(
-        headline + scene.awaited(),
+        headline + tail,
         sentences(
-            f"Nothing is known of {the_ranks(scene.culprits)}: {it} may wait in turn.",
+            f"Nothing is known of {the_ranks(scene.culprits)}: {it} may "
+            f"{'have failed' if failed else 'wait'} in turn.",
             *(f"{capital(text)}." for text in why[:2]),
-            scene.waiting(),
+            scene.waiting(failed=failed),
         ),
     )
 

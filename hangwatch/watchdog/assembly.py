@@ -38,7 +38,8 @@ def whole_job(
     unseen += missing.notes
     unknown = set(range(world_size)) - ranks.keys()
     if unknown:
-        unseen.append(f"ranks {fold_ranks(unknown)}: {why_unknown}")
+        which = f"rank{'s' if len(unknown) > 1 else ''} {fold_ranks(unknown)}"
+        unseen.append(f"{which}: {why_unknown}")
     return JobSnapshot(
         world_size=collected.world_size,
         ranks=tuple(ranks[rank] for rank in sorted(ranks)),

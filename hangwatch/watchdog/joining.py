@@ -95,6 +95,8 @@ class Joining:
             self.judge.store_address = str(found[0][4][0])
         prefix = f"hangwatch/{rank.run_id or 'job'}/{rank.world_size}"
         await exchange.join(rank.store_host, rank.store_port, prefix, rank.world_size)
+        if exchange.joined:
+            self.news.debug("joined the watchdogs of the other nodes")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -10,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.config import OnHang
 from hangwatch.diagnosis import find_desync
-from hangwatch.types import Evidence, JobSnapshot, Moment, State, Thresholds, Verdict
+from hangwatch.types import (
+    Certainty,
+    Evidence,
+    JobSnapshot,
+    Moment,
+    State,
+    Thresholds,
+    Verdict,
+)
 from hangwatch.watchdog import environment
 from hangwatch.watchdog.actions import end_ranks
 from hangwatch.watchdog.assembly import whole_job
 from hangwatch.watchdog.evidence import Collected, Level
 from hangwatch.watchdog.incidents import Announce, Event, Incidents, Stage, event_of, restored
+from hangwatch.watchdog.last_words import LastWords
 from hangwatch.watchdog.messages import Local, Published
 from hangwatch.watchdog.reach import Missing, missing
 from hangwatch.watchdog.reporter import Reporter, utc_now
@@ -32,6 +42,9 @@ if TYPE_CHECKING:
 HEAD_START_S = 3.0
 POST_MORTEM_S = 3.0
 """Budget for the stacks of ranks that outlive their launcher."""
+LAST_WORDS_S = 2.0
+_NO_PATIENCE = Thresholds(math.inf, math.inf)
+"""Nothing is told but what is certain, however long it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,9 @@ class Judge:
     _timeline: list[Moment] = field(default_factory=list)
     _telling: asyncio.Task[None] | None = None
     _told_elsewhere: bool = False
+    _last_words: LastWords = field(default_factory=LastWords)
+    _guessed: bool = False
+    """The others have been told by us who failed first; the report is ours, too."""
 
     @property
     def name(self) -> str:
@@ -137,7 +153,24 @@ class Judge:
         """The launcher has started the ranks anew."""
         if self.incidents.happen(Event.RESTART) is Announce.RESTARTED:
             self.news.say(f"the launcher has started the ranks anew (restart {restart})")
+        self._last_words.forget()
+        self._guessed = False
         self._forget()
+
+    def rank_failed(self) -> None:
+        """A rank of this node has failed: ask the others while they are there."""
+        if self.exchange is not None and self.exchange.joined and not self._is_hung():
+            self._last_words.ask(self.exchange, self._first_guess)
+
+    async def _first_guess(self, gathered: Gathered) -> Published:
+        """Who failed first, as far as that is sure already: no verdicts where it is not."""
+        collected = await self.gatherer.collect(Level.LIGHT)
+        job = replace(self._job(collected, gathered), ended=True)
+        verdicts = self.diagnose(job, _NO_PATIENCE)
+        sure = verdicts[0].state is State.FAILED
+        sure = sure and verdicts[0].certainty is not Certainty.POSSIBLE
+        self._guessed = sure and self.incidents.would_tell(Event.FAILED)
+        return Published(self.node, verdicts if self._guessed else ())
 
     async def post_mortem(self, exit_code: int | None, thresholds: Thresholds) -> None:
         """The ranks have ended: say why, where that is known and no news yet.
@@ -148,17 +181,20 @@ class Judge:
             # It may have gone on so shortly before that nobody was sure of it yet.
             await self.recovered("went on and ended well")
             return
-        if self.incidents.stage is Stage.HANG:
+        if self._is_hung():
             if exit_code is not None:
                 self.incidents.happen(Event.FAILED)
                 self.news.say(f"the job has ended with exit code {exit_code} after the hang above")
             return
-        collected = await self.gatherer.collect(Level.FULL, POST_MORTEM_S)
+        gathered = await self._last_words.heard(LAST_WORDS_S)
+        collected, absent = await asyncio.gather(
+            self.gatherer.collect(Level.FULL, POST_MORTEM_S), self._look_for(gathered)
+        )
         if not collected.ranks or self.gatherer.incarnation == self.aborted_incarnation:
             return
         if exit_code is None and not any(_failed(rank.process) for rank in collected.ranks):
             return  # they were ended since nodes joined or left, or came to their end
-        job = replace(self._job(collected), ended=True, exit_code=exit_code)
+        job = replace(self._job(collected, gathered, absent), ended=True, exit_code=exit_code)
         judged = _Judged(self.diagnose(job, thresholds), job, collected)
         if not judged.verdicts or judged.verdicts[0].state is State.OK:
             return
@@ -177,6 +213,8 @@ class Judge:
             return
         main = published.verdicts[0]
         event = event_of(main)
+        if event is Event.FAILED and (self._guessed or self._is_hung()):
+            return  # this node tells, or has told what comes before it
         if event and self._happens(event, main):
             self.reporter.remote(published)
             self._told_elsewhere = not self._detected_at
@@ -269,7 +307,7 @@ class Judge:
 
     def _event(self, judged: _Judged) -> Event | None:
         event = event_of(judged.verdicts[0]) if judged.verdicts else None
-        if event is Event.FAILED and self.incidents.stage is Stage.HANG:
+        if event is Event.FAILED and self._is_hung():
             # How a hung job falls apart is not what hung it: its report stays as it is.
             return None
         return event
@@ -316,6 +354,9 @@ class Judge:
         self.aborted_incarnation = self.gatherer.incarnation
         count = await end_ranks(self.gatherer.living(), self.hello.run_dir, self.news)
         self.news.say(f"ended {count} ranks of this node (--on-hang abort)")
+
+    def _is_hung(self) -> bool:
+        return self.incidents.stage is Stage.HANG
 
     def _forget(self) -> None:
         """The incident is over; the next one has a report of its own."""

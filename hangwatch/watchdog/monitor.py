@@ -230,6 +230,7 @@ class Monitor:
         if self._exits.failed(pid) and self._asked_incarnation != self._pages.incarnation:
             self._asked_incarnation = self._pages.incarnation
             self._judge.gatherer.ask_in_passing()
+            self._judge.rank_failed()
 
     def _alive(self, pid: int, start_ticks: int) -> bool:
         return pid not in self._exits.ended() and alive(pid, start_ticks, self._proc)

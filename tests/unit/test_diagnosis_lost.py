@@ -108,3 +108,20 @@ def test_who_cannot_reach_anybody_may_be_the_lost_one_itself() -> None:
     verdict = only(job(*all_others, lost_nodes=("n1", "n2", "n3"), cut_off=True))
     assert (verdict.reason, verdict.certainty) == (Reason.NETWORK, Certainty.POSSIBLE)
     assert "(n1, n2 and n3), or n0 is cut off" in verdict.headline
+
+
+def test_ranks_that_are_not_seen_possibly_died_where_all_that_are_seen_lost_a_peer() -> None:
+    verdict = only(job(failed(0, age=0.5), failed(1, age=0.5), size=4, ended=True, exit_code=1))
+    assert (verdict.state, verdict.kind, verdict.reason) == (
+        State.FAILED,
+        Kind.DIED,
+        Reason.UNKNOWN,
+    )
+    assert (verdict.culprits, verdict.certainty) == ((2, 3), Certainty.POSSIBLE)
+    assert verdict.headline.startswith("One of ranks 2 and 3 probably died, unseen from here")
+
+
+def test_ranks_that_are_not_seen_are_not_blamed_for_a_failure_that_is() -> None:
+    first = rank(0, W, enqueued=4, **raised("ValueError", "bad batch"))
+    verdict = only(job(first, failed(1), size=4, ended=True, exit_code=1))
+    assert verdict.culprits == (0,)

@@ -34,7 +34,7 @@ def test_ranks_of_a_lost_node_are_there_by_name_unless_more_is_known_of_them() -
         (5, "n2", False),
     ]
     assert (job.lost_nodes, job.cut_off) == (("n2",), True)
-    assert job.unseen == ("something", "n2 is away", "ranks 3: why not")
+    assert job.unseen == ("something", "n2 is away", "rank 3: why not")
 
 
 def test_a_world_that_is_damage_is_not_counted_through() -> None:

@@ -1,7 +1,7 @@
 """Goes through steps of an all_reduce each: steps.py STEPS [RANK STEP]...
 
 A rank that is named stays before that step until there is a file ``go-STEP`` beside
-the working directories of the hosts.
+the working directories of the hosts, and raises what is written there, if anything is.
 """
 
 import sys
@@ -15,8 +15,10 @@ import torch.distributed as dist
 def load_batch(step):
     """What the step trains on."""
     if (dist.get_rank(), step) in STAYS:
-        while not Path(f"../go-{step}").exists():
+        while not (order := Path(f"../go-{step}")).exists():
             time.sleep(0.05)  # culprit
+        if message := order.read_text():
+            raise ValueError(message)
     return torch.ones(4)
 
 
