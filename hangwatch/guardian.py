@@ -1,7 +1,7 @@
 """Keeps a watchdog process running beside COMMAND, and speaks to it.
 
 The watchdog reads JSON lines on its standard input. The first says what to
-watch (see ``_hello`` in supervisor.py), the last ``{"ended": EXIT_CODE}`` that
+watch (greeting.py), the last ``{"ended": EXIT_CODE}`` that
 COMMAND has ended; end of file means that the supervisor is gone. It runs in a
 session of its own, so that nothing sent to the job's terminal or process group
 reaches it, and never writes to standard output.
@@ -40,19 +40,22 @@ FIRST_BACKOFF_S = 0.25
 class Guardian:
     """The watchdog process and its restarts. Its methods never raise OSError."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what tests hand in comes by keyword)
         self,
         hello: Mapping[str, Any],
         environ: Mapping[str, str],
         before: Signals,
         *,
         program: Sequence[str] = PROGRAM,
+        pass_fds: Sequence[int] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """pass_fds: what the watchdog inherits beside its standard streams."""
         self._hello = hello
         self._environ = environ
         self._before = before
         self._program = program
+        self._pass_fds = tuple(pass_fds)
         self._now = now
         self._process: subprocess.Popen[bytes] | None = None
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS + 1)
@@ -70,6 +73,7 @@ class Guardian:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
+                pass_fds=self._pass_fds,
                 preexec_fn=self._before.restore,  # noqa: PLW1509 (the supervisor has no threads)
             )
         except OSError as error:
@@ -112,6 +116,11 @@ class Guardian:
     def succeeded(self) -> bool:
         """Whether the watchdog did its work to the end."""
         return self._process is not None and self._process.poll() == 0
+
+    def let_go(self) -> None:
+        """Leave it to itself."""
+        self._hang_up()
+        self._process = None
 
     def kill(self) -> None:
         """End it and what it started (its session), if it has not ended."""

@@ -6,6 +6,10 @@ temporary files. Whoever made it holds a lock (flock(2)) on its file ``lock``
 until it ends, by whatever means; a directory whose lock is free has been left
 behind and is removed by the next run. A lock and not a pid, since containers
 that share /dev/shm do not share their pids.
+
+Commands that were started for one rank each (election.py) share the directory
+``<base>/hangwatch-<uid>/job-<hash>``: each holds a shared lock on it, and the last
+one to leave removes it.
 """
 
 from __future__ import annotations
@@ -17,18 +21,20 @@ import stat
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 ENOUGH_BYTES = 16 << 20
 """Free space below which a base is passed over: the pages of 16 ranks and more."""
 YOUNG_S = 60.0
 """A run directory younger than this is never swept: its lock may not be taken yet."""
 LOCK = "lock"
+_TRIES = 200
+_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,12 @@ class RunDir:
     """File descriptor that holds the lock; not inherited by children."""
     lost: str = ""
     """What could not be had (a full /dev/shm), or empty."""
+    shared: bool = False
 
     def remove(self) -> None:
-        """Delete the directory and let go of it; never raises."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Let go of the directory, and delete it unless others hold it; never raises."""
+        if not self.shared or _locked(self.lock, fcntl.LOCK_EX):
+            shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):
             os.close(self.lock)
 
@@ -62,20 +70,76 @@ def make(run_id: str, environ: Mapping[str, str]) -> RunDir:
 
     Raises OSError, with all that was tried in its message, if none does.
     """
+
+    def take(parent: Path) -> RunDir:
+        path = parent / f"{run_id}-{os.getpid()}"
+        path.mkdir(mode=0o700)
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return RunDir(path, lock)
+
+    return _in_first_base(environ, take)
+
+
+def join(name: str, environ: Mapping[str, str]) -> RunDir:
+    """Make or join the directory that the commands of one job share. Raises OSError."""
+    return _in_first_base(environ, lambda parent: _join(parent / name))
+
+
+def _in_first_base(environ: Mapping[str, str], take: Callable[[Path], RunDir]) -> RunDir:
     refused: list[str] = []
     for base in bases(environ):
         try:
             parent = _parent(base)
             _sweep(parent)
-            path = parent / f"{run_id}-{os.getpid()}"
-            path.mkdir(mode=0o700)
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = take(parent)
         except OSError as error:
             refused.append(f"{base}: {error.strerror or error}")
         else:
-            return RunDir(path, lock, lost="; ".join(refused))
+            return replace(held, lost="; ".join(refused))
     raise OSError("; ".join(refused))
+
+
+def _join(path: Path) -> RunDir:
+    for _ in range(_TRIES):
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        try:
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue  # its last holder has just removed it
+        if _locked(lock, fcntl.LOCK_EX):
+            _empty(path)  # nobody is here: what is here was left behind
+        # Whoever has it alone for a moment empties or removes it.
+        if _locked(lock, fcntl.LOCK_SH) and _is_at(lock, path / LOCK):
+            return RunDir(path, lock, shared=True)
+        os.close(lock)
+        time.sleep(_PAUSE_S)
+    raise OSError(f"{path.name} cannot be joined")
+
+
+def _locked(lock: int, kind: int) -> bool:
+    """Whether the lock could be had, or changed, at once."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether an open file still lies there."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except OSError:
+        return False
+
+
+def _empty(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.name != LOCK:
+            with suppress(OSError):
+                entry.unlink()
 
 
 def _parent(base: Path) -> Path:
@@ -99,20 +163,19 @@ def _sweep(parent: Path) -> None:
     """Remove what ended runs left behind (a supervisor killed by SIGKILL)."""
     for path in parent.iterdir():
         with suppress(OSError):
-            if time.time() - path.lstat().st_mtime > YOUNG_S and _abandoned(path / LOCK):
-                shutil.rmtree(path, ignore_errors=True)
+            if time.time() - path.lstat().st_mtime > YOUNG_S:
+                _remove_abandoned(path)
 
 
-def _abandoned(lock: Path) -> bool:
-    """Whether nobody holds the lock; a directory without one was never finished."""
+def _remove_abandoned(path: Path) -> None:
+    """Remove it if nobody holds its lock; one without a lock was never finished."""
     try:
-        handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return True
+        shutil.rmtree(path, ignore_errors=True)
+        return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+        if _locked(handle, fcntl.LOCK_EX):
+            shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(handle)
-    return True

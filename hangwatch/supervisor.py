@@ -8,20 +8,22 @@ standard error, and COMMAND runs on.
 from __future__ import annotations
 
 import os
-import platform
 import signal
-import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch import __version__, rundir
-from hangwatch.agent.environment import job_environment
+from hangwatch.agent.environment import ANY_SUPERVISOR, SUPERVISOR_PID, job_environment
+from hangwatch.companions import Companions
 from hangwatch.config import new_run_id
+from hangwatch.election import job_name
 from hangwatch.errors import ReportError
+from hangwatch.greeting import greeting, watch_name
 from hangwatch.guardian import Guardian, watchdog_environment
 from hangwatch.launch import Signals, start
 from hangwatch.notice import fold_command, say
@@ -49,14 +51,14 @@ FAREWELL_S = 15.0
 """How long the watchdog may take to write its report after COMMAND has ended."""
 LOOK_S = 5.0
 """The supervisor looks around this often even if no signal wakes it."""
+COMPANION_S = 0.05
+"""Between two looks whether a companion's watchdog has ended."""
 EXIT_ABORTED = 75
 """EX_TEMPFAIL of sysexits.h: the hung ranks were ended, running again may help."""
 ABORTED = "aborted"
 """File in the run directory by which the watchdog says that it ended ranks."""
 RUN_ID = "HANGWATCH_RUN_ID"
 """Tells the ranks of all nodes apart from those of other runs; a flag sets it too."""
-TOLD_BYTES = 32 << 10
-"""The watchdog is told this much of a command line, so that no pipe ever fills."""
 
 
 def supervise(command: Sequence[str], settings: Config, environ: Mapping[str, str]) -> int:
@@ -83,22 +85,28 @@ class _Run:
     report_dir: Path | None = None
     lost: list[str] = field(default_factory=list)
     held: RunDir | None = None
+    companions: Companions | None = None
+    """The supervisors of this job's other ranks on this node, where each rank has its own."""
     witness: Witness | None = None
     guardian: Guardian | None = None
+    """Of the watchdog, None where a companion has it."""
+    command_pid: int = 0
+    started_at: str = ""
 
     def execute(self) -> int:
         self.run_id = self.settings.run_id or new_run_id()
         self._attempt(self._make_run_dir)
         self._attempt(self._make_witness)
         began = time.monotonic()
-        started_at = _utc_now()
+        self.started_at = _utc_now()
         child = start(self.command, self._environment(), self.before)
-        self._attempt(lambda: self._begin_watch(child, started_at))
+        self.command_pid = child.pid
+        self._attempt(self._begin_watch)
         self._attempt(lambda: self._forward_until_end(child))
         self._forward_until_end(child)  # where that failed: now without a watchdog
         code = exit_code(child.returncode)
         self._attempt(lambda: self._see_off(code))
-        self._attempt(lambda: self._leave_run_file(code, started_at, time.monotonic() - began))
+        self._attempt(lambda: self._leave_run_file(code, time.monotonic() - began))
         aborted = self.held is not None and (self.held.path / ABORTED).exists()
         return EXIT_ABORTED if aborted and code else code
 
@@ -108,16 +116,40 @@ class _Run:
             step()
         except Exception as error:  # noqa: BLE001 (an error that nobody has thought of)
             self._lose(f"the job goes on unwatched: {type(error).__name__}: {error}")
-            guardian, self.guardian = self.guardian, None
+            guardian, self.guardian, self.companions = self.guardian, None, None
             if guardian:
                 guardian.kill()
 
-    def _begin_watch(self, child: subprocess.Popen[bytes], started_at: str) -> None:
-        if not self.held:
+    def _begin_watch(self) -> None:
+        if self.companions:
+            self.companions.enter(self.command_pid)
+        self._watch_if_nobody_does()
+
+    def _watch_if_nobody_does(self) -> None:
+        if not self.held or (self.companions and not self.companions.take_watch()):
             return
-        self._make_report_dir()
-        hello = self._hello(self.held, child.pid, started_at)
-        self.guardian = Guardian(hello, watchdog_environment(self.environ), self.before)
+        first = True
+        if self.companions:
+            own = {"run_id": self.run_id, "started_at": self.started_at, "pid": os.getpid()}
+            job = self.companions.job(**own)
+            first = job == own
+            self.run_id, self.started_at = str(job["run_id"]), str(job["started_at"])
+        self._make_report_dir(quiet=not first)
+        self.guardian = Guardian(
+            greeting(
+                self.settings,
+                self.held,
+                report_dir=self.report_dir,
+                run_id=self.run_id,
+                command=self.command,
+                command_pid=self.command_pid,
+                started_at=self.started_at,
+                lost=self.lost,
+            ),
+            watchdog_environment(self.environ),
+            self.before,
+            pass_fds=self.companions.watch_fds() if self.companions else (),
+        )
         self.guardian.start()
 
     def clean_up(self) -> None:
@@ -132,10 +164,14 @@ class _Run:
 
     def _make_run_dir(self) -> None:
         try:
-            self.held = rundir.make(self.run_id, self.environ)
+            job = job_name(self.environ, self.settings.run_id)
+            join = partial(rundir.join, job) if job else partial(rundir.make, self.run_id)
+            self.held = join(self.environ)
         except OSError as error:
             self._lose(f"no directory for the ranks' pages ({error}): the job runs unwatched")
         else:
+            if self.held.shared:
+                self.companions = Companions(self.held.path)
             if self.held.lost:
                 self._lose(f"pages are kept in {self.held.path.parent.parent}: {self.held.lost}")
 
@@ -145,14 +181,15 @@ class _Run:
         except OSError as error:
             self._lose(f"signals for the whole job may reach COMMAND twice: {error}")
 
-    def _make_report_dir(self) -> None:
+    def _make_report_dir(self, *, quiet: bool) -> None:
         shown = f"{self.settings.report_dir.rstrip('/')}/{self.run_id}"
         try:
             self.report_dir = open_run(Path(self.settings.report_dir).absolute(), self.run_id)
         except ReportError as error:
             shown = "none"
             self._lose(f"{error}: verdicts are shown here only; see --report-dir")
-        say(f"watching {fold_command(self.command)} (reports: {shown})", version=__version__)
+        if not quiet:
+            say(f"watching {fold_command(self.command)} (reports: {shown})", version=__version__)
 
     def _lose(self, what: str) -> None:
         """Say what hangwatch cannot do in this run, and remember it for the report."""
@@ -163,31 +200,13 @@ class _Run:
         if not self.held:
             return self.environ
         named = {RUN_ID: self.settings.run_id} if self.settings.run_id else {}
+        if self.companions:
+            named[SUPERVISOR_PID] = ANY_SUPERVISOR
         try:
             return {**job_environment(self.environ, self.held.path), **named}
         except OSError as error:
             self._lose(f"the ranks cannot be watched: {error}")
             return self.environ
-
-    def _hello(self, held: RunDir, command_pid: int, started_at: str) -> dict[str, Any]:
-        """The watchdog's first line. ``report_dir`` is null where none can be written."""
-        return {
-            "config": self.settings.to_dict(),
-            "run_dir": str(held.path),
-            "watch": _watch_name(held),
-            "report_dir": str(self.report_dir) if self.report_dir else None,
-            "run_id": self.run_id,
-            "command": _shortened(self.command),
-            "command_pid": command_pid,
-            "supervisor_pid": os.getpid(),
-            "started_at": started_at,
-            "versions": {
-                "hangwatch": __version__,
-                "python": platform.python_version(),
-                "kernel": platform.release(),
-            },
-            "lost": self.lost,
-        }
 
     def _forward_until_end(self, child: subprocess.Popen[bytes]) -> None:
         while child.poll() is None:
@@ -199,6 +218,8 @@ class _Run:
                 child.send_signal(info.si_signo)
             if self.guardian:
                 self.guardian.check()
+            elif self.companions:
+                self._watch_if_nobody_does()
 
     def _was_for_all(self, info: signal.struct_siginfo) -> bool:
         """Whether the signal was sent to the process group, and so to COMMAND too."""
@@ -208,56 +229,61 @@ class _Run:
 
     def _see_off(self, code: int) -> None:
         """Give the watchdog time to conclude; the user may cut it short."""
-        if not self.guardian:
+        if self.companions and not self._is_last(self.companions, code):
+            return
+        if not self.guardian and not self.companions:
             return
         while signal.sigtimedwait(FORWARDED, 0) is not None:
             pass  # Meant for COMMAND, which is gone.
-        self.guardian.farewell(code)
+        if self.guardian:
+            self.guardian.farewell(code)
         deadline = time.monotonic() + FAREWELL_S
-        while not self.guardian.gone():
+        while not self._watchdog_gone():
             left = deadline - time.monotonic()
-            info = signal.sigtimedwait({*IMPATIENT, signal.SIGCHLD}, max(left, 0))
+            wait_s = left if self.guardian else min(left, COMPANION_S)
+            info = signal.sigtimedwait({*IMPATIENT, signal.SIGCHLD}, max(wait_s, 0))
             if left <= 0 or (info is not None and info.si_signo != signal.SIGCHLD):
                 self._lose("the watchdog was still at work and was ended: a report may be missing")
                 break
-        self.guardian.kill()
+        if self.guardian:
+            self.guardian.kill()
 
-    def _leave_run_file(self, code: int, started_at: str, duration_s: float) -> None:
+    def _is_last(self, companions: Companions, code: int) -> bool:
+        """Say that COMMAND has ended; a watchdog of ours stays for those that run on."""
+        if companions.leave(code):
+            if not self.guardian and not companions.concluded():
+                self._watch_if_nobody_does()
+            return True
+        if self.guardian:
+            self.guardian.let_go()
+        self.guardian = self.report_dir = None
+        companions.let_watchdog_go()
+        return False
+
+    def _watchdog_gone(self) -> bool:
+        if self.guardian:
+            return self.guardian.gone()
+        return self.companions is None or self.companions.take_watch()
+
+    def _leave_run_file(self, code: int, duration_s: float) -> None:
         """Write run.json where the watchdog could not."""
         if self.report_dir and not (self.guardian and self.guardian.succeeded()):
             with suppress(ReportError):
                 write_run(
                     self.report_dir,
-                    watch=_watch_name(self.held),
+                    watch=watch_name(self.held),
                     run_id=self.run_id,
                     command=self.command,
-                    started_at=started_at,
+                    started_at=self.started_at,
                     duration_s=duration_s,
                     exit_code=code,
                     lost=[*self.lost, "the watchdog did not run to the end"],
                 )
 
 
-def _watch_name(held: RunDir | None) -> str:
-    """What tells this watch from those of other nodes, and of other commands."""
-    return f"{socket.gethostname()}:{held.path.name if held else os.getpid()}"
-
-
 def exit_code(returncode: int) -> int:
     """The exit code of a shell for what Popen returns: 128+n for signal n."""
     return returncode if returncode >= 0 else 128 - returncode
-
-
-def _shortened(command: list[str]) -> list[str]:
-    """The command, less the arguments that do not fit into TOLD_BYTES of JSON."""
-    told: list[str] = []
-    size = 0
-    for word in command:
-        size += 6 * len(word) + 4  # 6: a character as \uXXXX
-        if size > TOLD_BYTES:
-            return [*told, "..."]
-        told.append(word)
-    return told
 
 
 def _utc_now() -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
 SUPERVISOR_PID = "HANGWATCH_SUPERVISOR_PID"
+ANY_SUPERVISOR = "any"
+"""Its value where several supervisors share a watchdog."""
 NATIVE = "HANGWATCH_NATIVE"
 RECORDER = "HANGWATCH_RECORDER"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hangwatch.agent.environment import SUPERVISOR_PID
+from hangwatch.agent.environment import ANY_SUPERVISOR, SUPERVISOR_PID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,11 +19,14 @@ def allow_supervisor(
 ) -> bool:
     """Name the supervisor, and so all its descendants, as allowed tracers.
 
+    A watchdog that several supervisors share may outlive the one that started it,
+    and descends from none of them then: any process of this user is named for it.
+
     Only where it is needed (Documentation/admin-guide/LSM/Yama.rst: in mode 1 a
     process may be traced by its ancestors and by whom it names, with descendants).
     """
     supervisor = environ.get(SUPERVISOR_PID, "")
-    if not supervisor.isdecimal():
+    if not supervisor.isdecimal() and supervisor != ANY_SUPERVISOR:
         return False
     try:
         with open(scope, encoding="ascii") as file:
@@ -33,4 +36,5 @@ def allow_supervisor(
         return False
     import ctypes  # torch has imported it already
 
-    return bool(ctypes.CDLL(None).prctl(_PR_SET_PTRACER, int(supervisor), 0, 0, 0) == 0)
+    tracer = ctypes.c_ulong(-1 if supervisor == ANY_SUPERVISOR else int(supervisor))
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_PTRACER, tracer, 0, 0, 0) == 0)

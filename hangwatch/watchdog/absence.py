@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from hangwatch.watchdog.processes import PROC, Tree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from hangwatch.watchdog.news import News
 
 PATIENCE_S = 60.0
@@ -23,7 +25,8 @@ _WHY = (
 class Absence:
     """Looks for ranks among the command's processes until the first page is there."""
 
-    command_pid: int
+    commands: Callable[[], Sequence[int]]
+    """Pids of what the supervisors have started."""
     news: News
     proc: str = PROC
     _next_s: float = 0.0
@@ -35,7 +38,8 @@ class Absence:
         if now_s < self._next_s:
             return
         self._next_s = now_s + _LOOK_S
-        ranks = Tree(self.proc).launched_ranks(self.command_pid)
+        tree = Tree(self.proc)
+        ranks = [rank for pid in self.commands() for rank in tree.launched_ranks(pid)]
         self._most = max(self._most, len(ranks))
         if not ranks:
             self._since_s = None

@@ -11,12 +11,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from hangwatch.companions import CONCLUDED
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
 from hangwatch.report.files import write_run
 from hangwatch.watchdog.evidence import Gatherer
 from hangwatch.watchdog.exits import Exits
-from hangwatch.watchdog.hello import supervisor
+from hangwatch.watchdog.hello import all_ended, supervisor
 from hangwatch.watchdog.judge import Judge
 from hangwatch.watchdog.monitor import Monitor
 from hangwatch.watchdog.news import News
@@ -64,12 +65,15 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         py_spy=PySpy(hello.config.stacks),
         news=news,
         node=node,
-        command_pid=hello.command_pid,
+        commands=hello.commands,
     )
     reporter = Reporter(hello.report_dir, news, hello.config.hook, stderr_fd)
     judge = Judge(hello, gatherer, reporter, news, diagnose, node)
     monitor = Monitor(hello=hello, news=news, pages=pages, exits=exits, judge=judge)
-    ended = asyncio.ensure_future(pipe.ended())
+    concluded = hello.run_dir / CONCLUDED
+    with suppress(OSError):
+        concluded.unlink(missing_ok=True)
+    ended = asyncio.ensure_future(all_ended(hello.run_dir) if hello.shared else pipe.ended())
     exit_code = await monitor.watch(ended)
     if exit_code is None:
         return 0  # the supervisor is gone: leave everything as it is
@@ -77,6 +81,8 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     with suppress(TimeoutError):
         await asyncio.wait_for(monitor.conclude(exit_code), CONCLUDE_S)
     _leave_run_file(hello, news, exit_code)
+    with suppress(OSError):
+        concluded.touch(mode=0o600)
     await reporter.finish(max(0.0, deadline - time.monotonic()))
     await monitor.close()
     return 0

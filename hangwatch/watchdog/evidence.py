@@ -25,7 +25,7 @@ from hangwatch.watchdog.stacks import NoStacksError
 from hangwatch.watchdog.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
     from hangwatch.types import FlightDump, Identity, RankPage, RankSnapshot, ThreadStack
@@ -91,7 +91,7 @@ class Gatherer:
         py_spy: PySpy,
         news: News,
         node: str,
-        command_pid: int,
+        commands: Callable[[], Sequence[int]],
         proc: str = PROC,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -100,7 +100,7 @@ class Gatherer:
         self._py_spy = py_spy
         self._news = news
         self._node = node
-        self._command_pid = command_pid
+        self._commands = commands
         self._proc = proc
         self._now_ns = now_ns
 
@@ -196,7 +196,8 @@ class Gatherer:
         expected = max((_local_size(one.light) for one in seen.values()), default=0)
         if seen and len(seen) >= expected:
             return []
-        ranks = Tree(self._proc).launched_ranks(self._command_pid)
+        tree = Tree(self._proc)
+        ranks = [one for pid in self._commands() for one in tree.launched_ranks(pid)]
         return [one for one in ranks if one.rank not in seen]
 
     async def _flight(self, seen: Seen, found: _Found) -> None:

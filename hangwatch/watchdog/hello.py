@@ -1,7 +1,8 @@
 """What the supervisor says on the watchdog's standard input: JSON lines.
 
 The first says what to watch, the last ``{"ended": EXIT_CODE}`` that the command
-has ended. The end of the file without it: the supervisor is gone.
+has ended. The end of the file without it: the supervisor is gone. Where several
+supervisors share the run directory, their files there say both.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 import orjson
 
+from hangwatch import companions
 from hangwatch.config import Config
 from hangwatch.types import RunInfo
 
 MAX_LINE_BYTES = 1 << 20
+COMPANIONS_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,18 @@ class Hello:
     report_dir: Path | None
     """None where no report can be written."""
     command_pid: int
+    shared: bool
+    """Several supervisors have put their commands into the run directory."""
     watch: str
     """Tells this watch from those of other nodes, and of other commands."""
     lost: tuple[str, ...] = ()
     """What the supervisor could not do; it has said so."""
+
+    def commands(self) -> list[int]:
+        """The pids of the commands of this node."""
+        if self.shared:
+            return [command.pid for command in companions.commands(self.run_dir)]
+        return [self.command_pid]
 
 
 class Supervisor:
@@ -59,6 +70,18 @@ class Supervisor:
         return None
 
 
+async def all_ended(run_dir: Path) -> int | None:
+    """The exit code of the job, once all commands of a shared run directory have ended.
+
+    None if their supervisors are gone.
+    """
+    found = companions.commands(run_dir)
+    while any(command.running for command in found):
+        await asyncio.sleep(COMPANIONS_S)
+        found = companions.commands(run_dir)
+    return companions.overall_exit_code(found)
+
+
 async def supervisor() -> Supervisor:
     """The pipe on standard input."""
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
@@ -81,6 +104,7 @@ def parse(message: dict[str, Any]) -> Hello:
         run_dir=Path(message["run_dir"]),
         report_dir=Path(report_dir) if report_dir else None,
         command_pid=int(message["command_pid"]),
+        shared=bool(message["shared"]),
         watch=str(message["watch"]),
         lost=tuple(str(text) for text in message.get("lost", ())),
     )

@@ -66,7 +66,7 @@ class Monitor:
         self._cadence = Cadence(config.suspect_after_s, config.hang_after_s)
         self._looker = Looker(pages, self._alive, now_ns)
         self._schedule = Schedule()
-        self._absence = Absence(hello.command_pid, news, proc)
+        self._absence = Absence(hello.commands, news, proc)
         self._progress = Progress()
         self._agreement = Agreement()
         self._asked_incarnation = -1

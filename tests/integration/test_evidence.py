@@ -70,7 +70,7 @@ class Node:
                 py_spy=PySpy(Stacks.PYTHON, binary=self._binary),
                 news=self.news,
                 node="node0",
-                command_pid=os.getpid(),
+                commands=lambda: [os.getpid()],
             )
             found = await gatherer.collect(level, budget_s)
             exits.close()

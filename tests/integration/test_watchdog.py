@@ -40,6 +40,7 @@ class Watchdog:
             "run_id": "test",
             "command": ["torchrun", "train.py"],
             "command_pid": os.getpid(),
+            "shared": False,
             "watch": "here:r1-1",
             "supervisor_pid": os.getpid(),
             "started_at": "2026-01-01T00:00:00.000+00:00",

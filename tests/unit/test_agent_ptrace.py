@@ -36,3 +36,10 @@ def test_the_supervisor_is_named_and_a_kernel_without_yama_refuses_in_peace(
     scope = tmp_path / "ptrace_scope"
     scope.write_text("1\n")
     assert allow_supervisor(SUPERVISOR, str(scope)) in {True, False}
+
+
+def test_where_supervisors_share_a_watchdog_any_process_is_named(tmp_path: Path) -> None:
+    scope = tmp_path / "ptrace_scope"
+    scope.write_text("1\n")
+    shared = {"HANGWATCH_SUPERVISOR_PID": "any"}
+    assert allow_supervisor(shared, str(scope)) == allow_supervisor(SUPERVISOR, str(scope))

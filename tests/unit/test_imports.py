@@ -27,7 +27,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "flight": BOTTOM,
     "agent": BOTTOM | READERS,
     "report": BOTTOM | READERS | {"flight"},
-    "watchdog": BOTTOM | READERS | {"flight", "diagnosis", "report"},
+    "companions": frozenset(),
+    "election": frozenset(),
+    "watchdog": BOTTOM | READERS | {"companions", "flight", "diagnosis", "report"},
 }
 """What a part may import; those that are not named are the command line and its like."""
 BANNED: dict[str, frozenset[str]] = {
@@ -35,6 +37,7 @@ BANNED: dict[str, frozenset[str]] = {
     "agent": frozenset({"asyncio", "orjson", "prometheus_client", "jinja2"}),
     "types": frozenset({"hangwatch"}),
     "supervisor": frozenset({"torch", "asyncio", "threading"}),
+    "companions": frozenset({"torch", "asyncio", "threading"}),
 }
 """What a part must never import, from wherever it comes."""
 STANDARD_ONLY = frozenset({"agent", "types", "errors", "config", "frames", "notice", "json_page"})

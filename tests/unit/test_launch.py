@@ -9,8 +9,9 @@ import signal
 import pytest
 
 from hangwatch.errors import UsageError
+from hangwatch.greeting import TOLD_BYTES, shortened
 from hangwatch.launch import Signals, refusal, start
-from hangwatch.supervisor import TOLD_BYTES, _shortened, exit_code
+from hangwatch.supervisor import exit_code
 
 
 def test_a_nul_in_an_argument_is_a_usage_error() -> None:
@@ -35,8 +36,8 @@ def test_a_file_that_is_not_executable_is_told_from_a_script() -> None:
 
 def test_a_command_line_that_is_too_long_to_tell_is_cut() -> None:
     long = ["torchrun", "a" * TOLD_BYTES, "b"]
-    assert _shortened(long) == ["torchrun", "..."]
-    assert _shortened(["torchrun", "train.py"]) == ["torchrun", "train.py"]
+    assert shortened(long) == ["torchrun", "..."]
+    assert shortened(["torchrun", "train.py"]) == ["torchrun", "train.py"]
 
 
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])

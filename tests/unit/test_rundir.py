@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -90,3 +91,54 @@ def test_where_no_base_serves_all_of_them_are_named(
     monkeypatch.setattr(rundir, "bases", lambda _: iter(bases))
     with pytest.raises(OSError, match=r"a: No such file.*b: No such file"):
         rundir.make("r1", {})
+
+
+def test_commands_of_one_job_share_a_directory_until_the_last_one_leaves(tmp_path: Path) -> None:
+    environ = {"HANGWATCH_DIR": str(tmp_path)}
+    first, second = (rundir.join("job-1", environ) for _ in range(2))
+    assert first.path == second.path == tmp_path / f"hangwatch-{os.getuid()}" / "job-1"
+    (first.path / "r0-0-1.page").touch()
+    first.remove()
+    assert (second.path / "r0-0-1.page").exists()
+    second.remove()
+    assert not second.path.exists()
+    third = rundir.join("job-1", environ)
+    assert [path.name for path in third.path.iterdir()] == ["lock"]
+    third.remove()
+
+
+def test_what_a_dead_job_left_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    environ = {"HANGWATCH_DIR": str(tmp_path)}
+    dead = rundir.join("job-1", environ)
+    (dead.path / "watchdog.json").write_text("{}")
+    os.close(dead.lock)
+    held = rundir.join("job-1", environ)
+    assert [path.name for path in held.path.iterdir()] == ["lock"]
+    held.remove()
+
+
+def test_a_shared_directory_is_swept_only_when_nobody_holds_it(tmp_path: Path) -> None:
+    held = rundir.join("job-1", {"HANGWATCH_DIR": str(tmp_path)})
+    os.utime(held.path, (LONG_AGO, LONG_AGO))
+    make(tmp_path, "next").remove()
+    assert held.path.exists()
+    os.close(held.lock)
+    make(tmp_path, "next").remove()
+    assert not held.path.exists()
+
+
+def test_those_that_come_and_go_at_the_same_time_always_share_one(tmp_path: Path) -> None:
+    environ = {"HANGWATCH_DIR": str(tmp_path)}
+
+    def come_and_go(number: int) -> bool:
+        held = rundir.join("job-1", environ)
+        own = held.path / f"own-{number}"
+        own.touch()
+        time.sleep(0.002)
+        kept = own.exists()
+        held.remove()
+        return kept
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(come_and_go, range(80)))
+    assert list((tmp_path / f"hangwatch-{os.getuid()}").iterdir()) == []

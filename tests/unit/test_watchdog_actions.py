@@ -192,7 +192,7 @@ def absence(tmp_path: Path, news: News, ranks: int) -> Absence:
         (tmp_path / str(pid) / "stat").write_text(stat)
         environ = f"RANK={pid - 11}\0" if pid > 10 else "HOME=/\0"
         (tmp_path / str(pid) / "environ").write_text(environ)
-    return Absence(10, news, str(tmp_path))
+    return Absence(lambda: [10], news, str(tmp_path))
 
 
 def test_ranks_without_pages_are_mentioned_after_a_minute(

@@ -1,0 +1,52 @@
+"""Whether this command is one rank of several that were started each by itself.
+
+``srun``, ``mpirun`` and scripts like them start hangwatch once for each rank, with the
+rank in the environment. All of one job on one node then share a run directory and a
+watchdog (companions.py), which they find by a name made of what the launcher gave them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TASKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "PMIX_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+"""Where launchers put a task's number, and how many there are."""
+_SAME_JOB = ("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+
+def job_name(environ: Mapping[str, str], run_id: str) -> str | None:
+    """The name that all commands of one job on this node share, None for a job of its own.
+
+    run_id: as the user gave it, empty where not. Without it, and without a
+    MASTER_ADDR and MASTER_PORT, nothing tells one job from another.
+    """
+    if not any(_is_task(environ, *names) for names in TASKS):
+        return None
+    if not run_id and not (environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")):
+        return None
+    told = [run_id, *(environ.get(name, "") for name in _SAME_JOB), _pid_namespace()]
+    return f"job-{hashlib.blake2b('/'.join(told).encode(), digest_size=8).hexdigest()}"
+
+
+def _is_task(environ: Mapping[str, str], rank: str, size: str) -> bool:
+    number, count = environ.get(rank, ""), environ.get(size, "")
+    return number.isdecimal() and count != "1"
+
+
+def _pid_namespace() -> str:
+    """Containers that share /dev/shm are nodes of their own."""
+    with suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""

@@ -1,0 +1,71 @@
+"""What the supervisor tells the watchdog first: what to watch, and how."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from typing import TYPE_CHECKING, Any
+
+from hangwatch import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hangwatch.config import Config
+    from hangwatch.rundir import RunDir
+
+TOLD_BYTES = 32 << 10
+"""The watchdog is told this much of a command line, so that no pipe ever fills."""
+
+
+def greeting(  # noqa: PLR0913 (the keys of one JSON object, all by keyword)
+    settings: Config,
+    held: RunDir,
+    *,
+    report_dir: Path | None,
+    run_id: str,
+    command: Sequence[str],
+    command_pid: int,
+    started_at: str,
+    lost: list[str],
+) -> dict[str, Any]:
+    """The first line, as watchdog/hello.py reads it.
+
+    report_dir is None where none can be written, started_at UTC in ISO 8601.
+    """
+    return {
+        "config": settings.to_dict(),
+        "run_dir": str(held.path),
+        "watch": watch_name(held),
+        "report_dir": str(report_dir) if report_dir else None,
+        "run_id": run_id,
+        "command": shortened(command),
+        "command_pid": command_pid,
+        "shared": held.shared,
+        "started_at": started_at,
+        "versions": {
+            "hangwatch": __version__,
+            "python": platform.python_version(),
+            "kernel": platform.release(),
+        },
+        "lost": lost,
+    }
+
+
+def watch_name(held: RunDir | None) -> str:
+    """What tells this watch from those of other nodes, and of other commands."""
+    return f"{socket.gethostname()}:{held.path.name if held else os.getpid()}"
+
+
+def shortened(command: Sequence[str]) -> list[str]:
+    """The command, less the arguments that do not fit into TOLD_BYTES of JSON."""
+    told: list[str] = []
+    size = 0
+    for word in command:
+        size += 6 * len(word) + 4  # 6: a character as \\uXXXX
+        if size > TOLD_BYTES:
+            return [*told, "..."]
+        told.append(word)
+    return told
