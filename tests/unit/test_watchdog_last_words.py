@@ -29,15 +29,8 @@ class Others:
     async def ask(self, *, full: bool) -> Gathered:
         assert not full
         self.asked += 1
-        return Gathered(
-            self._owner,
-            self.asked,
-            (
-                Local(
-                    (rank(3, **raised("ValueError"))),
-                )
-            ),
-        )
+        failed = Local((rank(3, **raised("ValueError")),))
+        return Gathered(self._owner, self.asked, (failed,))
 
     async def publish(self, number: int, published: Published) -> None:
         assert number == self.asked
