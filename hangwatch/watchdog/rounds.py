@@ -1,6 +1,10 @@
 """The conversation of the watchdogs as calls on a store.
 
-Keys, below ``hangwatch/<run>/<restart>``:
+Keys, below ``hangwatch/<run>/<world size>``. They may outlive an incarnation of the
+job: torchrun keeps its store where it starts the ranks anew, and what it counts is
+not the same on all nodes. So each watchdog joins anew, and of nodes that claim the
+same ranks the last one to join has them.
+
 
     joined          how many watchdogs have joined
     node/<n>        Node: the n-th of them
@@ -64,6 +68,7 @@ class Answers:
 async def join(store: Store, node: Node, world_size: int) -> tuple[int, tuple[Node, ...]]:
     """Make a node known: the number of the next incident, and the nodes so far."""
     number = await store.add("joined", 1)
+    await store.delete_key("roster")  # it may be of the incarnation before
     await store.set(f"node/{number}", codec.dumps(node))
     nodes = await known_nodes(store, world_size)
     if sum(len(one.ranks) for one in nodes) >= world_size:
@@ -83,17 +88,22 @@ async def roster(store: Store, world_size: int) -> tuple[Node, ...]:
 
 
 async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
-    """All that have joined; one that was started again has joined again."""
+    """All that have joined, but for those in whose place another one has come."""
     keys = [f"node/{number}" for number in range(1, await store.add("joined", 0) + 1)]
     if keys and not await store.check(keys):
         keys = [key for key in keys if await store.check([key])]
-    nodes: dict[str, Node] = {}
-    for data in await store.multi_get(keys) if keys else ():
+    nodes: list[Node] = []
+    names: set[str] = set()
+    taken: set[int] = set()
+    for data in reversed(await store.multi_get(keys) if keys else ()):
         with suppress(codec.CodecError):
             node = codec.loads(Node, data, MAX_MESSAGE_BYTES)
-            if _is_sound(node, world_size):
-                nodes[node.node] = node
-    return tuple(nodes.values())
+            newer = node.node in names or not taken.isdisjoint(node.ranks)
+            if _is_sound(node, world_size) and not newer:
+                nodes.append(node)
+                names.add(node.node)
+                taken.update(node.ranks)
+    return tuple(reversed(nodes))
 
 
 async def await_incident(store: Store, number: int) -> bytes | None:
