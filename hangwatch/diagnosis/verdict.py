@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hangwatch.collector import without_collections
 from hangwatch.diagnosis.advice import advice
 from hangwatch.diagnosis.aftermath import find_waits
 from hangwatch.diagnosis.case import Case
@@ -25,8 +24,6 @@ from hangwatch.types import OK, Certainty, JobSnapshot, State, Thresholds, Verdi
 from hangwatch.types import Wait as ShownWait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hangwatch.diagnosis.case import Finding
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
@@ -44,7 +41,7 @@ def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
     """
     if job.ended and job.exit_code == 0:
         return (OK,)
-    with _without_collections():
+    with without_collections():
         return _judge(job, thresholds)
 
 
@@ -57,21 +54,6 @@ def _judge(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
     ]
     found.sort(key=lambda pair: _importance(case, *pair))
     return tuple(verdict for _, verdict in found) or (OK,)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Keep Python's collector off: for a large job it takes a third of the time.
-
-    It would look again and again for cycles among millions of objects that have none.
-    """
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def _open(snapshot: JobSnapshot) -> Case:

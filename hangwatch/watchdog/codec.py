@@ -115,18 +115,24 @@ def _decoder(kind: Any) -> Decoder:
         return _dict(*typing.get_args(kind))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum(kind)
-    return _float if kind is float else _plain(kind)
+    return {float: _float, str: _text}.get(kind) or _plain(kind)
 
 
 def _plain(kind: type) -> Decoder:
     def decode_plain(value: Any, _: Known) -> Any:
         if type(value) is not kind:
             raise CodecError(f"{value!r:.60} is no {getattr(kind, '__name__', kind)}")
-        if isinstance(value, str) and len(value) > MAX_TEXT:
-            raise CodecError(f"a text of {len(value)} characters")
         return value
 
     return decode_plain
+
+
+def _text(value: Any, _: Known) -> str:
+    if type(value) is not str:
+        raise CodecError(f"{value!r:.60} is no str")
+    if len(value) > MAX_TEXT:
+        raise CodecError(f"a text of {len(value)} characters")
+    return value
 
 
 def _float(value: Any, _: Known) -> float:
@@ -150,6 +156,12 @@ def _enum(kind: type[Enum]) -> Decoder:
 def _record(kind: Any) -> Decoder:
     hints = typing.get_type_hints(kind)
     required = {name for name, default in _defaults(kind) if default is MISSING}
+
+    def mismatch(value: dict[str, Any]) -> str:
+        if unknown := value.keys() - hints.keys():
+            return f"{kind.__name__} has no {min(unknown):.60}"
+        return f"a {kind.__name__} without {min(required - value.keys(), default='sense')}"
+
     # Looked up when first used: a type may hold values of itself.
     decoders: dict[str, Decoder] = {}
 
@@ -163,12 +175,10 @@ def _record(kind: Any) -> Decoder:
             raise CodecError(f"{value!r:.60} is no {kind.__name__}")
         if not decoders:
             decoders.update((name, _decoder(hint)) for name, hint in hints.items())
-        if not value.keys() <= decoders.keys():
-            unknown = min(value.keys() - decoders.keys())
-            raise CodecError(f"{kind.__name__} has no {unknown:.60}")
-        if not required <= value.keys():
-            raise CodecError(f"a {kind.__name__} without {min(required - value.keys())}")
-        return kind(**{name: decoders[name](item, known) for name, item in value.items()})
+        try:
+            return kind(**{name: decoders[name](item, known) for name, item in value.items()})
+        except (KeyError, TypeError) as error:
+            raise CodecError(mismatch(value)) from error
 
     return decode_record
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,13 +23,15 @@ if TYPE_CHECKING:
 
     from hangwatch.watchdog.news import News
 
-JOIN_S = 60.0
+JOIN_S = 300.0
+"""A store that is busy with the start of a large job may not answer for a while."""
+RETRY_S = 5.0
+LEARN_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+"""Pauses between looks at whether all nodes have joined."""
 GATHER_S = 2.0
 GATHER_FULL_S = 8.0
 CONCLUDE_S = 4.0
 """What the owner of an incident has for its verdict, once it has gathered."""
-SLICE_S = 0.5
-"""Between the parts of the wait for a verdict the next incident can be answered."""
 ATTEMPTS = 3
 """Owners of an incident that may fail one after the other before a node goes on alone."""
 
@@ -64,11 +68,10 @@ class Exchange:
         self._answer = answer
         self._on_verdict = on_verdict
         self._world_size = 0
-        # Asking and answering each have a connection: two nodes that ask at the same
-        # time would else wait for each other's answers.
+        # As few connections as can be: for each the job's store asks the name service
+        # who it is from, in its only thread.
         self._store: Store | None = None
-        self._answers: Store | None = None
-        self._all: list[Store] = []
+        self._listening: Store | None = None
         self._open: dict[int, asyncio.Future[bool]] = {}
         """Incidents of other nodes that are under way: whether a verdict came."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,19 +89,30 @@ class Exchange:
     async def join(self, host: str, port: int, prefix: str, world_size: int) -> None:
         """Connect, make ourselves known and listen. Says it once where that fails."""
         self._world_size = world_size
+        deadline = time.monotonic() + JOIN_S
+        while not self.joined:
+            try:
+                await self._join(host, port, prefix)
+            except StoreLostError as error:
+                self.why_not = _first_line(error)
+                if time.monotonic() + RETRY_S > deadline:
+                    self._lost(error)
+                    return
+                await asyncio.sleep(RETRY_S)
+
+    async def _join(self, host: str, port: int, prefix: str) -> None:
+        # Both before we are known: who is known is asked, and has to be listening.
+        store = await connect(host, port, prefix)
         try:
-            async with asyncio.timeout(JOIN_S):
-                # All before we are known: who is known is asked, and has to be listening.
-                self._all = [await connect(host, port, prefix) for _ in range(4)]
-                store, answers, waiting, roster = self._all
-                self._node = replace(self._node, address=store.address)
-                self._next, self.roster = await rounds.join(store, self._node, world_size)
-        except (StoreLostError, TimeoutError) as error:
-            self._lost(error)
-        else:
-            self._store, self._answers = store, answers
-            self._start(self._listen(waiting))
-            self._start(self._learn(roster))
+            listening = await connect(host, port, prefix)
+            self._node = replace(self._node, address=store.address)
+            self._next, self.roster = await rounds.join(store, self._node, self._world_size)
+        except BaseException:
+            store.close()
+            raise
+        self._store, self._listening = store, listening
+        self._start(self._listen(listening))
+        self._start(self._learn(store))
 
     async def ask(self, *, full: bool) -> Gathered:
         """Claim the next incident and gather what the other nodes know.
@@ -136,12 +150,10 @@ class Exchange:
 
     async def close(self) -> None:
         """Stop listening."""
-        self._store = self._answers = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for store in self._all:
-            store.close()
+        self._leave()
 
     async def _gather(self, store: Store, number: int, budget_s: float) -> Gathered:
         self._next = max(self._next, number + 1)
@@ -179,38 +191,35 @@ class Exchange:
                     self._next = max(self._next, number)
         except StoreLostError as error:
             # Most often the job has ended, and its store with it: a loss only once it is needed.
-            self._store = self._answers = None
+            self._leave()
             self.why_not = _first_line(error)
 
     async def _learn(self, store: Store) -> None:
         """Know all nodes, also should the store be lost later."""
-        try:
-            while not (found := await rounds.roster(store, self._world_size)):
-                pass
-            self.roster = found
-        except StoreLostError:
-            pass  # the listener tells
-        finally:
-            store.close()
+        with suppress(StoreLostError):  # the listener tells
+            for pause_s in LEARN_S:
+                found = await rounds.roster(store, self._world_size)
+                if found:
+                    self.roster = found
+                    return
+                await asyncio.sleep(pause_s)
 
     async def _heard(self, number: int, data: bytes) -> None:
         """Answer another node's incident, and hear what comes of it."""
         published = None
         try:
             incident: Incident = codec.loads(Incident, data, MAX_MESSAGE_BYTES)
-            own, answers = self._node.node, self._answers
-            if incident.owner == own or answers is None:
+            own, store = self._node.node, self._store
+            if incident.owner == own or store is None:
                 return
             self._opened(number)
             local = await self._answer(incident.full)
-            message, blobs = pack(own, local, self._world_size)
-            await rounds.send(answers, number, own, message, blobs)
+            message, blobs = pack(own, local, self._world_size, full=incident.full)
+            await rounds.send(store, number, own, message, blobs)
             limit_s = (GATHER_FULL_S if incident.full else GATHER_S) + CONCLUDE_S
-            for _ in range(round(limit_s / SLICE_S)):
-                published = await rounds.await_verdict(answers, number, SLICE_S)
-                if published is not None:
-                    self._on_verdict(published)
-                    break
+            published = await rounds.await_verdict(store, number, limit_s)
+            if published is not None:
+                self._on_verdict(published)
         except StoreLostError as error:
             self._lost(error)
         except Exception as error:  # noqa: BLE001 (the owner waits for us only so long)
@@ -240,8 +249,14 @@ class Exchange:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _leave(self) -> None:
+        for store in (self._store, self._listening):
+            if store is not None:
+                store.close()
+        self._store = self._listening = None
+
     def _lost(self, error: BaseException) -> None:
-        self._store = self._answers = None
+        self._leave()
         self.why_not = _first_line(error)
         self._news.lose(
             "store",

@@ -31,8 +31,10 @@ MAX_SHOWN = 256
 """Culprits and candidates that are published by number."""
 _JOB_BYTES = 48 << 20
 _LEAST_BYTES = 32 << 10
-_JOB_OPS = 200_000
+_JOB_OPS = {False: 50_000, True: 100_000}
+"""Calls of all ranks together, in an incident that is not and one that is full."""
 _KEPT_OPS = (64, 32, 16, 8, 4, 0)
+_LEAST_OPS = 4
 
 Runs = tuple[tuple[int, int, int], ...]
 """(first, how many, step) of ranks that lie equally far apart."""
@@ -157,7 +159,7 @@ class Library:
         return found
 
 
-def pack(node: str, local: Local, world_size: int) -> tuple[bytes, Blobs]:
+def pack(node: str, local: Local, world_size: int, *, full: bool = True) -> tuple[bytes, Blobs]:
     """An answer as bytes of at most MAX_MESSAGE_BYTES, and the blobs that it names."""
     blobs: Blobs = {}
     threads: dict[str, tuple[ThreadRef, ...]] = {}
@@ -177,7 +179,8 @@ def pack(node: str, local: Local, world_size: int) -> tuple[bytes, Blobs]:
         if name:
             sources[file] = name
     answer = Answer(node, threads=threads, sources=sources, unseen=local.unseen)
-    return _bounded(answer, ranks, max(1, world_size)), blobs
+    most_ops = max(_LEAST_OPS, _JOB_OPS[full] // max(1, world_size))
+    return _bounded(answer, ranks, max(1, world_size), most_ops), blobs
 
 
 def unpack(data: bytes, node: Node, world_size: int, groups: Groups) -> Received:
@@ -244,6 +247,10 @@ def slim(published: Published) -> Published:
 
 def runs_of(ranks: tuple[int, ...]) -> Runs:
     """Ranks as runs, in their order."""
+    if len(ranks) > 1 and (step := ranks[1] - ranks[0]):
+        whole = tuple(range(ranks[0], ranks[0] + step * len(ranks), step))
+        if ranks == whole:
+            return ((ranks[0], len(ranks), step),)
     found: list[tuple[int, int, int]] = []
     at = 0
     while at < len(ranks):
@@ -296,15 +303,14 @@ def _name(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
-def _bounded(answer: Answer, ranks: list[RankSnapshot], world_size: int) -> bytes:
+def _bounded(answer: Answer, ranks: list[RankSnapshot], world_size: int, most_ops: int) -> bytes:
     """The answer, with as much of each rank's history as fits.
 
     The larger the job, the less of it: all answers go through one store into one process.
     """
     share = _JOB_BYTES // world_size * len(ranks)
     most_bytes = min(MAX_MESSAGE_BYTES, max(_LEAST_BYTES, share))
-    most_ops = max(_KEPT_OPS[-3], _JOB_OPS // world_size)
-    for kept in (most_ops, *_KEPT_OPS):
+    for kept in (min(most_ops, _KEPT_OPS[0]), *_KEPT_OPS):
         if kept <= most_ops:
             data = _packed(answer, ranks, kept)
             if len(data) <= most_bytes:

@@ -20,10 +20,12 @@ All functions raise StoreLostError.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hangwatch.collector import without_collections
 from hangwatch.report.sites import fold_ranks
 from hangwatch.watchdog import codec
 from hangwatch.watchdog.messages import (
@@ -47,7 +49,9 @@ if TYPE_CHECKING:
     from hangwatch.watchdog.store import Store
 
 WAIT_S = 600.0
-"""The wait for the next incident, and for the roster, is renewed this often."""
+"""The wait for the next incident is renewed this often."""
+SLICE_S = 0.2
+"""Between the parts of a wait for others the connection is free for our own answers."""
 CHUNK = 64
 """Answers that are read at once: of a large job not all are held at the same time."""
 _KEPT = 4
@@ -77,9 +81,7 @@ async def join(store: Store, node: Node, world_size: int) -> tuple[int, tuple[No
 
 
 async def roster(store: Store, world_size: int) -> tuple[Node, ...]:
-    """All nodes, once they have joined; empty where they do not for a long time."""
-    if not await store.wait(["roster"], WAIT_S):
-        return ()
+    """All nodes; empty where they have not all joined."""
     with suppress(codec.CodecError):
         data = codec.decompress(await store.get("roster") or b"", MAX_PLAIN_BYTES)
         found: tuple[Node, ...] = codec.loads(tuple[Node, ...], data, MAX_PLAIN_BYTES)
@@ -133,9 +135,10 @@ async def send(
     store: Store, number: int, node: str, message: bytes, blobs: Mapping[str, bytes]
 ) -> None:
     """Answer an incident; blobs that the store has are not sent."""
-    for name, blob in blobs.items():
-        if not await store.check([_blob(name)]):
-            await store.set(_blob(name), blob)
+    if blobs and not await store.check([_blob(name) for name in blobs]):
+        for name, blob in blobs.items():
+            if not await store.check([_blob(name)]):
+                await store.set(_blob(name), blob)
     await store.set(_answer(number, node), message)
 
 
@@ -145,7 +148,7 @@ async def gather(  # noqa: PLR0913 (who asks whom for what)
     """What the nodes but our own have answered in time, and who has not."""
     nodes = [node for node in roster if node.node != own]
     keys = {node: _answer(number, node.node) for node in nodes}
-    all_there = not keys or await store.wait(list(keys.values()), budget_s)
+    all_there = not keys or await _waited(store, list(keys.values()), budget_s)
     there = {n: key for n, key in keys.items() if all_there or await store.check([key])}
     silent = tuple(node for node in nodes if node not in there)
     unseen = [f"{said(node)} did not answer within {budget_s:g} s" for node in silent]
@@ -155,14 +158,14 @@ async def gather(  # noqa: PLR0913 (who asks whom for what)
     answered = list(there)
     for start in range(0, len(answered), CHUNK):
         chunk = answered[start : start + CHUNK]
+        answers = await store.multi_get([there[node] for node in chunk])
         received: dict[Node, Received] = {}
-        for node, data in zip(
-            chunk, await store.multi_get([there[node] for node in chunk]), strict=True
-        ):
-            try:
-                received[node] = unpack(data, node, world_size, groups)
-            except codec.CodecError as error:
-                unseen.append(f"the answer of {said(node)} cannot be read: {error}")
+        with without_collections():
+            for node, data in zip(chunk, answers, strict=True):
+                try:
+                    received[node] = unpack(data, node, world_size, groups)
+                except codec.CodecError as error:
+                    unseen.append(f"the answer of {said(node)} cannot be read: {error}")
         names = set().union(*(one.blobs() for one in received.values()))
         library.add(await _blobs(store, library.missing(names)))
         for node, one in received.items():
@@ -192,7 +195,7 @@ async def await_verdict(store: Store, number: int, timeout_s: float) -> Publishe
 
     Raises CodecError.
     """
-    if not await store.wait([_verdict(number)], timeout_s):
+    if not await _waited(store, [_verdict(number)], timeout_s):
         return None
     data = await store.get(_verdict(number)) or b""
     found: Published = codec.loads(Published, data, MAX_MESSAGE_BYTES)
@@ -202,6 +205,15 @@ async def await_verdict(store: Store, number: int, timeout_s: float) -> Publishe
 def said(node: Node) -> str:
     """A node as people read it."""
     return f"{node.host} (rank{'s' if len(node.ranks) != 1 else ''} {fold_ranks(node.ranks)})"
+
+
+async def _waited(store: Store, keys: list[str], timeout_s: float) -> bool:
+    """Whether all keys are there in time. Other tasks can use the store meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        if await store.wait(keys, min(left_s, SLICE_S)):
+            return True
+    return False
 
 
 async def _blobs(store: Store, names: Sequence[str]) -> dict[str, bytes]:

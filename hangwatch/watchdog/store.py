@@ -6,14 +6,16 @@ The protocol has been the same since torch 2.1; a server that does not know the 
 of ours drops the connection, and keeps nothing.
 
 A request waits for the one before it, so what may wait for long has a connection of
-its own. A connection on which anything went wrong is closed.
+its own. A connection on which anything went wrong is closed. Each connection costs the
+store a question to the name service, in its only thread: where that does not answer,
+some stall it for 5 s (glibc's resolver, seen with torch 2.13).
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from hangwatch.errors import HangwatchError
@@ -65,8 +67,8 @@ class Store:
         self._writer.close()
 
     async def set(self, key: str, value: bytes) -> None:
-        """Set a key. The server does not confirm it."""
-        async with self._asking(_SET, self._key(key), _sized(value)):
+        """Set a key, also while another task waits. The server does not confirm it."""
+        async with self._asking(_SET, self._key(key), _sized(value), turn=nullcontext()):
             pass
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
@@ -121,10 +123,16 @@ class Store:
             pass
 
     @asynccontextmanager
-    async def _asking(self, query: int, *parts: bytes, wait_s: float = 0.0) -> AsyncIterator[None]:
+    async def _asking(
+        self,
+        query: int,
+        *parts: bytes,
+        wait_s: float = 0.0,
+        turn: AbstractAsyncContextManager[None] | None = None,
+    ) -> AsyncIterator[None]:
         """Send a request, and have the connection until its answer is read."""
         timeout_s = wait_s + CALL_S
-        async with self._turn:
+        async with turn or self._turn:
             done = False
             try:
                 async with asyncio.timeout(timeout_s):

@@ -35,7 +35,6 @@ from hangwatch.types import (
 )
 
 TENSOR, PIPELINE = 8, 16
-STUCK_STAGE = 7
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
 SCRIPT = "/home/ada/pretrain.py"
 SOURCE = "".join(f"    step_{line}(model, batch)\n" for line in range(1, 1001))
@@ -44,36 +43,36 @@ MIB = 1024
 """KiB."""
 
 
-def made(data: int) -> tuple[JobSnapshot, int]:
+def made(data: int, pipeline_size: int = PIPELINE) -> tuple[JobSnapshot, int]:
     """The snapshot, and the rank that is stuck in it."""
-    size = data * PIPELINE * TENSOR
+    size = data * pipeline_size * TENSOR
 
     def rank(d: int, p: int, t: int) -> int:
-        return (d * PIPELINE + p) * TENSOR + t
+        return (d * pipeline_size + p) * TENSOR + t
 
     tensor = {
         (d, p): GroupKey(tuple(rank(d, p, t) for t in range(TENSOR)), "tp")
         for d in range(data)
-        for p in range(PIPELINE)
+        for p in range(pipeline_size)
     }
     pipeline = {
-        (d, t): GroupKey(tuple(rank(d, p, t) for p in range(PIPELINE)), "pp")
+        (d, t): GroupKey(tuple(rank(d, p, t) for p in range(pipeline_size)), "pp")
         for d in range(data)
         for t in range(TENSOR)
     }
     across = {
         (p, t): GroupKey(tuple(rank(d, p, t) for d in range(data)), "dp")
-        for p in range(PIPELINE)
+        for p in range(pipeline_size)
         for t in range(TENSOR)
     }
     world = GroupKey(tuple(range(size)), "default_pg")
-    stuck = (data // 2, STUCK_STAGE, 3)
+    stuck = (data // 2, pipeline_size // 2 - 1, 3)
     ranks = []
     for d in range(data):
-        for p in range(PIPELINE):
+        for p in range(pipeline_size):
             for t in range(TENSOR):
                 keys = tensor[d, p], pipeline[d, t], across[p, t], world
-                neighbour = rank(d, p - 1 if p > STUCK_STAGE else p + 1, t)
+                neighbour = rank(d, p - 1 if p > stuck[1] else p + 1, t)
                 call = wait_of((d, p, t), stuck, keys, neighbour, rank(*stuck))
                 ranks.append(snapshot(rank(d, p, t), keys, call))
     return JobSnapshot(size, tuple(ranks), sources={SCRIPT: SOURCE}), rank(*stuck)

@@ -410,7 +410,7 @@ def test_a_store_that_is_lost_leaves_each_node_on_its_own(
 def test_a_store_that_is_not_there_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "CONNECT_S", 1.0)
+    monkeypatch.setattr(exchange_module, "JOIN_S", 1.0)
 
     async def act() -> Watchdog:
         one = Watchdog(0, tmp_path)

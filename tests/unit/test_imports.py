@@ -12,13 +12,14 @@ import hangwatch
 
 PACKAGE = Path(hangwatch.__file__).parent
 
-BOTTOM = frozenset({"types", "errors", "frames", "notice", "_native", "__init__"})
+BOTTOM = frozenset({"types", "errors", "frames", "notice", "collector", "_native", "__init__"})
 READERS = frozenset({"config", "page", "json_page"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset(),
     "errors": frozenset(),
     "__init__": frozenset(),
     "notice": frozenset(),
+    "collector": frozenset(),
     "frames": frozenset({"types"}),
     "config": BOTTOM,
     "json_page": BOTTOM,
