@@ -8,6 +8,7 @@ watchdog (companions.py), which they find by a name made of what the launcher ga
 from __future__ import annotations
 
 import hashlib
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,8 @@ def job_name(environ: Mapping[str, str], run_id: str) -> str | None:
         return None
     if not run_id and not (environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")):
         return None
-    told = [run_id, *(environ.get(name, "") for name in _SAME_JOB), _pid_namespace()]
+    told = [run_id, *(environ.get(name, "") for name in _SAME_JOB)]
+    told += [socket.gethostname(), _pid_namespace()]
     return f"job-{hashlib.blake2b('/'.join(told).encode(), digest_size=8).hexdigest()}"
 
 

@@ -52,7 +52,7 @@ class Joining:
             return
         self._full_house_ns = self._full_house_ns or look.now_ns
         waited_s = (look.now_ns - self._full_house_ns) / 1e9
-        if len(look.seen) == running[0].local_world_size or waited_s >= JOIN_AFTER_S:
+        if len(look.seen) == self._expected(running[0]) or waited_s >= JOIN_AFTER_S:
             node = Node(self.judge.name, self.judge.node, tuple(look.seen))
             self._begin(node, running[0], look)
 
@@ -69,6 +69,13 @@ class Joining:
         """Leave for good."""
         self.leave()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _expected(self, rank: Identity) -> int:
+        """How many ranks this node has, as far as that is known."""
+        hello = self.judge.hello
+        if rank.local_world_size <= 0 and hello.shared:
+            return len(hello.commands())  # each a rank; now that one runs, all are there
+        return rank.local_world_size
 
     def _join_again(self, lost: Exchange, rank: Identity, look: Look) -> None:
         """A network may come back; the store is only missed where ranks wait."""

@@ -71,7 +71,12 @@ class Job:
     """A job of some ranks, each started below a hangwatch of its own."""
 
     def __init__(
-        self, where: Path, size: int, rank: str = "RANK", count: str = "WORLD_SIZE"
+        self,
+        where: Path,
+        size: int,
+        rank: str = "RANK",
+        count: str = "WORLD_SIZE",
+        hosts: int = 1,
     ) -> None:
         (where / "train.py").write_text(PROGRAM)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -79,10 +84,15 @@ class Job:
         self.where, self.token = where, uuid.uuid4().hex
         job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), count: str(size)}
         job |= {"HANGWATCH_DIR": str(where), TOKEN: self.token}
-        self.ranks = [self._start(number, {**job, rank: str(number)}) for number in range(size)]
+        self.ranks = []
+        for number in range(size):
+            host = f"host-{number * hosts // size}" if hosts > 1 else ""
+            self.ranks.append(self._start(number, {**job, rank: str(number)}, host))
 
-    def _start(self, number: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "hangwatch", "--suspect-after", "3", sys.executable]
+    def _start(self, number: int, env: dict[str, str], host: str) -> subprocess.Popen[bytes]:
+        command = ["unshare", "--uts", "sh", "-c", f'hostname {host}; exec "$@"', "sh"]
+        command = command if host else []
+        command += [sys.executable, "-m", "hangwatch", "--suspect-after", "3", sys.executable]
         with (self.where / f"stderr-{number}").open("wb") as stderr:
             return subprocess.Popen(  # noqa: S603 (our own Python)
                 [*command, "train.py"],
@@ -163,6 +173,23 @@ def test_ranks_that_are_started_one_by_one_have_one_watchdog(tmp_path: Path) -> 
     (run,) = tmp_path.glob("hangwatch-reports/[!l]*/run*.json")
     assert json.loads(run.read_text())["exit_code"] == 0
     assert job.run_dirs() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another hostname takes root")
+def test_ranks_of_several_hosts_have_a_watchdog_on_each_and_one_report(tmp_path: Path) -> None:
+    with Job(tmp_path, 4, hosts=2) as job:
+        job.until_running()
+        assert len(job.watchdogs()) == 2
+        job.touch("hold")
+        until(lambda: job.said().count("hangwatch: SLOW") == 2, "both verdicts")
+        (tmp_path / "hold").unlink()
+        until(lambda: job.said().count("goes on") == 2, "both going on")
+        job.touch("stop")
+        assert job.wait() == [0, 0, 0, 0]
+    (report,) = read_reports(tmp_path / "hangwatch-reports")
+    assert (report["verdict"]["culprits"], report["verdict"]["victims"]) == ([1], [0, 2, 3])
+    assert [rank["node"] for rank in report["ranks"]] == [*["host-0"] * 2, *["host-1"] * 2]
+    assert report["unseen"] == []
 
 
 def test_each_keeps_its_exit_code_and_the_watchdog_stays_for_those_that_run(
