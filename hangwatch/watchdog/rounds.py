@@ -8,6 +8,7 @@ same ranks the last one to join has them.
 
     joined          how many watchdogs have joined
     node/<n>        Node: the n-th of them
+    ranks           how many ranks they have, those of one that joined again twice
     roster          all Nodes, once every rank of the job is on one of them
     rounds          how many incidents there have been
     incident/<k>    Incident: the k-th; whoever sets it first (compare_set) owns it
@@ -74,9 +75,12 @@ async def join(store: Store, node: Node, world_size: int) -> tuple[int, tuple[No
     number = await store.add("joined", 1)
     await store.delete_key("roster")  # it may be of the incarnation before
     await store.set(f"node/{number}", codec.dumps(node))
-    nodes = await known_nodes(store, world_size)
-    if sum(len(one.ranks) for one in nodes) >= world_size:
-        await store.set("roster", codec.compress(codec.dumps(nodes)))
+    nodes: tuple[Node, ...] = (node,)
+    # Of a thousand nodes only the last one reads what the others have said.
+    if await store.add("ranks", len(node.ranks)) >= world_size:
+        nodes = await known_nodes(store, world_size)
+        if sum(len(one.ranks) for one in nodes) >= world_size:
+            await store.set("roster", codec.compress(codec.dumps(nodes)))
     return await store.add("rounds", 0) + 1, nodes
 
 
