@@ -53,7 +53,7 @@ def test_each_incarnation_has_its_own_incident_and_an_abort_restarts_the_job_in_
         line = f"the launcher has started the ranks anew (restart {restart})"
         assert result.stderr.count(line) == 1
     print(f"a failure, a hang and their restarts took {took_s:.0f} s instead of 30 minutes")  # noqa: T201 (a figure)
-    assert took_s < 60
+    assert took_s < 120
 
 
 ROUNDS = """
