@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.watchdog import codec, rounds
-from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Incident, Local, Node, Published, pack
+from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Incident, Local, Node, Published
+from hangwatch.watchdog.packing import pack
 from hangwatch.watchdog.store import Store, StoreLostError, connect
 
 if TYPE_CHECKING:

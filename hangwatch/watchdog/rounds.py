@@ -29,18 +29,13 @@ from typing import TYPE_CHECKING
 from hangwatch.collector import without_collections
 from hangwatch.report.sites import fold_ranks
 from hangwatch.watchdog import codec
-from hangwatch.watchdog.messages import (
-    MAX_MESSAGE_BYTES,
+from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Incident, Local, Node, Published, slim
+from hangwatch.watchdog.packing import (
     MAX_PLAIN_BYTES,
     Groups,
-    Incident,
     Library,
-    Local,
-    Node,
-    Published,
     Received,
     complete,
-    slim,
     unpack,
 )
 

@@ -30,8 +30,9 @@ from hangwatch.diagnosis import diagnose
 from hangwatch.types import Frame, JobSnapshot, OpState, RankSnapshot, ThreadStack
 from hangwatch.watchdog import exchange
 from hangwatch.watchdog.exchange import Exchange
-from hangwatch.watchdog.messages import Local, Node, Published, pack
+from hangwatch.watchdog.messages import Local, Node, Published
 from hangwatch.watchdog.news import News
+from hangwatch.watchdog.packing import pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

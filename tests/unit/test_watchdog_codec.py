@@ -33,20 +33,17 @@ from hangwatch.types import (
     Verdict,
     Wait,
 )
-from hangwatch.watchdog import codec, messages
+from hangwatch.watchdog import codec, messages, packing
 from hangwatch.watchdog.codec import CodecError
-from hangwatch.watchdog.messages import (
-    MAX_MESSAGE_BYTES,
+from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Local, Node, Published, Runs, slim
+from hangwatch.watchdog.packing import (
     MAX_PLAIN_BYTES,
+    Groups,
     Library,
-    Local,
-    Node,
-    Published,
     complete,
     pack,
     ranks_of,
     runs_of,
-    slim,
     unpack,
 )
 
@@ -126,7 +123,7 @@ def test_no_stack_and_an_empty_one_stay_apart() -> None:
 
 
 def test_equal_groups_of_several_answers_are_one_object() -> None:
-    groups: messages.Groups = {}
+    groups: Groups = {}
     found = []
     for number in (0, 1):
         node = Node(f"node{number}:1", f"node{number}", (number,))
@@ -145,7 +142,7 @@ def test_a_long_history_is_shortened_in_a_large_job_but_for_what_a_rank_is_in() 
 def test_a_history_that_is_too_large_is_shortened_until_it_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 1_500)
+    monkeypatch.setattr(packing, "MAX_MESSAGE_BYTES", 1_500)
     ops = tuple(replace(op, state=OpState.DONE) for op in snapshot(ops=500).ops)
     found, _ = send(Local((replace(snapshot(), ops=ops),)))
     assert len(found.ranks[0].ops) in (4, 8, 16, 32, 64)
@@ -155,7 +152,7 @@ def test_a_history_that_is_too_large_is_shortened_until_it_fits(
 def test_what_does_not_fit_at_all_is_left_out_and_said_to_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 500)
+    monkeypatch.setattr(packing, "MAX_MESSAGE_BYTES", 500)
     ranks = tuple(replace(snapshot(rank), node=secrets.token_hex(9)) for rank in range(50))
     message, _ = pack(NODE.node, Local(ranks), WORLD)
     found = complete(unpack(message, NODE, WORLD, {}), Library())
@@ -177,7 +174,7 @@ def test_a_regular_group_is_a_few_numbers() -> None:
 @pytest.mark.parametrize(
     "runs", [((0, 65, 1),), ((60, 5, 1),), ((3, 5, -1),), ((0, 1 << 60, 0),), ((1 << 70, 1, 1),)]
 )
-def test_a_group_with_ranks_that_there_are_not_is_refused(runs: messages.Runs) -> None:
+def test_a_group_with_ranks_that_there_are_not_is_refused(runs: Runs) -> None:
     with pytest.raises(CodecError):
         ranks_of(runs, WORLD)
 
