@@ -29,6 +29,7 @@ Tables = Mapping[type, dict[Any, int]]
 Known = Mapping[type, Sequence[Any]]
 """Type to its values, in the order of their numbers."""
 Decoder = Callable[[Any, Known], Any]
+_SIMPLE = (str, int, float, bool, int | None, float | None, str | None, tuple[int, ...])
 _NO_TABLES: dict[type, Any] = {}
 
 
@@ -55,11 +56,12 @@ def plain(value: Any, tables: Tables = _NO_TABLES) -> Any:
     table = tables.get(kind)
     if table is not None:
         return table.setdefault(value, len(table))
-    return {
-        name: plain(item, tables)
-        for name, default in _defaults(kind)
-        if (item := getattr(value, name)) != default
-    }
+    found = {}
+    for name, default, simple in _plan(kind):
+        item = getattr(value, name)
+        if item != default:
+            found[name] = item if simple else plain(item, tables)
+    return found
 
 
 def loads(kind: Any, data: bytes, max_bytes: int) -> Any:
@@ -235,6 +237,13 @@ def _key(kind: Any, key: str) -> Any:
         return int(key)
     except ValueError:
         raise CodecError(f"{key!r:.60} is no number") from None
+
+
+@cache
+def _plan(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """Field to its default, and whether JSON has its values as they are."""
+    hints = typing.get_type_hints(kind)
+    return tuple((name, default, hints[name] in _SIMPLE) for name, default in _defaults(kind))
 
 
 @cache
