@@ -24,6 +24,8 @@ TASKS = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 """Where launchers put a task's number, and how many there are."""
+ON_NODE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+"""Where they put how many tasks a node has: one that is alone has nothing to share."""
 _SAME_JOB = ("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -34,6 +36,8 @@ def job_name(environ: Mapping[str, str], run_id: str) -> str | None:
     MASTER_ADDR and MASTER_PORT, nothing tells one job from another.
     """
     if not any(_is_task(environ, *names) for names in TASKS):
+        return None
+    if any(environ.get(name) == "1" for name in ON_NODE):
         return None
     if not run_id and not (environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangwatch.election import TASKS, job_name
+from hangwatch.election import ON_NODE, TASKS, job_name
 
 STORE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 TASK = {"RANK": "1", "WORLD_SIZE": "8"}
@@ -40,6 +40,7 @@ def test_jobs_with_another_store_run_id_or_step_have_another_name() -> None:
         TASK,
         {**STORE, "RANK": "0", "WORLD_SIZE": "1"},
         {**STORE, "RANK": "none", "WORLD_SIZE": "2"},
+        *({**STORE, **TASK, name: "1"} for name in ON_NODE),
         {**TASK, "MASTER_ADDR": "10.0.0.1"},
         {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
     ],
