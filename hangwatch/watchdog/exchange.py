@@ -202,6 +202,7 @@ class Exchange:
                 found = await rounds.roster(store, self._world_size)
                 if found:
                     self.roster = found
+                    self._news.debug(f"the watchdogs of {len(found)} nodes know each other")
                     return
                 await asyncio.sleep(pause_s)
 

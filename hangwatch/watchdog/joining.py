@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 JOIN_AFTER_S = 5.0
 """Ranks of this node that come later than this are not named to the other nodes."""
+HOLD_S = 6.0
+"""What takes longer is not waited for with a verdict."""
 AGAIN_S = 15.0
 """Between two attempts to join anew where the store was lost, while ranks wait."""
 
@@ -36,6 +38,14 @@ class Joining:
     _joined_ns: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _join: asyncio.Task[None] | None = None
+
+    def under_way(self, now_ns: int) -> bool:
+        """Whether the others can be asked in a moment: worth waiting for with a verdict."""
+        if self.judge.exchange is None:
+            since_ns, due = self._full_house_ns, self._full_house_ns > 0
+        else:
+            since_ns, due = self._joined_ns, self._join is not None and not self._join.done()
+        return due and now_ns - since_ns < HOLD_S * 1e9
 
     def look(self, look: Look) -> None:
         """Join once the ranks of this node run, and again where the store was lost since."""
@@ -102,8 +112,6 @@ class Joining:
             self.judge.store_address = str(found[0][4][0])
         prefix = f"hangwatch/{rank.run_id or 'job'}/{rank.world_size}"
         await exchange.join(rank.store_host, rank.store_port, prefix, rank.world_size)
-        if exchange.joined:
-            self.news.debug("joined the watchdogs of the other nodes")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

@@ -261,6 +261,8 @@ class Judge:
         """The other nodes' evidence, None where there are none that could be asked."""
         if self.exchange is None or not self.exchange.joined:
             return None
+        if full:
+            self.news.debug("asks the other nodes for all that they know")
         return await self.exchange.ask(full=full)
 
     async def _look_for(self, gathered: Gathered | None) -> Missing:

@@ -144,8 +144,11 @@ class Monitor:
         age_s = look.longest_wait_s
         if age_s >= QUIET_S:
             self._judge.incidents.happen(Event.WAIT)
+        self._joining.look(look)
         asking = self._judge.exchange is not None and self._judge.exchange.joined
-        if self._schedule.due(age_s, thresholds, moved=look.moved, asking=asking):
+        if not self._joining.under_way(look.now_ns) and self._schedule.due(
+            age_s, thresholds, moved=look.moved, asking=asking
+        ):
             ask_flight = look.all_wait() and self._schedule.flight_due(age_s)
             before = self._judge.incidents.stage
             if not await self._judge.evaluate(thresholds, ask_flight=ask_flight):
@@ -157,7 +160,6 @@ class Monitor:
         if self._agreement.look_due(look):
             await self._judge.compare()
         self._notice_revival(look)
-        self._joining.look(look)
         if self._now_ns() - self._saved_ns >= SAVE_S * 1e9:
             self._save()
 

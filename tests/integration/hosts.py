@@ -129,6 +129,12 @@ class Host:
         path = self.where / "stderr"
         return path.read_text("utf-8", "replace") if path.exists() else ""
 
+    def report(self) -> dict[str, Any]:
+        """The newest report that it has written, once there is one."""
+        wait_for(self.reports, f"a report on {self.name}")
+        newest: dict[str, Any] = self.reports()[-1]
+        return newest
+
     def verdicts(self, *states: str) -> list[str]:
         """The lines that announced a verdict so far (of these states)."""
         starts = tuple(f"hangwatch: {state}" for state in states or _STATES)
@@ -212,6 +218,24 @@ def launch(  # noqa: PLR0913 (how a job is started, by keyword)
             [*command, str(PROGRAMS / program), *arguments],
             {**network, **(env or {}).get(host.number, {})},
         )
+
+
+def acquainted(made: Sequence[Host]) -> None:
+    """Wait until the ranks run and the watchdogs (with -v) know each other."""
+    for host in made:
+        wait_for(lambda host=host: "nodes know each other" in host.said(), host.name)  # type: ignore[misc]
+
+
+def everywhere(made: Sequence[Host], state: str, count: int = 1) -> None:
+    """Wait until every host has announced so many verdicts of a state."""
+    for host in made:
+        wait_for(lambda host=host: len(host.verdicts(state)) >= count, f"{state} on {host.name}")  # type: ignore[misc]
+
+
+def recovered(made: Sequence[Host]) -> None:
+    """Wait until every host has said that the job goes on."""
+    for host in made:
+        wait_for(lambda host=host: "what was reported has passed" in host.said(), host.name)  # type: ignore[misc]
 
 
 def wait_for(condition: Callable[[], object], what: str, bound_s: float = BOUND_S) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hosts import Host, ahead, hosts, launch, needs_hosts, wait_for
+from hosts import Host, ahead, everywhere, hosts, launch, needs_hosts, recovered, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,12 +18,6 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 HOUR_S = 3600
-
-
-def everywhere(made: Sequence[Host], state: str, count: int = 1) -> None:
-    """Wait until every host has announced so many verdicts of a state."""
-    for host in made:
-        wait_for(lambda host=host: len(host.verdicts(state)) >= count, f"{state} on {host.name}")  # type: ignore[misc]
 
 
 def over(made: Sequence[Host]) -> None:
@@ -46,8 +40,7 @@ def test_two_ranks_get_stuck_one_after_the_other_each_on_another_host(tmp_path: 
         everywhere(made, "HANG")
         writer, report = only_report(made)
         (tmp_path / "go-20").touch()
-        for host in made:
-            wait_for(lambda host=host: "what was reported has passed" in host.said(), host.name)  # type: ignore[misc]
+        recovered(made)
         everywhere(made, "SLOW", 2)
         (tmp_path / "go-40").touch()
         over(made)
