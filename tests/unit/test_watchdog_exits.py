@@ -181,3 +181,25 @@ def test_without_a_counter_no_end_is_called_out_of_memory(tmp_path: Path) -> Non
     kills = OomKills(str(tmp_path), str(tmp_path))
     kills.begin(7)
     assert not kills.explains(7)
+
+
+def test_who_is_killed_first_after_a_restart_was_not_ended_by_the_launcher() -> None:
+    async def watch() -> ProcessState:
+        exits, told = Exits(), asyncio.Semaphore(0)
+        exits.on_exit = lambda _: told.release()
+        children = [start(), start()]
+        for number, (child, start_ticks) in enumerate(children):
+            if number == 1:
+                exits.forget_ended()
+                assert exits.ended() == {}
+            exits.track(child.pid, start_ticks)
+            child.send_signal(signal.SIGKILL)
+            await asyncio.wait_for(told.acquire(), WAIT_S)
+        state = exits.state(children[1][0].pid, children[1][1])
+        exits.close()
+        for child, _ in children:
+            finish(child)
+        return state
+
+    state = asyncio.run(watch())
+    assert (state.signal, state.terminated_by_launcher) == (signal.SIGKILL, False)
