@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hangwatch.watchdog.news import News
 
-JOIN_S = 300.0
+JOIN_S = 60.0
 """A store that is busy with the start of a large job may not answer for a while."""
 RETRY_S = 5.0
 LEARN_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
