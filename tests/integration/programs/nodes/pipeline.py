@@ -4,6 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from assembled import assemble
 
 
 def neighbours():
@@ -24,6 +25,7 @@ def loss(step):
 
 def main():
     """Each stage hands its result on to the one before it."""
+    assemble()
     dist.init_process_group("gloo")
     before, after = neighbours()
     for step in range(1000):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from assembled import assemble
 
 
 def load_batch(step):
@@ -25,6 +26,7 @@ def load_batch(step):
 STEPS, *STAYS = map(int, sys.argv[1:])
 STAYS = set(zip(STAYS[::2], STAYS[1::2], strict=True))
 
+assemble()
 dist.init_process_group("gloo")
 for step in range(STEPS):
     dist.all_reduce(load_batch(step))  # victim
