@@ -75,6 +75,8 @@ class Exchange:
         self._listening: Store | None = None
         self._open: dict[int, asyncio.Future[bool]] = {}
         """Incidents of other nodes that are under way: whether a verdict came."""
+        self._silent: frozenset[Node] = frozenset()
+        """Those that did not answer the last time: they are not waited for as long again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._next = 1
         self.roster: tuple[Node, ...] = (node,)
@@ -159,9 +161,13 @@ class Exchange:
     async def _gather(self, store: Store, number: int, budget_s: float) -> Gathered:
         self._next = max(self._next, number + 1)
         self.roster = await rounds.known_nodes(store, self._world_size) or self.roster
-        found = await rounds.gather(
-            store, number, self._node.node, self.roster, self._world_size, budget_s
-        )
+        patience_s = {
+            node: GATHER_S if node in self._silent else budget_s
+            for node in self.roster
+            if node.node != self._node.node
+        }
+        found = await rounds.gather(store, number, patience_s, self.roster, self._world_size)
+        self._silent = frozenset(found.silent)
         return Gathered(
             owner=True,
             round=number,

@@ -141,16 +141,27 @@ async def send(
     await store.set(_answer(number, node), message)
 
 
-async def gather(  # noqa: PLR0913 (who asks whom for what)
-    store: Store, number: int, own: str, roster: Sequence[Node], world_size: int, budget_s: float
+async def gather(
+    store: Store,
+    number: int,
+    patience_s: Mapping[Node, float],
+    roster: Sequence[Node],
+    world_size: int,
 ) -> Answers:
-    """What the nodes but our own have answered in time, and who has not."""
-    nodes = [node for node in roster if node.node != own]
-    keys = {node: _answer(number, node.node) for node in nodes}
-    all_there = not keys or await _waited(store, list(keys.values()), budget_s)
+    """What nodes have answered in time, and who has not.
+
+    patience_s: the nodes that are asked, with how long each is waited for.
+    """
+    began = time.monotonic()
+    keys = {node: _answer(number, node.node) for node in patience_s}
+    all_there = True
+    for limit_s in sorted(set(patience_s.values()), reverse=True):
+        some = [keys[node] for node, seconds in patience_s.items() if seconds == limit_s]
+        left_s = limit_s - (time.monotonic() - began)
+        all_there = await _waited(store, some, left_s) and all_there
     there = {n: key for n, key in keys.items() if all_there or await store.check([key])}
-    silent = tuple(node for node in nodes if node not in there)
-    unseen = [f"{said(node)} did not answer within {budget_s:g} s" for node in silent]
+    silent = tuple(node for node in keys if node not in there)
+    unseen = [f"{said(node)} did not answer within {patience_s[node]:g} s" for node in silent]
     others: list[Local] = []
     library, groups = Library(), Groups()
     owners = {rank: node for node in roster for rank in node.ranks}

@@ -142,7 +142,9 @@ class Store:
                     done = True
             except TimeoutError as error:
                 raise StoreLostError(f"the store does not answer within {timeout_s:g} s") from error
-            except (OSError, EOFError, RuntimeError) as error:
+            except RuntimeError as error:  # of the transport
+                raise StoreLostError("the connection to the store was closed") from error
+            except (OSError, EOFError) as error:
                 raise StoreLostError(f"the store is gone ({_first_line(error)})") from error
             finally:
                 if not done:

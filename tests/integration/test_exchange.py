@@ -334,6 +334,26 @@ def test_a_node_that_does_not_answer_is_named_with_its_ranks(
     with_two(server, tmp_path, act)
 
 
+def test_a_node_that_was_silent_is_not_waited_for_as_long_again(
+    server: Server, tmp_path: Path
+) -> None:
+    async def act(one: Watchdog, other: Watchdog) -> None:
+        silence = asyncio.Event()
+
+        async def wait() -> None:
+            await silence.wait()
+
+        other.before_answer = wait
+        assert (await one.exchange.ask(full=False)).silent
+        gathered = await one.exchange.ask(full=True)
+        assert gathered.unseen == ("node1 (rank 1) did not answer within 2 s",)
+        silence.set()
+        await one.exchange.publish(gathered.round, Published("node0", ()))
+        assert not (await one.exchange.ask(full=False)).silent
+
+    with_two(server, tmp_path, act)
+
+
 def test_a_watchdog_that_was_started_again_is_asked_once(server: Server, tmp_path: Path) -> None:
     async def act(one: Watchdog, other: Watchdog) -> None:
         await other.exchange.close()
