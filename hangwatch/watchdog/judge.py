@@ -6,21 +6,18 @@ import asyncio
 import math
 import signal
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.config import OnHang
 from hangwatch.diagnosis import find_desync
 from hangwatch.types import (
     Certainty,
-    Evidence,
     JobSnapshot,
-    Moment,
     State,
     Thresholds,
     Verdict,
 )
-from hangwatch.watchdog import environment
+from hangwatch.watchdog.account import Account, Judged
 from hangwatch.watchdog.actions import end_ranks
 from hangwatch.watchdog.assembly import whole_job
 from hangwatch.watchdog.evidence import Collected, Level
@@ -28,7 +25,6 @@ from hangwatch.watchdog.incidents import Announce, Event, Incidents, Stage, even
 from hangwatch.watchdog.last_words import LastWords
 from hangwatch.watchdog.messages import Local, Published
 from hangwatch.watchdog.reach import Missing, missing
-from hangwatch.watchdog.reporter import Reporter, utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,6 +34,7 @@ if TYPE_CHECKING:
     from hangwatch.watchdog.exchange import Exchange, Gathered
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.news import News
+    from hangwatch.watchdog.reporter import Reporter
 
 HEAD_START_S = 3.0
 POST_MORTEM_S = 3.0
@@ -45,16 +42,6 @@ POST_MORTEM_S = 3.0
 LAST_WORDS_S = 2.0
 _NO_PATIENCE = Thresholds(math.inf, math.inf)
 """Nothing is told but what is certain, however long it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """One diagnosis with what it was made from. ``round``: of the exchange, 0 for none."""
-
-    verdicts: tuple[Verdict, ...]
-    job: JobSnapshot
-    collected: Collected
-    round: int = 0
 
 
 @dataclass(slots=True)
@@ -73,14 +60,15 @@ class Judge:
     """The IP address of the host that has the job's store, empty while unknown."""
     aborted_incarnation: int = -1
     """The incarnation whose ranks we have ended."""
-    _detected_at: str = ""
-    _detected_after_s: float = 0.0
-    _timeline: list[Moment] = field(default_factory=list)
+    _account: Account = field(init=False)
     _telling: asyncio.Task[None] | None = None
     _told_elsewhere: bool = False
     _last_words: LastWords = field(default_factory=LastWords)
     _guessed: bool = False
     """The others have been told by us who failed first; the report is ours, too."""
+
+    def __post_init__(self) -> None:
+        self._account = Account(self.hello.run)
 
     @property
     def name(self) -> str:
@@ -99,7 +87,7 @@ class Judge:
         worth the stacks, and is judged again with them. False where another node's
         watchdog came between, and this one may still have something to tell.
         """
-        ours = bool(self._detected_at)
+        ours = self._account.is_open
         judged = await self._judge(Level.LIGHT, thresholds)
         if judged and ask_flight and not self._is_news(judged):
             await self._publish(judged, told=False)
@@ -131,10 +119,10 @@ class Judge:
             return
         collected = await self.gatherer.collect(Level.FULL)
         job = self._job(collected)
-        evidence = self._evidence(_Judged((find_desync(job) or found,), job, collected))
-        now = utc_now()
-        timeline = (Moment(now, f"{Announce.DESYNC.upper()}: {found.headline}"),)
-        evidence = replace(evidence, detected_at=now, timeline=timeline)
+        judged = Judged((find_desync(job) or found,), job, collected)
+        account = Account(self.hello.run)
+        account.add(Announce.DESYNC, judged.verdicts[0])
+        evidence = account.evidence(judged, self.news.lost)
         await self.reporter.verdict(evidence, same_incident=False)
 
     async def settle(self, timeout_s: float) -> None:
@@ -195,7 +183,7 @@ class Judge:
         if exit_code is None and not any(_failed(rank.process) for rank in collected.ranks):
             return  # they were ended since nodes joined or left, or came to their end
         job = replace(self._job(collected, gathered, absent), ended=True, exit_code=exit_code)
-        judged = _Judged(self.diagnose(job, thresholds), job, collected)
+        judged = Judged(self.diagnose(job, thresholds), job, collected)
         if not judged.verdicts or judged.verdicts[0].state is State.OK:
             return
         announce = self._happens(Event.FAILED, judged.verdicts[0])
@@ -217,7 +205,7 @@ class Judge:
             return  # this node tells, or has told what comes before it
         if event and self._happens(event, main):
             self.reporter.remote(published)
-            self._told_elsewhere = not self._detected_at
+            self._told_elsewhere = not self._account.is_open
             if event is Event.HANG:
                 self._telling = asyncio.ensure_future(self._abort_if_asked())
 
@@ -226,8 +214,7 @@ class Judge:
         return {
             "incidents": self.incidents.export(),
             "aborted_incarnation": self.aborted_incarnation,
-            "detected_at": self._detected_at,
-            "detected_after_s": self._detected_after_s,
+            "account": self._account.export(),
             "told_elsewhere": self._told_elsewhere,
         }
 
@@ -238,11 +225,10 @@ class Judge:
         """
         self.incidents = restored(values["incidents"])
         self.aborted_incarnation = int(values["aborted_incarnation"])
-        self._detected_at = str(values["detected_at"])
-        self._detected_after_s = float(values["detected_after_s"])
+        self._account.restore(values["account"])
         self._told_elsewhere = bool(values["told_elsewhere"])
 
-    async def _judge(self, level: Level, thresholds: Thresholds) -> _Judged | None:
+    async def _judge(self, level: Level, thresholds: Thresholds) -> Judged | None:
         """A diagnosis; None where another node's watchdog makes it."""
         gathered = await self._ask(full=level is Level.FULL)
         if gathered is not None and not gathered.owner:
@@ -255,7 +241,7 @@ class Judge:
             collected, absent = await self.gatherer.collect(level), None
         job = self._job(collected, gathered, absent)
         verdicts = self.diagnose(job, thresholds)
-        return _Judged(verdicts, job, collected, gathered.round if gathered else 0)
+        return Judged(verdicts, job, collected, gathered.round if gathered else 0)
 
     async def _ask(self, *, full: bool) -> Gathered | None:
         """The other nodes' evidence, None where there are none that could be asked."""
@@ -294,11 +280,11 @@ class Judge:
             return f"the watchdogs of other nodes could not be asked{why}"
         return "no watchdog has found a page or a process of theirs"
 
-    def _is_news(self, judged: _Judged) -> bool:
+    def _is_news(self, judged: Judged) -> bool:
         event = self._event(judged)
         return event is not None and self.incidents.would_tell(event)
 
-    def _happen(self, judged: _Judged) -> Announce | None:
+    def _happen(self, judged: Judged) -> Announce | None:
         event = self._event(judged)
         if event is None:
             return None
@@ -307,44 +293,23 @@ class Judge:
     def _happens(self, event: Event, verdict: Verdict) -> Announce | None:
         return self.incidents.happen(event, verdict, self.gatherer.incarnation)
 
-    def _event(self, judged: _Judged) -> Event | None:
+    def _event(self, judged: Judged) -> Event | None:
         event = event_of(judged.verdicts[0]) if judged.verdicts else None
         if event is Event.FAILED and self._is_hung():
             # How a hung job falls apart is not what hung it: its report stays as it is.
             return None
         return event
 
-    async def _tell(self, announce: Announce, judged: _Judged) -> None:
-        main = judged.verdicts[0]
-        follows = bool(self._detected_at)
-        if not follows:
-            self._detected_at, self._detected_after_s = utc_now(), main.stuck_age_s
-            began = datetime.now(UTC) - timedelta(seconds=main.stuck_age_s)
-            at = began.isoformat(timespec="milliseconds")
-            self._timeline.append(Moment(at, "The longest wait begins."))
-        self._timeline.append(Moment(utc_now(), f"{announce.upper()}: {main.headline}"))
-        await self.reporter.verdict(self._evidence(judged), same_incident=follows)
+    async def _tell(self, announce: Announce, judged: Judged) -> None:
+        follows = self._account.is_open
+        self._account.add(announce, judged.verdicts[0])
+        evidence = self._account.evidence(judged, self.news.lost)
+        await self.reporter.verdict(evidence, same_incident=follows)
         await self._publish(judged, told=True)
         if announce is Announce.HANG:
             await self._abort_if_asked()
 
-    def _evidence(self, judged: _Judged) -> Evidence:
-        pid = next((r.pid for r in judged.collected.ranks if r.process.alive), 0)
-        run = self.hello.run
-        return Evidence(
-            run=replace(run, versions={**run.versions, **environment.versions(pid)}),
-            job=judged.job,
-            verdicts=judged.verdicts,
-            detected_at=self._detected_at,
-            detected_after_s=self._detected_after_s,
-            pages=judged.collected.pages,
-            flights=judged.collected.flights,
-            environment=environment.job_environment(pid),
-            timeline=tuple(self._timeline),
-            lost=tuple(self.news.lost),
-        )
-
-    async def _publish(self, judged: _Judged, *, told: bool) -> None:
+    async def _publish(self, judged: Judged, *, told: bool) -> None:
         if self.exchange is not None and judged.round:
             report = str(self.reporter.report or "") if told else ""
             verdicts = judged.verdicts if told else ()
@@ -362,9 +327,8 @@ class Judge:
 
     def _forget(self) -> None:
         """The incident is over; the next one has a report of its own."""
-        self._detected_at, self._detected_after_s = "", 0.0
+        self._account.forget()
         self._told_elsewhere = False
-        self._timeline.clear()
 
 
 def _failed(process: ProcessState) -> bool:
