@@ -14,6 +14,10 @@ need unshare util-linux
 need nsenter util-linux
 need hostname hostname
 need ip iproute2
+need prometheus prometheus
+need promtool prometheus
+need prometheus-alertmanager prometheus-alertmanager
+need chromium chromium
 
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
