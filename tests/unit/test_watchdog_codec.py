@@ -16,6 +16,8 @@ from hangwatch.types import (
     Certainty,
     Child,
     Frame,
+    GpuHealth,
+    GpuState,
     GroupKey,
     GroupProgress,
     JobSnapshot,
@@ -32,6 +34,7 @@ from hangwatch.types import (
     Thresholds,
     Verdict,
     Wait,
+    Xid,
 )
 from hangwatch.watchdog import codec, messages, packing
 from hangwatch.watchdog.codec import CodecError
@@ -57,6 +60,21 @@ JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
+GPU = GpuState(
+    uuid="MIG-1",
+    index=3,
+    name="NVIDIA A100 MIG 1g.5gb",
+    parent="GPU-1",
+    health=GpuHealth.LOST,
+    ranks=(0, 1),
+    utilization=0.5,
+    memory_used_bytes=1 << 30,
+    temperature_c=61.0,
+    throttle=("sw_power_cap",),
+    remapped_rows={"correctable": 1, "pending": 1},
+    xids=(Xid(79, 1, 3.5),),
+    unreadable=("power",),
+)
 
 
 def stack(function: str = "step") -> ThreadStack:
@@ -78,6 +96,7 @@ def snapshot(rank: int = 0, ops: int = 1) -> RankSnapshot:
         ops=tuple(replace(op, seq=seq) for seq in range(1, ops + 1)),
         threads=(stack(),),
         children=(Child(9, "python", ProcessState(alive=True), (stack("load"),)),),
+        gpu=GPU,
     )
 
 
