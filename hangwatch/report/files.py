@@ -35,6 +35,8 @@ LATEST = "latest"
 REPORT = "report.json"
 RUN = "run.json"
 _INCIDENT = re.compile(r"incident-(\d{3,})")
+MANY = 64
+"""Entries of a list that are not indented."""
 _TRIES = 100
 """Numbers tried where watchdogs of several nodes write to one shared directory."""
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
@@ -110,7 +112,18 @@ def _stack_text(stack: Mapping[str, Any]) -> bytes:
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, indent=1).encode() + b"\n"
+    """Indented for people; of what has many entries each is on a line of its own.
+
+    The encoder in C, which json.dumps() takes where it need not indent, is ten times as fast.
+    """
+    fields = []
+    for key, value in content.items():
+        if isinstance(value, list) and len(value) > MANY:
+            text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+        else:
+            text = json.dumps(value, indent=1).replace("\n", "\n ")
+        fields.append(f" {json.dumps(key)}: {text}")
+    return ("{\n" + ",\n".join(fields) + "\n}\n").encode()
 
 
 def _write(path: Path, data: bytes) -> None:

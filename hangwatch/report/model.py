@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.report.calls import calls_content, chosen_ranks
 from hangwatch.report.chains import next_towards
+from hangwatch.report.groups import FOR_SHOWN, Groups, Sites, places_content
 from hangwatch.report.ranks import Stacks, rank_content
 from hangwatch.report.sites import group_label, site_content
 
@@ -25,14 +27,26 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
     file's text is known), a rank its ``threads`` and ``children``, so that a
     stored report prints as it did on the machine that it came from, and a wait
     ``towards``: of the ranks that it is for the one that leads to a culprit.
+    What many ranks have alike is told once and referred to by number: ``groups``,
+    ``sites`` of calls, and ``places`` that ranks wait in, each with all that it
+    is for, of which a wait itself lists the first FOR_SHOWN. A few ranks of each
+    kind have ``calls``, their last ones (null for the others).
     """
     run, job, verdict = evidence.run, evidence.job, evidence.verdicts[0]
     stacks = Stacks(job.sources)
     waits = {wait.rank: wait for wait in reversed(verdict.waits)}
     towards = next_towards(verdict.waits, verdict.culprits)
+    groups, sites = Groups(job.ranks), Sites(job.sources)
+    chosen = chosen_ranks(job.ranks, verdict, towards)
     ranks = [
-        rank_content(rank, verdict, waits.get(rank.rank), stacks, job.sources) for rank in job.ranks
+        {
+            **rank_content(rank, verdict, waits.get(rank.rank), stacks, job.sources),
+            "groups": [groups.progress(group) for group in rank.groups],
+            "calls": calls_content(rank, verdict, groups, sites) if rank.rank in chosen else None,
+        }
+        for rank in job.ranks
     ]
+    places, places_of = places_content(verdict.waits, groups, job.sources)
     return {
         "schema": SCHEMA,
         "run": {
@@ -48,7 +62,13 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
         "also": [_verdict(other, evidence) for other in evidence.verdicts[1:]],
         "ranks": ranks,
         "stacks": stacks.content(),
-        "waits": [_wait(wait, towards, job.sources) for wait in verdict.waits],
+        "waits": [
+            {**_wait(wait, towards, job.sources), "place": place}
+            for wait, place in zip(verdict.waits, places_of, strict=True)
+        ],
+        "places": places,
+        "groups": groups.content(),
+        "sites": sites.content(),
         "timeline": [
             {"at": moment.at, "what": moment.what, "rank": moment.rank}
             for moment in evidence.timeline
@@ -113,7 +133,8 @@ def _wait(wait: Wait, towards: Mapping[int, int], sources: Mapping[str, str]) ->
         "group": group_label(wait.group),
         "seq": wait.seq,
         "op": wait.op,
-        "for": list(wait.waits_for),
+        "for": list(wait.waits_for[:FOR_SHOWN]),
+        "for_count": len(wait.waits_for),
         "towards": towards.get(wait.rank) if towards.get(wait.rank) in wait.waits_for else None,
         "age_s": round(wait.age_s, 3),
         "site": site_content(wait.site, sources, context=False),

@@ -7,6 +7,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.frames import innermost_user_site, is_user_file, line_of
+from hangwatch.report.calls import CULPRITS
+from hangwatch.report.gpus import gpu_content
 from hangwatch.report.sites import group_label, site_content
 from hangwatch.types import OpState
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from hangwatch.types import (
         Child,
         Frame,
-        GroupProgress,
         ProcessState,
         RankSnapshot,
         Site,
@@ -69,29 +70,31 @@ def rank_content(
     stacks: Stacks,
     sources: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The entry of one rank; its stacks go to stacks."""
+    """The entry of one rank, but for its groups and calls; its stacks go to stacks."""
     threads = rank.threads or ()
     main = main_thread(threads)
+    site = _rank_site(rank, verdict, wait, sources)
+    # The lines around it would be most of a report of ten thousand ranks.
+    context = rank.rank in verdict.culprits[:CULPRITS]
     return {
         "rank": rank.rank,
         "node": rank.node,
         "pid": rank.pid,
         "phase": rank.phase.value,
         "process": _process(rank.process),
-        "groups": [_progress(group) for group in rank.groups],
         "stuck_in": _stuck_in(rank, wait, sources),
-        "site": site_content(_rank_site(rank, verdict, wait, sources), sources),
+        "site": site_content(site, sources, context=context),
         "stack": stacks.add(main.frames, rank.rank) if main else None,
         "threads": [_thread(thread, rank.rank, stacks) for thread in threads],
         "children": [_child(child, rank.rank, stacks) for child in rank.children],
         "exception": {
             "type": rank.exception.type,
             "message": rank.exception.message,
-            "site": site_content(rank.exception.site, sources),
+            "site": site_content(rank.exception.site, sources, context=context),
         }
         if rank.exception
         else None,
-        "gpu": None,
+        "gpu": gpu_content(rank.gpu),
         "recorder": rank.recorder,
         "missing_evidence": list(rank.missing_evidence),
     }
@@ -133,26 +136,14 @@ def _process(process: ProcessState) -> dict[str, Any]:
     }
 
 
-def _progress(group: GroupProgress) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "desc": group.key.desc,
-        "size": len(group.key.ranks),
-        "enqueued": group.enqueued,
-        "started": group.started,
-        "completed": group.completed,
-        "p2p": group.p2p,
-        "alive": group.alive,
-    }
-
-
 def _stuck_in(
     rank: RankSnapshot, wait: Wait | None, sources: Mapping[str, str]
 ) -> dict[str, Any] | None:
     """The call that the rank is blocked in; None if it is blocked in none."""
     if wait:
         label = group_label(wait.group)
-        return _blocked(wait.op, label, wait.seq, wait.age_s, site_content(wait.site, sources))
+        site = site_content(wait.site, sources, context=False)
+        return _blocked(wait.op, label, wait.seq, wait.age_s, site)
     for op in reversed(rank.ops):
         if op.state is OpState.BLOCKED:
             return _blocked(
@@ -160,10 +151,10 @@ def _stuck_in(
                 group_label(op.group),
                 op.seq,
                 op.blocked_age_s if op.blocked_age_s is not None else op.issued_age_s,
-                site_content(op.site, sources),
+                site_content(op.site, sources, context=False),
             )
     if rank.in_call:
-        site = site_content(rank.in_call_site, sources)
+        site = site_content(rank.in_call_site, sources, context=False)
         return _blocked(rank.in_call, None, 0, rank.in_call_age_s, site)
     return None
 

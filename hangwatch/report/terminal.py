@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hangwatch.notice import printable
 from hangwatch.report.chains import chain
-from hangwatch.report.sites import fold_ranks
+from hangwatch.report.places import places_of, towards_of
+from hangwatch.report.sites import fold_ranks, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ LEAST_S = 0.05
 MAX_FRAMES = 6
 MAX_WAITS = 5
 MAX_HOPS = 8
+MAX_RANGES = 12
 _LABEL = 11
 """Columns of the label on the left."""
 _COLOURS = {"hang": "1;31", "failed": "1;31", "slow": "1;33", "desync": "1;33", "ok": "1;32"}
@@ -81,7 +83,7 @@ def format_verdict(
     yield from _headline(verdict, style)
     if verdict["state"] == "ok":
         return
-    yield from _waits(report["waits"], verdict, style)
+    yield from _waits(report, style)
     yield from _culprits(report, style)
     yield from _site(verdict, style)
     yield from _stack(report, style)
@@ -114,43 +116,40 @@ def _sentence(verdict: Mapping[str, Any]) -> str:
     return f"{verdict['state'].upper()} ({verdict['certainty']}) {verdict['headline']}"
 
 
-def _waits(
-    waits: Sequence[Mapping[str, Any]], verdict: Mapping[str, Any], style: Style
-) -> Iterator[str]:
+def _waits(report: Mapping[str, Any], style: Style) -> Iterator[str]:
     """Who waits where: one line for all ranks that wait for the same in the same place."""
-    alike: defaultdict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for wait in waits:
-        site = wait["site"] or {}
-        place = (wait["op"], wait["group"], wait["seq"], site.get("file"), site.get("line"))
-        alike[*place, tuple(wait["for"])].append(wait)
+    verdict = report["verdict"]
+    places = places_of(report)
     culprits = set(verdict["culprits"])
-    towards = {wait["rank"]: wait["towards"] for wait in waits if wait["towards"] is not None}
+    towards = towards_of(report)
     # Those that wait for a culprit itself come first: of a large job not all are shown.
     ordered = sorted(
-        alike.items(), key=lambda item: (culprits.isdisjoint(item[0][-1]), -len(item[1]))
+        places, key=lambda place: (culprits.isdisjoint(place["for"]), -len(place["ranks"]))
     )
-    lines = []
-    for (op, group, seq, _, _, waited_for), ranks in ordered:
-        who = fold_ranks(wait["rank"] for wait in ranks)
-        what = f"{op} #{seq}" if seq else op
-        if group:
-            what = f"{what} of {group}"
-        text = f"{_ranks(who)} in {what}"
-        age_s = max(wait["age_s"] for wait in ranks)
-        if age_s >= LEAST_S:
-            text = f"{text}, {age_s:.1f} s"
-        if ranks[0]["site"]:
-            text = f"{text}, at {_place(ranks[0]['site'])}"
-        if waited_for:
-            text = f"{text}, for {_ranks(fold_ranks(waited_for))}"
-        if len(way := chain(ranks[0]["rank"], towards)) > 1:
-            text = f"{text} ({_arrows(way)})"
-        lines.append(text)
-    if len(lines) > MAX_WAITS:
-        lines[MAX_WAITS - 1 :] = [f"and {len(lines) - MAX_WAITS + 1} more places, see report.json"]
+    lines = [_place_line(place, towards) for place in ordered[:MAX_WAITS]]
+    if len(ordered) > MAX_WAITS:
+        lines[MAX_WAITS - 1 :] = [
+            f"and {len(ordered) - MAX_WAITS + 1} more places, see report.json"
+        ]
     if not lines and verdict["victims"]:
-        lines = [_ranks(fold_ranks(verdict["victims"]))]
+        lines = [_ranks(_some(verdict["victims"]))]
     yield from _labelled("waiting", lines, style)
+
+
+def _place_line(place: Mapping[str, Any], towards: Mapping[int, int]) -> str:
+    what = f"{place['op']} #{place['seq']}" if place["seq"] else place["op"]
+    if place["group"]:
+        what = f"{what} of {place['group']}"
+    text = f"{_ranks(_some(place['ranks']))} in {what}"
+    if place["age_s"] >= LEAST_S:
+        text = f"{text}, {place['age_s']:.1f} s"
+    if place["site"]:
+        text = f"{text}, at {_place(place['site'])}"
+    if place["for"]:
+        text = f"{text}, for {_ranks(_some(place['for'], place['for_count']))}"
+    if len(way := chain(place["ranks"][0], towards)) > 1:
+        text = f"{text} ({_arrows(way)})"
+    return text
 
 
 def _arrows(way: Sequence[int]) -> str:
@@ -239,6 +238,18 @@ def _missing(report: Mapping[str, Any]) -> list[str]:
 
 def _ranks(folded: str) -> str:
     return f"rank {folded}" if folded.isdigit() else f"ranks {folded}"
+
+
+def _some(ranks: Sequence[int], count: int = 0) -> str:
+    """Ranks folded; of ten thousand that are no ranges the first, and how many more.
+
+    count: how many they are where not all are at hand.
+    """
+    more = max(0, count - len(ranks))
+    if len(ranges(ranks)) > MAX_RANGES:
+        shown = sorted(ranks)[:MAX_RANGES]
+        return f"{fold_ranks(shown)} and {len(ranks) - len(shown) + more} more"
+    return f"{fold_ranks(ranks)} and {more} more" if more else fold_ranks(ranks)
 
 
 def _words(name: str | None) -> str:
