@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "report": BOTTOM | READERS | {"flight"},
     "companions": frozenset(),
     "election": frozenset(),
-    "watchdog": BOTTOM | READERS | {"companions", "flight", "diagnosis", "report"},
+    "metrics": BOTTOM | READERS | {"report"},
+    "watchdog": BOTTOM | READERS | {"companions", "flight", "diagnosis", "metrics", "report"},
 }
 """What a part may import; those that are not named are the command line and its like."""
 BANNED: dict[str, frozenset[str]] = {

@@ -1,0 +1,145 @@
+"""When the ranks of this node come to the collectives of their groups.
+
+All ranks of a node have one CLOCK_MONOTONIC, so that the moments at which they
+issued the same collective can be compared. Only groups with two members or more
+on the node tell anything, and of them only the collectives of which the rings of
+all these members still hold the call. Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Upper bounds of the histogram's buckets; one more has the rest."""
+RECURRENCES = 3
+"""Calls from one line of code from which its period is told."""
+
+
+class Issued(NamedTuple):
+    """One collective in the ring of a rank."""
+
+    slot: int
+    """Of the group on the rank's page."""
+    seq: int
+    """Its place in the group."""
+    at_ns: int
+    """CLOCK_MONOTONIC."""
+    line: tuple[str, int] | None
+    """File and line that it was called from, where known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The members of a group that this node has. Another one counts from 1 again."""
+
+    index: int
+    """GroupKey.index of the group."""
+    processes: tuple[tuple[int, int], ...]
+    """(rank, pid), by rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupArrivals:
+    """What was counted of one group. ``buckets``: collectives of a spread up to each bound."""
+
+    group: str
+    buckets: tuple[int, ...]
+    spread_s: float
+    """Sum of all spreads: last arrival minus first."""
+    last: tuple[tuple[int, int], ...]
+    """(rank, how often it was the last to arrive)."""
+    delay_s: tuple[tuple[int, float], ...]
+    """(rank, seconds that it arrived after the first, summed up)."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What is known of one group so far."""
+
+    members: Members | None = None
+    place: int = 0
+    """The last place that was counted, of these members."""
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    spread_s: float = 0.0
+    last: dict[int, int] = field(default_factory=dict)
+    delay_s: dict[int, float] = field(default_factory=dict)
+
+
+class Arrivals:
+    """Counts each collective once. A group is known by its label."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Counted] = {}
+
+    def add(
+        self,
+        rings: Mapping[int, Mapping[str, Sequence[Issued]]],
+        members: Mapping[str, Members],
+    ) -> None:
+        """Count what is new. rings: rank to group to its calls, oldest first."""
+        for group, local in members.items():
+            if len(local.processes) < 2:  # noqa: PLR2004 (one alone is neither early nor late)
+                continue
+            counted = self._groups.setdefault(group, _Counted())
+            if counted.members != local:
+                counted.members, counted.place = local, 0
+            times = {
+                rank: {one.seq: one.at_ns for one in rings.get(rank, {}).get(group, ())}
+                for rank, _ in local.processes
+            }
+            everywhere = set.intersection(*(set(seen) for seen in times.values()))
+            for place in sorted(seq for seq in everywhere if seq > counted.place):
+                _count(counted, {rank: seen[place] for rank, seen in times.items()})
+                counted.place = place
+
+    def groups(self) -> tuple[GroupArrivals, ...]:
+        """All that was counted so far."""
+        return tuple(
+            GroupArrivals(
+                group,
+                tuple(one.buckets),
+                one.spread_s,
+                tuple(sorted(one.last.items())),
+                tuple(sorted(one.delay_s.items())),
+            )
+            for group, one in self._groups.items()
+            if one.delay_s
+        )
+
+
+def _count(counted: _Counted, at_ns: Mapping[int, int]) -> None:
+    first_ns = min(at_ns.values())
+    last = max(at_ns, key=at_ns.__getitem__)
+    spread_s = (at_ns[last] - first_ns) / 1e9
+    counted.buckets[bisect_left(BOUNDS_S, spread_s)] += 1
+    counted.spread_s += spread_s
+    for rank, when_ns in at_ns.items():
+        counted.last[rank] = counted.last.get(rank, 0) + (rank == last)
+        counted.delay_s[rank] = counted.delay_s.get(rank, 0.0) + (when_ns - first_ns) / 1e9
+
+
+def loop_period_s(ring: Iterable[Issued]) -> float | None:
+    """How long a turn of the training loop takes, as far as a rank's ring shows it.
+
+    The median time between two calls from one line of code, of the line that recurs
+    least often: what is called once in a turn, where anything is. None where no line
+    recurs often enough.
+    """
+    at_ns: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for one in ring:
+        if one.line is not None:
+            at_ns[one.line].append(one.at_ns)
+    recurring = [times for times in at_ns.values() if len(times) >= RECURRENCES]
+    if not recurring:
+        return None
+    rarest = min(recurring, key=lambda times: (len(times), -times[-1]))
+    return median(after - before for before, after in pairwise(rarest)) / 1e9
