@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hangwatch.errors import PageError
-from hangwatch.watchdog.waits import Position, may_wait, moved_ns, position, waiting_since_ns
+from hangwatch.watchdog.waits import Position, longest_wait, may_wait, moved_ns, position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hangwatch.watchdog.pages import Pages, Seen
+    from hangwatch.watchdog.waits import Waiting
 
 QUIET_S = 1.0
 """A wait shorter than this is nothing to look at."""
@@ -26,14 +27,21 @@ LEAST_S, MOST_S = 0.4, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look saw. Ranks that have ended have no entry in ``waits``."""
+    """What one look saw. Ranks that have ended have no entry in ``waiting``."""
 
     now_ns: int
     seen: dict[int, Seen]
-    waits: dict[int, int | None]
-    """Rank to since when it waits (CLOCK_MONOTONIC, ns), None if it does not."""
+    waiting: dict[int, Waiting | None]
+    """Rank to what it waits in, None if it does not."""
     moved: bool
     """Some rank issued something since the last look."""
+
+    @property
+    def waits(self) -> dict[int, int | None]:
+        """Rank to since when it waits (CLOCK_MONOTONIC, ns), None if it does not."""
+        return {
+            rank: None if wait is None else wait.since_ns for rank, wait in self.waiting.items()
+        }
 
     @property
     def longest_wait_s(self) -> float:
@@ -57,7 +65,7 @@ class _Watched:
     at: Position
     changed_ns: int
     read_ns: int = 0
-    since_ns: int | None = None
+    waiting: Waiting | None = None
 
 
 @dataclass(slots=True)
@@ -77,7 +85,7 @@ class Looker:
         seen = self.pages.look()
         now_ns = self.now_ns()
         moved = False
-        waits: dict[int, int | None] = {}
+        waiting: dict[int, Waiting | None] = {}
         for rank, one in seen.items():
             identity, at = one.light.identity, position(one.light)
             watched = self._ranks.get(rank)
@@ -87,15 +95,15 @@ class Looker:
                 moved = True
             elif watched.at != at:
                 watched.at, watched.changed_ns = at, min(moved_ns(one.light), now_ns)
-                watched.read_ns, watched.since_ns = 0, None
+                watched.read_ns, watched.waiting = 0, None
                 moved = True
             if self.alive(identity.pid, identity.start_ticks):
-                waits[rank] = self._since_ns(watched, one, now_ns)
+                waiting[rank] = self._waits_in(watched, one, now_ns)
         for rank in self._ranks.keys() - seen.keys():
             del self._ranks[rank]
-        return Look(now_ns, seen, waits, moved)
+        return Look(now_ns, seen, waiting, moved)
 
-    def _since_ns(self, watched: _Watched, seen: Seen, now_ns: int) -> int | None:
+    def _waits_in(self, watched: _Watched, seen: Seen, now_ns: int) -> Waiting | None:
         quiet_s = (now_ns - watched.changed_ns) / 1e9
         if quiet_s < QUIET_S and not may_wait(seen.light, now_ns, QUIET_S):
             return None
@@ -103,7 +111,7 @@ class Looker:
         if now_ns - watched.read_ns >= patience_s * 1e9:
             watched.read_ns = now_ns
             try:
-                watched.since_ns = waiting_since_ns(seen.light, seen.page.blocked_since_ns())
+                watched.waiting = longest_wait(seen.light, seen.page.blocked_in())
             except PageError:
-                watched.since_ns = None
-        return watched.since_ns
+                watched.waiting = None
+        return watched.waiting

@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.errors import PageError
 from hangwatch.page import parse_page
 from hangwatch.types import Phase, RankPage
+from hangwatch.watchdog import ring
 from hangwatch.watchdog.incarnations import split
 from hangwatch.watchdog.processes import alive
-from hangwatch.watchdog.waits import blocked_since_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from hangwatch.metrics.arrivals import Issued
     from hangwatch.watchdog.news import News
+    from hangwatch.watchdog.waits import Waiting
 
 SUFFIX = ".page"
 NOTE_PREFIX = "agent-"
@@ -55,10 +57,15 @@ class OpenPage:
         self._check_size()
         return parse_page(self.memory, events=events)
 
-    def blocked_since_ns(self) -> int | None:
-        """Since when its rank is blocked in a call. Raises PageError."""
+    def blocked_in(self) -> Waiting | None:
+        """The oldest call that its rank is blocked in. Raises PageError."""
         self._check_size()
-        return blocked_since_ns(self.memory)
+        return ring.blocked_in(self.memory)
+
+    def issued(self) -> list[Issued]:
+        """The last collectives that its rank has issued, oldest first. Raises PageError."""
+        self._check_size()
+        return ring.issued(self.memory)
 
     def raw(self) -> bytes:
         """Its bytes. Raises PageError."""

@@ -64,8 +64,9 @@ class Progress:
 
     def _is_over(self, look: Look) -> bool:
         """Whether all of them live and wait no more, or for something newer."""
-        if not look.waits or not self.waited.keys() <= look.waits.keys():
+        waits = look.waits
+        if not waits or not self.waited.keys() <= waits.keys():
             return False  # one has ended: a job that falls apart has not recovered
         return all(
-            (now := look.waits[rank]) is None or now > since for rank, since in self.waited.items()
+            (now := waits[rank]) is None or now > since for rank, since in self.waited.items()
         )

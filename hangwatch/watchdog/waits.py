@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from hangwatch.page import parse_page
-from hangwatch.types import OpState, Phase
+from hangwatch.types import Phase
 
 if TYPE_CHECKING:
-    from mmap import mmap
-
     from hangwatch.types import PageGroup, RankPage
 
+UNFINISHED = "unfinished_work"
+"""Stands for the call where only c10d knows that something is not done."""
 _OVER = frozenset({Phase.EXITED, Phase.RAISED})
 
 Position = tuple[object, ...]
 """What changes on a page when its rank goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a rank waits in, and since when (CLOCK_MONOTONIC)."""
+
+    since_ns: int
+    op: str
+    slot: int = -1
+    """Of the group on the rank's page, -1 where there is none."""
 
 
 def position(light: RankPage) -> Position:
@@ -30,47 +40,23 @@ def moved_ns(light: RankPage) -> int:
     return max(light.phase_ns, light.in_call_ns, *groups, 0)
 
 
-def waiting_since_ns(light: RankPage, blocked_ns: int | None) -> int | None:
-    """Since when the longest wait of the rank lasts, None if it waits for nothing.
+def longest_wait(light: RankPage, blocked: Waiting | None) -> Waiting | None:
+    """The wait of a rank that has lasted longest, None if it waits for nothing.
 
-    It waits in a call that it blocks in (blocked_ns: blocked_since_ns of its
-    page), in a set-up call (init_process_group), or for work that c10d has not
-    finished. CLOCK_MONOTONIC.
+    It waits in a call that it blocks in (``blocked``, of its ring), in a set-up
+    call (init_process_group), or for work that c10d has not finished. Which of
+    them it is said to wait in is decided in this order; since when, by the longest.
     """
     if light.phase in _OVER:
         return None
-    waits = [] if blocked_ns is None else [blocked_ns]
+    waits = [] if blocked is None else [blocked]
     if light.in_call:
-        waits.append(light.in_call_ns)
+        waits.append(Waiting(light.in_call_ns, light.in_call))
     if light.pending_since_ns:
-        waits.append(light.pending_since_ns)
-    return min(waits, default=None)
-
-
-def blocked_since_ns(memory: mmap) -> int | None:
-    """Since when the oldest call lasts that the owner of a page is blocked in.
-
-    Takes the native reader's plain values as they are, since making a RankPage
-    of them costs five times as much. Raises PageError.
-    """
-    events = _raw_events(memory)
-    if events is None:
-        page = parse_page(memory, events=True)
-        blocked = [e.blocked_ns or e.issued_ns for e in page.events if e.state is OpState.BLOCKED]
-    else:
-        blocked = [e["blocked_ns"] or e["issued_ns"] for e in events if e["state"] == "blocked"]
-    return min(blocked, default=None)
-
-
-def _raw_events(memory: mmap) -> list[dict[str, Any]] | None:
-    """The events as the native reader gives them, None where it cannot read the page."""
-    try:
-        from hangwatch import _native  # noqa: PLC0415 (absent where it could not be built)
-
-        events: list[dict[str, Any]] = _native.read_page(memory)["events"]
-    except (ImportError, ValueError):
+        waits.append(Waiting(light.pending_since_ns, UNFINISHED))
+    if not waits:
         return None
-    return events
+    return replace(waits[0], since_ns=min(wait.since_ns for wait in waits))
 
 
 def may_wait(light: RankPage, now_ns: int, after_s: float) -> bool:

@@ -15,7 +15,14 @@ from hangwatch.watchdog.look import Look, Looker
 from hangwatch.watchdog.news import News
 from hangwatch.watchdog.pages import Pages
 from hangwatch.watchdog.schedule import Schedule
-from hangwatch.watchdog.waits import may_wait, moved_ns, position, waiting_since_ns
+from hangwatch.watchdog.waits import (
+    UNFINISHED,
+    Waiting,
+    longest_wait,
+    may_wait,
+    moved_ns,
+    position,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +76,7 @@ def test_a_quiet_rank_that_is_blocked_waits_since_it_blocked(
     clock.added_ns = 3 * S
     look = looker.look()
     assert look.waits == {0: blocked.blocked_ns}
+    assert look.waiting == {0: Waiting(blocked.blocked_ns, "all_reduce", 0)}
     assert 3 <= look.longest_wait_s < 60
 
 
@@ -116,7 +124,8 @@ def test_a_rank_that_has_ended_is_in_no_wait(tmp_path: Path, clock: Clock) -> No
 
 def test_all_wait_only_when_each_living_rank_does() -> None:
     def look(waits: dict[int, int | None]) -> Look:
-        return Look(10 * S, {}, waits, moved=False)
+        waiting = {r: None if since is None else Waiting(since, "x") for r, since in waits.items()}
+        return Look(10 * S, {}, waiting, moved=False)
 
     assert look({0: 2 * S, 1: 9 * S}).all_wait()
     assert not look({0: 2 * S, 1: None}).all_wait()
@@ -125,17 +134,20 @@ def test_all_wait_only_when_each_living_rank_does() -> None:
 
 
 def test_the_longest_of_all_waits_counts() -> None:
+    blocked = Waiting(9, "all_reduce", 0)
     content = page(0, in_call="new_group", in_call_ns=5, pending_since_ns=7)
-    assert waiting_since_ns(content, 9) == 5
-    assert waiting_since_ns(page(0, pending_since_ns=7), 9) == 7
-    assert waiting_since_ns(page(0), 9) == 9
-    assert waiting_since_ns(page(0), None) is None
+    assert longest_wait(content, blocked) == Waiting(5, "all_reduce", 0)
+    assert longest_wait(content, None) == Waiting(5, "new_group")
+    assert longest_wait(page(0, pending_since_ns=7), blocked) == Waiting(7, "all_reduce", 0)
+    assert longest_wait(page(0, pending_since_ns=7), None) == Waiting(7, UNFINISHED)
+    assert longest_wait(page(0), blocked) == blocked
+    assert longest_wait(page(0), None) is None
 
 
 @pytest.mark.parametrize("phase", [Phase.EXITED, Phase.RAISED])
 def test_who_has_left_waits_for_nothing(phase: Phase) -> None:
     content = page(0, phase=phase, pending_since_ns=7, in_call="x", in_call_ns=7)
-    assert waiting_since_ns(content, 9) is None
+    assert longest_wait(content, Waiting(9, "all_reduce")) is None
     assert not may_wait(content, 100 * S, 1)
 
 

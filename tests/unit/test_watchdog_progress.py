@@ -6,14 +6,18 @@ import pytest
 
 from hangwatch.watchdog.look import Look
 from hangwatch.watchdog.progress import Progress
+from hangwatch.watchdog.waits import Waiting
 
 S = 1_000_000_000
 
 
 def look(at_s: float, waits: dict[int, float | None]) -> Look:
     """What is seen at at_s; waits: rank to since when, in seconds."""
-    since = {rank: None if one is None else int(one * S) for rank, one in waits.items()}
-    return Look(int(at_s * S), {}, since, moved=False)
+    waiting = {
+        rank: None if since is None else Waiting(int(since * S), "all_reduce")
+        for rank, since in waits.items()
+    }
+    return Look(int(at_s * S), {}, waiting, moved=False)
 
 
 @pytest.fixture
