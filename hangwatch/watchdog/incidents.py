@@ -8,16 +8,15 @@ exported, so that a watchdog that was killed says nothing twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.types import State
+from hangwatch.types import Certainty, Kind, Reason, State, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from hangwatch.types import Verdict
 
 
 class Stage(StrEnum):
@@ -89,7 +88,7 @@ TRANSITIONS: dict[tuple[Stage, Event], _Step] = {
 
 _EVENTS = {State.SLOW: Event.SLOW, State.HANG: Event.HANG, State.FAILED: Event.FAILED}
 _KEPT = 1000
-"""Signatures that are remembered."""
+"""Signatures that are remembered, and culprits of the verdict that stands."""
 
 
 def event_of(verdict: Verdict) -> Event | None:
@@ -118,6 +117,17 @@ class Incidents:
     """``<announcement>|<signature>`` of all that was announced."""
     number: int = 0
     """Incidents announced so far."""
+    verdict: Verdict | None = None
+    """What the stage is about, None while there is nothing that people know of."""
+    desync: Verdict | None = None
+    """That ranks are out of step, which no progress undoes."""
+    told: Counter[tuple[State, Kind | None]] = field(default_factory=Counter)
+    """Verdicts announced so far."""
+
+    @property
+    def standing(self) -> tuple[Verdict, ...]:
+        """The verdicts that hold as things stand."""
+        return tuple(one for one in (self.verdict, self.desync) if one is not None)
 
     def would_tell(self, event: Event) -> bool:
         """Whether the event would be announced now."""
@@ -133,9 +143,12 @@ class Incidents:
         same incarnation are no news, also if the job seemed to go on in between.
         """
         step = TRANSITIONS.get((self.stage, event))
+        if event is Event.RESTART:
+            self.desync = None
         if step is None:
             return None
         before, (self.stage, announce) = self.stage, step
+        self._stands(event, verdict)
         if announce is None or verdict is None:
             return announce
         key = f"{announce}|{signature(verdict, incarnation)}"
@@ -144,7 +157,16 @@ class Incidents:
         if before in (Stage.HEALTHY, Stage.SUSPECTED):
             self.number += 1
         self.announced = (*self.announced, key)[-_KEPT:]
+        self.told[verdict.state, verdict.kind] += 1
         return announce
+
+    def _stands(self, event: Event, verdict: Verdict | None) -> None:
+        if event is Event.DESYNC:
+            self.desync = verdict
+        elif self.stage is Stage.HEALTHY:
+            self.verdict = None
+        else:
+            self.verdict = verdict or self.verdict
 
     def export(self) -> dict[str, Any]:
         """Plain values for restored()."""
@@ -152,6 +174,9 @@ class Incidents:
             "stage": self.stage,
             "announced": list(self.announced),
             "number": self.number,
+            "verdict": _plain(self.verdict),
+            "desync": _plain(self.desync),
+            "told": [[state, kind, count] for (state, kind), count in self.told.items()],
         }
 
 
@@ -161,4 +186,34 @@ def restored(values: Mapping[str, Any]) -> Incidents:
         Stage(values["stage"]),
         tuple(str(key) for key in values["announced"]),
         int(values["number"]),
+        _verdict(values["verdict"]),
+        _verdict(values["desync"]),
+        Counter(
+            {
+                (State(state), None if kind is None else Kind(kind)): int(count)
+                for state, kind, count in values["told"]
+            }
+        ),
+    )
+
+
+def _plain(verdict: Verdict | None) -> list[Any] | None:
+    """What is known of a verdict by those who did not reach it."""
+    if verdict is None:
+        return None
+    what = [verdict.state, verdict.kind, verdict.reason, verdict.certainty]
+    return [*what, list(verdict.culprits[:_KEPT])]
+
+
+def _verdict(values: list[Any] | None) -> Verdict | None:
+    """Undo _plain(). Raises TypeError or ValueError for anything else."""
+    if values is None:
+        return None
+    state, kind, reason, certainty, culprits = values
+    return Verdict(
+        State(state),
+        None if kind is None else Kind(kind),
+        Reason(reason),
+        Certainty(certainty),
+        culprits=tuple(int(rank) for rank in culprits),
     )
