@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 _E = TypeVar("_E", bound=StrEnum)
 PREFIX = "HANGWATCH_"
+MAX_PORT = 65535
+_ADDRESS = re.compile(
+    r"(?:(?P<host>[A-Za-z0-9._-]+)|\[(?P<ip6>[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9._-]+)?)\])"
+    r":(?P<port>[0-9]{1,5})"
+)
+"""A name or an IPv4 address, or an IPv6 address in brackets; whether it exists is seen later."""
 
 
 class OnHang(StrEnum):
@@ -46,6 +52,10 @@ class Config:
     interval_s: float = 0.5
     stacks: Stacks = Stacks.PYTHON
     verbose: bool = False
+    metrics_addr: str = "127.0.0.1:9853"
+    """HOST:PORT, or ``off``; see parse_address."""
+    gpu: bool = True
+    """Whether the GPUs are asked for their figures."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for handing the configuration to the watchdog as JSON."""
@@ -90,6 +100,7 @@ class Config:
             raise UsageError(
                 f"--run-id {self.run_id!r}: use letters, digits, '.', '_' and '-', at most 128"
             )
+        parse_address(self.metrics_addr)
         return self
 
 
@@ -112,6 +123,18 @@ def parse_seconds(text: str, flag: str) -> float | None:
     if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 (NaN test)
         raise UsageError(f"{flag} {text}: use a finite number of seconds, or auto")
     return value
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Host and port to listen at, None for ``off``. Raises UsageError."""
+    if text == "off":
+        return None
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found["port"]) > MAX_PORT:
+        raise UsageError(
+            f"--metrics-addr {text!r}: use HOST:PORT such as 127.0.0.1:9853 or [::1]:9853, or off"
+        )
+    return found["host"] or found["ip6"], int(found["port"])
 
 
 def enabled(environ: Mapping[str, str] = os.environ) -> bool:

@@ -64,6 +64,10 @@ def _switch(text: str, name: str) -> bool:
     return text == "1"
 
 
+def _switch_off(text: str, name: str) -> bool:
+    return not _switch(text, name)
+
+
 OPTIONS = (
     Option(
         "--report-dir",
@@ -104,6 +108,15 @@ OPTIONS = (
         _text,
         "python, native (C and C++ frames too, slower), or off",
     ),
+    Option(
+        "--metrics-addr",
+        "ADDR",
+        "metrics_addr",
+        _text,
+        "HOST:PORT to serve Prometheus metrics at (127.0.0.1:9853; a free port\n"
+        "where it is taken), or off",
+    ),
+    Option("--no-gpu", "", "gpu", _switch_off, "ask the GPUs for no figures"),
     Option("--verbose", "", "verbose", _switch, "say more; also -v"),
 )
 _BY_FLAG = {option.flag: option for option in OPTIONS} | {"-v": OPTIONS[-1]}

@@ -24,6 +24,7 @@ from hangwatch.watchdog.news import News
 from hangwatch.watchdog.pages import Pages
 from hangwatch.watchdog.reporter import Reporter
 from hangwatch.watchdog.stacks import PySpy
+from hangwatch.watchdog.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from hangwatch.watchdog.hello import Hello, Supervisor
@@ -47,7 +48,7 @@ async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
     if hello is None:
         return 0
     news = News(stderr_fd, verbose=hello.config.verbose)
-    news.restore((), hello.lost)
+    news.restore((), hello.lost, {"supervisor": len(hello.lost)} if hello.lost else {})
     if hello.config.verbose:
         os.dup2(stderr_fd, sys.stderr.fileno())
     for note in notes:
@@ -69,7 +70,20 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     )
     reporter = Reporter(hello.report_dir, news, hello.config.hook, stderr_fd)
     judge = Judge(hello, gatherer, reporter, news, diagnose, node)
-    monitor = Monitor(hello=hello, news=news, pages=pages, exits=exits, judge=judge)
+    telemetry = Telemetry(hello, news, node)
+    monitor = Monitor(
+        hello=hello, news=news, pages=pages, exits=exits, judge=judge, telemetry=telemetry
+    )
+    telemetry.open()
+    try:
+        return await _watch_to_the_end(hello, pipe, news, monitor, reporter)
+    finally:
+        telemetry.close()
+
+
+async def _watch_to_the_end(
+    hello: Hello, pipe: Supervisor, news: News, monitor: Monitor, reporter: Reporter
+) -> int:
     concluded = hello.run_dir / CONCLUDED
     with suppress(OSError):
         concluded.unlink(missing_ok=True)

@@ -112,7 +112,7 @@ class Gatherer:
     @property
     def local_size(self) -> int:
         """How many ranks this node should have, as far as they know; 0 if unknown."""
-        return max((_local_size(one.light) for one in self._pages.look().values()), default=0)
+        return max((local_size(one.light) for one in self._pages.look().values()), default=0)
 
     def living(self) -> list[tuple[int, int]]:
         """Pid and start of each rank of this node that still runs."""
@@ -193,7 +193,7 @@ class Gatherer:
 
     def _launched_without_page(self, seen: dict[int, Seen]) -> list[LaunchedRank]:
         """Ranks of this node that a launcher started and that have no page."""
-        expected = max((_local_size(one.light) for one in seen.values()), default=0)
+        expected = max((local_size(one.light) for one in seen.values()), default=0)
         if seen and len(seen) >= expected:
             return []
         tree = Tree(self._proc)
@@ -272,7 +272,7 @@ class Gatherer:
             return {}
 
 
-def _local_size(light: RankPage) -> int:
+def local_size(light: RankPage) -> int:
     """How many ranks this node has as far as one of them knows."""
     identity = light.identity
     return identity.local_world_size if identity.local_world_size > 0 else identity.world_size

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hangwatch.watchdog.judge import Judge
     from hangwatch.watchdog.news import News
     from hangwatch.watchdog.pages import Pages
+    from hangwatch.watchdog.telemetry import Telemetry
 
 SAVE_S = 10.0
 UNDER_WAY_S = 4.0
@@ -51,6 +52,7 @@ class Monitor:
         pages: Pages,
         exits: Exits,
         judge: Judge,
+        telemetry: Telemetry,
         proc: str = PROC,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -60,6 +62,7 @@ class Monitor:
         self._exits = exits
         exits.on_exit = self._rank_ended
         self._judge = judge
+        self._telemetry = telemetry
         self._proc = proc
         self._now_ns = now_ns
         config = hello.config
@@ -71,6 +74,7 @@ class Monitor:
         self._agreement = Agreement()
         self._asked_incarnation = -1
         self._joining = Joining(judge, news)
+        self._last_look: Look | None = None
         self._saved_ns = 0
         self._wake = asyncio.Event()
         self.failures = 0
@@ -116,6 +120,7 @@ class Monitor:
             await self._judge.post_mortem(exit_code, self._cadence.thresholds())
         else:
             self._absence.ended()
+        self._publish()
         self._save()
 
     async def close(self) -> None:
@@ -132,6 +137,7 @@ class Monitor:
             what = f"{type(error).__name__}: {error}"
             self._news.lose("iteration", f"the watchdog met an error and goes on ({what})")
             self._news.debug(f"failed looks so far: {self.failures}; the last: {what}")
+        self._publish()
 
     async def _iterate(self) -> None:
         look = self._look()
@@ -165,6 +171,7 @@ class Monitor:
 
     def _look(self) -> Look:
         """Look at all pages, and take note of who is there and what is odd."""
+        began_ns = self._now_ns()
         look = self._looker.look()
         for rank, seen in look.seen.items():
             light = seen.light
@@ -179,7 +186,22 @@ class Monitor:
             self._news.lose(f"agent:{note}", f"a rank cannot be recorded: {note}")
         waits = {r: None if since is None else since / 1e9 for r, since in look.waits.items()}
         self._cadence.observe(look.now_ns / 1e9, moved=look.moved, waits=waits)
+        self._last_look = look
+        self._telemetry.looked(began_ns)
+        self._publish()
         return look
+
+    def _publish(self) -> None:
+        """Let the metrics show the last look, and what has come of it."""
+        if self._last_look is None:
+            return
+        incidents = self._judge.incidents
+        try:
+            self._telemetry.publish(self._last_look, self._cadence, incidents, self.failures)
+        except Exception as error:  # noqa: BLE001 (the ranks are watched without metrics, too)
+            self.failures += 1
+            what = f"{type(error).__name__}: {error}"
+            self._news.lose("metrics", f"the metrics stay as they were ({what})")
 
     async def _go_on_to_next(self) -> None:
         """The launcher has started the ranks anew: say why, and watch the new ones."""
@@ -246,8 +268,10 @@ class Monitor:
             "progress": self._progress.export(),
             "pages": self._pages.export(),
             "judge": self._judge.export(),
+            "metrics": self._telemetry.export(),
             "said": list(self._news.said),
             "lost": self._news.lost,
+            "losses": self._news.losses,
         }
         if not state.save(self._hello.run_dir, values):
             self._news.debug("the watchdog's state cannot be kept in the run directory")
@@ -257,12 +281,13 @@ class Monitor:
         if not values:
             return
         try:
-            self._news.restore(values["said"], values["lost"])
+            self._news.restore(values["said"], values["lost"], dict(values["losses"]))
             self._exits.restore(values["exits"])
             self._cadence.restore(values["cadence"])
             self._judge.reporter.restore(values["reporter"])
             self._progress.restore(values["progress"])
             self._pages.restore(values["pages"])
             self._judge.restore(values["judge"])
+            self._telemetry.restore(values["metrics"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._news.debug(f"what the last watchdog left cannot be used: {error!r}")

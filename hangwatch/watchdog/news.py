@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hangwatch.notice import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 PREFIX = "hangwatch: "
 
@@ -26,16 +27,19 @@ class News:
         self._verbose = verbose
         self._said: dict[str, None] = {}
         self.lost: list[str] = []
+        self.losses: Counter[str] = Counter()
+        """How many of them there are of each sort: what stands before a key's colon."""
 
     @property
     def said(self) -> tuple[str, ...]:
         """Keys of what was said once, for a watchdog that takes over from this one."""
         return tuple(self._said)
 
-    def restore(self, said: Iterable[str], lost: Iterable[str]) -> None:
-        """Take over from a watchdog that was killed."""
+    def restore(self, said: Iterable[str], lost: Iterable[str], losses: Mapping[str, int]) -> None:
+        """Take over from a watchdog that was killed, or what the supervisor has lost."""
         self._said.update(dict.fromkeys(said))
         self.lost.extend(text for text in lost if text not in self.lost)
+        self.losses = Counter({**self.losses, **losses})
 
     def say(self, text: str) -> None:
         """Print one line of news."""
@@ -56,6 +60,7 @@ class News:
             return
         self._said[key] = None
         self.lost.append(text)
+        self.losses[key.partition(":")[0]] += 1
         if self._verbose or not quiet:
             self.say(text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,11 +43,14 @@ def test_every_setting_has_an_option_and_a_variable() -> None:
         "--hook": "notify-me",
         "--interval": "0.25",
         "--stacks": "native",
+        "--metrics-addr": "[::1]:9854",
     }
-    expected = Config("out", "r1", 3.0, 8.5, OnHang.ABORT, "notify-me", 0.25, Stacks.NATIVE, True)  # noqa: FBT003 (all fields, in order)
+    first = Config("out", "r1", 3.0, 8.5, OnHang.ABORT, "notify-me", 0.25, Stacks.NATIVE)
+    expected = replace(first, verbose=True, metrics_addr="[::1]:9854", gpu=False)
     flags = [word for pair in values.items() for word in pair]
-    assert parsed(*flags, "--verbose", "true") == (expected, ["true"])
-    assert parsed(*(f"{flag}={value}" for flag, value in values.items()), "-v")[0] == expected
+    assert parsed(*flags, "--no-gpu", "--verbose", "true") == (expected, ["true"])
+    joined = [f"{flag}={value}" for flag, value in values.items()]
+    assert parsed(*joined, "--no-gpu", "-v")[0] == expected
     variables = {option.variable: values.get(option.flag, "1") for option in options.OPTIONS}
     assert options.settings({}, variables) == expected
 

@@ -141,19 +141,21 @@ def test_a_run_directory_that_is_gone_does_not_save_the_ranks(
 def test_news_is_said_once_and_kept_for_reports(news: News, said: Path) -> None:
     news.lose("a", "lost a")
     news.lose("a", "lost a again")
-    news.lose("b", "lost b", quiet=True)
+    news.lose("b:7", "lost b", quiet=True)
     news.debug("detail")
     assert said.read_text() == "hangwatch: lost a\n"
     assert news.lost == ["lost a", "lost b"]
+    assert news.losses == {"a": 1, "b": 1}
 
 
 def test_a_watchdog_that_takes_over_does_not_repeat_the_news(news: News, said: Path) -> None:
     news.lose("a", "lost a")
     successor = News(news._fd)  # noqa: SLF001
-    successor.restore(news.said, news.lost)
+    successor.restore(news.said, news.lost, news.losses)
     successor.lose("a", "lost a")
     assert said.read_text().count("lost a") == 1
     assert successor.lost == ["lost a"]
+    assert successor.losses == {"a": 1}
 
 
 def test_news_from_outside_stays_on_its_line(news: News, said: Path) -> None:

@@ -1,0 +1,261 @@
+"""Publishes what the watchdog knows as metrics: the snapshots, the server, its address.
+
+Snapshots are made by the monitor's loop, at each look; scrapes are answered by
+threads that only read the last one. The rings of the ranks, which tell who comes
+late to the collectives, are read at a slower pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.config import parse_address
+from hangwatch.errors import PageError
+from hangwatch.metrics.arrivals import Arrivals, GroupArrivals, Issued, loop_period_s
+from hangwatch.metrics.collector import NodeCollector
+from hangwatch.metrics.labels import GroupLabels
+from hangwatch.metrics.server import listen
+from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitState
+from hangwatch.metrics.targets import Targets
+from hangwatch.watchdog.environment import torch_version
+from hangwatch.watchdog.evidence import local_size
+from hangwatch.watchdog.threads import in_thread
+from hangwatch.watchdog.waits import moved_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+
+    from prometheus_client.core import Metric
+
+    from hangwatch.types import RankPage
+    from hangwatch.watchdog.cadence import Cadence
+    from hangwatch.watchdog.hello import Hello
+    from hangwatch.watchdog.incidents import Incidents
+    from hangwatch.watchdog.look import Look
+    from hangwatch.watchdog.news import News
+
+RINGS_S = 5.0
+"""Between two readings of all rings, or more where they take long:"""
+RINGS_SHARE = 0.003
+"""of the time, at most so much is spent on it."""
+BIND_S = 60.0
+"""How long finding and binding the address may take: a name server may be dead."""
+TORCH_EVERY_S = 60.0
+TORCH_S = 5.0
+"""How long reading the version of torch may take: it may lie on a file system that hangs."""
+
+
+class Telemetry:
+    """The metrics of one watchdog."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        news: News,
+        node: str,
+        extra: Sequence[Callable[[], Iterable[Metric]]] = (),
+        *,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """extra: makers of further families, called in the threads that answer scrapes."""
+        self._address = parse_address(hello.config.metrics_addr)
+        self._hello = hello
+        self._news = news
+        self._now_ns = now_ns
+        self._collector = NodeCollector(
+            run=hello.run,
+            node=node,
+            interval_s=hello.config.interval_s,
+            snapshot=lambda: self.snapshot,
+            extra=extra,
+            on_error=self._scrape_failed,
+        )
+        self._targets = Targets(hello.run_dir.parent.parent, hello.run_dir.name)
+        self._port = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._labels = GroupLabels()
+        self._rings = _Rings(now_ns)
+        self._own = OwnState()
+        self._looked_ns = 0
+        self._torch = ""
+        self._torch_due_ns = 0
+        self.snapshot: NodeSnapshot | None = None
+        """The last one."""
+
+    def open(self) -> None:
+        """Begin to serve, without waiting for it: names may have to be looked up."""
+        self._loop = asyncio.get_running_loop()
+        if self._address is not None:
+            self._begin(self._serve(*self._address))
+
+    def close(self) -> None:
+        """Serve no more. The server's thread ends with the process."""
+        for task in self._tasks:
+            task.cancel()
+        self._targets.withdraw()
+
+    def export(self) -> int:
+        """The port, for the watchdog that takes over; 0 for none."""
+        return self._port
+
+    def restore(self, port: Any) -> None:
+        """Have the port that the last watchdog had. Raises TypeError or ValueError."""
+        self._port = int(port)
+
+    def looked(self, began_ns: int) -> None:
+        """A look has been made, which began then (CLOCK_MONOTONIC)."""
+        now_ns = self._now_ns()
+        late_ns = began_ns - self._looked_ns - self._hello.config.interval_s * 1e9
+        self._own = OwnState(
+            looks=self._own.looks + 1,
+            look_s=self._own.look_s + (now_ns - began_ns) / 1e9,
+            late_s=max(0.0, late_ns / 1e9) if self._looked_ns else 0.0,
+        )
+        self._looked_ns = began_ns
+
+    def publish(self, look: Look, cadence: Cadence, incidents: Incidents, failures: int) -> None:
+        """Put a new snapshot in the place of the last, where anybody could see it."""
+        if self._address is None:
+            return
+        pages = [one.light for one in look.seen.values()]
+        world_size = max((page.identity.world_size for page in pages), default=0)
+        self._labels.update(pages, world_size)
+        if self._labels.full:
+            self._news.lose("metrics-groups", "the metrics leave out some of the job's groups")
+        self._rings.read(look, self._labels)
+        self._look_for_torch(look)
+        self.snapshot = NodeSnapshot(
+            at_ns=look.now_ns,
+            thresholds=cadence.thresholds(),
+            usual_gap_s=cadence.typical_gap_s,
+            world_size=max(0, world_size),
+            expected=max(0, *map(local_size, pages), 0),
+            torch=self._torch,
+            ranks=tuple(self._rank(page, look) for page in pages),
+            arrivals=self._rings.arrivals,
+            verdicts=incidents.standing,
+            told=dict(incidents.told),
+            own=OwnState(
+                self._own.looks,
+                self._own.look_s,
+                self._own.late_s,
+                failures,
+                dict(self._news.losses),
+            ),
+        )
+
+    def _rank(self, page: RankPage, look: Look) -> RankState:
+        rank = page.identity.rank
+        labelled = [(self._labels.of(page, group), group) for group in page.groups if group.alive]
+        waiting = look.waiting.get(rank)
+        wait = None
+        if waiting is not None:
+            label = next((name for name, one in labelled if one.slot == waiting.slot), "")
+            wait = WaitState(waiting.since_ns, waiting.op, label)
+        return RankState(
+            page=page,
+            alive=rank in look.waiting,
+            moved_ns=moved_ns(page),
+            groups=tuple((label, group) for label, group in labelled if label),
+            wait=wait,
+            loop_period_s=self._rings.periods_s.get(rank),
+        )
+
+    async def _serve(self, host: str, wanted: int) -> None:
+        port = self._port or wanted
+        try:
+            server = await in_thread(partial(listen, host, port, self._collector), BIND_S)
+        except (OSError, UnicodeError) as error:
+            shown = self._hello.config.metrics_addr
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            text = f"no metrics: {shown} cannot be listened at ({why}); see --metrics-addr"
+            self._news.lose("metrics", text)
+            return
+        self._port = server.port
+        if server.port != wanted:
+            self._news.debug(f"the metrics have port {server.port}: {wanted} is taken")
+        server.start()
+        try:
+            target = await in_thread(lambda: server.target, BIND_S)
+            self._targets.publish(target)
+        except OSError as error:
+            why = error.strerror or str(error)
+            self._news.lose(
+                "metrics-targets", f"Prometheus is not told of the metrics' address: {why}"
+            )
+        else:
+            self._news.debug(f"metrics at http://{target}/metrics, in {self._targets.path}")
+
+    def _look_for_torch(self, look: Look) -> None:
+        """Have the version of torch read where it is not known yet."""
+        pid = next((look.seen[rank].light.identity.pid for rank in look.waiting), 0)
+        if pid and not self._torch and look.now_ns >= self._torch_due_ns:
+            self._torch_due_ns = look.now_ns + int(TORCH_EVERY_S * 1e9)
+            self._begin(self._learn_torch(pid))
+
+    async def _learn_torch(self, pid: int) -> None:
+        with suppress(TimeoutError):
+            self._torch = await in_thread(lambda: torch_version(pid), TORCH_S)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._news.lose("metrics", f"metrics: {type(error).__name__}: {error}", quiet=True)
+
+    def _scrape_failed(self, error: Exception) -> None:
+        text = f"some metrics are missing ({type(error).__name__}: {error})"
+        self._loop.call_soon_threadsafe(self._news.lose, "metrics-scrape", text)
+
+
+class _Rings:
+    """What the rings of the ranks have told so far."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._counted = Arrivals()
+        self._due_ns = 0
+        self._moved = False
+        self.arrivals: tuple[GroupArrivals, ...] = ()
+        self.periods_s: dict[int, float] = {}
+
+    def read(self, look: Look, labels: GroupLabels) -> None:
+        """Read them if that is due and somebody has moved."""
+        self._moved = self._moved or look.moved
+        began_ns = self._now_ns()
+        if not self._moved or began_ns < self._due_ns:
+            return
+        self._moved = False
+        periods: dict[int, float] = {}
+        rings: dict[int, Mapping[str, Sequence[Issued]]] = {}
+        for rank, one in look.seen.items():
+            try:
+                ring = one.page.issued()
+            except PageError:
+                continue
+            if rank in look.waiting and (period_s := loop_period_s(ring)) is not None:
+                periods[rank] = period_s
+            rings[rank] = _by_group(ring, one.light, labels)
+        self._counted.add(rings, labels.members)
+        self.arrivals, self.periods_s = self._counted.groups(), periods
+        now_ns = self._now_ns()
+        self._due_ns = now_ns + int(max(RINGS_S * 1e9, (now_ns - began_ns) / RINGS_SHARE))
+
+
+def _by_group(
+    ring: Iterable[Issued], page: RankPage, labels: GroupLabels
+) -> dict[str, list[Issued]]:
+    names = {group.slot: labels.of(page, group) for group in page.groups if group.alive}
+    found: dict[str, list[Issued]] = {}
+    for one in ring:
+        if name := names.get(one.slot, ""):
+            found.setdefault(name, []).append(one)
+    return found
