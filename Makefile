@@ -12,7 +12,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c tests/constrain
 # What the installed package is built from; its Python files are read in place.
 BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*)
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
-       $(wildcard tests/integration/native/*.cpp)
+       $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
 
 .PHONY: demo test check lint types unit tests packages zoo bench clean
 
