@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hangwatch import __version__, options
@@ -27,10 +25,13 @@ EXIT_INTERRUPTED = 130
 HELP = f"""\
 usage: hangwatch [OPTIONS] COMMAND [ARG...]      run COMMAND under watch
        hangwatch [OPTIONS] run -- COMMAND...     the same, for any name of COMMAND
-       hangwatch report PATH                     print a stored report again
+       hangwatch top [RUN]                       watch the ranks of a watched job, live
+       hangwatch inspect [PID...]                where the ranks of any torch job are now
+       hangwatch report [PATH]                   print stored reports: text, JSON, HTML, a list
        hangwatch analyze PATH... [--json]        judge Flight Recorder dumps or rank pages
        hangwatch demo                            see it find a planted hang
        hangwatch doctor                          what works on this machine
+`hangwatch top --help`, and so on, says more of each.
 
 hangwatch names the rank that hung a distributed PyTorch job: COMMAND is what you
 would start anyway, such as `torchrun --nproc-per-node=8 train.py`.
@@ -96,61 +97,49 @@ def _watch(words: Sequence[str], config: Config, environ: Mapping[str, str]) -> 
 
 
 def _report(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.report import format_verdict, load  # noqa: PLC0415 (not needed to watch)
-    from hangwatch.report.terminal import Style  # noqa: PLC0415
+    from hangwatch.stored import report  # noqa: PLC0415 (not needed to watch)
 
-    if len(words) != 1 or words[0].startswith("-"):
-        raise UsageError("usage: hangwatch report PATH (an incident, a run or a report directory)")
-    where, report = load(Path(words[0]))
-    style = Style.of(sys.stdout, environ)
-    _print("".join(f"{line}\n" for line in format_verdict(report, where, style)))
-    return 0
+    return report(words, environ)
+
+
+def _top(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from hangwatch.top.command import top  # noqa: PLC0415 (as above)
+
+    return top(words, environ)
+
+
+def _inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from hangwatch.inspect.command import inspect  # noqa: PLC0415 (as above)
+
+    return inspect(words, environ)
 
 
 def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.analyze import analyze  # noqa: PLC0415 (not needed to watch)
-    from hangwatch.report import build_report, format_verdict  # noqa: PLC0415
-    from hangwatch.report.terminal import Style  # noqa: PLC0415
+    from hangwatch.stored import analyze  # noqa: PLC0415 (as above)
 
-    flags = [word for word in words if word.startswith("-")]
-    paths = [Path(word) for word in words if not word.startswith("-")]
-    if not paths or set(flags) - {"--json"}:
-        raise UsageError(
-            "usage: hangwatch analyze PATH... [--json] (files or directories of Flight Recorder "
-            "dumps, of rank pages, or an incident)"
-        )
-    evidence, unreadable = analyze(paths)
-    report = build_report(evidence)
-    if flags or report["verdict"]["state"] == "ok":  # else they are in what is printed
-        for what in unreadable:
-            say(what)
-    if flags:
-        _print(json.dumps(report, indent=1) + "\n")
-    else:
-        style = Style.of(sys.stdout, environ)
-        lines = format_verdict(report, style=style, stored=False)
-        _print("".join(f"{line}\n" for line in lines))
-    return 0
+    return analyze(words, environ)
 
 
 def _doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from hangwatch.arguments import Arguments  # noqa: PLC0415 (as above)
     from hangwatch.doctor import examine  # noqa: PLC0415
 
-    if words:
-        raise UsageError("usage: hangwatch doctor")
+    Arguments("doctor", "Say what works on this machine, and what would help.").parse_args(words)
     _print("".join(f"{finding}\n" for finding in examine(environ)))
     return 0
 
 
 def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from hangwatch.arguments import Arguments  # noqa: PLC0415 (as above)
     from hangwatch.demo import demonstrate  # noqa: PLC0415
 
-    if words:
-        raise UsageError("usage: hangwatch demo")
+    Arguments("demo", "Run a small job in which one rank stalls, under watch.").parse_args(words)
     return demonstrate(environ)
 
 
 OWN_COMMANDS: dict[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
+    "top": _top,
+    "inspect": _inspect,
     "report": _report,
     "analyze": _analyze,
     "doctor": _doctor,

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangwatch import __version__, rundir
+from hangwatch import __version__, rundir, runfacts
 from hangwatch.agent.environment import ANY_SUPERVISOR, SUPERVISOR_PID, job_environment
 from hangwatch.companions import Companions
 from hangwatch.config import new_run_id
@@ -135,17 +135,20 @@ class _Run:
             first = job == own
             self.run_id, self.started_at = str(job["run_id"]), str(job["started_at"])
         self._make_report_dir(quiet=not first)
+        told = greeting(
+            self.settings,
+            self.held,
+            report_dir=self.report_dir,
+            run_id=self.run_id,
+            command=self.command,
+            command_pid=self.command_pid,
+            started_at=self.started_at,
+            lost=self.lost,
+        )
+        with suppress(OSError):  # `hangwatch top` will know less
+            runfacts.keep(self.held.path, told)
         self.guardian = Guardian(
-            greeting(
-                self.settings,
-                self.held,
-                report_dir=self.report_dir,
-                run_id=self.run_id,
-                command=self.command,
-                command_pid=self.command_pid,
-                started_at=self.started_at,
-                lost=self.lost,
-            ),
+            told,
             watchdog_environment(self.environ),
             self.before,
             pass_fds=self.companions.watch_fds() if self.companions else (),

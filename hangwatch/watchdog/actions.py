@@ -11,14 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from hangwatch.notice import printable
 from hangwatch.watchdog.processes import PROC, alive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from hangwatch.types import Evidence
     from hangwatch.watchdog.news import News
 
 HOOK_S = 60.0
+HOOK_CULPRITS = 1000
+"""So many culprits are named to a hook: an environment has bounds (execve(2))."""
 TERM_S = 2.0
 ABORTED = "aborted"
 """File in the run directory that tells the supervisor that ranks were ended."""
@@ -26,11 +30,32 @@ _LOOK_S = 0.05
 _SAID_BYTES = 4096
 
 
+def hook_variables(evidence: Evidence, report: Path | None) -> dict[str, str]:
+    """What a hook finds in its environment; the headline is one line.
+
+    report: the directory of the incident's report, None where it could not be written.
+    """
+    verdict = evidence.verdicts[0]
+    return {
+        "HANGWATCH_HEADLINE": printable(verdict.headline),
+        "HANGWATCH_REPORT": str(report) if report else "",
+        "HANGWATCH_RUN_ID": evidence.run.run_id,
+        "HANGWATCH_STATE": verdict.state.value,
+        "HANGWATCH_KIND": verdict.kind.value if verdict.kind else "",
+        "HANGWATCH_CULPRITS": ",".join(map(str, verdict.culprits[:HOOK_CULPRITS])),
+    }
+
+
 async def run_hook(
-    command: str, report: Path | None, headline: str, news: News, timeout_s: float = HOOK_S
+    command: str,
+    report: Path | None,
+    variables: Mapping[str, str],
+    news: News,
+    timeout_s: float = HOOK_S,
 ) -> None:
     """Run the user's command with the report's directory as its argument.
 
+    variables: added to its environment. Raises nothing: what fails is news.
     Its output is shown only if it fails, which is said once. It runs in a
     session of its own, so that it may go on when the watchdog has ended.
     """
@@ -44,7 +69,7 @@ async def run_hook(
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "HANGWATCH_HEADLINE": headline, "HANGWATCH_REPORT": where},
+                env={**os.environ, **variables},
             )
         except (OSError, ValueError) as error:
             news.lose("hook", f"--hook {command}: it cannot be run ({error})")

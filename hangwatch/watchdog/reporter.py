@@ -14,7 +14,7 @@ from hangwatch.report.files import write_incident
 from hangwatch.report.model import build_report
 from hangwatch.report.terminal import Style, format_verdict
 from hangwatch.types import Evidence, Moment
-from hangwatch.watchdog.actions import run_hook
+from hangwatch.watchdog.actions import hook_variables, run_hook
 from hangwatch.watchdog.incidents import Announce
 from hangwatch.watchdog.threads import in_thread
 
@@ -41,6 +41,8 @@ class Reporter:
     last: Evidence | None = None
     """What was reported last, for what is to be added to it."""
     hooks: set[asyncio.Task[None]] = field(default_factory=set)
+    elsewhere: dict[str, str] | None = None
+    """What the watchdog of another node has found last, for `hangwatch top`."""
 
     async def verdict(self, evidence: Evidence, *, same_incident: bool) -> None:
         """Keep and print a verdict. same_incident: it takes the place of the last report."""
@@ -50,8 +52,8 @@ class Reporter:
         lines = format_verdict(build_report(evidence), self.report, style)
         self.news.write("".join(f"{line}\n" for line in lines))
         if self.hook:
-            headline = evidence.verdicts[0].headline
-            task = asyncio.ensure_future(run_hook(self.hook, self.report, headline, self.news))
+            told = hook_variables(evidence, self.report)
+            task = asyncio.ensure_future(run_hook(self.hook, self.report, told, self.news))
             self.hooks.add(task)
             task.add_done_callback(self.hooks.discard)
 
@@ -69,6 +71,11 @@ class Reporter:
         verdict = published.verdicts[0]
         where = f" (report on {published.node}: {published.report})" if published.report else ""
         self.news.say(f"{verdict.state.upper()} {verdict.headline}{where}")
+        self.elsewhere = {
+            "headline": verdict.headline,
+            "node": published.node,
+            "report": published.report,
+        }
 
     async def finish(self, timeout_s: float) -> None:
         """Wait for hooks; one that takes longer goes on without us."""
@@ -77,24 +84,30 @@ class Reporter:
 
     def export(self) -> dict[str, Any]:
         """Plain values for restore()."""
-        return {"report": str(self.report) if self.report else ""}
+        return {"report": str(self.report) if self.report else "", "elsewhere": self.elsewhere}
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Take over the report of the incident at hand. Raises KeyError."""
         self.report = Path(str(values["report"])) if values["report"] else None
+        self.elsewhere = values.get("elsewhere")
 
     async def _write(self, evidence: Evidence, before: Path | None) -> Path | None:
         directory = self.report_dir
         if directory is None:
             return None
+        lost: list[str] = []
         try:
-            return await in_thread(
-                lambda: write_incident(directory, evidence, replace=before), WRITE_S
+            path = await in_thread(
+                lambda: write_incident(directory, evidence, replace=before, lost=lost), WRITE_S
             )
         except ReportError as error:
             self.news.lose("report-dir", str(error))
         except TimeoutError:
             self.news.lose("report-dir", f"the report is not written after {WRITE_S:g} s")
+        else:
+            for what in lost:
+                self.news.lose("page", what)
+            return path
         return None
 
 

@@ -109,7 +109,19 @@ def test_words_of_ours_that_take_no_argument_refuse_one(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([word, "more"], {}) == cli.EXIT_USAGE
-    assert capsys.readouterr().err == f"hangwatch: usage: hangwatch {word}\n"
+    said = f"hangwatch: unrecognized arguments: more; see hangwatch {word} --help\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("word", cli.OWN_COMMANDS)
+def test_each_word_of_ours_explains_itself(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word, "--help"], {})
+    assert ended.value.code == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"usage: hangwatch {word} ")
+    assert shown.err == ""
+    assert all(len(line) <= 100 for line in shown.out.splitlines())
 
 
 def test_a_long_command_is_shown_by_its_beginning() -> None:

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from incident import EVIDENCE, VERDICT
 
 from hangwatch.watchdog import actions, state
 from hangwatch.watchdog.absence import Absence
-from hangwatch.watchdog.actions import end_ranks, run_hook
+from hangwatch.watchdog.actions import end_ranks, hook_variables, run_hook
 from hangwatch.watchdog.news import News
 from hangwatch.watchdog.processes import read_stat
 from hangwatch.watchdog.threads import Worker, in_thread
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WAIT_S = 20.0
+HOOK_VARIABLES = ("REPORT", "HEADLINE", "STATE", "KIND", "CULPRITS", "RUN_ID")
 IDLE = "print(1, flush=True); input()"
 
 
@@ -56,20 +59,36 @@ def child(code: str) -> Iterator[tuple[subprocess.Popen[bytes], tuple[int, int]]
 
 
 def hook(command: str, news: News, report: Path | None = None, timeout_s: float = WAIT_S) -> None:
-    asyncio.run(run_hook(command, report, "Rank 3 is stuck.", news, timeout_s))
+    told = hook_variables(EVIDENCE, report)
+    asyncio.run(run_hook(command, report, told, news, timeout_s))
 
 
-def test_the_hook_gets_the_report_and_the_headline(tmp_path: Path, news: News) -> None:
+def test_the_hook_gets_the_report_and_the_verdict(tmp_path: Path, news: News) -> None:
     script = tmp_path / "hook.sh"
-    script.write_text(
-        f'#!/bin/sh\nprintf "%s|" "$@" "$HANGWATCH_HEADLINE" "$HANGWATCH_REPORT" > {tmp_path}/out\n'
-    )
+    script.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {tmp_path}/out\nenv > {tmp_path}/env\n')
     script.chmod(0o700)
     report = tmp_path / "report dir"
     hook(f"{script} --to 'ops team'", news, report)
-    expected = ["--to", "ops team", str(report), "Rank 3 is stuck.", str(report), ""]
+    expected = ["--to", "ops team", str(report), ""]
     assert (tmp_path / "out").read_text().split("|") == expected
+    told = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert {name: told[f"HANGWATCH_{name}"] for name in HOOK_VARIABLES} == {
+        "REPORT": str(report),
+        "HEADLINE": VERDICT.headline,
+        "STATE": "hang",
+        "KIND": "never_entered",
+        "CULPRITS": "2",
+        "RUN_ID": "night-7",
+    }
     assert news.lost == []
+
+
+def test_a_hostile_headline_stays_one_line_of_text() -> None:
+    verdict = replace(VERDICT, headline="$(id)\n\0\x1b[31m';", culprits=(0, 5), kind=None)
+    told = hook_variables(replace(EVIDENCE, verdicts=(verdict,)), None)
+    assert told["HANGWATCH_HEADLINE"] == r"$(id)\n\x00\x1b[31m';"
+    assert (told["HANGWATCH_CULPRITS"], told["HANGWATCH_KIND"]) == ("0,5", "")
+    assert told["HANGWATCH_REPORT"] == ""
 
 
 @pytest.mark.parametrize(

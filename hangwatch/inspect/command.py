@@ -1,0 +1,177 @@
+"""``hangwatch inspect``: finds the ranks, looks at them, and prints where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import textwrap
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hangwatch.arguments import Arguments
+from hangwatch.errors import UsageError
+from hangwatch.frames import is_user_file, line_of
+from hangwatch.inspect import found
+from hangwatch.inspect.look import look
+from hangwatch.inspect.summary import ONE_MOMENT, by_stack, named, sentences, stuck_children
+from hangwatch.inspect.watched import Watched
+from hangwatch.notice import printable
+from hangwatch.report.terminal import Style
+from hangwatch.top.view import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hangwatch.inspect.found import Process
+    from hangwatch.inspect.look import Looked
+    from hangwatch.inspect.summary import Stack
+    from hangwatch.types import Frame, ThreadStack
+
+DESCRIPTION = """\
+Where the ranks of any torch job on this node are now, whether it was started with hangwatch
+or not: their stacks (by py-spy, which reads and stops nothing), identical ones merged, what
+they wait in where that can be known, and first who is not where the others are. Without PIDs
+all ranks are found that you may look at: your own, as root everybody's."""
+EXIT_REFUSED = 1
+"""No stack could be taken at all."""
+MAX_FRAMES = 40
+MAX_PIDS = 8
+FOLDED_FROM = 4
+"""So many frames in a row that are not the user's are folded."""
+
+
+def inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Look once and print it; the exit code. Raises UsageError where there is nothing to see."""
+    parser = Arguments("inspect", DESCRIPTION)
+    parser.add_argument(
+        "pids", metavar="PID", nargs="*", type=int, help="of a rank, of torchrun, of any process"
+    )
+    parser.add_argument(
+        "--native",
+        action="store_true",
+        help="C and C++ frames too, and all frames; this stops each process for a moment",
+    )
+    given = parser.parse_args(words)
+    watched = Watched(environ)
+    try:
+        processes, tree = found.find(given.pids, watched.pids)
+        if not processes:
+            raise UsageError(_nothing(given.pids))
+        style = Style.of(sys.stdout, environ)
+        refused = ""
+        for number, members in enumerate(found.jobs(processes)):
+            looked = asyncio.run(look(members, tree, watched.pages, native=given.native))
+            lines = _job_lines(members, looked, watched, style, full=given.native)
+            sys.stdout.write("".join(f"{line}\n" for line in [*[""] * bool(number), *lines]))
+            sys.stdout.flush()
+            refused = refused or looked.refused
+    finally:
+        watched.close()
+    return EXIT_REFUSED if refused else 0
+
+
+def _nothing(pids: Sequence[int]) -> str:
+    if pids:
+        return f"no such process: {', '.join(map(str, pids))}"
+    return (
+        "no rank of a torch job was found among the processes that you may look at: name the pid "
+        "of one, or of torchrun; as root you see those of other users"
+    )
+
+
+def _job_lines(
+    processes: Sequence[Process], looked: Looked, watched: Watched, style: Style, *, full: bool
+) -> Iterator[str]:
+    yield style.paint(printable(_title(processes, watched)), "1")
+    wide = style.columns
+    for number, sentence in enumerate(sentences(looked.members)):
+        lines = textwrap.wrap(printable(sentence), wide - 2, break_on_hyphens=False)
+        yield from (f"  {style.paint(line, '' if number else '1')}" for line in lines)
+    missing = found.absent(processes)
+    if missing:
+        local = ", ".join(map(str, missing))
+        yield f"  No process was found for local rank {local} of this node."
+    if looked.refused:
+        yield from (
+            f"  {line}" for line in textwrap.wrap(f"No stacks: {looked.refused}.", wide - 2)
+        )
+    yield from (f"  {style.paint(line, '2')}" for line in textwrap.wrap(ONE_MOMENT, wide - 2))
+    for stack in by_stack(looked.members):
+        yield ""
+        yield from _stack_lines(stack, looked, style, full=full)
+
+
+def _title(processes: Sequence[Process], watched: Watched) -> str:
+    size = max(process.world_size for process in processes)
+    ranks = sum(1 for process in processes if process.rank >= 0)
+    shown = f"{counted(ranks, 'rank')}" if ranks else counted(len(processes), "process")
+    parts = [f"{shown} of {size} here" if size > ranks else shown, str(processes[0].job)]
+    runs = {watched.pages[one.pid].run for one in processes if one.pid in watched.pages}
+    parts += [f"watched: hangwatch top {name}" for name in sorted(runs)]
+    return "Job: " + ", ".join(filter(None, parts))
+
+
+def _stack_lines(stack: Stack, looked: Looked, style: Style, *, full: bool) -> Iterator[str]:
+    members = stack.members
+    pids = ", ".join(str(member.snapshot.pid) for member in members[:MAX_PIDS])
+    more = ", ..." if len(members) > MAX_PIDS else ""
+    does = members[0].doing.one if len(members) == 1 else members[0].doing.several
+    who = style.paint(named(members), "1")
+    yield f"{who} (pid {pids}{more}) {printable(does)}"
+    main = stack.first.main
+    if main is not None:
+        yield from _frames(main.frames, looked.sources, style, full=full)
+    for what in stack.first.snapshot.missing_evidence:
+        yield f"    {printable(what)}"
+    for thread in stack.first.snapshot.threads or ():
+        if thread.owns_gil and thread is not main and thread.frames:
+            yield f"  thread {printable(thread.name)}, which holds the GIL:"
+            yield from _frames(thread.frames, looked.sources, style, full=full)
+    for child in stuck_children(stack.first):
+        yield f"  its child, pid {child.pid}:"
+        yield from _frames(_longest(child.threads), looked.sources, style, full=full)
+
+
+def _longest(threads: Sequence[ThreadStack]) -> Sequence[Frame]:
+    main = [thread for thread in threads if thread.name == "MainThread"]
+    return (main or list(threads))[0].frames
+
+
+def _frames(
+    frames: Sequence[Frame], sources: Mapping[str, str], style: Style, *, full: bool
+) -> Iterator[str]:
+    """A stack, innermost first, each frame of the user's with its line."""
+    for run in _runs(frames[:MAX_FRAMES] if not full else frames):
+        inside = not is_user_file(run[0].file)
+        shown = run[:2] if inside and len(run) >= FOLDED_FROM and not full else run
+        for frame in shown:
+            where = f"{_short(frame.file) if inside else frame.file}:{frame.line}"
+            text = printable(f"    {frame.function}  {where if frame.line else frame.file}")
+            yield style.paint(text, "2") if inside else text
+            source = line_of(sources, frame.file, frame.line)
+            if source:
+                yield style.paint(printable(f"        {source}"), "36")
+        if len(shown) < len(run):
+            yield style.paint(f"    ... {len(run) - len(shown)} more inside libraries", "2")
+    if not full and len(frames) > MAX_FRAMES:
+        yield f"    ... {len(frames) - MAX_FRAMES} more"
+
+
+def _runs(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
+    """Frames in a row that are the user's, or are not."""
+    run: list[Frame] = []
+    for frame in frames:
+        if run and is_user_file(frame.file) is not is_user_file(run[-1].file):
+            yield run
+            run = []
+        run.append(frame)
+    if run:
+        yield run
+
+
+def _short(file: str) -> str:
+    """The path of a library's file from the package on."""
+    for root in ("/site-packages/", "/dist-packages/"):
+        with suppress(ValueError):
+            return file[file.rindex(root) + len(root) :]
+    return file

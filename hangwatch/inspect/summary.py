@@ -1,0 +1,130 @@
+"""Tells where the ranks of a job are, those first that are not where the others are. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.activity import main_thread
+from hangwatch.diagnosis.phrases import capital, the_ranks, verb
+from hangwatch.inspect.doing import Where
+from hangwatch.top.view import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hangwatch.inspect.doing import Doing
+    from hangwatch.types import Child, RankSnapshot, ThreadStack
+
+ONE_MOMENT = (
+    "This is one moment, and no verdict: look again, and see who has not moved. A rank that "
+    "others wait for may only be slow."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One rank of a job, and what it does."""
+
+    snapshot: RankSnapshot
+    doing: Doing
+    waits_s: float = 0.0
+    """How long it has waited, by its page; 0 where that is not known."""
+
+    @property
+    def rank(self) -> int:
+        """Its number, -1 where it is not known."""
+        return self.snapshot.rank
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What two ranks have in common that do the same in the same place."""
+        return self.doing.where, self.doing.one
+
+    @property
+    def main(self) -> ThreadStack | None:
+        """The thread that runs its program."""
+        return main_thread(self.snapshot.threads, self.snapshot.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The members that have one stack."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def first(self) -> Member:
+        """One that stands for all."""
+        return self.members[0]
+
+
+def sentences(members: Sequence[Member]) -> Iterator[str]:
+    """Where they are, one sentence for each place."""
+    places = by_place(members)
+    if len(places) == 1 and len(members) > 1:
+        yield f"All {len(members)} {_are(places[0])}: look at the call itself, and at the others."
+        return
+    for group in places:
+        yield _sentence(group, members)
+
+
+def by_place(members: Sequence[Member]) -> list[list[Member]]:
+    """The members of each place: first who is stopped, or where few are and nobody waits."""
+    alike: defaultdict[tuple[object, ...], list[Member]] = defaultdict(list)
+    for member in members:
+        alike[member.place].append(member)
+    return sorted(alike.values(), key=lambda group: (group[0].doing.where, len(group)))
+
+
+def by_stack(members: Sequence[Member]) -> list[Stack]:
+    """Members with the same stack and the same thing to do, in the order of their places."""
+    found = []
+    for group in by_place(members):
+        alike: defaultdict[object, list[Member]] = defaultdict(list)
+        for member in group:
+            alike[member.main.frames if member.main else ()].append(member)
+        found += [Stack(tuple(same)) for same in alike.values()]
+    return found
+
+
+def stuck_children(member: Member) -> list[Child]:
+    """Children with a stack of their own, where the rank may wait for them."""
+    if member.doing.where is Where.WAITS:
+        return []
+    return [child for child in member.snapshot.children if child.threads]
+
+
+def named(members: Sequence[Member]) -> str:
+    """``rank 2``, ``ranks 0, 1 and 3``; processes that have no rank by their pid."""
+    ranks = [member.rank for member in members if member.rank >= 0]
+    if ranks:
+        return the_ranks(ranks)
+    pids = [str(member.snapshot.pid) for member in members]
+    return f"process{'' if len(pids) == 1 else 'es'} {', '.join(pids)}"
+
+
+def _sentence(group: Sequence[Member], everyone: Sequence[Member]) -> str:
+    first = group[0]
+    waiting = sum(1 for member in everyone if member.doing.where is Where.WAITS)
+    others = len(everyone) - len(group)
+    outlier = first.doing.where is not Where.WAITS and waiting and len(group) <= others
+    if not outlier:
+        return f"{capital(_are(group))}."
+    who, they = named(group), verb([m.rank for m in group], "it", "they")
+    return f"{capital(who)} {_be(group)} not where the others are: {they} {_does(group)}."
+
+
+def _are(group: Sequence[Member]) -> str:
+    return f"{named(group)} {_does(group)}"
+
+
+def _does(group: Sequence[Member]) -> str:
+    text = group[0].doing.one if len(group) == 1 else group[0].doing.several
+    longest_s = max(member.waits_s for member in group)
+    return f"{text}, for {seconds(longest_s)}" if longest_s else text
+
+
+def _be(group: Sequence[Member]) -> str:
+    return "is" if len(group) == 1 else "are"

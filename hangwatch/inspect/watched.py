@@ -1,0 +1,62 @@
+"""What the pages of watched runs say of their ranks: which they are, and what they wait in."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.top import runs
+from hangwatch.top.ranks import Processes, waited_in
+from hangwatch.watchdog.look import QUIET_S, Looker
+from hangwatch.watchdog.news import News
+from hangwatch.watchdog.pages import Pages
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hangwatch.top.ranks import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the page of a rank says. ``call``: what it waits in, None where it does not."""
+
+    run: str
+    rank: int
+    call: Call | None
+    waits_s: float
+
+
+class Watched:
+    """The ranks of all watched runs on this node, by pid. ``close`` it at the end."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        self.pages: dict[int, Known] = {}
+        """By pid."""
+        for run in runs.find(environ):
+            self._read(run)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes that have a page and still run."""
+        return frozenset(self.pages)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        os.close(self._nowhere)
+
+    def _read(self, run: runs.Run) -> None:
+        processes = Processes()
+        pages = Pages(run.path, News(self._nowhere), alive=processes.alive)
+        try:
+            look = Looker(pages, processes.alive, time.monotonic_ns).look()
+            for rank, since_ns in look.waits.items():
+                seen = look.seen[rank]
+                age_s = 0.0 if since_ns is None else (look.now_ns - since_ns) / 1e9
+                call = waited_in(seen) if age_s >= QUIET_S else None
+                self.pages[seen.light.identity.pid] = Known(run.name, rank, call, age_s)
+        finally:
+            pages.close()

@@ -1,0 +1,159 @@
+"""Finds the runs that are watched on this node, and tells whether one still goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hangwatch import companions, runfacts
+from hangwatch.errors import UsageError
+from hangwatch.notice import fold_command, printable
+from hangwatch.rundir import LOCK, bases
+from hangwatch.watchdog.pages import SUFFIX
+from hangwatch.watchdog.processes import PROC, Tree, environment, read_stat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hangwatch.runfacts import RunFacts
+
+DIRECTORY = "HANGWATCH_DIR"
+"""Where the ranks of a watched job are told the directory of their run."""
+
+
+class UnclearError(UsageError):
+    """No one run was named; ``runs`` are those that could be."""
+
+    def __init__(self, message: str, runs: Sequence[Run]) -> None:
+        super().__init__(message)
+        self.runs = runs
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The directory of a run, and what is known of the run."""
+
+    path: Path
+    facts: RunFacts | None
+    """None for a directory of pages that no supervisor has described."""
+
+    @property
+    def name(self) -> str:
+        """What to call it: its id, else the name of its directory."""
+        return self.facts.run_id if self.facts else self.path.name
+
+    def __str__(self) -> str:
+        """One line to choose it by."""
+        if self.facts is None:
+            return printable(str(self.path))
+        began = self.facts.started_at[:19].replace("T", " ")
+        command = fold_command(self.facts.command)
+        return printable(f"{self.name}  pid {self.facts.supervisor_pid}  since {began}  {command}")
+
+
+def describe(path: Path) -> Run:
+    """The run of a directory."""
+    return Run(path, runfacts.read(path))
+
+
+def going_on(run: Run, proc: str = PROC) -> bool:
+    """Whether its supervisor still runs, as far as that can be known.
+
+    A supervisor holds the lock on its directory; if that was deleted, its pid says it.
+    Several that share a directory hold a file each. The look at a lock takes it shared
+    for a moment, which nobody minds: this one is never waited for once the facts are there.
+    """
+    facts = run.facts
+    if facts is None:
+        return run.path.is_dir()
+    if not run.path.is_dir():
+        stat = read_stat(facts.supervisor_pid, proc)
+        return stat is not None and not stat.ended
+    if facts.shared:
+        return any(command.running for command in companions.commands(run.path))
+    return _is_held(run.path / LOCK)
+
+
+def find(environ: Mapping[str, str]) -> list[Run]:
+    """The runs of this user on this node (root: of all users) that go on, oldest first."""
+    found: dict[Path, Run] = {}
+    for path in _directories(environ):
+        run = describe(path)
+        if run.facts is not None and going_on(run):
+            found.setdefault(path, run)
+    return sorted(found.values(), key=lambda run: run.facts.started_at if run.facts else "")
+
+
+def choose(word: str, environ: Mapping[str, str], proc: str = PROC) -> Run:
+    """The run that a word means: a run id, a directory, a pid; empty: the only one there is.
+
+    Raises UnclearError where it names none or several, else UsageError.
+    """
+    if word and Path(word).is_dir():
+        return _of_directory(Path(word))
+    own = environ.get(DIRECTORY)
+    if not word and own and (Path(own) / runfacts.FILE).exists():
+        return describe(Path(own))  # called from inside a job
+    runs = find(environ)
+    if word.isdecimal() and (run := _of_pid(int(word), runs, proc)):
+        return run
+    named = [run for run in runs if not word or word in (run.name, run.path.name)]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise UnclearError(f"{len(named)} runs are watched here: name one, or a pid of it", named)
+    if word:
+        raise UnclearError(f"no run, directory or process of a run that goes on: {word}", runs)
+    raise UsageError(
+        "no run is watched here: start one with `hangwatch COMMAND`; a job that was started "
+        "without hangwatch can be looked at with `hangwatch inspect`"
+    )
+
+
+def _directories(environ: Mapping[str, str]) -> Iterator[Path]:
+    """What may be the directory of a run."""
+    pattern = "hangwatch-*" if os.geteuid() == 0 else f"hangwatch-{os.getuid()}"
+    for base in bases(environ):
+        with suppress(OSError):
+            for parent in base.glob(pattern):
+                with suppress(OSError):
+                    yield from parent.iterdir()
+
+
+def _of_directory(path: Path) -> Run:
+    run = describe(path.absolute())
+    if run.facts is None and not any(path.glob(f"*{SUFFIX}")):
+        raise UsageError(f"{path} is no directory of a run: it holds neither its facts nor pages")
+    return run
+
+
+def _of_pid(pid: int, runs: list[Run], proc: str) -> Run | None:
+    """The run that a process belongs to: a rank, its launcher, or what they started."""
+    told = environment(pid, DIRECTORY.__eq__, proc).get(DIRECTORY, "")
+    for run in runs:
+        facts = run.facts
+        if str(run.path) == told or (facts and pid in (facts.supervisor_pid, facts.command_pid)):
+            return run
+    # A supervisor that shares its run, or what has started it.
+    below = {stat.pid for stat in Tree(proc).descendants(pid)}
+    above = [run for run in runs if run.facts and run.facts.supervisor_pid in below]
+    return above[0] if len(above) == 1 else None
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether somebody holds a lock (flock(2))."""
+    try:
+        handle = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -1,0 +1,167 @@
+"""Draws a picture of a run: as a table for a terminal, as one line where there is none."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from hangwatch.notice import fold_command, printable
+from hangwatch.report.sites import fold_ranks
+from hangwatch.top.view import Trouble, arrange, counted, rates, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from hangwatch.top.source import Picture
+    from hangwatch.top.view import Folded, Row, Table
+
+WIDE = 110
+"""From so many columns on there is room for pids, phases and lines of source."""
+MAX_SAYS = 3
+"""Lines that a verdict may take."""
+MAX_NOTES = 4
+MAX_SHOWN = 3
+"""Places that a plain line names."""
+_STYLES = {
+    Trouble.CULPRIT: "bold red",
+    Trouble.ODD: "red",
+    Trouble.LATE: "yellow",
+    Trouble.WAITS: "yellow",
+    Trouble.NONE: "",
+}
+
+
+def draw(picture: Picture, width: int, height: int | None) -> RenderableType:
+    """The whole picture on so many columns and lines; height None: as long as it takes."""
+    above = [_title(picture, width), *_says(picture, width)]
+    below: list[RenderableType] = [_line(note, width, "dim") for note in picture.notes[:MAX_NOTES]]
+    if picture.report is not None:
+        below.insert(0, _line(f"hangwatch report {picture.report}", width, "dim"))
+    room = None
+    if height is not None:
+        below = below[: max(0, height - len(above) - 6)]
+        room = height - len(above) - len(below) - 3  # a blank line, the heading, the cursor's line
+    several = len({row.node for row in picture.rows}) > 1
+    table = arrange(picture.rows, room)
+    parts: list[RenderableType] = [*above, Text()]
+    if picture.rows:
+        parts.append(_table(table, width, nodes=several))
+    if table.folded.rows:
+        parts.append(_line(f" {folded_text(table.folded)}", width, "dim"))
+    return Group(*parts, *below)
+
+
+def line(picture: Picture) -> str:
+    """The picture on one line, for a log."""
+    at = time.strftime("%H:%M:%S", time.localtime(picture.at))
+    found = [
+        _place(row)
+        for row in arrange(picture.rows, MAX_SHOWN + 1).rows
+        if row.trouble < Trouble.NONE
+    ]
+    return printable("; ".join([f"{at} {picture.state}: {picture.says}", *found]))
+
+
+def folded_text(folded: Folded) -> str:
+    """What the rows that were left out have in common."""
+    text = f"... {counted(folded.ranks, 'rank')} more"
+    waiting = sum(len(row.ranks) for row in folded.rows if row.waits_s is not None)
+    odd = sum(len(row.ranks) for row in folded.rows if row.trouble < Trouble.WAITS)
+    if waiting:
+        text += f", {waiting} of them waiting"
+    if odd:
+        text += f", {odd} late or odd"
+    speeds = [one for row in folded.rows for one in (row.rate, row.fastest) if one is not None]
+    if speeds:
+        text += f", {rates(min(speeds), max(speeds))} calls/s each"
+    return text
+
+
+def _title(picture: Picture, width: int) -> Text:
+    facts = picture.run.facts
+    command = f"  {fold_command(facts.command)}" if facts else ""
+    left = Text(f"{printable(picture.run.name)}", "bold")
+    left.append(command, "not bold")
+    right = f"for {seconds(picture.age_s)}" if facts else ""
+    if facts and facts.node:
+        right = f"{printable(facts.node)}  {right}"
+    left.truncate(max(0, width - len(right) - 2), overflow="ellipsis", pad=True)
+    return Text.assemble(left, "  ", (right, "dim"))
+
+
+def _says(picture: Picture, width: int) -> Iterator[Text]:
+    style = "bold red" if picture.alarming else "yellow" if picture.state == "waiting" else "green"
+    text = Text.assemble((picture.state, style), ": ", printable(picture.says))
+    lines = list(text.wrap(Console(width=width), width))
+    for number, one in enumerate(lines[:MAX_SAYS]):
+        if number == MAX_SAYS - 1 and len(lines) > MAX_SAYS:
+            one.truncate(width - 1)
+            one.append("…")
+        yield one
+
+
+def _line(text: str, width: int, style: str) -> Text:
+    found = Text(printable(text), style, no_wrap=True)
+    found.truncate(width, overflow="ellipsis")
+    return found
+
+
+def _table(table: Table, width: int, *, nodes: bool) -> RichTable:
+    wide = width >= WIDE
+    drawn = RichTable(box=None, padding=(0, 1, 0, 0), width=width, header_style="bold dim")
+    # The ranks of a row may be many; what they wait in and where takes what is left.
+    drawn.add_column("rank", no_wrap=True, overflow="ellipsis", max_width=width // 6)
+    if nodes:
+        drawn.add_column("node", no_wrap=True, overflow="ellipsis", max_width=width // 8)
+    if wide:
+        drawn.add_column("pid", justify="right", no_wrap=True)
+    drawn.add_column("calls/s", justify="right", no_wrap=True, min_width=7)
+    drawn.add_column("last call", no_wrap=True, overflow="ellipsis", max_width=width // 4)
+    drawn.add_column("behind", justify="right", no_wrap=True)
+    drawn.add_column("beat", justify="right", no_wrap=True)
+    drawn.add_column("waits", justify="right", no_wrap=True)
+    drawn.add_column("in", no_wrap=True, overflow="ellipsis", ratio=2)
+    drawn.add_column("at", no_wrap=True, overflow="ellipsis", ratio=3 if wide else 2)
+    for row in table.rows:
+        cells = [fold_ranks(row.ranks)]
+        if nodes:
+            cells.append(row.node or "here")
+        if wide:
+            cells.append(str(row.pid) if row.pid else "")
+        cells += [
+            rates(row.rate, row.fastest),
+            row.last,
+            str(row.behind) if row.behind else "",
+            "" if row.beat_s is None else seconds(row.beat_s),
+            "" if row.waits_s is None else seconds(row.waits_s),
+            row.does,
+            _at(row, source=wide),
+        ]
+        style = _STYLES[row.trouble]
+        drawn.add_row(*(Text(printable(cell), style) for cell in cells))
+    return drawn
+
+
+def _at(row: Row, *, source: bool) -> str:
+    if row.site is None:
+        return ""
+    where = f"{row.site.file.rpartition('/')[2]}:{row.site.line}"
+    return f"{where}  {row.site.source}" if source and row.site.source else where
+
+
+def _place(row: Row) -> str:
+    """A row as a plain line tells it."""
+    ranks = f"rank{'' if len(row.ranks) == 1 else 's'} {fold_ranks(row.ranks)}"
+    if row.waits_s is not None:
+        what = f"{ranks} in {row.does}, {seconds(row.waits_s)}"
+    else:
+        what = f"{ranks} {row.does}" if row.does else ranks
+    if row.behind:
+        what += f", {row.behind} behind in {row.behind_in}"
+    return f"{what}, at {_at(row, source=False)}" if row.site else what
