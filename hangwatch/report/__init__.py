@@ -1,12 +1,14 @@
 """Reports: report.json first, then what is rendered from it.
 
 ``build_report`` turns an Evidence into report.json's content, ``write_incident``
-keeps it with the raw evidence, ``format_verdict`` (terminal.py) prints it. What
-is printed live and what ``hangwatch report`` prints come from the same content.
+keeps it with the raw evidence, ``format_verdict`` (terminal.py) prints it,
+``render_page`` (page/) draws it. What is printed live and what ``hangwatch report``
+prints come from the same content.
 """
 
 from hangwatch.report.files import load, open_run, write_incident, write_run
 from hangwatch.report.model import SCHEMA, build_report
+from hangwatch.report.page import render_page
 from hangwatch.report.terminal import format_verdict
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "format_verdict",
     "load",
     "open_run",
+    "render_page",
     "write_incident",
     "write_run",
 ]

@@ -1,10 +1,10 @@
 """Where reports lie on disk: ``<report-dir>/<run-id>/incident-NNN/report.json``.
 
 Files are 0600 in 0700 directories. An incident's directory appears whole or not
-at all: it is written under another name and renamed. Several nodes may write to
-one directory, as they do with one run id and a report directory that they
-share: what one has written no other replaces, and rename(2) and link(2), which
-a network file system has too, decide who was first.
+at all: it is written under another name and renamed; only the page is added after
+that. Several nodes may write to one directory, as they do with one run id and a
+report directory that they share: what one has written no other replaces, and
+rename(2) and link(2), which a network file system has too, decide who was first.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.errors import ReportError
 from hangwatch.notice import printable
 from hangwatch.report.model import SCHEMA, build_report
+from hangwatch.report.page import render_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 RUN_SCHEMA = "hangwatch.run/1"
 LATEST = "latest"
 REPORT = "report.json"
+PAGE = "index.html"
 RUN = "run.json"
 _INCIDENT = re.compile(r"incident-(\d{3,})")
 MANY = 64
@@ -70,26 +72,47 @@ def _point(link: Path, target: str) -> None:
     fresh.replace(link)
 
 
-def write_incident(run_dir: Path, evidence: Evidence, *, replace: Path | None = None) -> Path:
+def write_incident(
+    run_dir: Path,
+    evidence: Evidence,
+    *,
+    replace: Path | None = None,
+    lost: list[str] | None = None,
+) -> Path:
     """Keep an incident and return its directory.
 
     replace: the directory of the same incident, reported before (``slow`` that
-    has become a ``hang``). Raises ReportError if it cannot be written.
+    has become a ``hang``). lost: where to say why it has no page. Raises ReportError
+    if it cannot be written.
     """
+    report = build_report(evidence)
     try:
         fresh = Path(tempfile.mkdtemp(prefix=".incident-", dir=run_dir))
         try:
-            _fill(fresh, evidence)
-            return _swap(fresh, replace) if replace else _place(fresh, run_dir)
+            _fill(fresh, evidence, report)
+            path = _swap(fresh, replace) if replace else _place(fresh, run_dir)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ReportError(f"the report cannot be written to {run_dir}: {reason}") from None
+    _add_page(path, report, lost if lost is not None else [])
+    return path
 
 
-def _fill(path: Path, evidence: Evidence) -> None:
-    report = build_report(evidence)
+def _add_page(path: Path, report: Mapping[str, Any], lost: list[str]) -> None:
+    """Write index.html. Whatever is wrong with it, report.json is there already."""
+    fresh = path / f".{PAGE}-{secrets.token_hex(8)}"
+    try:
+        _write(fresh, render_page(report).encode())
+        fresh.replace(path / PAGE)
+    except Exception as error:  # noqa: BLE001 (a fault of ours must not cost the report)
+        lost.append(f"{path / PAGE} could not be written: {error}")
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def _fill(path: Path, evidence: Evidence, report: Mapping[str, Any]) -> None:
     for name, content in (
         ("stacks", {f"{key}.txt": _stack_text(stack) for key, stack in report["stacks"].items()}),
         ("flight", {f"rank-{rank}.json": raw for rank, raw in evidence.flights.items()}),
