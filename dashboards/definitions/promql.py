@@ -1,0 +1,130 @@
+"""The expressions that more than one panel needs.
+
+They hold for a run on any number of nodes: every series has the labels ``run`` and
+``node``, one target a node. What is joined is aggregated first, so that no two targets
+with the same labels can make an expression fail.
+"""
+
+from __future__ import annotations
+
+FLEET = 'run=~"$run",node=~"$node"'
+"""The chosen runs, of the fleet's dashboard."""
+JOB = 'run="$run",node=~"$node"'
+"""The chosen nodes of the one chosen run."""
+JOB_RANKS = f'{JOB},rank=~"$rank"'
+ONE_RANK = 'run="$run",rank="$rank"'
+
+MOVES, WAITS, OWN_CODE, GONE = range(4)
+"""The values of rank_state()."""
+RUN_MOVES, RUN_QUIET, RUN_SLOW, RUN_DESYNC, RUN_HANG, RUN_FAILED = range(6)
+"""The values of run_state()."""
+
+MAP_ROWS = 64
+"""Rows of a map of ranks: what can be told apart on a screen."""
+
+
+def by_rank(metric: str, where: str) -> str:
+    """One value a rank."""
+    return f"max by (run, node, rank) ({metric}{{{where}}})"
+
+
+def by_node(metric: str, where: str) -> str:
+    """One value a node."""
+    return f"max by (run, node) ({metric}{{{where}}})"
+
+
+def quiet_after_s(where: str) -> str:
+    """How long a rank of a node may do nothing new until that is more than usual."""
+    return f"clamp_min(2 * {by_node('hangwatch_usual_gap_seconds', where)}, 3)"
+
+
+def silence_s(where: str) -> str:
+    """Seconds since the last progress of each living rank."""
+    since = by_rank("hangwatch_rank_since_progress_seconds", where)
+    return f"({since} and on (run, node, rank) {by_rank('hangwatch_rank_up', where)} == 1)"
+
+
+def unseen(where: str) -> str:
+    """Ranks of each node that no page was seen of; how many there should be may be unknown (0)."""
+    expected = by_node("hangwatch_ranks_expected", where)
+    seen = by_node("hangwatch_ranks_seen", where)
+    return f"clamp_min({expected} - on (run, node) {seen}, 0)"
+
+
+def rank_state(where: str, run: str) -> str:
+    """MOVES; WAITS in a collective, OWN_CODE: neither moves nor waits; GONE.
+
+    where: of the ranks, run: of their nodes.
+    """
+    up = by_rank("hangwatch_rank_up", where)
+    since = by_rank("hangwatch_rank_since_progress_seconds", where)
+    waiting = by_rank("hangwatch_rank_waiting_seconds", where)
+    quiet = f"({since} > bool on (run, node) group_left () {quiet_after_s(run)})"
+    return (
+        f"(({up} == 0) + {GONE} or on (run, node, rank) "
+        f"{quiet} * on (run, node, rank) ({OWN_CODE} - ({waiting} > bool 0)))"
+    )
+
+
+def run_state(where: str) -> str:
+    """How the runs are: what the verdict says, else whether any rank moves."""
+    verdicts = " or ".join(
+        f'{value} * hangwatch_verdict_info{{{where},state="{state}"}}'
+        for state, value in (
+            ("failed", RUN_FAILED),
+            ("hang", RUN_HANG),
+            ("desync", RUN_DESYNC),
+            ("slow", RUN_SLOW),
+        )
+    )
+    quiet = f"max by (run) ({quiet_after_s(where)})"
+    moving = f"(min by (run) ({silence_s(where)}) > bool {quiet})"
+    return f"max by (run) ({verdicts} or {moving} or 0 * hangwatch_run_info{{{where}}})"
+
+
+def behind(where: str, run: str) -> str:
+    """Collectives that a rank is behind the furthest of its group, the largest of its groups.
+
+    Nodes are scraped one after the other, so a lag between nodes means something only
+    where the furthest stands still; else it is the lag within the node.
+    run: of all nodes of the run.
+    """
+    enqueued = "hangwatch_collectives_enqueued_total"
+    frontier = f"max by (run, group) ({enqueued}{{{run}}})"
+    moves = f"max by (run, group) (changes({enqueued}{{{run}}}[$__rate_interval]))"
+    own = f"max by (run, node, rank, group) ({enqueued}{{{where}}})"
+    lag = f"max by (run, node, rank, group) (hangwatch_group_lag_collectives{{{where}}})"
+    return (
+        f"max by (run, node, rank) (({frontier} and {moves} == 0) "
+        f"- on (run, group) group_right () {own} or {lag})"
+    )
+
+
+def worst_ranks(where: str) -> str:
+    """The ranks for a map: those that were gone or silent without waiting the longest.
+
+    The same ones for the whole range shown.
+    """
+    gone = f"(1 - min by (run, node, rank) (min_over_time(hangwatch_rank_up{{{where}}}{_SHOWN})))"
+    since = f"max_over_time(hangwatch_rank_since_progress_seconds{{{where}}}{_SHOWN})"
+    waiting = f"max_over_time(hangwatch_rank_waiting_seconds{{{where}}}{_SHOWN})"
+    return (
+        f"topk({MAP_ROWS}, 1e6 * {gone} + on (run, node, rank) "
+        f"max by (run, node, rank) ({since}) - on (run, node, rank) "
+        f"max by (run, node, rank) ({waiting}))"
+    )
+
+
+def latest_ranks(where: str) -> str:
+    """The ranks for a map: those that the others of their node waited for the longest."""
+    delay = f"increase(hangwatch_arrival_delay_seconds_total{{{where}}}{_SHOWN})"
+    return f"topk({MAP_ROWS}, sum by (run, node, rank) ({delay}))"
+
+
+def in_order(ranks: str) -> str:
+    """Series of ranks by node and number: Prometheus orders them by their labels' text."""
+    padded = f'label_replace({ranks}, "order", "0000$1", "rank", "(.+)")'
+    return f'label_replace({padded}, "order", "$1", "order", ".*(.{{5}})")'
+
+
+_SHOWN = "[$__range] @ end()"

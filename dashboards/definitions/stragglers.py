@@ -1,0 +1,110 @@
+"""The row on who arrives last, and what that costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from definitions.panels import ORANGE, YELLOW, bars, heatmap, now, query, steps, timeseries
+from definitions.promql import JOB, JOB_RANKS, in_order, latest_ranks
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.builders import dashboard as builder
+
+_SPREAD = "hangwatch_arrival_spread_seconds"
+_LAST = f"hangwatch_arrivals_last_total{{{JOB_RANKS}}}"
+_DELAY = f"hangwatch_arrival_delay_seconds_total{{{JOB_RANKS}}}"
+
+
+def with_stragglers(board: builder.Dashboard) -> builder.Dashboard:
+    """The dashboard with the panels of this row."""
+    return _with_cost(_with_arrivals(board))
+
+
+def _with_arrivals(board: builder.Dashboard) -> builder.Dashboard:
+    late = f"sum by (run, node, rank) (rate({_DELAY}[$__rate_interval]))"
+    latest = f"({late} and on (run, node, rank) {latest_ranks(JOB_RANKS)})"
+    buckets = f"sum by (le) (increase({_SPREAD}_bucket{{{JOB}}}[$__rate_interval]))"
+    last = f"sum by (node, rank, group) (increase({_LAST}[$__range]))"
+    seen = f"sum by (node, group) (increase({_SPREAD}_count{{{JOB}}}[$__range]))"
+    return (
+        board.with_panel(
+            heatmap(
+                "Late ranks over time",
+                "A row for each rank: seconds that it arrived after the first rank of its node, "
+                "in each second. A bright row is a straggler; a bright column is one event that "
+                "all of them saw. Of large jobs, the 64 latest ranks of the time shown.",
+                width=9,
+                height=9,
+            ).with_target(query(in_order(latest), "{{rank}} on {{node}}"))
+        )
+        .with_panel(
+            heatmap(
+                "Spread of arrivals",
+                "How many collectives had their last rank (of the node) arrive how long after "
+                "the first.",
+                width=8,
+                height=9,
+            ).with_target(query(buckets, "{{le}}").format(PromQueryFormat.HEATMAP))
+        )
+        .with_panel(
+            bars(
+                "Last to arrive",
+                "In how many of the collectives of a group each rank was the last of its node "
+                "to arrive, over the time shown: the ten worst. With n ranks and no straggler "
+                "each has about 1/n.",
+                width=7,
+                height=9,
+            )
+            .unit("percentunit")
+            .max(1)
+            .thresholds(steps((0.6, YELLOW), (0.8, ORANGE)))
+            .with_target(
+                now(
+                    f"topk(10, {last} / on (node, group) group_left () ({seen} > 0))",
+                    "{{rank}} on {{node}}, {{group}}",
+                )
+            )
+        )
+    )
+
+
+def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
+    lost = f"sum by (node, group) (rate({_SPREAD}_sum{{{JOB}}}[$__rate_interval]))"
+    buckets = f"sum by (group, le) (rate({_SPREAD}_bucket{{{JOB}}}[$__rate_interval]))"
+    period = f"hangwatch_rank_loop_period_seconds{{{JOB_RANKS}}}"
+    return (
+        board.with_panel(
+            timeseries(
+                "Time lost to the last",
+                "Part of the time in which the first rank of a node waits for the last of it "
+                "(may be more than 100 % where collectives overlap). From 5 % on it is worth "
+                "looking for the rank.",
+            )
+            .unit("percentunit")
+            .with_target(query(lost, "{{node}}, {{group}}"))
+        )
+        .with_panel(
+            timeseries(
+                "Spread of arrivals by group",
+                "Half of the collectives, and 99 of 100, have their last rank arrive within "
+                "this time after the first.",
+            )
+            .unit("s")
+            .with_target(query(f"histogram_quantile(0.5, {buckets})", "half, {{group}}"))
+            .with_target(query(f"histogram_quantile(0.99, {buckets})", "99 %, {{group}}"))
+        )
+        .with_panel(
+            timeseries(
+                "Time of a step",
+                "Median time between two collectives of one line of code, of the line that "
+                "comes by least often: the training step where it has such a line. Of the "
+                "fastest, the median and the slowest rank.",
+            )
+            .unit("s")
+            .with_target(query(f"max({period})", "slowest rank"))
+            .with_target(query(f"quantile(0.5, {period})", "median rank"))
+            .with_target(query(f"min({period})", "fastest rank"))
+        )
+    )
