@@ -29,6 +29,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
     """Listens at once, answers from start() on. Raises OSError where it cannot listen."""
 
     daemon_threads = True
+    request_queue_size = 64
     # Else two watchdogs could have one port, and each scrape go to either.
     allow_reuse_port = False
 

@@ -66,16 +66,18 @@ class Telemetry:
         self._hello = hello
         self._news = news
         self._now_ns = now_ns
-        self._collector = NodeCollector(
+        self.collector = NodeCollector(
             run=hello.run,
             node=node,
             interval_s=hello.config.interval_s,
             snapshot=lambda: self.snapshot,
             extra=extra,
             on_error=self._scrape_failed,
+            now_ns=now_ns,
         )
         self._targets = Targets(hello.run_dir.parent.parent, hello.run_dir.name)
         self._port = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._labels = GroupLabels()
         self._rings = _Rings(now_ns)
@@ -168,7 +170,7 @@ class Telemetry:
     async def _serve(self, host: str, wanted: int) -> None:
         port = self._port or wanted
         try:
-            server = await in_thread(partial(listen, host, port, self._collector), BIND_S)
+            server = await in_thread(partial(listen, host, port, self.collector), BIND_S)
         except (OSError, UnicodeError) as error:
             shown = self._hello.config.metrics_addr
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -193,7 +195,7 @@ class Telemetry:
     def _look_for_torch(self, look: Look) -> None:
         """Have the version of torch read where it is not known yet."""
         pid = next((look.seen[rank].light.identity.pid for rank in look.waiting), 0)
-        if pid and not self._torch and look.now_ns >= self._torch_due_ns:
+        if self._loop and pid and not self._torch and look.now_ns >= self._torch_due_ns:
             self._torch_due_ns = look.now_ns + int(TORCH_EVERY_S * 1e9)
             self._begin(self._learn_torch(pid))
 
@@ -213,7 +215,8 @@ class Telemetry:
 
     def _scrape_failed(self, error: Exception) -> None:
         text = f"some metrics are missing ({type(error).__name__}: {error})"
-        self._loop.call_soon_threadsafe(self._news.lose, "metrics-scrape", text)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._news.lose, "metrics-scrape", text)
 
 
 class _Rings:
