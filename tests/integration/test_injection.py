@@ -18,6 +18,7 @@ from agent_runs import TIMEOUT_S, Run, run, unwatched, watched
 
 from hangwatch.agent.environment import RECORDER, sitecustomize_directory
 from hangwatch.agent.sampler import PERIOD_S
+from hangwatch.errors import PageError
 from hangwatch.page import parse_page
 from hangwatch.types import Phase, RankPage
 from hangwatch.watchdog import flights
@@ -465,7 +466,7 @@ class TestALivingRank:
         )
         try:
             page = wait_for(lambda: next(directory.glob("*.page"), None))
-            wait_for(lambda: read(page).in_call and read(page).gil_ns)
+            wait_for(lambda: waits_and_beats(page))
             yield process, page
         finally:
             process.send_signal(signal.SIGKILL)
@@ -518,6 +519,15 @@ class TestALivingRank:
 def read(path: Path) -> RankPage:
     """The page as it is now."""
     return parse_page(path.read_bytes())
+
+
+def waits_and_beats(path: Path) -> bool:
+    """Whether the owner of a page is in a set-up call and has been sampled there."""
+    try:
+        page = read(path)
+    except PageError:
+        return False  # still in the making
+    return bool(page.in_call and page.gil_ns)
 
 
 def wait_for(condition: Any) -> Any:

@@ -25,16 +25,17 @@ PATIENCE_S = 30.0
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 LISTENER = f"""
-import signal
+import os, signal
 def heard(number, _):
-    print(signal.Signals(number).name, flush=True)
+    os.write(1, signal.Signals(number).name.encode() + b"\\n")
 for name in {SIGNALS!r}:
     signal.signal(getattr(signal, name), heard)
 print("ready", flush=True)
 while True:
     signal.pause()
 """
-"""Prints the name of each signal that it gets."""
+"""Prints the name of each signal that it gets: not by print(), which a signal may interrupt and
+which does not let itself be called once more then."""
 
 
 def until(condition: Callable[[], object], what: str) -> None:
