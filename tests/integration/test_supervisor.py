@@ -128,7 +128,7 @@ class Supervised:
 
     def command(self) -> int:
         """The pid of COMMAND (the witness carries its words too)."""
-        return self.child("-c \nimport signal", but="-m hangwatch")
+        return self.child("-c \nimport os", but="-m hangwatch")
 
     def drained(self, signum: int) -> None:
         """Wait until the supervisor has taken a signal."""
