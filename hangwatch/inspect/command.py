@@ -9,11 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hangwatch.arguments import Arguments
+from hangwatch.diagnosis.activity import main_thread
 from hangwatch.errors import UsageError
 from hangwatch.frames import is_user_file, line_of
 from hangwatch.inspect import found
 from hangwatch.inspect.look import look
-from hangwatch.inspect.summary import ONE_MOMENT, by_stack, named, sentences, stuck_children
+from hangwatch.inspect.summary import ONE_MOMENT, by_stack, named, sentences
 from hangwatch.inspect.watched import Watched
 from hangwatch.notice import printable
 from hangwatch.report.terminal import Style
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from hangwatch.inspect.found import Process
     from hangwatch.inspect.look import Looked
     from hangwatch.inspect.summary import Stack
-    from hangwatch.types import Frame, ThreadStack
+    from hangwatch.types import Frame
 
 DESCRIPTION = """\
 Where the ranks of any torch job on this node are now, whether it was started with hangwatch
@@ -127,14 +128,11 @@ def _stack_lines(stack: Stack, looked: Looked, style: Style, *, full: bool) -> I
         if thread.owns_gil and thread is not main and thread.frames:
             yield f"  thread {printable(thread.name)}, which holds the GIL:"
             yield from _frames(thread.frames, looked.sources, style, full=full)
-    for child in stuck_children(stack.first):
-        yield f"  its child, pid {child.pid}:"
-        yield from _frames(_longest(child.threads), looked.sources, style, full=full)
-
-
-def _longest(threads: Sequence[ThreadStack]) -> Sequence[Frame]:
-    main = [thread for thread in threads if thread.name == "MainThread"]
-    return (main or list(threads))[0].frames
+    worker = stack.first.worker
+    inside = main_thread(worker.threads, worker.pid) if worker else None
+    if worker and inside:
+        yield f"  its data worker, pid {worker.pid}:"
+        yield from _frames(inside.frames, looked.sources, style, full=full)
 
 
 def _frames(

@@ -48,6 +48,8 @@ class Doing:
     where: Where
     one: str
     several: str
+    worker: int = 0
+    """Pid of the data worker that explains it, 0 if none does."""
 
 
 def doing(rank: RankSnapshot, call: Call | None, sources: Mapping[str, str]) -> Doing:
@@ -78,7 +80,8 @@ def _in_library(rank: RankSnapshot, frames: Sequence[Frame], at: str) -> Doing |
 
 def _elsewhere(rank: RankSnapshot, act: Activity, at: str, sources: Mapping[str, str]) -> Doing:
     if act.reason is not Reason.USER_CODE:
-        return _is(Where.ELSEWHERE, phrases.doing(act))
+        what = phrases.doing(act)
+        return Doing(Where.ELSEWHERE, f"is {what}", f"are {what}", act.worker)
     if waits_in_collective(rank, sources):
         return _is(Where.WAITS, f"waiting for work that it has enqueued{at}")
     if rank.process.state == "R":
@@ -122,5 +125,5 @@ def _collective(frames: Sequence[Frame]) -> str:
     known = [f for f in inside if _C10D.search(f.file) and not f.function.startswith("_")]
     if known:
         return known[-1].function
-    named = [f for f in inside if f.function != "wrapper"]
+    named = [f for f in inside if not f.function.endswith("wrapper")]
     return f"{named[0].function} of torch.distributed" if named else ""

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.config import Stacks
+from hangwatch.diagnosis.activity import activity
 from hangwatch.errors import EvidenceError
 from hangwatch.inspect.doing import doing
 from hangwatch.inspect.summary import Member
-from hangwatch.types import Child, Phase, RankSnapshot
+from hangwatch.types import Child, Phase, RankSnapshot, Reason
 from hangwatch.watchdog import sources
 from hangwatch.watchdog.processes import PROC, command_line, process_state
 from hangwatch.watchdog.stacks import NoStacksError, PySpy
@@ -88,17 +89,6 @@ async def _snapshot(
         missing = refused = str(error)
     except EvidenceError as error:
         missing = str(error)
-    children: tuple[Child, ...] = ()
-    if not refused:
-        stats = [stat for stat, _ in zip(tree.descendants(process.pid), range(MAX_CHILDREN))]  # noqa: B905 (the shorter decides)
-        children = tuple(
-            await asyncio.gather(
-                *(
-                    _child(one.pid, process_state(one.pid, one.start_ticks, proc), py_spy, proc)
-                    for one in stats
-                )
-            )
-        )
     snapshot = RankSnapshot(
         rank=process.rank if process.rank >= 0 or known is None else known.rank,
         node=socket.gethostname(),
@@ -106,10 +96,16 @@ async def _snapshot(
         phase=Phase.RUNNING,
         process=state,
         threads=threads,
-        children=children,
         missing_evidence=(f"no stack: {missing}",) if missing else (),
     )
-    return snapshot, refused
+    if activity(snapshot, {}).reason is not Reason.DATA_LOADING:
+        return snapshot, refused
+    stats = [stat for stat, _ in zip(tree.descendants(process.pid), range(MAX_CHILDREN))]  # noqa: B905 (the shorter decides)
+    states = [process_state(stat.pid, stat.start_ticks, proc) for stat in stats]
+    workers = await asyncio.gather(
+        *(_child(one.pid, at, py_spy, proc) for one, at in zip(stats, states, strict=True))
+    )
+    return replace(snapshot, children=tuple(workers)), refused
 
 
 async def _child(pid: int, state: ProcessState, py_spy: PySpy, proc: str) -> Child:

@@ -43,6 +43,12 @@ class Member:
         return self.doing.where, self.doing.one
 
     @property
+    def worker(self) -> Child | None:
+        """The data worker that it waits for, if that is known."""
+        children = self.snapshot.children
+        return next((child for child in children if child.pid == self.doing.worker), None)
+
+    @property
     def main(self) -> ThreadStack | None:
         """The thread that runs its program."""
         return main_thread(self.snapshot.threads, self.snapshot.pid)
@@ -87,13 +93,6 @@ def by_stack(members: Sequence[Member]) -> list[Stack]:
             alike[member.main.frames if member.main else ()].append(member)
         found += [Stack(tuple(same)) for same in alike.values()]
     return found
-
-
-def stuck_children(member: Member) -> list[Child]:
-    """Children with a stack of their own, where the rank may wait for them."""
-    if member.doing.where is Where.WAITS:
-        return []
-    return [child for child in member.snapshot.children if child.threads]
 
 
 def named(members: Sequence[Member]) -> str:

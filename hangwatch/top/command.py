@@ -55,6 +55,8 @@ def top(words: Sequence[str], environ: Mapping[str, str]) -> int:
             sys.stderr.write(f"  {run}\n")
         return EXIT_UNCLEAR
     console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
     try:
         if given.once:
             _once(source, console)
@@ -70,8 +72,7 @@ def top(words: Sequence[str], environ: Mapping[str, str]) -> int:
 def _once(source: Source, console: Console) -> None:
     source.picture()
     time.sleep(ONCE_S)  # a rate is seen between two looks
-    width = console.width if console.is_terminal else PLAIN_WIDTH
-    console.print(draw(source.picture(), width, None), width=width)
+    console.print(draw(source.picture(), console.width, None))
 
 
 def _lines(source: Source, interval_s: float) -> None:

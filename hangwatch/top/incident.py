@@ -133,7 +133,8 @@ def _completed(row: Row, told: Mapping[str, Any] | None, verdict: Mapping[str, A
         return replace(row, trouble=Trouble.CULPRIT, does=does, site=row.site or site)
     stuck = told["stuck_in"] if told else None
     if row.trouble is Trouble.WAITS and row.site is None and stuck:
-        return replace(row, does=_call(stuck), site=_site(stuck["site"]))
+        group, site = str(stuck["group"] or ""), _site(stuck["site"])
+        return replace(row, does=_call(stuck), group=group, site=site)
     return row
 
 
@@ -155,6 +156,7 @@ def _row(entry: Mapping[str, Any], culprits: set[int], age_s: float) -> Row:
         node=str(entry["node"]),
         pid=int(entry["pid"]),
         does=does,
+        group=str(stuck["group"] or "") if stuck and trouble is Trouble.WAITS else "",
         waits_s=waits_s,
         site=_site(stuck["site"] if stuck else entry["site"]),
         last=", ".join(
@@ -164,8 +166,7 @@ def _row(entry: Mapping[str, Any], culprits: set[int], age_s: float) -> Row:
 
 
 def _call(stuck: Mapping[str, Any]) -> str:
-    number = f" #{stuck['seq']}" if stuck["seq"] else ""
-    return f"{stuck['op']}{number}" + (f" of {stuck['group']}" if stuck["group"] else "")
+    return f"{stuck['op']} #{stuck['seq']}" if stuck["seq"] else str(stuck["op"])
 
 
 def _site(content: Mapping[str, Any] | None) -> Site | None:

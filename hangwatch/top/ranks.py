@@ -32,8 +32,15 @@ _SHOWN_GROUPS = 8
 class Call:
     """What a rank waits in, as people read it."""
 
-    text: str
+    name: str
+    """``all_reduce #46``, ``recv from rank 3``, ``init_process_group``."""
+    group: str = ""
     site: Site | None = None
+
+    @property
+    def text(self) -> str:
+        """``all_reduce #46 of default_pg``."""
+        return f"{self.name} of {self.group}" if self.group else self.name
 
 
 class Processes:
@@ -92,7 +99,7 @@ class Ranks:
         beat_ns = max(light.heartbeat_ns, light.gil_ns)
         does, trouble = _standing(light, process)
         if trouble is Trouble.NONE and call is not None:
-            does, trouble = call.text, Trouble.WAITS
+            does, trouble = call.name, Trouble.WAITS
         elif trouble is Trouble.NONE and behind and quiet_s >= QUIET_S:
             trouble = Trouble.LATE
         return Row(
@@ -100,6 +107,7 @@ class Ranks:
             trouble=trouble,
             pid=identity.pid,
             does=does,
+            group=call.group if call else "",
             waits_s=None if since_ns is None else (now_ns - since_ns) / 1e9,
             site=call.site if call else None,
             last=_last(light.groups),
@@ -153,25 +161,24 @@ def waited_in(seen: Seen) -> Call:
     blocked = [event for event in page.events if event.state is OpState.BLOCKED]
     if blocked:
         event = min(blocked, key=lambda event: event.blocked_ns or event.issued_ns)
-        return Call(_call_text(event, page.groups), event.site)
+        key = next((group.key for group in page.groups if group.slot == event.slot), None)
+        return Call(_called(event), group_label(key) or "", event.site)
     if page.in_call:
-        return Call(page.in_call, page.in_call_site)
+        return Call(page.in_call, site=page.in_call_site)
     # Issued by C++ (DDP's reducer): c10d has unfinished work, and no frame tells whose.
     unfinished = [g for g in page.groups if g.alive and 0 <= g.completed < g.enqueued]
     if unfinished:
         group = min(unfinished, key=lambda group: group.changed_ns)
-        return Call(f"collective #{group.completed + 1} of {group_label(group.key)}")
+        return Call(f"collective #{group.completed + 1}", group_label(group.key) or "")
     return Call("a collective")
 
 
-def _call_text(event: PageEvent, groups: Iterable[PageGroup]) -> str:
-    key = next((group.key for group in groups if group.slot == event.slot), None)
+def _called(event: PageEvent) -> str:
     if event.p2p:
         towards = "to" if event.wire.startswith("send") else "from"
         peer = f"rank {event.peer}" if event.peer >= 0 else "any rank"
         return f"{event.op} {towards} {peer}"
-    number = f" #{event.seq}" if event.seq > 0 else ""
-    return f"{event.op}{number}" + (f" of {group_label(key)}" if key else "")
+    return f"{event.op} #{event.seq}" if event.seq > 0 else event.op
 
 
 def _frontier(lights: Iterable[RankPage]) -> dict[GroupKey, int]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -14,7 +17,7 @@ from hangwatch.report.sites import fold_ranks
 from hangwatch.top.view import Trouble, arrange, counted, rates, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -112,40 +115,77 @@ def _line(text: str, width: int, style: str) -> Text:
     return found
 
 
-def _table(table: Table, width: int, *, nodes: bool) -> RichTable:
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the table; ``share`` of what is left for those that give way."""
+
+    heading: str
+    cell: Callable[[Row], str]
+    right: bool = False
+    most: int = 0
+    share: int = 0
+
+
+def _columns(width: int, *, nodes: bool) -> Iterator[_Column]:
     wide = width >= WIDE
-    drawn = RichTable(box=None, padding=(0, 1, 0, 0), width=width, header_style="bold dim")
-    # The ranks of a row may be many; what they wait in and where takes what is left.
-    drawn.add_column("rank", no_wrap=True, overflow="ellipsis", max_width=width // 6)
+    yield _Column("rank", lambda row: fold_ranks(row.ranks), most=width // 6)
     if nodes:
-        drawn.add_column("node", no_wrap=True, overflow="ellipsis", max_width=width // 8)
+        yield _Column("node", lambda row: row.node or "here", most=width // 8)
     if wide:
-        drawn.add_column("pid", justify="right", no_wrap=True)
-    drawn.add_column("calls/s", justify="right", no_wrap=True, min_width=7)
-    drawn.add_column("last call", no_wrap=True, overflow="ellipsis", max_width=width // 4)
-    drawn.add_column("behind", justify="right", no_wrap=True)
-    drawn.add_column("beat", justify="right", no_wrap=True)
-    drawn.add_column("waits", justify="right", no_wrap=True)
-    drawn.add_column("in", no_wrap=True, overflow="ellipsis", ratio=2)
-    drawn.add_column("at", no_wrap=True, overflow="ellipsis", ratio=3 if wide else 2)
-    for row in table.rows:
-        cells = [fold_ranks(row.ranks)]
-        if nodes:
-            cells.append(row.node or "here")
-        if wide:
-            cells.append(str(row.pid) if row.pid else "")
-        cells += [
-            rates(row.rate, row.fastest),
-            row.last,
-            str(row.behind) if row.behind else "",
-            "" if row.beat_s is None else seconds(row.beat_s),
-            "" if row.waits_s is None else seconds(row.waits_s),
-            row.does,
-            _at(row, source=wide),
-        ]
+        yield _Column("pid", lambda row: str(row.pid or ""), right=True)
+    yield _Column("calls/s", lambda row: rates(row.rate, row.fastest), right=True)
+    yield _Column("last", lambda row: row.last, most=width // 5)
+    yield _Column("behind", lambda row: str(row.behind or ""), right=True)
+    yield _Column("beat", lambda row: _age(row.beat_s), right=True)
+    yield _Column("waits", lambda row: _age(row.waits_s), right=True)
+    yield _Column("in", partial(_in, group=wide), share=3)
+    yield _Column("at", partial(_at, source=wide), share=4 if wide else 3)
+
+
+def _table(table: Table, width: int, *, nodes: bool) -> RichTable:
+    """The rows under their headings, exactly as wide as the screen."""
+    columns = list(_columns(width, nodes=nodes))
+    gap = 2 if width >= WIDE else 1
+    cells = [[printable(column.cell(row)) for column in columns] for row in table.rows]
+    widths = _widths(columns, cells, width - gap * len(columns))
+    drawn = RichTable(box=None, padding=0, pad_edge=False, header_style="bold dim")
+    for column, taken in zip(columns, widths, strict=True):
+        drawn.add_column(
+            Text(column.heading),
+            justify="right" if column.right else "left",
+            width=taken,
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+        drawn.add_column("", width=gap)
+    for row, texts in zip(table.rows, cells, strict=True):
         style = _STYLES[row.trouble]
-        drawn.add_row(*(Text(printable(cell), style) for cell in cells))
+        drawn.add_row(*(part for text in texts for part in (Text(text, style), "")))
     return drawn
+
+
+def _widths(columns: Sequence[_Column], cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """As much as each needs; those with a share have what is left, as far as they need it."""
+    needs = [
+        max([cell_len(column.heading), *(cell_len(row[at]) for row in cells)])
+        for at, column in enumerate(columns)
+    ]
+    needs = [min(need, c.most) if c.most else need for need, c in zip(needs, columns, strict=True)]
+    fixed = [need for need, c in zip(needs, columns, strict=True) if not c.share]
+    left = max(0, width - sum(fixed))
+    giving = [(need, c.share) for need, c in zip(needs, columns, strict=True) if c.share]
+    (first, a), (second, b) = giving
+    of_first = min(first, max(left * a // (a + b), left - second))
+    widths = iter((max(of_first, 2), max(left - of_first, 2)))
+    return [next(widths) if c.share else need for need, c in zip(needs, columns, strict=True)]
+
+
+def _age(age_s: float | None) -> str:
+    return "" if age_s is None else seconds(age_s)
+
+
+def _in(row: Row, *, group: bool) -> str:
+    return f"{row.does} of {row.group}" if group and row.group else row.does
 
 
 def _at(row: Row, *, source: bool) -> str:
@@ -159,7 +199,7 @@ def _place(row: Row) -> str:
     """A row as a plain line tells it."""
     ranks = f"rank{'' if len(row.ranks) == 1 else 's'} {fold_ranks(row.ranks)}"
     if row.waits_s is not None:
-        what = f"{ranks} in {row.does}, {seconds(row.waits_s)}"
+        what = f"{ranks} in {_in(row, group=True)}, {seconds(row.waits_s)}"
     else:
         what = f"{ranks} {row.does}" if row.does else ranks
     if row.behind:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from hangwatch.top import incident, runs
+from hangwatch.top.lines import Lines
 from hangwatch.top.ranks import Processes, Ranks
 from hangwatch.top.view import Trouble, counted, rates, seconds
 from hangwatch.watchdog.look import Looker
@@ -51,12 +52,8 @@ class Picture:
     @property
     def age_s(self) -> float:
         """How long the run has been going on, 0 if that is not known."""
-        facts = self.run.facts
-        try:
-            began = datetime.fromisoformat(facts.started_at) if facts else None
-        except ValueError:
-            return 0.0
-        return max(0.0, self.at - began.timestamp()) if began else 0.0
+        since = began(self.run)
+        return max(0.0, self.at - since) if since else 0.0
 
 
 class Source:
@@ -80,6 +77,7 @@ class Source:
         self._looker = Looker(self._pages, self._processes.alive, now_ns)
         self._ranks = Ranks(self._processes)
         self._reports = incident.Reports()
+        self._lines = Lines(began(run) or now())
 
     def picture(self) -> Picture:
         """The run as it stands."""
@@ -90,6 +88,7 @@ class Source:
         report = self._reports.of(kept)
         if report is not None:
             rows = incident.with_report(rows, report, now)
+        rows = [self._with_line(row) for row in rows]
         state, says = incident.headline(kept, report)
         if not state:
             state, says = _standing(look, rows)
@@ -101,7 +100,7 @@ class Source:
             says=says,
             alarming=kept.at_hand,
             report=report.where if report else None,
-            notes=tuple(self._notes(kept, report, now)),
+            notes=tuple(self._notes(kept, report, rows, now)),
         )
 
     def close(self) -> None:
@@ -132,7 +131,14 @@ class Source:
             look = self._looker.look()
         return look
 
-    def _notes(self, kept: Kept, report: Report | None, now: float) -> Iterator[str]:
+    def _with_line(self, row: Row) -> Row:
+        if row.site is None or row.site.source is not None or row.node:
+            return row
+        return replace(row, site=replace(row.site, source=self._lines.of(row.site, row.pid)))
+
+    def _notes(
+        self, kept: Kept, report: Report | None, rows: Sequence[Row], now: float
+    ) -> Iterator[str]:
         yield from self._news.lost
         yield from (f"a rank cannot be recorded: {note}" for note in self._pages.notes().values())
         facts = self.run.facts
@@ -141,11 +147,20 @@ class Source:
         elif not self.run.path.is_dir():
             yield "the directory of this run was deleted: what is shown are the last pages"
         if report is not None:
-            age_s = now - report.written
-            yield f"other nodes' ranks and culprits: as the report says, {seconds(age_s)} old"
+            if any(row.node for row in rows):
+                age = seconds(now - report.written)
+                yield f"the ranks of other nodes: as the report knew them {age} ago"
         elif kept.incidents and not kept.at_hand and facts and facts.report_dir:
             before = counted(kept.incidents, "incident")
             yield f"{before} before, now over: hangwatch report {facts.report_dir}"
+
+
+def began(run: Run) -> float:
+    """When a run began, in seconds of the epoch; 0 if that is not known."""
+    try:
+        return datetime.fromisoformat(run.facts.started_at).timestamp() if run.facts else 0.0
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _standing(look: Look, rows: Sequence[Row]) -> tuple[str, str]:

@@ -36,7 +36,9 @@ class Row:
     """Empty for the node that is looked at."""
     pid: int = 0
     does: str = ""
-    """``running``, ``stopped``, ``all_reduce #46 of default_pg`` that it waits in."""
+    """``stopped``, ``init``, ``all_reduce #46`` that it waits in; empty while it just runs."""
+    group: str = ""
+    """Of the call that it waits in."""
     waits_s: float | None = None
     """How long it has waited, None where it does not."""
     site: Site | None = None
@@ -98,7 +100,7 @@ def merged(rows: Iterable[Row]) -> list[Row]:
     alike: defaultdict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
         where = (row.site.file, row.site.line) if row.site else None
-        alike[row.trouble, row.does, where, row.waits_s is None].append(row)
+        alike[row.trouble, row.does, row.group, where, row.waits_s is None].append(row)
     return [_merge(found) for found in alike.values()]
 
 
