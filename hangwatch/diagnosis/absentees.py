@@ -42,7 +42,8 @@ def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
         culprits, case.direct(spot), case.where(spot), activity.site, case.victims_site(waits)
     )
     seen = activity.reason is not Reason.UNKNOWN and activity.sure
-    seen = seen and not any(may_wait(case.job.ranks[rank], case.texts) for rank in culprits)
+    if activity.reason is not Reason.GPU_FAULT:
+        seen = seen and not any(may_wait(case.job.ranks[rank], case.texts) for rank in culprits)
     return Finding(
         kind=Kind.NEVER_ENTERED if loop is None else Kind.FINISHED_EARLY,
         reason=activity.reason,

@@ -62,6 +62,8 @@ class Activity:
     """It was ended from outside; ``site`` is where that found it."""
     sure: bool = True
     """Not so where it is only concluded from what others do."""
+    fault: str = ""
+    """What is wrong with its GPU, where that explains it."""
 
 
 _NO_STACK = ThreadStack("", 0, active=True, owns_gil=True, frames=())

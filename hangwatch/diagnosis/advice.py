@@ -66,6 +66,17 @@ _BY_REASON: dict[Reason, tuple[str, ...]] = {
         ),
         "Run without that node once: a fault that stays away points to its hardware.",
     ),
+    Reason.GPU_FAULT: (
+        (
+            "Look for `NVRM: Xid` in the kernel log of that node, and at nvidia-smi -q (ECC, "
+            "remapped rows, NVLink) of that GPU."
+        ),
+        (
+            "Take the GPU or the node out of the pool, and test it (dcgmi diag -r 3) before it "
+            "comes back; a reset or a reboot may be needed."
+        ),
+        "Run with restarts (torchrun --max-restarts) or spare nodes, so that the job goes on.",
+    ),
     Reason.NETWORK: (
         (
             "Check that the ranks reach each other on the interface that is used "
@@ -162,8 +173,8 @@ def advice(kind: Kind, reason: Reason) -> tuple[str, ...]:
     """Remedies, the most specific first: two to four."""
     general = _BY_KIND[kind]
     special = _BY_REASON.get(reason, ()) if kind in _REASON_COUNTS else ()
-    # Of a lost node no rank's code is at fault.
-    apart = kind is Kind.NEVER_ENTERED or reason is Reason.NODE_LOST
+    # Of a lost node, or of a GPU that failed, no rank's code is at fault.
+    apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)
     if apart and len(special) >= ENOUGH:
         return special
     return (*special, *general)[:MAX_ITEMS]

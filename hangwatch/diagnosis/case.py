@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from hangwatch.diagnosis.activity import Activity, activity, main_thread
+from hangwatch.diagnosis.endings import How
+from hangwatch.diagnosis.faults import MARGIN_S, gpu_fault
 from hangwatch.diagnosis.graph import held_up
+from hangwatch.diagnosis.job import seconds
 from hangwatch.diagnosis.phrases import spot_text
 from hangwatch.diagnosis.spots import Channel, Place
 from hangwatch.frames import innermost_user_site, user_frames, with_source
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.devices import Stuck
     from hangwatch.diagnosis.endings import Ending
+    from hangwatch.diagnosis.faults import Fault
     from hangwatch.diagnosis.graph import Graph
     from hangwatch.diagnosis.job import Job
     from hangwatch.diagnosis.source import Source
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+_FROZEN = frozenset({Reason.STOPPED, Reason.DEBUGGER})
+_UNEXPLAINED = frozenset({Reason.UNKNOWN, Reason.GPU_KERNEL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ class Case:
     stuck: Mapping[int, Stuck] = field(default_factory=dict)
     """Ranks whose device is stuck itself."""
     _activities: dict[int, Activity] = field(default_factory=dict)
+    _within_s: float | None = None
 
     @property
     def texts(self) -> Mapping[str, str]:
@@ -78,9 +86,29 @@ class Case:
     def is_frozen(self, rank: int) -> bool:
         """Whether nothing of a rank runs, not even what works on its collectives."""
         known = rank in self.job.ranks and rank not in self.ended
-        return known and self.activity(rank).reason in (Reason.STOPPED, Reason.DEBUGGER)
+        return known and self.activity(rank).reason in _FROZEN
+
+    def fault(self, rank: int) -> Fault | None:
+        """What has gone wrong with the GPU of a rank, not long before somebody waited."""
+        snapshot = self.job.ranks.get(rank)
+        if snapshot is None or snapshot.gpu is None:
+            return None
+        if self._within_s is None:
+            waits = (seconds(wait.age_s) for waits in self.graph.at.values() for wait in waits)
+            failed = (end for end in self.ended.values() if end.how is not How.CLEAN)
+            ages = chain(waits, (seconds(end.age_s) for end in failed))
+            self._within_s = max(ages, default=0.0) + MARGIN_S
+        return gpu_fault(snapshot.gpu, self._within_s)
 
     def _activity(self, rank: int) -> Activity:
+        found, fault = self._activity_without_fault(rank), self.fault(rank)
+        if fault is None or found.interrupted or found.reason in _FROZEN:
+            return found
+        if fault.sure or found.reason in _UNEXPLAINED:
+            return replace(found, reason=Reason.GPU_FAULT, fault=fault.what, sure=fault.sure)
+        return found
+
+    def _activity_without_fault(self, rank: int) -> Activity:
         snapshot = self.job.ranks[rank]
         if rank in self.stuck:
             stuck = self.stuck[rank]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.absentees import frozen_setup, init_incomplete, missing_peer
+from hangwatch.diagnosis.activity import Activity
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.channels import senders, sending
 from hangwatch.diagnosis.divergence import divergence
@@ -56,7 +57,13 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
         return found
     frozen = tuple(sorted(r for r in members if case.is_frozen(r)))
     if frozen:
-        return _frozen(case, spot, frozen)
+        return _frozen(case, spot, frozen, case.activity(frozen[0]))
+    faults = {rank: fault for rank in members if (fault := case.fault(rank)) is not None}
+    if faults:
+        sure = any(fault.sure for fault in faults.values())
+        faulty = tuple(sorted(rank for rank, fault in faults.items() if fault.sure is sure))
+        doing = Activity(Reason.GPU_FAULT, fault=faults[faulty[0]].what, sure=sure)
+        return replace(_frozen(case, spot, faulty, doing), final=broken)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=Reason.NETWORK if broken else Reason.UNKNOWN,
@@ -80,10 +87,9 @@ def _both_ends(case: Case, spot: Channel) -> Ranks:
     return tuple(sorted((spot.waiter, *several)))
 
 
-def _frozen(case: Case, spot: Place | Channel, culprits: Ranks) -> Finding:
-    """All are there, and a few of them were stopped before it was complete."""
+def _frozen(case: Case, spot: Place | Channel, culprits: Ranks, doing: Activity) -> Finding:
+    """All are there, and a few of them were stopped, or their GPUs, before it was complete."""
     waits = case.waits_at(spot)
-    doing = case.activity(culprits[0])
     others = tuple(rank for rank in case.direct(spot) if rank not in culprits)
     scene = Scene(
         culprits,
@@ -95,7 +101,7 @@ def _frozen(case: Case, spot: Place | Channel, culprits: Ranks) -> Finding:
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=doing.reason,
-        certainty=Certainty.LIKELY,
+        certainty=Certainty.LIKELY if doing.sure else Certainty.POSSIBLE,
         culprits=culprits,
         victims=tuple(sorted(set(case.victims_of(culprits, [spot])) - set(culprits))),
         text=wording.frozen(scene, doing),

@@ -168,6 +168,8 @@ def doing(activity: Activity) -> str:
     where = _in_function(activity.site)
     if activity.reason is Reason.USER_CODE:
         return f"busy in {where}" if where else "busy in its own code"
+    if activity.reason is Reason.GPU_FAULT:
+        return f"on {activity.fault}"
     what = _DOING.get(activity.reason, "doing something that could not be seen")
     if activity.handling and activity.reason is Reason.EXCEPTION_HANDLING:
         article = "an" if activity.handling[:1].lower() in "aeiou" else "a"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hangwatch.collector import without_collections
 from hangwatch.diagnosis.advice import advice
 from hangwatch.diagnosis.aftermath import find_waits
+from hangwatch.diagnosis.blame import with_fault
 from hangwatch.diagnosis.case import Case
 from hangwatch.diagnosis.cycles import judge_cycle, judge_stuck
 from hangwatch.diagnosis.devices import needed, stuck_devices
@@ -107,7 +108,8 @@ def _findings(case: Case) -> list[Finding]:
             finding = judge_dispute(case, spot) if isinstance(spot, Place) and disputed else None
             found.append(finding or judge_stuck(case, spot))
     found.extend(judge_terminals(case, terminals))
-    return [with_drift(case, finding) for finding in found if not _is_idle_guess(finding, found)]
+    kept = [finding for finding in found if not _is_idle_guess(finding, found)]
+    return [with_fault(case, with_drift(case, finding)) for finding in kept]
 
 
 def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
