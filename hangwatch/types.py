@@ -329,6 +329,19 @@ class GpuHealth(StrEnum):
     """NVML's calls that are about it do not return."""
 
 
+THROTTLE_REASONS = (
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
+"""Bits 1 to 8 of nvmlClocksEventReasons in nvml.h. Bit 0, that a GPU is idle, is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Xid:
     """An error that the NVIDIA driver reported of a GPU while the run was watched."""
@@ -366,7 +379,7 @@ class GpuState:
     sm_clock_hz: float | None = None
     memory_clock_hz: float | None = None
     throttle: tuple[str, ...] | None = None
-    """Why its clocks are lower than they could be, such as ``sw_power_cap``."""
+    """Why its clocks are lower than they could be: some of THROTTLE_REASONS."""
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     """Since the driver was loaded, as ``ecc_corrected``."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.gpu.nvml import Asker, known
+from hangwatch.types import THROTTLE_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,18 +18,6 @@ if TYPE_CHECKING:
 MAX_PROCESSES = 1024
 MAX_MIG = 64
 _MHZ = 1e6
-_THROTTLE = {
-    0x2: "applications_clocks_setting",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-}
-"""nvmlClocksEventReasons in nvml.h; that a GPU is idle (0x1) is no throttling."""
-THROTTLE_REASONS = tuple(_THROTTLE.values())
 _ROWS = ("correctable", "uncorrectable", "pending", "failure")
 
 
@@ -147,7 +136,7 @@ def _mig_devices(
 
 
 def _throttle(bits: int) -> tuple[str, ...]:
-    return tuple(name for bit, name in _THROTTLE.items() if known(bits) & bit)
+    return tuple(name for at, name in enumerate(THROTTLE_REASONS, 1) if known(bits) >> at & 1)
 
 
 def _nvlink_errors(lib: Any, handle: Any) -> int | None:
