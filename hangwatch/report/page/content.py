@@ -80,7 +80,8 @@ class Page:
     kind: str
     reason: str
     headline: str
-    explanation: str
+    explanation: tuple[str, ...]
+    """Text and code in turns."""
     advice: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     codes: tuple[Code, ...]
@@ -148,7 +149,7 @@ def page_of(report: Mapping[str, Any]) -> Page:
         words(verdict["kind"]),
         "" if verdict["reason"] == "unknown" else words(verdict["reason"]),
         shortened(verdict["headline"], LONG),
-        shortened(verdict["explanation"], LONG),
+        tuple(shortened(verdict["explanation"], LONG).split("`")) if verdict["explanation"] else (),
         tuple(shortened(advice, LONG) for advice in verdict["advice"]),
         tuple(_facts(report)),
         tuple(_codes(verdict)),
@@ -180,8 +181,10 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     verdict, run = report["verdict"], report["run"]
     if verdict["stuck_age_s"] >= LEAST_S:
         yield "stuck for", seconds(verdict["stuck_age_s"])
-    if verdict["stuck_since"]:
-        yield "stuck since", _moment(verdict["stuck_since"])
+        if verdict["stuck_since"]:
+            yield "stuck since", _moment(verdict["stuck_since"])
+    elif verdict["detected_at"]:
+        yield "found at", _moment(verdict["detected_at"])
     if verdict["detected_after_s"] >= LEAST_S:
         yield "found after", seconds(verdict["detected_after_s"])
     if verdict["culprits"]:

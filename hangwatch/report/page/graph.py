@@ -13,9 +13,9 @@ from hangwatch.report.places import places_of, towards_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-WIDTH, HEIGHT = 244, 70
+WIDTH, HEIGHT = 250, 70
 GAP_X, GAP_Y = 56, 16
-FITTING = 36
+FITTING = 35
 """Characters of a line that fit into a node."""
 ARC = 30
 """How far an arrow between two nodes of one column bows out."""
@@ -90,17 +90,16 @@ def graph(report: Mapping[str, Any]) -> Graph | None:
         nodes[key(member)].append(member)
     ordered = sorted(nodes.values(), key=lambda node: (node[0].hops, -len(node), node[0].rank))
     of = {member.rank: number for number, node in enumerate(ordered) for member in node}
-    edges = _edges(places, of, towards)
-    at = _positions(ordered, any(ordered[a][0].hops == ordered[b][0].hops for a, b in edges))
+    edges = _edges(places, of, towards) or _disagreements(ordered)
+    edges |= {(a, b): True for a, b in edges if ordered[a][0].culprit}
+    at = _positions(ordered, edges)
     drawn = tuple(_node(node, at[n], report) for n, node in enumerate(ordered))
     width = max(node.x for node in drawn) + WIDTH + 2 + (ARC if _arcs_right(ordered, edges) else 0)
     height = max(node.y for node in drawn) + HEIGHT + 2
     paths = tuple(
         Edge(_path(at[a], at[b]), direct=direct) for (a, b), direct in sorted(edges.items())
     )
-    return Graph(
-        drawn, paths, tuple(_sentences(drawn, edges)), width, height, _note(ordered, places)
-    )
+    return Graph(drawn, paths, tuple(_sentences(drawn, edges)), width, height, _note(ordered))
 
 
 def _members(
@@ -179,19 +178,48 @@ def _edges(
     return found if len(found) <= MOST_EDGES else direct
 
 
-def _positions(nodes: Sequence[Sequence[_Member]], arcs: bool) -> list[tuple[int, int, int]]:  # noqa: FBT001
-    """Column, x and y of each node; columns are centred on the tallest."""
+def _disagreements(nodes: Sequence[Sequence[_Member]]) -> dict[tuple[int, int], bool]:
+    """Who waits in the same group as a culprit, where all are there but do not fit together."""
+    return {
+        (a, b): True
+        for a, node in enumerate(nodes)
+        for b, other in enumerate(nodes)
+        if node[0].place
+        and not node[0].culprit
+        and other[0].culprit
+        and _place(other[0]).get("group") == node[0].place["group"]
+    }
+
+
+def _positions(
+    nodes: Sequence[Sequence[_Member]], edges: Iterable[tuple[int, int]]
+) -> list[tuple[int, int, int]]:
+    """Column, x and y of each node; columns are centred on the tallest.
+
+    In a column nodes are as high as those that they wait for, so that few arrows cross.
+    """
     columns: defaultdict[int, list[int]] = defaultdict(list)
     for number, node in enumerate(nodes):
         columns[node[0].hops].append(number)
     tallest = max(map(len, columns.values()))
-    found = [(0, 0, 0)] * len(nodes)
+    targets: defaultdict[int, list[int]] = defaultdict(list)
+    arcs = False
+    for a, b in edges:
+        targets[a].append(b)
+        arcs |= nodes[a][0].hops == nodes[b][0].hops
+    found: dict[int, tuple[int, int, int]] = {}
     for column, hops in enumerate(sorted(columns)):
+        x = 1 + (ARC if arcs else 0) + column * (WIDTH + GAP_X)
         top = (tallest - len(columns[hops])) * (HEIGHT + GAP_Y) // 2
+        heights = {
+            number: [found[target][2] for target in targets[number] if target in found]
+            for number in columns[hops]
+        }
+        means = {number: sum(at) / (len(at) or 1) for number, at in heights.items()}
+        columns[hops].sort(key=means.__getitem__)
         for row, number in enumerate(columns[hops]):
-            x = 1 + (ARC if arcs else 0) + column * (WIDTH + GAP_X)
             found[number] = (column, x, 1 + top + row * (HEIGHT + GAP_Y))
-    return found
+    return [found[number] for number in range(len(nodes))]
 
 
 def _arcs_right(nodes: Sequence[Sequence[_Member]], edges: Iterable[tuple[int, int]]) -> bool:
@@ -234,10 +262,10 @@ def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Mapping[
     if waits:
         lines.append(_in_what(waits))
     if first.culprit and not waits:
-        lines.append(place(report["verdict"]["site"]))
+        lines.append(place(report["verdict"]["site"], 1))
     elif waits:
         age = f"{seconds(max(at['age_s'] for at in waits))}"
-        sites = {place(at["site"]) for at in waits if at["site"]}
+        sites = {place(at["site"], 1) for at in waits if at["site"]}
         where = f" at {sites.pop()}" if len(sites) == 1 else ""
         lines.append(f"{age}{where}")
     elif not first.culprit:
@@ -271,9 +299,11 @@ def _sentences(nodes: Sequence[Node], edges: Mapping[tuple[int, int], bool]) -> 
         yield f"{node.ranks.text} ({node.kind}): {', '.join(node.lines)}{waits}"
 
 
-def _note(nodes: Sequence[Sequence[_Member]], places: Sequence[Mapping[str, Any]]) -> str:
-    waiting = sum(len(node) for node in nodes if node[0].place)
-    shown = sum(1 for node in nodes if node[0].place and not node[0].culprit)
-    if len(places) <= shown or waiting <= shown:
+def _note(nodes: Sequence[Sequence[_Member]]) -> str:
+    """What is folded, if any places are."""
+    victims = [node for node in nodes if node[0].place and not node[0].culprit]
+    held = {id(member.place) for node in victims for member in node}
+    if len(held) <= len(victims):
         return ""
-    return f"{waiting:,} ranks wait in {len(places):,} places, folded by what they have alike."
+    waiting = sum(map(len, victims))
+    return f"{waiting:,} ranks wait in {len(held):,} places, folded by what they have alike."

@@ -26,6 +26,10 @@ LABELLED = 330.0
 """Room on the right for what a rank waits in."""
 MOST_PANELS = 3
 MOST_LANES = 24
+FIRST_WIDTH = 100.0
+"""Room of what stands at the left end of the axis."""
+NAME_WIDTH = 28.0
+"""Room that ``#41`` takes; a name that has none is left out."""
 LAST = 8
 """Collectives of a group that are shown: the last ones up to where it is stuck."""
 
@@ -92,12 +96,10 @@ class _Call:
     p2p: bool
     state: str
     age_s: float
+    peer: str
+    """Whom a point-to-point call is for."""
     detail: str
     site: str
-
-    @property
-    def waits(self) -> bool:
-        return self.state == "blocked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ def _calls(report: Mapping[str, Any]) -> dict[int, list[_Call]]:
                     call["p2p"],
                     call["state"],
                     call["issued_age_s"],
+                    _peer(call),
                     _detail(call),
                     site,
                 )
@@ -157,11 +160,15 @@ def _calls(report: Mapping[str, Any]) -> dict[int, list[_Call]]:
     return found
 
 
+def _peer(call: Mapping[str, Any]) -> str:
+    if call["peer"] is None:
+        return ""
+    return f"{'to' if 'send' in call['op'] else 'from'} rank {call['peer']}"
+
+
 def _detail(call: Mapping[str, Any]) -> str:
     """What tells calls of one operation apart."""
     parts = []
-    if call["peer"] is not None:
-        parts.append(f"{'to' if 'send' in call['op'] else 'from'} rank {call['peer']}")
     if call["root"] is not None:
         parts.append(f"root {call['root']}")
     if call["shape"] or call["dtype"]:
@@ -200,8 +207,18 @@ def _panel(
     heights = {rank: TOP + LANE * (n + 0.5) for n, rank in enumerate(sorted(ranks))}
     holes = _holes(calls, places, axis, ranks)
     usual = _usual(calls)
+    waiting = {(rank, at.seq) for at in places for rank in at.waiting}
     lanes = tuple(
-        _lane(rank, heights[rank], calls, usual, axis, holes, rank in culprits)
+        _lane(
+            rank,
+            heights[rank],
+            [call for call in calls if call.rank == rank],
+            usual,
+            axis,
+            waiting,
+            holes.get(rank),
+            culprit=rank in culprits,
+        )
         for rank in sorted(ranks)
     )
     group = report["groups"][number]
@@ -209,7 +226,7 @@ def _panel(
         _title(group),
         lanes,
         tuple(_threads(calls, heights, axis, holes, places)),
-        axis.cuts,
+        tuple(cut for cut in axis.cuts if cut.x > LEFT + FIRST_WIDTH),
         seconds(axis.oldest_s),
         TOP + LANE * len(ranks) + BOTTOM,
     )
@@ -267,7 +284,9 @@ def _holes(
         x = axis.x(ages[len(ages) // 2])
         p2p = any(call.p2p for call in there)
         came = {call.rank for call in calls if call.seq == at.seq and not call.p2p}
-        for rank in at.awaited & ranks if p2p else (at.awaited & ranks) - came:
+        if p2p:  # a rank that waits itself is not where the chain ends
+            came = {rank for other in places for rank in other.waiting}
+        for rank in (at.awaited & ranks) - came:
             found[rank] = (x, "no match" if p2p else f"no {call_name(at.op, at.seq)}")
     return found
 
@@ -278,38 +297,36 @@ def _lane(  # noqa: PLR0913 (all that meets in a lane)
     calls: Sequence[_Call],
     usual: Mapping[int, tuple[str, str]],
     axis: Axis,
-    holes: Mapping[int, tuple[float, str]],
-    culprit: bool,  # noqa: FBT001
+    waiting: set[tuple[int, int]],
+    hole: tuple[float, str] | None,
+    *,
+    culprit: bool,
 ) -> Lane:
-    mine = sorted((call for call in calls if call.rank == rank), key=lambda call: -call.age_s)
-    marks = tuple(
-        Mark(
-            axis.x(call.age_s),
-            _kind(call, usual),
-            f"rank {rank}: {call_name(call.op, call.seq)} {call.detail}, issued "
-            f"{seconds(call.age_s)} ago, {call.state}{f', at {call.site}' if call.site else ''}",
-        )
-        for call in mine
-    )
-    waiting = next((call for call in reversed(mine) if call.waits), None)
-    hole, missing = holes.get(rank, (None, ""))
-    label = ""
-    if waiting is not None:
-        odd = _kind(waiting, usual) == "odd"
-        detail = f" {waiting.detail}" if waiting.detail and (odd or waiting.p2p) else ""
-        label = f"{call_name(waiting.op, waiting.seq)}{detail}, {seconds(waiting.age_s)}"
-    elif hole is not None:
-        label = missing
+    mine = sorted(calls, key=lambda call: -call.age_s)
+    waits = [call for call in mine if (rank, call.seq) in waiting or call.state == "blocked"]
+    label = hole[1] if hole else ""
+    if waits:
+        last = waits[-1]
+        detail = last.detail if _kind(last, usual) == "odd" else last.peer
+        label = f"{call_name(last.op, last.seq)} {detail}".strip()
+        label = f"{shortened(label, 44)}, {seconds(last.age_s)}"
     return Lane(
         y,
         RankSet.of([rank]),
         culprit,
-        marks,
-        marks[-1].x if marks else LEFT,
-        axis.x(waiting.age_s) if waiting else None,
-        shortened(label, 52),
-        hole,
+        tuple(Mark(axis.x(call.age_s), _kind(call, usual), _told(call)) for call in mine),
+        axis.x(mine[-1].age_s) if mine else LEFT,
+        axis.x(waits[-1].age_s) if waits else None,
+        label,
+        hole[0] if hole else None,
     )
+
+
+def _told(call: _Call) -> str:
+    """A call in words."""
+    what = " ".join(filter(None, (call_name(call.op, call.seq), call.peer, call.detail)))
+    at = f", at {call.site}" if call.site else ""
+    return f"rank {call.rank}: {what}, issued {seconds(call.age_s)} ago, {call.state}{at}"
 
 
 def _kind(call: _Call, usual: Mapping[int, tuple[str, str]]) -> str:
@@ -333,11 +350,15 @@ def _threads(
     for call in calls:
         if not call.p2p and call.rank in heights:
             by_seq[call.seq][call.rank] = call
-    for seq, found in sorted(by_seq.items()):
+    taken: list[float] = []
+    for seq, found in sorted(by_seq.items(), key=lambda item: item[0] not in stuck):
         points = {rank: axis.x(call.age_s) for rank, call in found.items()}
         if seq in stuck:
             points |= {
                 rank: x for rank, (x, missing) in holes.items() if missing.endswith(f"#{seq}")
             }
         path = " ".join(f"{points[rank]:.1f},{heights[rank]:.1f}" for rank in sorted(points))
-        yield Thread(path, f"#{seq}", points[min(points)], seq in stuck)
+        x = points[min(points)]
+        apart = all(abs(x - other) > NAME_WIDTH for other in taken)
+        taken += [x] if apart else []
+        yield Thread(path, f"#{seq}" if apart else "", x, seq in stuck)

@@ -63,9 +63,9 @@ _Standings = dict[int, dict[str, _Standing]]
 
 
 def progress(report: Mapping[str, Any]) -> Progress | None:
-    """The map; None where no rank has a group."""
+    """The map; None where no rank has issued anything."""
     columns, standings = _standings(report)
-    if not columns:
+    if not any(at.enqueued or at.p2p for found in standings.values() for at in found.values()):
         return None
     culprits = set(report["verdict"]["culprits"])
     rows: defaultdict[Hashable, list[int]] = defaultdict(list)

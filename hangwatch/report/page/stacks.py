@@ -44,6 +44,9 @@ class Branch:
 
     ranks: RankSet
     culprit: bool
+    """Whether they are all culprits."""
+    leads: bool
+    """Whether one is."""
     runs: tuple[Run, ...]
     children: tuple[Branch, ...]
 
@@ -112,13 +115,14 @@ def _others(rank: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Name and stack of what runs beside a rank's main thread."""
     for thread in rank["threads"]:
         if thread["stack"] and thread["stack"] != rank["stack"]:
-            yield f"thread {thread['name']}", thread["stack"]
+            yield f"thread {thread['name'] or thread['tid']}", thread["stack"]
     for child in rank["children"]:
         for thread in child["threads"]:
             if thread["stack"]:
                 of = f"worker {child['pid']} {child['command']}"
                 main = thread["name"] == "MainThread"
-                yield of if main else f"{of}, thread {thread['name']}", thread["stack"]
+                name = thread["name"] or thread["tid"]
+                yield of if main else f"thread {name} of {of}", thread["stack"]
 
 
 def _shown_others(
@@ -126,7 +130,7 @@ def _shown_others(
     known: Mapping[str, Mapping[str, Any]],
     culprits: set[int],
 ) -> Iterator[Other]:
-    """Alike ones once: those of culprits first, workers before threads."""
+    """Alike ones once: workers before threads, those of culprits first."""
     names: defaultdict[str, list[str]] = defaultdict(list)
     ranks: defaultdict[str, set[int]] = defaultdict(set)
     for (name, stack), who in others.items():
@@ -135,8 +139,8 @@ def _shown_others(
     order = sorted(
         names,
         key=lambda stack: (
-            not ranks[stack] & culprits,
             not names[stack][0].startswith("worker"),
+            not ranks[stack] <= culprits,
             -len(names[stack]),
         ),
     )
@@ -145,7 +149,7 @@ def _shown_others(
         name = f"{shortened(first, 120)}{f' and {len(more):,} more' if more else ''}"
         lines = [_line(frame) for frame in known[stack]["frames"][:MOST_FRAMES]]
         mine = ranks[stack]
-        yield Other(name, RankSet.of(mine), bool(mine & culprits), tuple(_runs(lines)))
+        yield Other(name, RankSet.of(mine), mine <= culprits, tuple(_runs(lines)))
 
 
 def _grow(root: _Node, frames: Sequence[Mapping[str, Any]], ranks: set[int]) -> None:
@@ -183,6 +187,7 @@ def _branches(node: _Node, culprits: set[int]) -> Iterator[Branch]:
             end = only
         yield Branch(
             RankSet.of(child.ranks),
+            child.ranks <= culprits,
             bool(child.ranks & culprits),
             tuple(_runs(lines)),
             tuple(_branches(end, culprits)),
