@@ -13,7 +13,7 @@ from hangwatch.arguments import Arguments
 from hangwatch.config import Config
 from hangwatch.errors import ReportError
 from hangwatch.notice import say
-from hangwatch.report import build_report, format_verdict, load
+from hangwatch.report import build_report, format_verdict, load, render_page
 from hangwatch.report.files import LATEST
 from hangwatch.report.terminal import Style
 
@@ -42,10 +42,11 @@ def report(words: Sequence[str], environ: Mapping[str, str]) -> int:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="the runs and their incidents")
     form.add_argument("--json", action="store_true", help="report.json")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write there (--json)")
+    form.add_argument("--html", action="store_true", help="the page: one file, no network")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write it there (--json, --html)")
     given = parser.parse_args(words)
-    if given.output and not given.json:
-        parser.error("-o FILE goes with --json")
+    if given.output and not (given.json or given.html):
+        parser.error("-o FILE goes with --json or --html")
     chosen = given.path or environ.get("HANGWATCH_REPORT_DIR") or Config().report_dir
     path = Path(chosen)
     if not path.exists() and not given.path:
@@ -60,6 +61,8 @@ def report(words: Sequence[str], environ: Mapping[str, str]) -> int:
         where, content = load(path)
         if given.json:
             _put(json.dumps(content, indent=1) + "\n", given.output)
+        elif given.html:
+            _put(render_page(content), given.output)
         else:
             _print_lines(list(format_verdict(content, where, style)))
     except BrokenPipeError:

@@ -37,6 +37,7 @@ EXIT_REFUSED = 1
 """No stack could be taken at all."""
 MAX_FRAMES = 40
 MAX_PIDS = 8
+MAX_NAME = 100
 FOLDED_FROM = 4
 """So many frames in a row that are not the user's are folded."""
 
@@ -62,7 +63,9 @@ def inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
         refused = ""
         for number, members in enumerate(found.jobs(processes)):
             looked = asyncio.run(look(members, tree, watched.pages, native=given.native))
-            lines = _job_lines(members, looked, watched, style, full=given.native)
+            chosen = not {member.pid for member in members}.isdisjoint(given.pids)
+            missing = () if chosen else found.absent(members)
+            lines = _job_lines(members, looked, watched, style, full=given.native, missing=missing)
             sys.stdout.write("".join(f"{line}\n" for line in [*[""] * bool(number), *lines]))
             sys.stdout.flush()
             refused = refused or looked.refused
@@ -80,18 +83,23 @@ def _nothing(pids: Sequence[int]) -> str:
     )
 
 
-def _job_lines(
-    processes: Sequence[Process], looked: Looked, watched: Watched, style: Style, *, full: bool
+def _job_lines(  # noqa: PLR0913 (what one job is made of)
+    processes: Sequence[Process],
+    looked: Looked,
+    watched: Watched,
+    style: Style,
+    *,
+    full: bool,
+    missing: Sequence[int],
 ) -> Iterator[str]:
     yield style.paint(printable(_title(processes, watched)), "1")
     wide = style.columns
     for number, sentence in enumerate(sentences(looked.members)):
         lines = textwrap.wrap(printable(sentence), wide - 2, break_on_hyphens=False)
         yield from (f"  {style.paint(line, '' if number else '1')}" for line in lines)
-    missing = found.absent(processes)
     if missing:
         local = ", ".join(map(str, missing))
-        yield f"  No process was found for local rank {local} of this node."
+        yield f"  Of this node's local ranks, {local} has no process: it ended, or never began."
     if looked.refused:
         yield from (
             f"  {line}" for line in textwrap.wrap(f"No stacks: {looked.refused}.", wide - 2)
@@ -144,7 +152,10 @@ def _frames(
         shown = run[:2] if inside and len(run) >= FOLDED_FROM and not full else run
         for frame in shown:
             where = f"{_short(frame.file) if inside else frame.file}:{frame.line}"
-            text = printable(f"    {frame.function}  {where if frame.line else frame.file}")
+            function = frame.function
+            if len(function) > MAX_NAME:  # of a C++ template
+                function = f"{function[: MAX_NAME - 3]}..."
+            text = printable(f"    {function}  {where if frame.line else _short(frame.file)}")
             yield style.paint(text, "2") if inside else text
             source = line_of(sources, frame.file, frame.line)
             if source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,11 @@ ONE_MOMENT = (
     "This is one moment, and no verdict: look again, and see who has not moved. A rank that "
     "others wait for may only be slow."
 )
+ALL_WAIT = (
+    "Should they stay there, then what they wait for is elsewhere: a rank on another node, a rank "
+    "that is gone, or the network."
+)
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,9 @@ def sentences(members: Sequence[Member]) -> Iterator[str]:
     """Where they are, one sentence for each place."""
     places = by_place(members)
     if len(places) == 1 and len(members) > 1:
-        yield f"All {len(members)} {_are(places[0])}: look at the call itself, and at the others."
+        yield f"All {len(members)} {_does(members)}."
+        if members[0].doing.where is Where.WAITS:
+            yield ALL_WAIT
         return
     for group in places:
         yield _sentence(group, members)
@@ -90,9 +98,15 @@ def by_stack(members: Sequence[Member]) -> list[Stack]:
     for group in by_place(members):
         alike: defaultdict[object, list[Member]] = defaultdict(list)
         for member in group:
-            alike[member.main.frames if member.main else ()].append(member)
+            alike[_stack_key(member)].append(member)
         found += [Stack(tuple(same)) for same in alike.values()]
     return found
+
+
+def _stack_key(member: Member) -> tuple[object, ...]:
+    """Where a library lies in memory, which py-spy says of frames without a name, tells nothing."""
+    frames = member.main.frames if member.main else ()
+    return tuple((f.file, f.line, _ADDRESS.sub("", f.function)) for f in frames)
 
 
 def named(members: Sequence[Member]) -> str:
@@ -108,7 +122,7 @@ def _sentence(group: Sequence[Member], everyone: Sequence[Member]) -> str:
     first = group[0]
     waiting = sum(1 for member in everyone if member.doing.where is Where.WAITS)
     others = len(everyone) - len(group)
-    outlier = first.doing.where is not Where.WAITS and waiting and len(group) <= others
+    outlier = first.doing.where is Where.ELSEWHERE and waiting and len(group) <= others
     if not outlier:
         return f"{capital(_are(group))}."
     who, they = named(group), verb([m.rank for m in group], "it", "they")
