@@ -23,16 +23,22 @@ Place = tuple[int, int]
 """(slot of the page, number of the collective in its group)."""
 
 
-def rank_ops(page: RankPage, flight: FlightDump | None, now_ns: int) -> tuple[OpRecord, ...]:
+def rank_ops(
+    page: RankPage,
+    flight: FlightDump | None,
+    now_ns: int,
+    clock_offset_ns: int | None = None,
+) -> tuple[OpRecord, ...]:
     """The calls of one rank, oldest first, with their ages at ``now_ns``.
 
-    ``now_ns`` is CLOCK_MONOTONIC of the rank's node. Where both know a call,
+    ``now_ns`` is CLOCK_MONOTONIC of the rank's node, and ``clock_offset_ns`` what
+    CLOCK_REALTIME is ahead of it there, where that is known. Where both know a call,
     the page's record is kept, ``DONE`` if the recorder says so. Calls that only
     the recorder knows have the source ``flight``.
     """
     groups = {group.slot: group for group in page.groups}
     entries = _by_place(flight.entries, page.groups) if flight else {}
-    offset = _clock_offset_ns(page, entries)
+    offset = _clock_offset_ns(page, entries, clock_offset_ns)
     timed: list[tuple[int, OpRecord]] = []
     seen: set[Place] = set()
     for event in page.events:
@@ -79,7 +85,9 @@ def _by_place(
     return placed
 
 
-def _clock_offset_ns(page: RankPage, entries: dict[Place, FlightEntry]) -> int:
+def _clock_offset_ns(
+    page: RankPage, entries: dict[Place, FlightEntry], of_node_ns: int | None
+) -> int:
     """CLOCK_REALTIME less CLOCK_MONOTONIC of the rank, from calls that both recorded."""
     both = [
         entry.created_unix_ns - event.issued_ns
@@ -88,6 +96,8 @@ def _clock_offset_ns(page: RankPage, entries: dict[Place, FlightEntry]) -> int:
     ]
     if both:
         return median_low(both)
+    if of_node_ns is not None:
+        return of_node_ns
     newest = max((entry.created_unix_ns for entry in entries.values()), default=0)
     # Nothing in common: the counters changed last when the newest call was made.
     changed = max((group.changed_ns for group in page.groups), default=0)

@@ -185,6 +185,7 @@ class Gatherer:
             self._exits.state(page.identity.pid, page.identity.start_ticks),
             self._node,
             now_ns,
+            clock_offset_ns=time.time_ns() - time.monotonic_ns(),
             flight=found.flight,
             threads=found.threads,
             children=tuple(found.children.values()),

@@ -25,12 +25,13 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
     node: str,
     now_ns: int,
     *,
+    clock_offset_ns: int | None = None,
     flight: FlightDump | None = None,
     threads: tuple[ThreadStack, ...] | None = None,
     children: tuple[Child, ...] = (),
     missing: tuple[str, ...] = (),
 ) -> RankSnapshot:
-    """One rank from its page and what else could be had. ``now_ns`` is its node's."""
+    """One rank from its page and what else could be had. The clocks are its node's."""
     if page.disarmed:
         missing = (*missing, f"recording stopped: {page.disarmed}")
     if page.recorder_reason:
@@ -46,7 +47,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
             GroupProgress(g.key, g.name, g.enqueued, g.completed, g.p2p, g.alive)
             for g in page.groups
         ),
-        ops=rank_ops(page, flight, now_ns),
+        ops=rank_ops(page, flight, now_ns, clock_offset_ns),
         in_call=page.in_call,
         in_call_age_s=(_age_s(page.in_call_ns, now_ns) or 0.0) if page.in_call else 0.0,
         in_call_site=page.in_call_site,
