@@ -41,7 +41,8 @@ class NodeCollector(Collector):
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._run = run
-        self._constant = {"run": cut(run.run_id, 128), "node": cut(node)}
+        self.constant = {"run": cut(run.run_id, 128), "node": cut(node)}
+        """Labels that all series have."""
         self._interval_s = interval_s
         self._snapshot = snapshot
         self._extra = extra
@@ -52,7 +53,7 @@ class NodeCollector(Collector):
         """All families, with the labels that all have."""
         for metric in self._families():
             metric.samples = [
-                sample._replace(labels={**self._constant, **sample.labels})
+                sample._replace(labels={**self.constant, **sample.labels})
                 for sample in metric.samples
             ]
             yield metric

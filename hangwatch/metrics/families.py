@@ -134,7 +134,7 @@ def _waits(snapshot: NodeSnapshot) -> Iterator[Metric]:
         "rank_since_progress_seconds",
         "Time since the rank last issued something, or came to another phase of its life.",
         ("rank",),
-        [((_rank(one),), _age_s(at_ns, one.moved_ns)) for one in ranks if one.alive],
+        [((_rank(one),), _age_s(at_ns, one.moved_ns)) for one in ranks],
     )
     yield _gauge(
         "rank_waiting_seconds",

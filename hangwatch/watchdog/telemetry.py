@@ -183,7 +183,7 @@ class Telemetry:
         server.start()
         try:
             target = await in_thread(lambda: server.target, BIND_S)
-            self._targets.publish(target)
+            self._targets.publish(target, self.collector.constant)
         except OSError as error:
             why = error.strerror or str(error)
             self._news.lose(

@@ -217,7 +217,7 @@ def test_beats_are_told_of_ranks_that_live(make: Callable[..., Node]) -> None:
     assert samples.of("rank_up") == {("0",): 1, ("1",): 0}
     assert samples.of("rank_gil_delay_seconds") == {("0",): 4}
     assert list(samples.of("rank_heartbeat_age_seconds")) == [("0",)]
-    assert list(samples.of("rank_since_progress_seconds")) == [("0",)]
+    assert list(samples.of("rank_since_progress_seconds")) == [("0",), ("1",)]
     assert samples.of("rank_waiting_seconds") == {("0",): 0, ("1",): 0}
 
 

@@ -146,11 +146,14 @@ def targets(tmp_path: Path) -> Iterator[Targets]:
 
 
 def test_the_file_is_what_prometheus_reads_and_anybody_may(targets: Targets) -> None:
-    targets.publish("127.0.0.1:9853")
-    assert json.loads(targets.path.read_text()) == [{"targets": ["127.0.0.1:9853"], "labels": {}}]
+    labels = {"run": "r1", "node": "node-a"}
+    targets.publish("127.0.0.1:9853", labels)
+    assert json.loads(targets.path.read_text()) == [
+        {"targets": ["127.0.0.1:9853"], "labels": labels}
+    ]
     assert stat.S_IMODE(targets.path.stat().st_mode) == 0o644
-    assert stat.S_IMODE(targets.path.parent.stat().st_mode) == 0o755
-    assert targets.path.parent.name == f"hangwatch-metrics-{os.getuid()}"
+    assert stat.S_IMODE(targets.path.parent.stat().st_mode) == 0o1777
+    assert targets.path.name == f"{os.getuid()}-run-7.json"
     assert list(targets.path.parent.iterdir()) == [targets.path]
     targets.withdraw()
     assert not targets.path.exists()
@@ -160,18 +163,18 @@ def test_the_file_is_what_prometheus_reads_and_anybody_may(targets: Targets) -> 
 def test_the_umask_hides_nothing(targets: Targets) -> None:
     before = os.umask(0o077)
     try:
-        targets.publish("127.0.0.1:9853")
+        targets.publish("127.0.0.1:9853", {})
     finally:
         os.umask(before)
     assert stat.S_IMODE(targets.path.stat().st_mode) == 0o644
-    assert stat.S_IMODE(targets.path.parent.stat().st_mode) == 0o755
+    assert stat.S_IMODE(targets.path.parent.stat().st_mode) == 0o1777
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from hangwatch.metrics.targets import Targets
-Targets(Path(sys.argv[1]), sys.argv[2]).publish("127.0.0.1:1")
+Targets(Path(sys.argv[1]), sys.argv[2]).publish("127.0.0.1:1", {})
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -188,32 +191,32 @@ def test_what_a_killed_watchdog_left_is_swept_out_and_nothing_else(
     tmp_path: Path, targets: Targets
 ) -> None:
     other = Targets(tmp_path, "other")
-    other.publish("127.0.0.1:2")
+    other.publish("127.0.0.1:2", {})
     stale = left_behind(tmp_path, "stale")
     directory = stale.parent
     unfinished = [directory / "old.tmp", directory / "new.tmp"]
     for path in unfinished:
         path.touch()
     os.utime(unfinished[0], (1, 1))
-    targets.publish("127.0.0.1:3")
+    targets.publish("127.0.0.1:3", {})
     assert sorted(path.name for path in directory.iterdir()) == [
+        f"{os.getuid()}-other.json",
+        f"{os.getuid()}-run-7.json",
         "new.tmp",
-        "other.json",
-        "run-7.json",
     ]
     other.withdraw()
 
 
 def test_the_watchdog_that_takes_over_replaces_the_file(tmp_path: Path, targets: Targets) -> None:
     left_behind(tmp_path, "run-7")
-    targets.publish("127.0.0.1:3")
+    targets.publish("127.0.0.1:3", {})
     assert "127.0.0.1:3" in targets.path.read_text()
 
 
 def test_the_file_of_a_successor_is_not_withdrawn(tmp_path: Path, targets: Targets) -> None:
-    targets.publish("127.0.0.1:3")
+    targets.publish("127.0.0.1:3", {})
     successor = Targets(tmp_path, "run-7")
-    successor.publish("127.0.0.1:4")
+    successor.publish("127.0.0.1:4", {})
     targets.withdraw()
     assert "127.0.0.1:4" in successor.path.read_text()
     successor.withdraw()
@@ -222,12 +225,12 @@ def test_the_file_of_a_successor_is_not_withdrawn(tmp_path: Path, targets: Targe
 def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path, targets: Targets) -> None:
     (tmp_path / "elsewhere").mkdir()
     targets.path.parent.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="somebody else"):
-        targets.publish("127.0.0.1:3")
+    with pytest.raises(OSError, match="somebody else's"):
+        targets.publish("127.0.0.1:3", {})
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_file_is_locked_before_anybody_finds_it(targets: Targets) -> None:
-    targets.publish("127.0.0.1:3")
+    targets.publish("127.0.0.1:3", {})
     with targets.path.open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
