@@ -36,10 +36,10 @@ from definitions.panels import (
 from definitions.promql import (
     JOB,
     JOB_RANKS,
-    behind,
     by_node,
     by_rank,
     in_order,
+    most_behind,
     rank_state,
     run_state,
     silence_s,
@@ -208,7 +208,7 @@ def _with_ranks(made: builder.Dashboard) -> builder.Dashboard:
             "Who is behind",
             "Ranks now, the most likely culprits first: gone, silent in their own code, then "
             "those that wait. Behind: collectives that the rank is behind the furthest of its "
-            "group (between nodes only while the group stands still). A rank leads to its "
+            "group (0 while anybody in the group moves). A rank leads to its "
             "own dashboard.",
             10,
             11,
@@ -217,7 +217,7 @@ def _with_ranks(made: builder.Dashboard) -> builder.Dashboard:
         .targets(
             rows(
                 f"max by (node, rank) ({rank_state(JOB_RANKS, JOB)} {shown})",
-                f"max by (node, rank) ({behind(JOB_RANKS, RUN)} {shown})",
+                f"max by (node, rank) ({most_behind(JOB_RANKS, RUN)} {shown})",
                 f"max by (node, rank) ({_SILENCE} {shown})",
                 f"{waits} and on (node, rank) {first}",
             )
@@ -277,13 +277,13 @@ def _with_progress(made: builder.Dashboard) -> builder.Dashboard:
         .with_panel(
             timeseries(
                 "Behind the furthest of the group",
-                "Collectives, the ten ranks that are furthest behind. A rank that falls behind "
-                "further and further has left the common program; a constant lag of one or two "
-                "is how asynchronous collectives look.",
+                "Collectives, the ten ranks that are furthest behind, while a group stands "
+                "still: while it moves its members are not counted at one moment. In a hang "
+                "the ranks that are behind are the culprits or their victims from other groups.",
             )
             .unit("short")
             .with_target(
-                query(f"topk(10, {behind(JOB_RANKS, RUN)})", "{{rank}} on {{node}}"),
+                query(f"topk(10, {most_behind(JOB_RANKS, RUN)})", "{{rank}} on {{node}}"),
             )
         )
     )
@@ -319,7 +319,7 @@ def _with_nodes(made: builder.Dashboard) -> builder.Dashboard:
                 waiting,
                 own_code,
                 silence,
-                f"max by (node) ({behind(JOB_RANKS, RUN)})",
+                f"max by (node) ({most_behind(JOB_RANKS, RUN)})",
             )
         )
         .override_by_name("Silent for", unit("s", 0))

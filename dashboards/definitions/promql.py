@@ -19,6 +19,8 @@ MOVES, WAITS, OWN_CODE, GONE = range(4)
 RUN_MOVES, RUN_QUIET, RUN_SLOW, RUN_DESYNC, RUN_HANG, RUN_FAILED = range(6)
 """The values of run_state()."""
 
+STANDS_S = 3
+"""A group whose members are all silent for longer stands still."""
 MAP_ROWS = 64
 """Rows of a map of ranks: what can be told apart on a screen."""
 
@@ -35,7 +37,7 @@ def by_node(metric: str, where: str) -> str:
 
 def quiet_after_s(where: str) -> str:
     """How long a rank of a node may do nothing new until that is more than usual."""
-    return f"clamp_min(2 * {by_node('hangwatch_usual_gap_seconds', where)}, 3)"
+    return f"clamp_min(2 * {by_node('hangwatch_usual_gap_seconds', where)}, {STANDS_S})"
 
 
 def silence_s(where: str) -> str:
@@ -83,21 +85,26 @@ def run_state(where: str) -> str:
 
 
 def behind(where: str, run: str) -> str:
-    """Collectives that a rank is behind the furthest of its group, the largest of its groups.
+    """Collectives that each rank is behind the furthest of its group, by group.
 
-    Nodes are scraped one after the other, so a lag between nodes means something only
-    where the furthest stands still; else it is the lag within the node.
+    0 while any member of the group makes progress: nodes are scraped one after the other,
+    and what C++ issues is counted twice a second on each rank, so that healthy ranks seem
+    to be hundreds behind each other.
     run: of all nodes of the run.
     """
     enqueued = "hangwatch_collectives_enqueued_total"
-    frontier = f"max by (run, group) ({enqueued}{{{run}}})"
-    moves = f"max by (run, group) (changes({enqueued}{{{run}}}[$__rate_interval]))"
-    own = f"max by (run, node, rank, group) ({enqueued}{{{where}}})"
-    lag = f"max by (run, node, rank, group) (hangwatch_group_lag_collectives{{{where}}})"
-    return (
-        f"max by (run, node, rank) (({frontier} and {moves} == 0) "
-        f"- on (run, group) group_right () {own} or {lag})"
-    )
+    labels = "run, node, rank, group"
+    own = f"max by ({labels}) ({enqueued}{{{where}}})"
+    members = f"0 * max by ({labels}) ({enqueued}{{{run}}})"
+    since = by_rank("hangwatch_rank_since_progress_seconds", run)
+    silence = f"min by (run, group) ({members} + on (run, node, rank) group_left () {since})"
+    stands = f"(max by (run, group) ({enqueued}{{{run}}}) and {silence} > {STANDS_S})"
+    return f"({stands} - on (run, group) group_right () {own} or 0 * {own})"
+
+
+def most_behind(where: str, run: str) -> str:
+    """The same of the group in which each rank is behind the most."""
+    return f"max by (run, node, rank) ({behind(where, run)})"
 
 
 def worst_ranks(where: str) -> str:

@@ -1,4 +1,8 @@
-"""The row on who arrives last, and what that costs."""
+"""The row on who arrives last, and what that costs.
+
+When a rank arrives is known of collectives that Python issues (all of FSDP's, and what the
+program calls itself); of those that C++ issues alone (DDP's reducer) it is not.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from definitions.promql import JOB, JOB_RANKS, in_order, latest_ranks
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import dashboard as builder
 
+UNKNOWN = "Python issues no collectives that two ranks of a node are in"
+"""What the row says in jobs all of whose collectives come from C++ (DDP alone)."""
 _SPREAD = "hangwatch_arrival_spread_seconds"
 _LAST = f"hangwatch_arrivals_last_total{{{JOB_RANKS}}}"
 _DELAY = f"hangwatch_arrival_delay_seconds_total{{{JOB_RANKS}}}"
@@ -37,7 +43,9 @@ def _with_arrivals(board: builder.Dashboard) -> builder.Dashboard:
                 "all of them saw. Of large jobs, the 64 latest ranks of the time shown.",
                 width=9,
                 height=9,
-            ).with_target(query(in_order(latest), "{{rank}} on {{node}}"))
+            )
+            .no_value(UNKNOWN)
+            .with_target(query(in_order(latest), "{{rank}} on {{node}}"))
         )
         .with_panel(
             heatmap(
@@ -46,7 +54,9 @@ def _with_arrivals(board: builder.Dashboard) -> builder.Dashboard:
                 "the first.",
                 width=8,
                 height=9,
-            ).with_target(query(buckets, "{{le}}").format(PromQueryFormat.HEATMAP))
+            )
+            .no_value(UNKNOWN)
+            .with_target(query(buckets, "{{le}}").format(PromQueryFormat.HEATMAP))
         )
         .with_panel(
             bars(
@@ -58,6 +68,7 @@ def _with_arrivals(board: builder.Dashboard) -> builder.Dashboard:
                 height=9,
             )
             .unit("percentunit")
+            .no_value(UNKNOWN)
             .max(1)
             .thresholds(steps((0.6, YELLOW), (0.8, ORANGE)))
             .with_target(
@@ -71,7 +82,13 @@ def _with_arrivals(board: builder.Dashboard) -> builder.Dashboard:
 
 
 def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
-    lost = f"sum by (node, group) (rate({_SPREAD}_sum{{{JOB}}}[$__rate_interval]))"
+    spread = (
+        f"sum by (node, group) (rate({_SPREAD}_sum{{{JOB}}}[$__rate_interval])) / "
+        f"(sum by (node, group) (rate({_SPREAD}_count{{{JOB}}}[$__rate_interval])) > 0)"
+    )
+    # Of a job with very many collectives not all are seen: the mean spread, times all.
+    entered = f"hangwatch_collectives_entered_total{{{JOB}}}"
+    lost = f"{spread} * max by (node, group) (rate({entered}[$__rate_interval]))"
     buckets = f"sum by (group, le) (rate({_SPREAD}_bucket{{{JOB}}}[$__rate_interval]))"
     period = f"hangwatch_rank_loop_period_seconds{{{JOB_RANKS}}}"
     return (
@@ -83,6 +100,7 @@ def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
                 "looking for the rank.",
             )
             .unit("percentunit")
+            .no_value(UNKNOWN)
             .with_target(query(lost, "{{node}}, {{group}}"))
         )
         .with_panel(
@@ -92,6 +110,7 @@ def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
                 "this time after the first.",
             )
             .unit("s")
+            .no_value(UNKNOWN)
             .with_target(query(f"histogram_quantile(0.5, {buckets})", "half, {{group}}"))
             .with_target(query(f"histogram_quantile(0.99, {buckets})", "99 %, {{group}}"))
         )
@@ -103,6 +122,7 @@ def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
                 "fastest, the median and the slowest rank.",
             )
             .unit("s")
+            .no_value(UNKNOWN)
             .with_target(query(f"max({period})", "slowest rank"))
             .with_target(query(f"quantile(0.5, {period})", "median rank"))
             .with_target(query(f"min({period})", "fastest rank"))

@@ -1,0 +1,216 @@
+"""Dashboards and alerts on a real job with a real stall, by a real Prometheus."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import harness
+import pytest
+from monitoring import all_panels, boards
+from prometheus_server import Prometheus, Series, alertmanager, prometheus, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+RUN = "exp.1"
+"""With a character that is special in a regular expression."""
+WORLD = 3
+CULPRIT = "1"
+HEALTHY_S, SEEN_S = 12.0, 60.0
+QUIET_BOARDS = {"GPUs"}
+"""Rows that are empty on a machine without a GPU."""
+ONLY_WHILE_IT_WAITS = "hangwatch_rank_wait_info"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that is watched and scraped."""
+
+    prometheus: Prometheus
+    received: list[dict[str, Any]]
+    stall: Path
+    over: Path
+    process: subprocess.Popen[bytes]
+
+    def end(self) -> None:
+        """Have the job come to its end."""
+        self.over.touch()
+        assert self.process.wait(harness.BOUND_S) == 0
+
+
+@contextmanager
+def _job(where: Path) -> Iterator[Job]:
+    base = where / "base"
+    base.mkdir()
+    stall, over, token = where / "stall", where / "over", uuid.uuid4().hex
+    command = (
+        *(sys.executable, "-m", "hangwatch", "--run-id", RUN, "--metrics-addr", "127.0.0.1:0"),
+        *("--suspect-after", "4", "--hang-after", "7", "--report-dir", str(where / "reports")),
+        *("torchrun", "--standalone", f"--nproc-per-node={WORLD}"),
+        *(str(harness.PROGRAMS / "stalls_while.py"), str(stall), str(over)),
+    )
+    with (
+        alertmanager(where / "alertmanager") as (port, received),
+        prometheus(where / "prometheus", base / "hangwatch-metrics", port) as server,
+        (where / "stdout").open("wb") as stdout,
+    ):
+        process = subprocess.Popen(  # noqa: S603 (the command is made above)
+            command,
+            env=harness.environment({"HANGWATCH_DIR": str(base)}) | {harness.TOKEN: token},
+            cwd=where,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            start_new_session=True,
+        )
+        try:
+            wait_for(lambda: "training" in (where / "stdout").read_text(), "the job")
+            yield Job(server, received, stall, over, process)
+        finally:
+            harness.end(process, token)
+
+
+def _as_grafana(text: str, board: Mapping[str, Any]) -> str:
+    """An expression as Grafana sends it, with all nodes and ranks chosen.
+
+    A value of a variable that may have several is escaped for a regular expression
+    and for the string that this stands in; "All" is what the variable says.
+    """
+    values = {"__rate_interval": "4s", "__range": f"{SEEN_S:g}s"}
+    for variable in board["templating"]["list"]:
+        if variable["type"] != "query":
+            continue
+        values[variable["name"]] = variable.get("allValue") if variable.get("multi") else RUN
+    if board["uid"] == "hangwatch-rank":
+        values["rank"] = CULPRIT
+    if board["uid"] == "hangwatch-fleet":
+        values["run"] = f"({RUN}|other)".replace(".", "\\\\.")
+    return re.sub(r"\$(\w+)", lambda found: values.get(found[1], found[0]), text)
+
+
+def _answers(job: Job) -> Iterator[tuple[str, str, list[Series]]]:
+    """Each query of each panel outside of rows that are closed: where, it, its answer."""
+    for name, board in boards().items():
+        closed = [
+            panel["title"]
+            for row in board["panels"]
+            for panel in row.get("panels", [])
+            if row["title"] in QUIET_BOARDS
+        ]
+        for panel in all_panels(board):
+            if panel["title"] in closed:
+                continue
+            for target in panel["targets"]:
+                text = _as_grafana(target["expr"], board)
+                ask = job.prometheus.now if target.get("instant") else _over(job)
+                yield f"{name}: {panel['title']}", text, ask(text)
+
+
+def _over(job: Job) -> Any:
+    return lambda text: job.prometheus.over(text, SEEN_S)
+
+
+def _panel(job: Job, name: str, title: str, target: int = 0) -> list[Series]:
+    """What one query of a panel is now."""
+    board = boards()[name]
+    panel = next(panel for panel in all_panels(board) if panel["title"] == title)
+    return job.prometheus.now(_as_grafana(panel["targets"][target]["expr"], board))
+
+
+def _value(series: list[Series]) -> float:
+    assert len(series) == 1, series
+    return float(series[0]["value"][1])
+
+
+@pytest.mark.timeout(400)
+def test_a_stall_is_seen_told_and_over(tmp_path: Path) -> None:
+    with _job(tmp_path) as job:
+        _healthy(job)
+        job.stall.touch()
+        _stalled(job)
+        job.stall.unlink()
+        _going_on(job)
+        job.end()
+        _ended(job)
+
+
+def _healthy(job: Job) -> None:
+    """All panels of a healthy job have data, and nobody is woken."""
+    enough = f"count_over_time(hangwatch_run_info[60s]) >= {HEALTHY_S:g}"
+    wait_for(lambda: job.prometheus.now(enough), "scrapes")
+    seen = "sum(hangwatch_arrival_spread_seconds_count) > 0"
+    wait_for(lambda: job.prometheus.now(seen), "arrivals")
+    empty = {
+        f"{where}: {text}"
+        for where, text, answer in _answers(job)
+        if not answer and ONLY_WHILE_IT_WAITS not in text
+    }
+    assert not empty
+    assert _value(_panel(job, "job", "Is it moving?")) == 0
+    assert {one["metric"]["state"] for one in _panel(job, "job", "Verdict")} == {"no verdict"}
+    assert {one["value"][1] for one in _panel(job, "job", "Ranks over time")} == {"0"}
+    assert [_value(_panel(job, "job", "Ranks", at)) for at in (0, 1)] == [WORLD, WORLD]
+    assert not job.prometheus.alerts()
+    assert not job.prometheus.rule_errors()
+
+
+def _stalled(job: Job) -> None:
+    """The panels name the rank that is stuck, and the alerts go out."""
+    fired = {"HangwatchStalled", "HangwatchHang"}
+    wait_for(lambda: fired <= job.prometheus.alerts().keys(), "the alerts")
+    alert = job.prometheus.alerts()["HangwatchHang"]
+    assert (alert["run"], alert["culprits"], alert["kind"]) == (RUN, CULPRIT, "never_entered")
+    assert not [where for where, _, answer in _answers(job) if not answer]
+
+    assert _value(_panel(job, "job", "Is it moving?")) == 4
+    assert _value(_panel(job, "job", "Of its patience")) > 1
+    (verdict,) = _panel(job, "job", "Verdict")
+    assert (verdict["metric"]["state"], verdict["metric"]["culprits"]) == ("hang", CULPRIT)
+    states = {
+        one["metric"]["rank"]: one["value"][1] for one in _panel(job, "job", "Ranks over time")
+    }
+    assert states == {"0": "1", "1": "2", "2": "1"}
+    waits = {one["metric"]["rank"] for one in _panel(job, "job", "Who is behind", 3)}
+    assert waits == {"0", "2"}
+    behind = {
+        one["metric"]["rank"]: one["value"][1] for one in _panel(job, "job", "Who is behind", 1)
+    }
+    assert behind == {"0": "0", "1": "1", "2": "0"}
+    last = _panel(job, "job", "Last to arrive")
+    assert max(last, key=lambda one: float(one["value"][1]))["metric"]["rank"] == CULPRIT
+    assert _value(_panel(job, "fleet", "Hang or failed")) == 1
+    assert not job.prometheus.rule_errors()
+
+    hang = {"status": "firing", "name": "HangwatchHang"}
+    (sent,) = wait_for(lambda: _sent(job, **hang)[:1], "the message of the hang")
+    assert sent["annotations"]["summary"] == f"{RUN} hangs: rank {CULPRIT}, never_entered"
+
+
+def _sent(job: Job, *, status: str, name: str) -> list[dict[str, Any]]:
+    return [
+        one
+        for one in list(job.received)
+        if one["status"] == status and one["labels"]["alertname"] == name
+    ]
+
+
+def _going_on(job: Job) -> None:
+    """The alerts are taken back."""
+    wait_for(lambda: not job.prometheus.alerts(), "the end of the alerts")
+    wait_for(lambda: _sent(job, status="resolved", name="HangwatchHang"), "the message of the end")
+    assert _value(_panel(job, "job", "Is it moving?")) == 0
+
+
+def _ended(job: Job) -> None:
+    """The target is gone with the job, without an alert; the fleet still knows of the hang."""
+    up = 'up{job="hangwatch"}'
+    wait_for(lambda: not job.prometheus.now(up), "the target's end")
+    assert not job.prometheus.alerts()
+    verdicts = _panel(job, "fleet", "Verdicts in the time shown")
+    assert {one["metric"]["state"] for one in verdicts} >= {"hang"}
