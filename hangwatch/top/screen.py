@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hangwatch.notice import fold_command, printable
 from hangwatch.report.sites import fold_ranks
-from hangwatch.top.view import Trouble, arrange, counted, rates, seconds
+from hangwatch.top.view import Trouble, arrange, counted, merged, rates, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -63,17 +63,17 @@ def draw(picture: Picture, width: int, height: int | None) -> RenderableType:
 def line(picture: Picture) -> str:
     """The picture on one line, for a log."""
     at = time.strftime("%H:%M:%S", time.localtime(picture.at))
-    found = [
-        _place(row)
-        for row in arrange(picture.rows, MAX_SHOWN + 1).rows
-        if row.trouble < Trouble.NONE
-    ]
+    rows = arrange(picture.rows).rows
+    troubled = merged(row for row in rows if row.trouble is not Trouble.NONE)
+    found = [_place(row) for row in troubled[:MAX_SHOWN]]
+    if more := sum(len(row.ranks) for row in troubled[MAX_SHOWN:]):
+        found.append(f"{counted(more, 'rank')} elsewhere")
     return printable("; ".join([f"{at} {picture.state}: {picture.says}", *found]))
 
 
 def folded_text(folded: Folded) -> str:
     """What the rows that were left out have in common."""
-    text = f"... {counted(folded.ranks, 'rank')} more"
+    text = f"... {folded.ranks} more rank{'' if folded.ranks == 1 else 's'}"
     waiting = sum(len(row.ranks) for row in folded.rows if row.waits_s is not None)
     odd = sum(len(row.ranks) for row in folded.rows if row.trouble < Trouble.WAITS)
     if waiting:
@@ -203,5 +203,5 @@ def _place(row: Row) -> str:
     else:
         what = f"{ranks} {row.does}" if row.does else ranks
     if row.behind:
-        what += f", {row.behind} behind in {row.behind_in}"
+        what += f", {row.behind} behind" + (f" in {row.behind_in}" if row.behind_in else "")
     return f"{what}, at {_at(row, source=False)}" if row.site else what
