@@ -233,7 +233,7 @@ def _missing(report: Mapping[str, Any]) -> list[str]:
     for rank in report["ranks"]:
         for what in rank["missing_evidence"]:
             ranks[what].append(rank["rank"])
-    return [f"{_ranks(fold_ranks(who))}: {what}" for what, who in ranks.items()]
+    return [f"{_ranks(_some(who))}: {what}" for what, who in ranks.items()]
 
 
 def _ranks(folded: str) -> str:

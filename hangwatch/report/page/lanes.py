@@ -7,17 +7,27 @@ how long they were is written there.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.report.page.axis import Axis, Cut
-from hangwatch.report.page.ranksets import RankSet, call_name, place, seconds, shortened
-from hangwatch.report.places import places_of
+from hangwatch.report.page.history import (
+    calls_of,
+    kind_of,
+    step_s,
+    stuck_at,
+    told,
+    usual_calls,
+    window,
+)
+from hangwatch.report.page.ranksets import RankSet, call_name, seconds, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hangwatch.report.page.history import Call, Place
 
 LEFT, RIGHT, TOP, BOTTOM = 104.0, 1130.0, 30.0, 30.0
 """Where lanes begin and end, and the room above and below them, in the units of the picture."""
@@ -30,8 +40,6 @@ FIRST_WIDTH = 100.0
 """Room of what stands at the left end of the axis."""
 NAME_WIDTH = 28.0
 """Room that ``#41`` takes; a name that has none is left out."""
-LAST = 8
-"""Collectives of a group that are shown: the last ones up to where it is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,53 +89,24 @@ class Panel:
     first: str
     """How long ago the left end is."""
     height: float
+    missing: str
+    """Who is missing, in words."""
     left: float = LEFT
     right: float = RIGHT
     labels_at: float = RIGHT - LABELLED + 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of a rank."""
-
-    rank: int
-    op: str
-    seq: int
-    p2p: bool
-    state: str
-    age_s: float
-    peer: str
-    """Whom a point-to-point call is for."""
-    detail: str
-    site: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the group is stuck."""
-
-    op: str
-    seq: int
-    waiting: frozenset[int]
-    awaited: frozenset[int]
-    age_s: float
-
-
 def panels(report: Mapping[str, Any]) -> tuple[Panel, ...]:
     """The groups in which something is stuck; none where no calls were kept."""
-    calls = _calls(report)
-    stuck = _stuck(report)
+    calls = calls_of(report)
+    stuck = stuck_at(report)
     order = sorted(stuck, key=lambda number: _weight(report, stuck[number], number), reverse=True)
-    wanted = order or [number for number, _ in Counter(dict(_sizes(calls))).most_common()]
+    wanted = order or sorted(calls, key=lambda number: -len(calls[number]))
     found = (_panel(report, number, calls, stuck.get(number, [])) for number in wanted)
-    return tuple(panel for panel in found if panel)[:MOST_PANELS]
+    return tuple(islice((panel for panel in found if panel), MOST_PANELS))
 
 
-def _sizes(calls: Mapping[int, Sequence[_Call]]) -> Iterator[tuple[int, int]]:
-    return ((number, len(found)) for number, found in calls.items())
-
-
-def _weight(report: Mapping[str, Any], places: Sequence[_Place], number: int) -> tuple[int, int]:
+def _weight(report: Mapping[str, Any], places: Sequence[Place], number: int) -> tuple[int, int]:
     """Groups that wait for a culprit come first, of these that of the verdict."""
     culprits = set(report["verdict"]["culprits"])
     group = report["verdict"]["group"] or {}
@@ -137,76 +116,24 @@ def _weight(report: Mapping[str, Any], places: Sequence[_Place], number: int) ->
     return (2 * bool(awaited) + is_verdicts, sum(len(place.waiting) for place in places))
 
 
-def _calls(report: Mapping[str, Any]) -> dict[int, list[_Call]]:
-    """Calls by group."""
-    sites = report.get("sites") or ()
-    found: defaultdict[int, list[_Call]] = defaultdict(list)
-    for rank in report["ranks"]:
-        for call in rank.get("calls") or ():
-            site = place(sites[call["site"]]) if call["site"] is not None else ""
-            found[call["group_id"]].append(
-                _Call(
-                    rank["rank"],
-                    call["op"],
-                    call["seq"],
-                    call["p2p"],
-                    call["state"],
-                    call["issued_age_s"],
-                    _peer(call),
-                    _detail(call),
-                    site,
-                )
-            )
-    return found
-
-
-def _peer(call: Mapping[str, Any]) -> str:
-    if call["peer"] is None:
-        return ""
-    return f"{'to' if 'send' in call['op'] else 'from'} rank {call['peer']}"
-
-
-def _detail(call: Mapping[str, Any]) -> str:
-    """What tells calls of one operation apart."""
-    parts = []
-    if call["root"] is not None:
-        parts.append(f"root {call['root']}")
-    if call["shape"] or call["dtype"]:
-        parts.append(f"{call['dtype']}{call['shape']}")
-    return shortened(", ".join(parts), 60)
-
-
-def _stuck(report: Mapping[str, Any]) -> dict[int, list[_Place]]:
-    """Where each group is stuck."""
-    found: defaultdict[int, list[_Place]] = defaultdict(list)
-    for at in places_of(report):
-        if at.get("group_id") is not None:
-            found[at["group_id"]].append(
-                _Place(
-                    at["op"], at["seq"], frozenset(at["ranks"]), frozenset(at["for"]), at["age_s"]
-                )
-            )
-    return found
-
-
 def _panel(
     report: Mapping[str, Any],
     number: int,
-    by_group: Mapping[int, Sequence[_Call]],
-    places: Sequence[_Place],
+    by_group: Mapping[int, Sequence[Call]],
+    places: Sequence[Place],
 ) -> Panel | None:
-    calls = _window(by_group.get(number, ()), places)
+    calls = window(by_group.get(number, ()), places)
     known = {rank["rank"] for rank in report["ranks"] if rank.get("calls") is not None}
     culprits = set(report["verdict"]["culprits"])
     awaited = {rank for at in places for rank in at.awaited}
     ranks = {call.rank for call in calls} | (awaited & known) | (awaited & culprits)
-    ranks = set(sorted(ranks, key=lambda rank: rank not in culprits)[:MOST_LANES])
+    ranks = set(sorted(ranks, key=lambda rank: (rank not in culprits, rank))[:MOST_LANES])
     if not calls or not ranks:
         return None
-    axis = Axis.of([call.age_s for call in calls], _step_s(calls), LEFT + 14, RIGHT - LABELLED)
+    axis = Axis.of([call.age_s for call in calls], step_s(calls), LEFT + 14, RIGHT - LABELLED)
     heights = {rank: TOP + LANE * (n + 0.5) for n, rank in enumerate(sorted(ranks))}
     holes = _holes(calls, places, axis, ranks)
-    usual = _usual(calls)
+    usual = usual_calls(calls)
     waiting = {(rank, at.seq) for at in places for rank in at.waiting}
     lanes = tuple(
         _lane(
@@ -229,7 +156,18 @@ def _panel(
         tuple(cut for cut in axis.cuts if cut.x > LEFT + FIRST_WIDTH),
         seconds(axis.oldest_s),
         TOP + LANE * len(ranks) + BOTTOM,
+        _missing(lanes),
     )
+
+
+def _missing(lanes: Sequence[Lane]) -> str:
+    """``rank 5: no all_reduce #11``, of the ranks that wait in nothing here."""
+    by_label: defaultdict[str, list[int]] = defaultdict(list)
+    for lane in lanes:
+        if lane.hole is not None and lane.waits_from is None:
+            by_label[lane.label].append(int(lane.rank.spec))
+    parts = [f"{RankSet.of(ranks).text}: {label}" for label, ranks in by_label.items()]
+    return "; ".join(parts[:MOST_PANELS])
 
 
 def _title(group: Mapping[str, Any]) -> str:
@@ -240,53 +178,19 @@ def _title(group: Mapping[str, Any]) -> str:
     return f"{label}{members}"
 
 
-def _window(calls: Sequence[_Call], places: Sequence[_Place]) -> list[_Call]:
-    """The last calls up to where the group is stuck, and what was issued beyond it."""
-    collectives = [call for call in calls if not call.p2p]
-    waiting = {at.seq for at in places}
-    last = max(waiting or {call.seq for call in collectives}, default=0)
-    kept = [call for call in collectives if last - LAST < call.seq <= last + 2]
-    by_rank: defaultdict[int, list[_Call]] = defaultdict(list)
-    for call in calls:
-        if call.p2p:
-            by_rank[call.rank].append(call)
-    return kept + [call for mine in by_rank.values() for call in mine[-LAST:]]
-
-
-def _step_s(calls: Sequence[_Call]) -> float:
-    """The usual time from one call of a rank to its next, in seconds."""
-    by_rank: defaultdict[int, list[float]] = defaultdict(list)
-    for call in calls:
-        by_rank[call.rank].append(call.age_s)
-    gaps = sorted(
-        later - sooner for ages in by_rank.values() for sooner, later in pairwise(sorted(ages))
-    )
-    return gaps[len(gaps) // 2] if gaps else 0.0
-
-
-def _usual(calls: Iterable[_Call]) -> dict[int, tuple[str, str]]:
-    """What most ranks issued at each place: the operation, and its details."""
-    found: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
-    for call in calls:
-        if not call.p2p:
-            found[call.seq][call.op, call.detail] += 1
-    return {seq: count.most_common(1)[0][0] for seq, count in found.items()}
-
-
 def _holes(
-    calls: Sequence[_Call], places: Sequence[_Place], axis: Axis, ranks: set[int]
+    calls: Sequence[Call], places: Sequence[Place], axis: Axis, ranks: set[int]
 ) -> dict[int, tuple[float, str]]:
     """Rank to where its call is missing, and which call that is."""
     found: dict[int, tuple[float, str]] = {}
+    waiting = {rank for at in places for rank in at.waiting}  # the bar tells of these
     for at in places:
         there = [call for call in calls if call.rank in at.waiting and call.seq == at.seq]
         ages = sorted(call.age_s for call in there) or [at.age_s]
         x = axis.x(ages[len(ages) // 2])
         p2p = any(call.p2p for call in there)
-        came = {call.rank for call in calls if call.seq == at.seq and not call.p2p}
-        if p2p:  # a rank that waits itself is not where the chain ends
-            came = {rank for other in places for rank in other.waiting}
-        for rank in (at.awaited & ranks) - came:
+        came = {call.rank for call in calls if call.seq == at.seq and not call.p2p and not p2p}
+        for rank in (at.awaited & ranks) - came - waiting:
             found[rank] = (x, "no match" if p2p else f"no {call_name(at.op, at.seq)}")
     return found
 
@@ -294,7 +198,7 @@ def _holes(
 def _lane(  # noqa: PLR0913 (all that meets in a lane)
     rank: int,
     y: float,
-    calls: Sequence[_Call],
+    calls: Sequence[Call],
     usual: Mapping[int, tuple[str, str]],
     axis: Axis,
     waiting: set[tuple[int, int]],
@@ -307,14 +211,14 @@ def _lane(  # noqa: PLR0913 (all that meets in a lane)
     label = hole[1] if hole else ""
     if waits:
         last = waits[-1]
-        detail = last.detail if _kind(last, usual) == "odd" else last.peer
+        detail = last.detail if kind_of(last, usual) == "odd" else last.peer
         label = f"{call_name(last.op, last.seq)} {detail}".strip()
         label = f"{shortened(label, 44)}, {seconds(last.age_s)}"
     return Lane(
         y,
         RankSet.of([rank]),
         culprit,
-        tuple(Mark(axis.x(call.age_s), _kind(call, usual), _told(call)) for call in mine),
+        tuple(Mark(axis.x(call.age_s), kind_of(call, usual), told(call)) for call in mine),
         axis.x(mine[-1].age_s) if mine else LEFT,
         axis.x(waits[-1].age_s) if waits else None,
         label,
@@ -322,31 +226,16 @@ def _lane(  # noqa: PLR0913 (all that meets in a lane)
     )
 
 
-def _told(call: _Call) -> str:
-    """A call in words."""
-    what = " ".join(filter(None, (call_name(call.op, call.seq), call.peer, call.detail)))
-    at = f", at {call.site}" if call.site else ""
-    return f"rank {call.rank}: {what}, issued {seconds(call.age_s)} ago, {call.state}{at}"
-
-
-def _kind(call: _Call, usual: Mapping[int, tuple[str, str]]) -> str:
-    if call.state == "failed":
-        return "failed"
-    if not call.p2p and usual.get(call.seq) != (call.op, call.detail):
-        return "odd"
-    return "done"
-
-
 def _threads(
-    calls: Sequence[_Call],
+    calls: Sequence[Call],
     heights: Mapping[int, float],
     axis: Axis,
     holes: Mapping[int, tuple[float, str]],
-    places: Sequence[_Place],
+    places: Sequence[Place],
 ) -> Iterator[Thread]:
     """A line for each collective, through the hole where there is one."""
     stuck = {at.seq for at in places}
-    by_seq: defaultdict[int, dict[int, _Call]] = defaultdict(dict)
+    by_seq: defaultdict[int, dict[int, Call]] = defaultdict(dict)
     for call in calls:
         if not call.p2p and call.rank in heights:
             by_seq[call.seq][call.rank] = call

@@ -210,6 +210,10 @@ def _faults(gpu: Mapping[str, Any]) -> str:
     return shortened(", ".join(parts))
 
 
+def _nth(index: int | None) -> str:
+    return "" if index is None else f" {index}"
+
+
 def _gpu(rank: int, gpu: Mapping[str, Any], culprit: bool) -> Gpu:  # noqa: FBT001
     busy, used, total = (
         gpu.get(key) for key in ("utilization", "memory_used_bytes", "memory_total_bytes")
@@ -221,7 +225,7 @@ def _gpu(rank: int, gpu: Mapping[str, Any], culprit: bool) -> Gpu:  # noqa: FBT0
     return Gpu(
         RankSet.of([rank]),
         culprit,
-        shortened(f"{gpu.get('name') or 'GPU'} {gpu.get('index', '')}".strip(), 60),
+        shortened(f"{gpu.get('name') or 'GPU'}{_nth(gpu.get('index'))}", 60),
         "" if busy is None else f"{busy:.0%}",
         None if busy is None else max(0.0, min(1.0, busy)),
         memory,
