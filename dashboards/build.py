@@ -9,10 +9,16 @@ from __future__ import annotations
 import sys
 from itertools import count
 from pathlib import Path
+from string import ascii_uppercase
+from typing import TYPE_CHECKING
 
 from definitions import fleet, job, rank
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Dashboard, RowPanel
+from grafana_foundation_sdk.models.dashboard import Dashboard, Panel, RowPanel
+from grafana_foundation_sdk.models.prometheus import Dataquery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 HERE = Path(__file__).parent
 
@@ -27,14 +33,22 @@ def main(directory: Path) -> None:
 
 
 def numbered(dashboard: Dashboard) -> Dashboard:
-    """The dashboard, each of its panels with an id."""
+    """The dashboard, each of its panels with an id, and each query with a letter."""
     numbers = count(1)
-    for panel in dashboard.panels or []:
+    for panel in _flat(dashboard.panels or []):
         panel.id_val = next(numbers)
-        if isinstance(panel, RowPanel):
-            for inner in panel.panels:
-                inner.id_val = next(numbers)
+        if isinstance(panel, Panel):
+            for letter, target in zip(ascii_uppercase, panel.targets or [], strict=False):
+                assert isinstance(target, Dataquery)  # noqa: S101 (no other is made here)
+                target.ref_id = letter
     return dashboard
+
+
+def _flat(panels: Iterable[Panel | RowPanel]) -> Iterator[Panel | RowPanel]:
+    for panel in panels:
+        yield panel
+        if isinstance(panel, RowPanel):
+            yield from panel.panels
 
 
 if __name__ == "__main__":

@@ -334,8 +334,8 @@ def _gpus() -> builder.Row:
                 readable,
             ).targets(rows(up, reason)),
             timeseries(
-                "Errors since the run began",
-                "Xid events and ECC errors by GPU.",
+                "Errors",
+                "Xids since the run was first watched, ECC errors since the driver was loaded.",
             )
             .unit("short")
             .with_target(query(xids, "Xid {{xid}}, {{node}} {{gpu}}"))

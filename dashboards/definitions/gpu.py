@@ -13,19 +13,12 @@ if TYPE_CHECKING:
     from grafana_foundation_sdk.models.dashboard import Panel
 
 
-def gpu_row(where: str, node: str) -> builder.Row:
-    """The row.
-
-    where: selects the GPUs, or their ranks. node: selects the nodes.
-    """
+def gpu_row(node: str, rank: str = "") -> builder.Row:
+    """The row, of the nodes selected, or of the one rank."""
 
     def of(metric: str) -> str:
-        """A figure of each GPU, with the rank that uses it and the number it has there."""
-        info = f"max by (node, gpu, index) (hangwatch_gpu_info{{{node}}})"
-        return (
-            f"max by (node, gpu) ({metric}) * on (node, gpu) group_left (index) {info}"
-            f"{_used_by(where)}"
-        )
+        """A figure of each GPU, with its number on the node, by which people know it."""
+        return _numbered(f"max by (node, gpu) ({metric})", node, rank)
 
     legend = "{{node}} GPU {{index}}"
     clock = f'hangwatch_gpu_clock_hertz{{{node},clock="sm"}}'
@@ -35,7 +28,7 @@ def gpu_row(where: str, node: str) -> builder.Row:
     return row(
         "GPUs",
         [
-            _gpus(where, node),
+            _gpus(node, rank),
             timeseries(
                 "Utilisation",
                 "Part of the time in which any kernel ran. A GPU whose rank hangs inside NCCL "
@@ -70,9 +63,10 @@ def gpu_row(where: str, node: str) -> builder.Row:
             .unit("watt")
             .with_target(query(of(f"hangwatch_gpu_power_watts{{{node}}}"), legend)),
             timeseries(
-                "Errors since the run began",
-                "Xid events, ECC and NVLink errors. Uncorrected ECC errors and most Xids end "
-                "or hang the process that uses the GPU.",
+                "Errors",
+                "Xid events since the run was first watched, ECC and NVLink errors since the "
+                "driver was loaded. Uncorrected ECC errors and most Xids end or hang the process "
+                "that uses the GPU.",
             )
             .unit("short")
             .with_target(
@@ -97,17 +91,28 @@ def gpu_row(where: str, node: str) -> builder.Row:
     )
 
 
-def _used_by(where: str) -> str:
-    """Keeps the GPUs that the chosen ranks use."""
-    return f" and on (node, gpu) max by (node, gpu) (hangwatch_gpu_rank_info{{{where}}})"
+def _numbered(figure: str, node: str, rank: str) -> str:
+    """The figure with a label ``index``; of the GPU that the rank uses where one is given.
+
+    What is measured of a whole GPU has no number where the GPU is divided (MIG), since only
+    its parts are known by ``gpu_info``: then it is called by the beginning of its UUID.
+    """
+    info = f"max by (node, gpu, index) (hangwatch_gpu_info{{{node}}})"
+    known = f"{figure} * on (node, gpu) group_left (index) {info}"
+    if rank:
+        used = f"max by (node, gpu) (hangwatch_gpu_rank_info{{{rank}}})"
+        return f"{known} and on (node, gpu) {used}"
+    divided = f"({figure} unless on (node, gpu) hangwatch_gpu_info{{{node}}})"
+    return f'{known} or label_replace({divided}, "index", "$1", "gpu", "(.{{1,12}}).*")'
 
 
-def _gpus(where: str, node: str) -> Builder[Panel]:
+def _gpus(node: str, rank: str) -> Builder[Panel]:
     """Which GPU each rank has, and what is wrong with it."""
-    ranks = f"max by (node, gpu, rank) (hangwatch_gpu_rank_info{{{where}}})"
+    ranks = f"max by (node, gpu, rank) (hangwatch_gpu_rank_info{{{rank or node}}})"
     info = f"max by (node, gpu, index, model) (hangwatch_gpu_info{{{node}}})"
     health = f"max by (node, gpu, health) (hangwatch_gpu_health{{{node}}} == 1)"
-    remapped = f"sum by (node, gpu) (hangwatch_gpu_remapped_rows{{{node}}})"
+    rows_of = f'hangwatch_gpu_remapped_rows{{{node},kind=~"correctable|uncorrectable"}}'
+    remapped = f"sum by (node, gpu) ({rows_of})"
     unreadable = f"max by (node, gpu) (hangwatch_gpu_unreadable{{{node}}})"
     columns = {
         "node": "Node",

@@ -97,7 +97,7 @@ def dashboard() -> builder.Dashboard:
     made = with_stragglers(made.with_row(builder.Row("Stragglers: who arrives last")))
     made = _with_nodes(made.with_row(builder.Row("Nodes")))
     made = with_health(made.with_row(builder.Row("hangwatch itself")))
-    return made.with_row(gpu_row(JOB_RANKS, JOB))
+    return made.with_row(gpu_row(JOB))
 
 
 def _with_summary(made: builder.Dashboard) -> builder.Dashboard:

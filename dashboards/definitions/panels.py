@@ -239,10 +239,7 @@ def table(
 
 def rows(*expressions: str) -> list[Builder[Dataquery]]:
     """The queries of a table, A, B and so on."""
-    return [
-        now(expression).format(PromQueryFormat.TABLE).ref_id(chr(ord("A") + index))
-        for index, expression in enumerate(expressions)
-    ]
+    return [now(expression).format(PromQueryFormat.TABLE) for expression in expressions]
 
 
 def sorted_by(heading: str, *, descending: bool) -> list[Builder[common.TableSortByFieldState]]:

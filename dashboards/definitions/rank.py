@@ -57,7 +57,7 @@ def dashboard() -> builder.Dashboard:
     made = _with_groups(_with_time(_with_summary(made)))
     made = _with_arrivals(made.with_row(builder.Row("Against its peers")))
     made = _with_process(made.with_row(builder.Row("The process")))
-    return made.with_row(gpu_row(ONE_RANK, RUN))
+    return made.with_row(gpu_row(RUN, ONE_RANK))
 
 
 def _with_summary(made: builder.Dashboard) -> builder.Dashboard:
