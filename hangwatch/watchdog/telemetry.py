@@ -187,7 +187,9 @@ class Telemetry:
         except OSError as error:
             why = error.strerror or str(error)
             self._news.lose(
-                "metrics-targets", f"Prometheus is not told of the metrics' address: {why}"
+                "metrics-targets",
+                f"Prometheus is not told of the metrics' address: {why}",
+                quiet=True,
             )
         else:
             self._news.debug(f"metrics at http://{target}/metrics, in {self._targets.path}")
