@@ -24,6 +24,7 @@ MAX_GPUS = 64
 """So many threads, and as many again for events, are started at most."""
 DEFAULT = Pace()
 NOT_ASKED = "NVML is asked once there are ranks"
+STARTING = "NVML has been asked for the GPUs just now"
 
 
 class Gpus:
@@ -45,6 +46,12 @@ class Gpus:
         self._earlier: dict[str, Errors] = {}
         self.driver = ""
         """Version of the driver, empty while it is unknown."""
+
+    @property
+    def trouble(self) -> str:
+        """Why NVML gives nothing, empty if it does, or need not, or may soon."""
+        why = self._why_off()
+        return why if self._asked_at and why != STARTING else ""
 
     def watch(self, ranks: Sequence[LocalRank], *, active: bool) -> None:
         """Say which ranks this node has had. active: some of them still run, so read."""
@@ -153,7 +160,7 @@ class Gpus:
         return (
             f"NVML has not answered yet ({waited_s:.0f} s)"
             if waited_s > self._pace.silent_s
-            else "starting"
+            else STARTING
         )
 
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 from hangwatch.companions import CONCLUDED
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
+from hangwatch.gpu.reader import Gpus
+from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.report.files import write_run
 from hangwatch.watchdog.evidence import Gatherer
 from hangwatch.watchdog.exits import Exits
+from hangwatch.watchdog.gpus import GpuWatch
 from hangwatch.watchdog.hello import all_ended, supervisor
 from hangwatch.watchdog.judge import Judge
 from hangwatch.watchdog.monitor import Monitor
@@ -60,6 +63,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     node = socket.gethostname()
     exits = Exits()
     pages = Pages(hello.run_dir, news, ended=exits.ended)
+    gpus = GpuWatch(Gpus("" if hello.config.gpu else "--no-gpu"), news)
     gatherer = Gatherer(
         pages=pages,
         exits=exits,
@@ -67,12 +71,19 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         news=news,
         node=node,
         commands=hello.commands,
+        gpus=gpus.by_rank,
     )
     reporter = Reporter(hello.report_dir, news, hello.config.hook, stderr_fd)
     judge = Judge(hello, gatherer, reporter, news, diagnose, node)
-    telemetry = Telemetry(hello, news, node)
+    telemetry = Telemetry(hello, news, node, [lambda: gpu_metrics(gpus.gpus.node())])
     monitor = Monitor(
-        hello=hello, news=news, pages=pages, exits=exits, judge=judge, telemetry=telemetry
+        hello=hello,
+        news=news,
+        pages=pages,
+        exits=exits,
+        judge=judge,
+        telemetry=telemetry,
+        gpus=gpus,
     )
     telemetry.open()
     try:

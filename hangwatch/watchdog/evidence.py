@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,10 @@ from hangwatch.watchdog.stacks import NoStacksError
 from hangwatch.watchdog.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from hangwatch.types import FlightDump, Identity, RankPage, RankSnapshot, ThreadStack
+    from hangwatch.types import FlightDump, GpuState, Identity, RankPage, RankSnapshot, ThreadStack
     from hangwatch.watchdog.exits import Exits
     from hangwatch.watchdog.news import News
     from hangwatch.watchdog.pages import Pages, Seen
@@ -53,7 +53,7 @@ class Level(IntEnum):
     FLIGHT = 1
     """The Flight Recorder of each rank."""
     FULL = 2
-    """Stacks of the ranks and of their children, sources, raw pages."""
+    """Stacks of the ranks and of their children, sources, raw pages, GPUs."""
 
 
 @dataclass(slots=True)
@@ -92,6 +92,7 @@ class Gatherer:
         news: News,
         node: str,
         commands: Callable[[], Sequence[int]],
+        gpus: Callable[[], Mapping[int, GpuState]] = dict,
         proc: str = PROC,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -101,6 +102,7 @@ class Gatherer:
         self._news = news
         self._node = node
         self._commands = commands
+        self._gpus = gpus
         self._proc = proc
         self._now_ns = now_ns
 
@@ -165,11 +167,15 @@ class Gatherer:
             )
             for one in launched
         ]
+        gpus = self._gpus() if level >= Level.FULL else {}
         return Collected(
             restart=self._pages.restart,
             world_size=max((one.light.identity.world_size for one in seen.values()), default=0)
             or max((one.world_size for one in launched), default=0),
-            ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+            ranks=tuple(
+                replace(one, gpu=gpus.get(one.rank))
+                for one in sorted(ranks, key=lambda one: one.rank)
+            ),
             sources=await self._sources(ranks, seen) if level >= Level.FULL else {},
             pages=dict(_raw_pages(seen)) if level >= Level.FULL else {},
             flights={rank: one.raw_flight for rank, one in found.items() if one.raw_flight},

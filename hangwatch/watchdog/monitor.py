@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hangwatch.watchdog.exits import Exits
+    from hangwatch.watchdog.gpus import GpuWatch
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.judge import Judge
     from hangwatch.watchdog.news import News
@@ -53,6 +54,7 @@ class Monitor:
         exits: Exits,
         judge: Judge,
         telemetry: Telemetry,
+        gpus: GpuWatch,
         proc: str = PROC,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -63,6 +65,7 @@ class Monitor:
         exits.on_exit = self._rank_ended
         self._judge = judge
         self._telemetry = telemetry
+        self._gpus = gpus
         self._proc = proc
         self._now_ns = now_ns
         config = hello.config
@@ -186,6 +189,7 @@ class Monitor:
             self._news.lose(f"agent:{note}", f"a rank cannot be recorded: {note}")
         waits = {r: None if since is None else since / 1e9 for r, since in look.waits.items()}
         self._cadence.observe(look.now_ns / 1e9, moved=look.moved, waits=waits)
+        self._gpus.look(look)
         self._last_look = look
         self._telemetry.looked(began_ns)
         self._publish()
@@ -269,6 +273,7 @@ class Monitor:
             "pages": self._pages.export(),
             "judge": self._judge.export(),
             "metrics": self._telemetry.export(),
+            "gpus": self._gpus.gpus.export(),
             "said": list(self._news.said),
             "lost": self._news.lost,
             "losses": self._news.losses,
@@ -289,5 +294,6 @@ class Monitor:
             self._pages.restore(values["pages"])
             self._judge.restore(values["judge"])
             self._telemetry.restore(values["metrics"])
+            self._gpus.gpus.restore(values["gpus"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._news.debug(f"what the last watchdog left cannot be used: {error!r}")

@@ -31,7 +31,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "companions": frozenset(),
     "election": frozenset(),
     "metrics": BOTTOM | READERS | {"report"},
-    "watchdog": BOTTOM | READERS | {"companions", "flight", "diagnosis", "metrics", "report"},
+    "gpu": BOTTOM,
+    "watchdog": BOTTOM
+    | READERS
+    | {"companions", "flight", "diagnosis", "gpu", "metrics", "report"},
 }
 """What a part may import; those that are not named are the command line and its like."""
 BANNED: dict[str, frozenset[str]] = {
