@@ -59,6 +59,7 @@ def inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
         processes, tree = found.find(given.pids, watched.pids)
         if not processes:
             raise UsageError(_nothing(given.pids))
+        watched.add(process.run_dir for process in processes)
         style = Style.of(sys.stdout, environ)
         refused = ""
         for number, members in enumerate(found.jobs(processes)):
@@ -113,7 +114,7 @@ def _job_lines(  # noqa: PLR0913 (what one job is made of)
 def _title(processes: Sequence[Process], watched: Watched) -> str:
     size = max(process.world_size for process in processes)
     ranks = sum(1 for process in processes if process.rank >= 0)
-    shown = f"{counted(ranks, 'rank')}" if ranks else counted(len(processes), "process")
+    shown = counted(ranks, "rank") if ranks else f"{len(processes)} with torch"
     parts = [f"{shown} of {size} here" if size > ranks else shown, str(processes[0].job)]
     runs = {watched.pages[one.pid].run for one in processes if one.pid in watched.pages}
     parts += [f"watched: hangwatch top {name}" for name in sorted(runs)]

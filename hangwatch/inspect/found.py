@@ -24,6 +24,7 @@ _NAMES = frozenset(
         "MASTER_ADDR",
         "MASTER_PORT",
         "TORCHELASTIC_RUN_ID",
+        "HANGWATCH_DIR",
     }
 )
 _TORCH = re.compile(rb"/libtorch(?:_\w+)?\.so")
@@ -63,6 +64,8 @@ class Process:
     local_rank: int = -1
     world_size: int = 0
     local_world_size: int = 0
+    run_dir: str = ""
+    """Of the run that it is watched in, empty where it is not."""
 
 
 def has_torch(pid: int, proc: str = PROC) -> bool:
@@ -88,7 +91,9 @@ def find(
         below = list(_below(pid, tree, proc))
         ranks = [*_ranks(below, proc), *(_process(one, {}) for one in below if one.pid in also)]
         if not ranks and pid:
-            ranks = [_process(one, {}) for one in _plain(pid, tree, proc)]
+            job = JobKey(launcher=pid)
+            plain = _plain(pid, tree, proc)
+            ranks = [Process(stat.pid, stat.start_ticks, job) for stat in plain]
         for process in ranks:
             known.setdefault(process.pid, process)
     return sorted(known.values(), key=lambda one: (one.rank, one.pid)), tree
@@ -179,6 +184,7 @@ def _process(stat: Stat, variables: Mapping[str, str]) -> Process:
         _number(variables.get("LOCAL_RANK"), -1),
         _number(variables.get("WORLD_SIZE"), 0),
         _number(variables.get("LOCAL_WORLD_SIZE"), 0),
+        variables.get("HANGWATCH_DIR", ""),
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch import runfacts
 from hangwatch.top import runs
 from hangwatch.top.ranks import Processes, waited_in
 from hangwatch.watchdog.look import QUIET_S, Looker
@@ -14,7 +16,7 @@ from hangwatch.watchdog.news import News
 from hangwatch.watchdog.pages import Pages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hangwatch.top.ranks import Call
 
@@ -36,8 +38,15 @@ class Watched:
         self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self.pages: dict[int, Known] = {}
         """By pid."""
+        self._known: set[str] = set()
         for run in runs.find(environ):
             self._read(run)
+
+    def add(self, directories: Iterable[str]) -> None:
+        """Read the pages of further runs, which their ranks have named."""
+        for directory in set(directories) - self._known - {""}:
+            if Path(directory, runfacts.FILE).exists():
+                self._read(runs.describe(Path(directory)))
 
     @property
     def pids(self) -> frozenset[int]:
@@ -49,6 +58,7 @@ class Watched:
         os.close(self._nowhere)
 
     def _read(self, run: runs.Run) -> None:
+        self._known.add(str(run.path))
         processes = Processes()
         pages = Pages(run.path, News(self._nowhere), alive=processes.alive)
         try:

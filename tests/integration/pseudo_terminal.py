@@ -75,8 +75,7 @@ class Terminal:
     def until(self, holds: Callable[[list[str]], bool], bound_s: float = BOUND_S) -> list[str]:
         """Read until a whole frame fulfils a condition, and return its lines."""
         deadline = time.monotonic() + bound_s
-        while time.monotonic() < deadline:
-            self._read(0.1)
+        while time.monotonic() < deadline and (self._read(0.1) or self.process.poll() is None):
             for frame in self._frames()[-3:]:
                 if holds(frame):
                     return frame
