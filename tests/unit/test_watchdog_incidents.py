@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,3 +152,71 @@ def test_a_job_that_is_restarted_after_a_failure_is_watched_anew() -> None:
     incidents.happen(Event.FAILED)
     assert incidents.happen(Event.RESTART) is Announce.RESTARTED
     assert incidents.happen(Event.HANG) is Announce.HANG
+
+
+def standing(incidents: Incidents) -> list[State]:
+    """The states of the verdicts that hold."""
+    return [one.state for one in incidents.standing]
+
+
+def test_a_verdict_stands_until_what_it_is_about_has_passed() -> None:
+    incidents = Incidents()
+    told(incidents, Event.WAIT)
+    assert standing(incidents) == []
+    told(incidents, Event.SLOW)
+    assert standing(incidents) == [State.SLOW]
+    told(incidents, Event.HANG)
+    assert standing(incidents) == [State.HANG]
+    told(incidents, Event.PROGRESS)
+    assert standing(incidents) == []
+
+
+def test_a_verdict_that_is_no_news_stands_all_the_same() -> None:
+    incidents = Incidents()
+    told(incidents, Event.SLOW, Event.PROGRESS, Event.WAIT, Event.SLOW)
+    assert standing(incidents) == [State.SLOW]
+    assert incidents.told == {(State.SLOW, Kind.NEVER_ENTERED): 1}
+
+
+def test_a_failure_stands_to_the_end_or_to_the_next_start() -> None:
+    incidents = Incidents()
+    told(incidents, Event.FAILED, Event.PROGRESS)
+    assert standing(incidents) == [State.FAILED]
+    told(incidents, Event.RESTART)
+    assert standing(incidents) == []
+
+
+def test_a_hang_stands_also_when_the_job_has_ended_of_it() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.HANG, verdict(State.HANG))
+    incidents.happen(Event.FAILED)
+    assert standing(incidents) == [State.HANG]
+
+
+def test_that_ranks_are_out_of_step_stands_whatever_else_comes_and_goes() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.DESYNC, verdict(State.DESYNC))
+    told(incidents, Event.HANG)
+    assert standing(incidents) == [State.HANG, State.DESYNC]
+    told(incidents, Event.PROGRESS)
+    assert standing(incidents) == [State.DESYNC]
+    told(incidents, Event.RESTART)
+    assert standing(incidents) == []
+
+
+def test_what_stands_and_what_was_told_is_known_to_the_next_watchdog() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.DESYNC, verdict(State.DESYNC))
+    told(incidents, Event.SLOW)
+    successor = restored(json.loads(json.dumps(incidents.export())))
+    assert successor.told == incidents.told
+    assert [(v.state, v.kind, v.culprits) for v in successor.standing] == [
+        (State.SLOW, Kind.NEVER_ENTERED, (1,)),
+        (State.DESYNC, Kind.NEVER_ENTERED, (1,)),
+    ]
+
+
+def test_ten_thousand_culprits_are_not_kept_for_the_next_watchdog() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.HANG, replace(verdict(State.HANG), culprits=tuple(range(10_000))))
+    assert len(restored(incidents.export()).standing[0].culprits) == 1000
