@@ -18,6 +18,7 @@ need prometheus prometheus
 need promtool prometheus
 need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
+need curl curl
 
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
