@@ -345,11 +345,14 @@ int nvmlDeviceRegisterEvents(const Device* device, unsigned long long kinds, Eve
 // An event is "XID" or "XID:GPU_INSTANCE".
 int nvmlEventSetWait_v2(EventSet* events, EventData* out, unsigned timeout_ms) {
   for (unsigned waited_ms = 0; waited_ms <= timeout_ms; waited_ms += 20) {
-    std::vector<std::string> found;
-    const int failed = numbers(events->device, "xids", found);
+    // A GPU that is lost still tells why.
+    std::string value;
+    const int failed = look_up(key_of(events->device, "xids"), value);
     if (failed != kSuccess) {
       return failed;
     }
+    std::istringstream words(value);
+    const std::vector<std::string> found(std::istream_iterator<std::string>(words), {});
     if (found.size() > events->told) {
       const std::string& event = found[events->told++];
       const auto colon = event.find(':');

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fake_nvml import BLOCK, LOST, FakeNvml, build, error
+from fake_nvml import BLOCK, LOST, error
 from harness import read_reports
 from prometheus_client.parser import text_string_to_metric_families
 from steady import Job
@@ -20,16 +20,10 @@ from hangwatch.watchdog.processes import Tree
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fake_nvml import FakeNvml
+
 pytestmark = pytest.mark.timeout(240)
 QUICK = ("--suspect-after", "6", "--metrics-addr", "127.0.0.1:0")
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeNvml:
-    found = FakeNvml(tmp_path / "nvml.txt", build(tmp_path / "lib"))
-    found.gpus(4)
-    found.write()
-    return found
 
 
 class Watched:
@@ -84,16 +78,18 @@ class Watched:
 def start(tmp_path: Path, fake: FakeNvml, *options: str) -> Watched:
     base = tmp_path / "shm"
     base.mkdir()
+    fake.gpus(4)
+    fake.write()
     job = Job(tmp_path, *QUICK, *options, env={"HANGWATCH_DIR": str(base), **fake.environment()})
     return Watched(job, fake, base)
 
 
-def test_the_gpu_that_fell_off_the_bus_explains_the_rank_that_does_not_come(
-    tmp_path: Path, fake: FakeNvml
-) -> None:
+def test_ranks_share_a_gpu_then_one_falls_off_the_bus(tmp_path: Path, fake: FakeNvml) -> None:
     watched = start(tmp_path, fake)
     both = {("GPU-2", "0"), ("GPU-3", "1")}
     with watched.job as job:
+        watched.place(2, 2)
+        job.until_said("all 2 ranks of this node use GPU 2, and 3 others none of them")
         watched.place(2, 3)
         job.until(lambda: watched.ranks() == both, "the GPUs' ranks")
         power = {of["gpu"]: watts for of, watts in watched.series("hangwatch_gpu_power_watts")}
@@ -117,6 +113,7 @@ def test_the_gpu_that_fell_off_the_bus_explains_the_rank_that_does_not_come(
         ((labels, count),) = watched.series("hangwatch_gpu_xid_errors_total")
         assert (labels["gpu"], labels["xid"], count) == ("GPU-3", "79", 1)
         job.says_once("(Xid 79). The driver")
+        job.says_once("torch.cuda.set_device")
         job.go_on()
         job.ends_well()
 
@@ -139,15 +136,6 @@ def test_the_next_watchdog_knows_of_the_errors(tmp_path: Path, fake: FakeNvml) -
         job.says_once("(Xid 94). An")
         job.go_on()
         job.ends_well()
-
-
-def test_ranks_that_share_a_gpu_by_mistake_are_told(tmp_path: Path, fake: FakeNvml) -> None:
-    watched = start(tmp_path, fake)
-    with watched.job as job:
-        watched.place(0, 0)
-        job.until_said("all 2 ranks of this node use GPU 0, and 3 others none of them")
-        job.ends_well()
-        job.says_once("torch.cuda.set_device")
 
 
 def test_nvml_that_blocks_for_ever_costs_the_gpus_alone(tmp_path: Path, fake: FakeNvml) -> None:

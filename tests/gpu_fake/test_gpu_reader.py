@@ -17,8 +17,6 @@ from fake_nvml import (
     NO_PERMISSION,
     RESET_REQUIRED,
     UNKNOWN,
-    FakeNvml,
-    build,
     error,
 )
 
@@ -28,25 +26,12 @@ from hangwatch.watchdog import codec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fake_nvml import FakeNvml
+
 READER = Path(__file__).with_name("acting_reader.py")
 BOUND_S = 60.0
 RANK = {"rank": 0, "pid": 4001, "local_rank": 0}
 RANKS = [{"rank": rank, "pid": 4001 + rank, "local_rank": rank} for rank in range(4)]
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture(scope="session")
-def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("old-nvml"), old=True)
-
-
-@pytest.fixture
-def fake(library: Path, tmp_path: Path) -> FakeNvml:
-    return FakeNvml(tmp_path / "nvml.txt", library)
 
 
 class Reader:
