@@ -37,7 +37,7 @@ def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield from _ranks(snapshot.ranks)
     yield from _beats(snapshot)
     yield from _waits(snapshot)
-    yield from _progress(snapshot.ranks)
+    yield from _progress(snapshot)
     yield from _arrivals(snapshot.arrivals)
     yield from _verdicts(snapshot)
     yield from _own(snapshot.own)
@@ -150,11 +150,8 @@ def _waits(snapshot: NodeSnapshot) -> Iterator[Metric]:
     )
 
 
-def _progress(ranks: Iterable[RankState]) -> Iterator[Metric]:
-    places = [((_rank(one), label), group) for one in ranks for label, group in one.groups]
-    furthest: dict[str, int] = {}
-    for (_, label), group in places:
-        furthest[label] = max(furthest.get(label, 0), group.enqueued)
+def _progress(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    places = [((_rank(one), label), group) for one in snapshot.ranks for label, group in one.groups]
     labels = ("rank", "group")
     counters: tuple[tuple[str, str, list[Row]], ...] = (
         (
@@ -182,10 +179,13 @@ def _progress(ranks: Iterable[RankState]) -> Iterator[Metric]:
         yield _counter(name, help_text, labels, rows)
     yield _gauge(
         "group_lag_collectives",
-        "How many collectives the rank has issued less than the furthest one of the group's "
-        "members on this node.",
+        "How many collectives the rank has issued less than the furthest of the group's members "
+        "on this node had a second ago: who is only counted a little later has no lag.",
         labels,
-        [(names, furthest[names[1]] - group.enqueued) for names, group in places],
+        [
+            (names, max(0, snapshot.reached.get(names[1], 0) - group.enqueued))
+            for names, group in places
+        ],
     )
 
 

@@ -67,6 +67,8 @@ class NodeSnapshot:
     """Ranks that this node should have, 0 while that is not known."""
     torch: str = ""
     ranks: tuple[RankState, ...] = ()
+    reached: Mapping[str, int] = field(default_factory=dict)
+    """How far the furthest member of each group on this node had come a moment ago."""
     arrivals: tuple[GroupArrivals, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     """Those that stand."""

@@ -1,8 +1,7 @@
 """Publishes what the watchdog knows as metrics: the snapshots, the server, its address.
 
 Snapshots are made by the monitor's loop, at each look; scrapes are answered by
-threads that only read the last one. The rings of the ranks, which tell who comes
-late to the collectives, are read at a slower pace.
+threads that only read the last one.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.config import parse_address
-from hangwatch.errors import PageError
-from hangwatch.metrics.arrivals import Arrivals, GroupArrivals, Issued, loop_period_s
 from hangwatch.metrics.collector import NodeCollector
 from hangwatch.metrics.labels import GroupLabels
 from hangwatch.metrics.server import listen
@@ -23,11 +20,12 @@ from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitSt
 from hangwatch.metrics.targets import Targets
 from hangwatch.watchdog.environment import torch_version
 from hangwatch.watchdog.evidence import local_size
+from hangwatch.watchdog.stragglers import Furthest, Rings
 from hangwatch.watchdog.threads import in_thread
 from hangwatch.watchdog.waits import moved_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from prometheus_client.core import Metric
 
@@ -38,10 +36,6 @@ if TYPE_CHECKING:
     from hangwatch.watchdog.look import Look
     from hangwatch.watchdog.news import News
 
-RINGS_S = 5.0
-"""Between two readings of all rings, or more where they take long:"""
-RINGS_SHARE = 0.003
-"""of the time, at most so much is spent on it."""
 BIND_S = 60.0
 """How long finding and binding the address may take: a name server may be dead."""
 TORCH_EVERY_S = 60.0
@@ -80,7 +74,8 @@ class Telemetry:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._labels = GroupLabels()
-        self._rings = _Rings(now_ns)
+        self._rings = Rings(now_ns)
+        self._furthest = Furthest()
         self._own = OwnState()
         self._looked_ns = 0
         self._torch = ""
@@ -130,6 +125,7 @@ class Telemetry:
             self._news.lose("metrics-groups", "the metrics leave out some of the job's groups")
         self._rings.read(look, self._labels)
         self._look_for_torch(look)
+        ranks = tuple(self._rank(page, look) for page in pages)
         self.snapshot = NodeSnapshot(
             at_ns=look.now_ns,
             thresholds=cadence.thresholds(),
@@ -137,7 +133,8 @@ class Telemetry:
             world_size=max(0, world_size),
             expected=max(0, *map(local_size, pages), 0),
             torch=self._torch,
-            ranks=tuple(self._rank(page, look) for page in pages),
+            ranks=ranks,
+            reached=self._furthest.of(look.now_ns, ranks, self._labels.members),
             arrivals=self._rings.arrivals,
             verdicts=incidents.standing,
             told=dict(incidents.told),
@@ -219,48 +216,3 @@ class Telemetry:
         text = f"some metrics are missing ({type(error).__name__}: {error})"
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._news.lose, "metrics-scrape", text)
-
-
-class _Rings:
-    """What the rings of the ranks have told so far."""
-
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
-        self._counted = Arrivals()
-        self._due_ns = 0
-        self._moved = False
-        self.arrivals: tuple[GroupArrivals, ...] = ()
-        self.periods_s: dict[int, float] = {}
-
-    def read(self, look: Look, labels: GroupLabels) -> None:
-        """Read them if that is due and somebody has moved."""
-        self._moved = self._moved or look.moved
-        began_ns = self._now_ns()
-        if not self._moved or began_ns < self._due_ns:
-            return
-        self._moved = False
-        periods: dict[int, float] = {}
-        rings: dict[int, Mapping[str, Sequence[Issued]]] = {}
-        for rank, one in look.seen.items():
-            try:
-                ring = one.page.issued()
-            except PageError:
-                continue
-            if rank in look.waiting and (period_s := loop_period_s(ring)) is not None:
-                periods[rank] = period_s
-            rings[rank] = _by_group(ring, one.light, labels)
-        self._counted.add(rings, labels.members)
-        self.arrivals, self.periods_s = self._counted.groups(), periods
-        now_ns = self._now_ns()
-        self._due_ns = now_ns + int(max(RINGS_S * 1e9, (now_ns - began_ns) / RINGS_SHARE))
-
-
-def _by_group(
-    ring: Iterable[Issued], page: RankPage, labels: GroupLabels
-) -> dict[str, list[Issued]]:
-    names = {group.slot: labels.of(page, group) for group in page.groups if group.alive}
-    found: dict[str, list[Issued]] = {}
-    for one in ring:
-        if name := names.get(one.slot, ""):
-            found.setdefault(name, []).append(one)
-    return found

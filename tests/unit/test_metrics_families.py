@@ -142,7 +142,6 @@ def test_progress_is_told_by_rank_and_group(node: Node) -> None:
     assert samples.of("collectives_entered_total", **world) == {("0",): 20, ("1",): 27}
     assert samples.of("collectives_completed_total", **world) == {("0",): 29}
     assert samples.of("p2p_calls_total", **world) == {("0",): 4, ("1",): 0}
-    assert samples.of("group_lag_collectives", **world) == {("0",): 0, ("1",): 3}
     assert samples.of("world_size") == samples.of("ranks_seen") == {(): 2}
     assert samples.of("ranks_expected") == {(): 4}
 
@@ -153,17 +152,53 @@ def test_a_group_that_was_destroyed_has_no_series(node: Node) -> None:
     assert node.samples().of("collectives_enqueued_total") == {}
 
 
+def lag(node: Node) -> dict[tuple[str, ...], float]:
+    return node.samples().of("group_lag_collectives")
+
+
+def test_lag_is_what_a_rank_lacks_of_where_others_were_a_second_ago(node: Node) -> None:
+    for second, (ahead, behind) in enumerate([(30, 27), (40, 33), (50, 33), (50, 48), (50, 50)]):
+        node.clock.added_ns = second * 2 * S
+        write(node.run_dir, page(0, groups=(group(ahead),)))
+        write(node.run_dir, page(1, groups=(group(behind),)))
+        node.look()
+        last = [0, 0, 7, 2, 0][second]
+        assert lag(node) == {("default_pg", "0"): 0, ("default_pg", "1"): last}
+
+
+def test_lag_is_told_of_ranks_that_stay_behind_however_often_one_looks(node: Node) -> None:
+    write(node.run_dir, page(0, groups=(group(30),)))
+    write(node.run_dir, page(1, groups=(group(27),)))
+    for _ in range(30):
+        node.clock.added_ns += S // 10
+        node.look()
+    assert lag(node)["default_pg", "1"] == 3
+
+
 def test_lag_is_among_members_of_the_same_group(node: Node) -> None:
     for rank in (0, 1):
         own = group(5 + rank, slot=1, name="1", key=GroupKey((rank, rank + 2), "dp"))
         write(node.run_dir, page(rank, groups=(group(9), own), world_size=4))
-    node.look()
-    assert node.samples().of("group_lag_collectives") == {
+    for _ in range(3):
+        node.clock.added_ns += S
+        node.look()
+    assert lag(node) == {
         ("default_pg [0, 1]", "0"): 0,
         ("default_pg [0, 1]", "1"): 0,
         ("dp [0, 2]", "0"): 0,
         ("dp [1, 3]", "1"): 0,
     }
+
+
+def test_there_is_no_lag_behind_a_group_that_is_gone(node: Node) -> None:
+    for index, place in enumerate((500, 1)):
+        key = GroupKey((0, 1), "eval", index)
+        made = group(place, name=str(index), key=key)
+        for rank in (0, 1):
+            write(node.run_dir, page(rank, pid=100 + rank, groups=(made,)))
+        node.clock.added_ns += 2 * S
+        node.look()
+    assert set(lag(node).values()) == {0}
 
 
 def test_who_waits_is_told_with_what_it_waits_in(node: Node) -> None:
