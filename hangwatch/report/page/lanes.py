@@ -191,8 +191,14 @@ def _holes(
         p2p = any(call.p2p for call in there)
         came = {call.rank for call in calls if call.seq == at.seq and not call.p2p and not p2p}
         for rank in (at.awaited & ranks) - came - waiting:
-            found[rank] = (x, "no match" if p2p else f"no {call_name(at.op, at.seq)}")
+            found[rank] = (x, _counterpart(at) if p2p else f"no {call_name(at.op, at.seq)}")
     return found
+
+
+def _counterpart(at: Place) -> str:
+    """The point-to-point call that is missing."""
+    missing = "recv from" if "send" in at.op else "send to"
+    return f"no {missing} {RankSet.of(at.waiting).brief}"
 
 
 def _lane(  # noqa: PLR0913 (all that meets in a lane)

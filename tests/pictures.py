@@ -1,0 +1,93 @@
+"""Makes the pictures of the post-mortem page in docs/pictures, from a real run.
+
+A pipeline with data and tensor parallel groups runs under watch until the reader of
+one rank hangs. The directory that it ran in is shown as /home/ada.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+TESTS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS / "integration"))
+
+from browser import WIDE, chromium, opened  # noqa: E402 (found by the line above)
+from harness import reaches, watch  # noqa: E402
+
+from hangwatch.report import render_page  # noqa: E402
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+PICTURES = TESTS.parent / "docs/pictures"
+PROGRAM = TESTS / "zoo/programs/mesh3d_stuck_reader.py"
+HOME = "/home/ada"
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+PARTS = {
+    "top": ("header", "#waits"),
+    "calls": ("#calls", "#calls"),
+    "stacks": ("#progress", "#stacks .tree"),
+}
+"""Name of a picture to the first and the last element on it."""
+MARGIN = 14
+
+
+def incident() -> dict[str, Any]:
+    """The report of the run."""
+    directory = Path(tempfile.mkdtemp(prefix="hangwatch-pictures-"))
+    try:
+        program = directory / "pretrain.py"
+        # Without what tells the tests which line it is.
+        program.write_text(
+            re.sub(r"  # (culprit|victim)$", "", PROGRAM.read_text(), flags=re.MULTILINE)
+        )
+        result = watch(
+            program,
+            *("--suspect-after", "3", "--hang-after", "6", "--run-id", "pretrain-7"),
+            nproc=8,
+            env={"OMP_NUM_THREADS": "1"},
+            until=reaches("hang"),
+        )
+        text = json.dumps(result.reports[-1]).replace(str(directory), HOME)
+        report: dict[str, Any] = json.loads(text)
+        return report
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def take(browser: Browser, page: Path) -> None:
+    """Take each part in both themes."""
+    for scheme in SCHEMES:
+        with opened(browser, page, scheme=scheme) as found:
+            for name, (first, last) in PARTS.items():
+                above, below = (
+                    found.page.locator(element).first.bounding_box() for element in (first, last)
+                )
+                if above is None or below is None:
+                    raise SystemExit(f"{name}: the page has no {first} or no {last}")
+                top = max(0.0, above["y"] - MARGIN)
+                bottom = below["y"] + below["height"] + MARGIN
+                path = PICTURES / f"post-mortem-{name}-{scheme}.png"
+                clip = {"x": 0.0, "y": top, "width": float(WIDE), "height": bottom - top}
+                found.page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
+                sys.stdout.write(f"{path.name}: {path.stat().st_size / 1000:.0f} kB\n")
+            if found.troubles:
+                raise SystemExit("\n".join(found.troubles))
+
+
+def main() -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory, chromium() as browser:
+        page = Path(directory) / "index.html"
+        page.write_text(render_page(incident()), "utf-8")
+        take(browser, page)
+
+
+if __name__ == "__main__":
+    main()
