@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _INCIDENT = re.compile(r"incident-\d{3,}")
 _RUN = re.compile(r"run(?:-.+)?\.json")
 _COLOURS = {"hang": "1;31", "failed": "1;31", "slow": "1;33", "desync": "1;33", "ok": "1;32"}
-_ODD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+_ODD = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _FIRST_COLUMNS = 14
 """Of the name of an incident."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hangwatch.watchdog.processes import PROC, Tree, environment, read_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from hangwatch.watchdog.processes import Stat
 
@@ -85,17 +85,16 @@ def find(
     read. also: pids that are ranks although their environment does not say so.
     """
     tree = Tree(proc)
-    roots = list(_existing(pids or (0,), proc))
-    known: dict[int, Process] = {}
-    for pid in roots:
-        below = list(_below(pid, tree, proc))
-        ranks = [*_ranks(below, proc), *(_process(one, {}) for one in below if one.pid in also)]
-        if not ranks and pid:
+    below = {pid: list(_below(pid, tree, proc)) for pid in _existing(pids or (0,), proc)}
+    every = {stat.pid: stat for stats in below.values() for stat in stats}
+    known = {process.pid: process for process in _ranks(every.values(), proc)}
+    for pid in every.keys() & set(also) - known.keys():
+        known[pid] = _process(every[pid], proc)
+    for pid, stats in below.items():
+        if pid and not any(stat.pid in known for stat in stats):
             job = JobKey(launcher=pid)
-            plain = _plain(pid, tree, proc)
-            ranks = [Process(stat.pid, stat.start_ticks, job) for stat in plain]
-        for process in ranks:
-            known.setdefault(process.pid, process)
+            for stat in _plain(pid, tree, proc):
+                known[stat.pid] = Process(stat.pid, stat.start_ticks, job)
     return sorted(known.values(), key=lambda one: (one.rank, one.pid)), tree
 
 
@@ -137,8 +136,7 @@ def _ranks(stats: Iterable[Stat], proc: str) -> Iterator[Process]:
     claims: defaultdict[JobKey, defaultdict[int, list[tuple[Stat, Process]]]]
     claims = defaultdict(lambda: defaultdict(list))
     for stat in stats:
-        variables = environment(stat.pid, _NAMES.__contains__, proc)
-        process = _process(stat, variables)
+        process = _process(stat, proc)
         if process.rank >= 0:
             claims[process.job][process.rank].append((stat, process))
     for of_ranks in claims.values():
@@ -172,7 +170,8 @@ def _plain(pid: int, tree: Tree, proc: str) -> Iterator[Stat]:
         yield from (child for child in tree.children(pid) if has_torch(child.pid, proc))
 
 
-def _process(stat: Stat, variables: Mapping[str, str]) -> Process:
+def _process(stat: Stat, proc: str) -> Process:
+    variables = environment(stat.pid, _NAMES.__contains__, proc)
     address, port = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
     master = f"{address}:{port}" if address or port else ""
     elastic_id = variables.get("TORCHELASTIC_RUN_ID", "")

@@ -22,7 +22,7 @@ from hangwatch.watchdog.incidents import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """What reading values raises that hangwatch has not written so."""
 _AT_HAND = frozenset({Stage.SLOW, Stage.HANG, Stage.FAILED})
 _ENDED = frozenset({Phase.EXITED, Phase.RAISED})
@@ -88,7 +88,7 @@ class Reports:
             if self._last and (self._last.where, self._last.written) == (found.report, written):
                 return self._last
             where, content = load(found.report)
-        except (ReportError, OSError):
+        except (ReportError, OSError, RecursionError):
             return None
         self._last = Report(where, written, content)
         return self._last
