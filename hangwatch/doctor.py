@@ -16,6 +16,7 @@ import hangwatch
 from hangwatch import rundir
 from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.errors import EvidenceError
+from hangwatch.gpu.examine import examine_gpus
 from hangwatch.watchdog.stacks import find_py_spy, parse, refusal
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         ("injection", _injection),
         ("recorder", _recorder),
         ("stacks", _stacks),
+        ("gpus", examine_gpus),
     ):
         yield _finding(name, look)
     yield _pages(environ)

@@ -97,8 +97,10 @@ class Gpu:
         self._bare = GpuState(f"index-{index}", index)
         self.errors = Errors()
         self.health = GpuHealth.OK
-        self.event_failure = ""
-        """Why no Xid events come, empty if they would."""
+        self.no_events = ""
+        """Why no Xids can be known, empty if they can, as far as is known."""
+        self.answered = False
+        """NVML has come back with something, be it an error."""
         self._units: tuple[Unit, ...] = (Unit(self._bare, {}),)
         self._busy_since = time.monotonic()
         """When NVML was asked for what it has not answered yet, 0 if it has."""
@@ -130,7 +132,9 @@ class Gpu:
             try:
                 if handle is None:
                     handle = self._known()
-                if handle is not None:
+                if handle is None:
+                    self._units = (Unit(replace(self._bare, unreadable=("handle",)), {}),)
+                else:
                     self._units = read(self._nvml, handle, self._bare)
                     self._note_ecc()
             except UnusableError as error:
@@ -138,7 +142,7 @@ class Gpu:
             except Exception as error:  # noqa: BLE001 (whatever pynvml makes of an odd answer)
                 odd = f"everything ({type(error).__name__})"
                 self._units = (Unit(replace(self._bare, unreadable=(odd,)), {}),)
-            self._busy_since = 0.0
+            self._busy_since, self.answered = 0.0, True
             time.sleep(self._pace.read_s)
             self._active.wait()
 
@@ -153,10 +157,7 @@ class Gpu:
         self._bare = replace(self._bare, uuid=uuid or self._bare.uuid, name=name or "")
         self._units = (Unit(self._bare, {}),)
         self.errors = self._earlier(self._bare.uuid)
-        events = threading.Thread(
-            target=self._wait_for_events, args=(handle,), name=f"gpu-{index}-events", daemon=True
-        )
-        events.start()
+        self._register_for_events(handle)
         return handle
 
     def _note_ecc(self) -> None:
@@ -164,21 +165,29 @@ class Gpu:
         if count is not None:
             self.errors.note_ecc(count, time.time())
 
-    def _wait_for_events(self, handle: Any) -> None:
-        """Count Xids as they come. Those from before are not told by NVML."""
+    def _register_for_events(self, handle: Any) -> None:
+        """Have Xids told from now on. Those from before NVML does not tell."""
         lib = self._nvml.lib
         try:
             events = lib.nvmlEventSetCreate()
             lib.nvmlDeviceRegisterEvents(handle, lib.nvmlEventTypeXidCriticalError, events)
         except (lib.NVMLError, AttributeError) as error:
-            self.event_failure = str(error)
+            self.no_events = str(error)
             return
+        name = f"gpu-{self._bare.index}-events"
+        threading.Thread(
+            target=self._wait_for_events, args=(events,), name=name, daemon=True
+        ).start()
+
+    def _wait_for_events(self, events: Any) -> None:
+        """Count Xids as they come."""
+        lib = self._nvml.lib
         while True:
             try:
                 event = lib.nvmlEventSetWait(events, EVENTS_MS)
             except lib.NVMLError as error:
                 if self._nvml.lacks(error):
-                    self.event_failure = str(error)
+                    self.no_events = str(error)
                     return
                 if error.value != lib.NVML_ERROR_TIMEOUT:
                     time.sleep(EVENTS_MS / 1000)  # the next one may return at once, too

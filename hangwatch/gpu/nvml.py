@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NO_DRIVER = "no NVIDIA driver is installed here"
 LIBRARY = "libnvidia-ml.so.1"
 """Comes with the driver; pynvml opens it by this name."""
 _NOT_AVAILABLE = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
@@ -46,8 +47,8 @@ class Nvml:
             ctypes.CDLL(LIBRARY)
         except OSError as error:
             missing = "no such file" in str(error).lower()
-            why = "no NVIDIA driver is installed here" if missing else str(error)
-            raise EvidenceError(f"{LIBRARY} cannot be loaded: {why}") from None
+            why = NO_DRIVER if missing else f"{LIBRARY} cannot be loaded: {error}"
+            raise EvidenceError(why) from None
         try:
             import pynvml  # noqa: PLC0415 (see above)
         except ImportError as error:

@@ -53,6 +53,16 @@ class Gpus:
         why = self._why_off()
         return why if self._asked_at and why != STARTING else ""
 
+    @property
+    def all_answered(self) -> bool:
+        """Whether NVML has said something of each GPU."""
+        return bool(self._gpus) and all(gpu.answered for gpu in self._gpus)
+
+    @property
+    def without_events(self) -> dict[str, str]:
+        """UUID of each GPU whose Xids cannot be known, and why."""
+        return {gpu.uuid: gpu.no_events for gpu in self._gpus if gpu.no_events}
+
     def watch(self, ranks: Sequence[LocalRank], *, active: bool) -> None:
         """Say which ranks this node has had. active: some of them still run, so read."""
         if self._never:

@@ -19,6 +19,7 @@ from fake_nvml import (
     UNKNOWN,
     error,
 )
+from harness import environment
 
 from hangwatch.types import GpuHealth, GpuState, NodeGpus
 from hangwatch.watchdog import codec
@@ -316,7 +317,9 @@ def test_a_library_that_is_none_is_a_reason_too(fake: FakeNvml, tmp_path: Path) 
     fake.library = tmp_path
     reader = Reader(fake.environment()).start()
     try:
-        assert reader.until(lambda node: "cannot be loaded" in node.off).gpus == ()
+        assert (
+            reader.until(lambda node: "libnvidia-ml.so.1 cannot be loaded" in node.off).gpus == ()
+        )
     finally:
         reader.stop()
 
@@ -366,6 +369,35 @@ def test_all_ranks_on_one_gpu_is_noticed(fake: FakeNvml, reader: Reader) -> None
     reader.start().until(lambda node: read(node) and len(node.gpus[0].ranks) == 4, *RANKS)
     assert reader.ask(*RANKS)["crowded"] == "GPU-0"
     assert reader.ask(*({**rank, "visible": "0"} for rank in RANKS))["crowded"] is None
+
+
+def doctor(fake: FakeNvml) -> str:
+    """What the doctor says of the GPUs."""
+    fake.write()
+    done = subprocess.run(
+        [sys.executable, "-m", "hangwatch", "doctor"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(fake.environment()),
+    )
+    (line,) = (line for line in done.stdout.splitlines() if " gpus " in line)
+    return line
+
+
+def test_the_doctor_says_what_nvml_says(fake: FakeNvml, tmp_path: Path) -> None:
+    fake.gpus(4)
+    assert doctor(fake) == "ok    gpus      4 x NVIDIA H100 80GB HBM3, driver 570.1"
+    fake.gpu(1, all=error(LOST))
+    fake.gpu(2, power=error(UNKNOWN))
+    del fake.values["3.xids"]
+    said = doctor(fake)
+    assert said.startswith("NOTE  gpus      3 x NVIDIA H100 80GB HBM3, 1 x unknown GPU, driver")
+    assert "GPU 1 is lost; GPU 2 does not give: power; no Xid errors are told of GPU-3" in said
+    fake.values["init"] = error(MISMATCH)
+    assert "NOTE  gpus      the driver in the kernel is of another version" in doctor(fake)
+    fake.library = tmp_path
+    assert doctor(fake) == "ok    gpus      none: no NVIDIA driver is installed here"
 
 
 def test_random_names_stay_text(fake: FakeNvml, reader: Reader) -> None:
