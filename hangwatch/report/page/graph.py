@@ -13,9 +13,9 @@ from hangwatch.report.places import places_of, towards_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-WIDTH, HEIGHT = 250, 70
-GAP_X, GAP_Y = 56, 16
-FITTING = 35
+WIDTH, HEIGHT = 244, 70
+GAP_X, GAP_Y = 48, 16
+FITTING = 34
 """Characters of a line that fit into a node."""
 ARC = 30
 """How far an arrow between two nodes of one column bows out."""
