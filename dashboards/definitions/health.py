@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from definitions.panels import now, plain, query, stat, steps, timeseries
-from definitions.promql import JOB, JOB_RANKS, unseen
+from definitions.promql import JOB, JOB_RANKS, most, unseen
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import dashboard as builder
@@ -61,18 +61,21 @@ def with_health(board: builder.Dashboard) -> builder.Dashboard:
             timeseries(
                 "Watchdog: delay of the loop, time of a look",
                 "How late the watchdog's loop runs, and how long it takes to look at all ranks "
-                "of its node. A delay of seconds means that the node is starved of CPU.",
+                "of its node; the five slowest nodes. A delay of seconds: a node starved of CPU.",
                 width=6,
             )
             .unit("s")
             .with_target(
                 query(
-                    f"max by (node) (hangwatch_watchdog_loop_delay_seconds{{{JOB}}})",
+                    _worst("hangwatch_watchdog_loop_delay_seconds", JOB),
                     "delay, {{node}}",
                 )
             )
             .with_target(
-                query(f"sum by (node) ({looks}) / sum by (node) ({counted})", "look, {{node}}")
+                query(
+                    f"topk(5, sum by (node) ({looks}) / sum by (node) ({counted}))",
+                    "look, {{node}}",
+                )
             )
         )
         .with_panel(
@@ -86,15 +89,21 @@ def with_health(board: builder.Dashboard) -> builder.Dashboard:
             .unit("s")
             .with_target(
                 query(
-                    f"max by (node) (hangwatch_rank_heartbeat_age_seconds{{{JOB_RANKS}}})",
+                    _worst("hangwatch_rank_heartbeat_age_seconds", JOB_RANKS),
                     "heartbeat, {{node}}",
                 )
             )
             .with_target(
                 query(
-                    f"max by (node) (hangwatch_rank_gil_delay_seconds{{{JOB_RANKS}}})",
+                    _worst("hangwatch_rank_gil_delay_seconds", JOB_RANKS),
                     "GIL, {{node}}",
                 )
             )
         )
     )
+
+
+def _worst(metric: str, where: str) -> str:
+    """The highest value on each of the five nodes where it is the highest."""
+    score = f"max by (node) (max_over_time({metric}{{{where}}}[$__range] @ end()))"
+    return most(5, "node", f"max by (node) ({metric}{{{where}}})", score)

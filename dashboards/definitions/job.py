@@ -36,14 +36,19 @@ from definitions.panels import (
 from definitions.promql import (
     JOB,
     JOB_RANKS,
+    MAP_ROWS,
+    at_end,
+    behind,
+    blamed,
     by_node,
     by_rank,
+    gap,
     in_order,
+    most,
     most_behind,
     rank_state,
     run_state,
     silence_s,
-    worst_ranks,
 )
 from definitions.stragglers import with_stragglers
 
@@ -172,7 +177,6 @@ def _verdict() -> Builder[Panel]:
 
 def _with_ranks(made: builder.Dashboard) -> builder.Dashboard:
     """The map of ranks over time, and the ranks at fault as a table."""
-    worst = f"and on (run, node, rank) {worst_ranks(JOB_RANKS)}"
     waits = f"max by (node, rank, op, group) (hangwatch_rank_wait_info{{{JOB_RANKS}}})"
     columns = {
         "rank": "Rank",
@@ -183,8 +187,8 @@ def _with_ranks(made: builder.Dashboard) -> builder.Dashboard:
         "op": "Waits in",
         "group": "of group",
     }
-    first = f"topk(30, 1e6 * {rank_state(JOB_RANKS, JOB)} + on (run, node, rank) {_SILENCE})"
-    shown = f"and on (run, node, rank) {first}"
+    first = blamed(JOB_RANKS, 30, now=True)
+    since = "hangwatch_rank_since_progress_seconds"
     return made.with_panel(
         states(
             "Ranks over time",
@@ -199,7 +203,7 @@ def _with_ranks(made: builder.Dashboard) -> builder.Dashboard:
         .mappings(named(RANK_STATES))
         .with_target(
             query(
-                in_order(f"({rank_state(JOB_RANKS, JOB)} {worst})"),
+                in_order(rank_state(JOB_RANKS, JOB, blamed(JOB_RANKS, MAP_ROWS))),
                 "{{rank}} on {{node}}",
             )
         )
@@ -208,7 +212,7 @@ def _with_ranks(made: builder.Dashboard) -> builder.Dashboard:
             "Who is behind",
             "Ranks now, the most likely culprits first: gone, silent in their own code, then "
             "those that wait. Behind: collectives that the rank is behind the furthest of its "
-            "group (0 while anybody in the group moves). A rank leads to its "
+            "group (0 while anybody moves). A rank leads to its "
             "own dashboard.",
             10,
             11,
@@ -216,9 +220,9 @@ def _with_ranks(made: builder.Dashboard) -> builder.Dashboard:
         )
         .targets(
             rows(
-                f"max by (node, rank) ({rank_state(JOB_RANKS, JOB)} {shown})",
-                f"max by (node, rank) ({most_behind(JOB_RANKS, RUN)} {shown})",
-                f"max by (node, rank) ({_SILENCE} {shown})",
+                f"max by (node, rank) ({rank_state(JOB_RANKS, JOB, first)})",
+                f"max by (node, rank) ({behind(JOB_RANKS, RUN, first)})",
+                f"max by (node, rank) ({by_rank(since, JOB_RANKS, first)})",
                 f"{waits} and on (node, rank) {first}",
             )
         )
@@ -234,18 +238,24 @@ def _with_ranks(made: builder.Dashboard) -> builder.Dashboard:
     )
 
 
-_SILENCE = by_rank("hangwatch_rank_since_progress_seconds", JOB_RANKS)
-
-
 def _with_progress(made: builder.Dashboard) -> builder.Dashboard:
     """Progress, lag, and what hangwatch holds for normal."""
     silence = silence_s(JOB_RANKS)
-    waiting = by_rank("hangwatch_rank_waiting_seconds", JOB_RANKS)
-    rate = (
-        "max by (group) (rate(hangwatch_collectives_enqueued_total"
-        f"{{{JOB_RANKS}}}[$__rate_interval]))"
+    since = "hangwatch_rank_since_progress_seconds"
+    waiting = f"hangwatch_rank_waiting_seconds{{{JOB_RANKS}}}"
+    enqueued, p2p = "hangwatch_collectives_enqueued_total", "hangwatch_p2p_calls_total"
+    collectives = most(
+        10,
+        "group",
+        f"max by (group) (rate({enqueued}{{{JOB_RANKS}}}[$__rate_interval]))",
+        f"max by (group) ({at_end(enqueued, JOB_RANKS)})",
     )
-    p2p = f"sum by (group) (rate(hangwatch_p2p_calls_total{{{JOB_RANKS}}}[$__rate_interval])) > 0"
+    calls = most(
+        10,
+        "group",
+        f"sum by (group) (rate({p2p}{{{JOB_RANKS}}}[$__rate_interval]))",
+        f"sum by (group) ({at_end(p2p, JOB_RANKS)}) > 0",
+    )
     return (
         made.with_panel(
             timeseries(
@@ -256,7 +266,7 @@ def _with_progress(made: builder.Dashboard) -> builder.Dashboard:
                 "is a straggler; all of them is a stall.",
             )
             .unit("s")
-            .with_target(query(f"min({silence})", "least silent rank"))
+            .with_target(query(f"min({since}{{{JOB_RANKS}}})", "least silent rank"))
             .with_target(query(f"max({silence})", "most silent rank"))
             .with_target(query(f"max({waiting})", "longest wait"))
             .with_target(query(SUSPECT, "slow from"))
@@ -267,24 +277,23 @@ def _with_progress(made: builder.Dashboard) -> builder.Dashboard:
         .with_panel(
             timeseries(
                 "Collectives a second",
-                "Of the fastest member of each group, and point-to-point calls of all. A fall "
-                "to zero is a stall; saw teeth are checkpoints or evaluations.",
+                "Of the fastest member of each group, and point-to-point calls of all members; "
+                "the ten busiest groups. A fall to zero is a stall; saw teeth are checkpoints "
+                "or evaluations.",
             )
             .unit("cps")
-            .with_target(query(rate, "{{group}}"))
-            .with_target(query(p2p, "p2p in {{group}}"))
+            .with_target(query(collectives, "{{group}}"))
+            .with_target(query(calls, "p2p in {{group}}"))
         )
         .with_panel(
             timeseries(
-                "Behind the furthest of the group",
-                "Collectives, the ten ranks that are furthest behind, while a group stands "
-                "still: while it moves its members are not counted at one moment. In a hang "
-                "the ranks that are behind are the culprits or their victims from other groups.",
+                "Gap within groups",
+                "Collectives between the furthest and the last member of a group, the ten widest "
+                "gaps. 0 while anybody moves, since members are not counted at one moment. No gap "
+                "in a stall means that all have entered the same collective, or that none waits.",
             )
             .unit("short")
-            .with_target(
-                query(f"topk(10, {most_behind(JOB_RANKS, RUN)})", "{{rank}} on {{node}}"),
-            )
+            .with_target(query(f"topk(10, {gap(RUN)})", "{{group}}"))
         )
     )
 
@@ -303,7 +312,7 @@ def _with_nodes(made: builder.Dashboard) -> builder.Dashboard:
         "Value #E": "Silent for",
         "Value #F": "Behind",
     }
-    most = f"max by (node) ({rank_state(JOB_RANKS, JOB)})"
+    worst = rank_state(JOB_RANKS, JOB, blamed(JOB_RANKS, MAP_ROWS))
     return made.with_panel(
         table(
             "Ranks by node",
@@ -328,10 +337,10 @@ def _with_nodes(made: builder.Dashboard) -> builder.Dashboard:
         states(
             "Nodes over time",
             "The worst state of any rank of each node: the node whose row turns red first is "
-            "the one to look at.",
+            "the one to look at. Of large jobs, the nodes of the 64 worst ranks.",
             12,
             8,
         )
         .mappings(named(RANK_STATES))
-        .with_target(query(most, "{{node}}"))
+        .with_target(query(f"max by (node) ({worst})", "{{node}}"))
     )

@@ -20,14 +20,15 @@ RUN_MOVES, RUN_QUIET, RUN_SLOW, RUN_DESYNC, RUN_HANG, RUN_FAILED = range(6)
 """The values of run_state()."""
 
 STANDS_S = 3
-"""A group whose members are all silent for longer stands still."""
+"""A run whose ranks are all silent for longer stands still."""
 MAP_ROWS = 64
 """Rows of a map of ranks: what can be told apart on a screen."""
 
 
-def by_rank(metric: str, where: str) -> str:
-    """One value a rank."""
-    return f"max by (run, node, rank) ({metric}{{{where}}})"
+def by_rank(metric: str, where: str, chosen: str = "") -> str:
+    """One value a rank. chosen: an expression; only of ranks that it has a value of."""
+    among = f" and on (run, node, rank) {chosen}" if chosen else ""
+    return f"max by (run, node, rank) ({metric}{{{where}}}{among})"
 
 
 def by_node(metric: str, where: str) -> str:
@@ -53,14 +54,14 @@ def unseen(where: str) -> str:
     return f"clamp_min({expected} - on (run, node) {seen}, 0)"
 
 
-def rank_state(where: str, run: str) -> str:
+def rank_state(where: str, run: str, chosen: str = "") -> str:
     """MOVES; WAITS in a collective, OWN_CODE: neither moves nor waits; GONE.
 
-    where: of the ranks, run: of their nodes.
+    where: of the ranks, run: of their nodes, chosen: as of by_rank().
     """
-    up = by_rank("hangwatch_rank_up", where)
-    since = by_rank("hangwatch_rank_since_progress_seconds", where)
-    waiting = by_rank("hangwatch_rank_waiting_seconds", where)
+    up = by_rank("hangwatch_rank_up", where, chosen)
+    since = by_rank("hangwatch_rank_since_progress_seconds", where, chosen)
+    waiting = by_rank("hangwatch_rank_waiting_seconds", where, chosen)
     quiet = f"({since} > bool on (run, node) group_left () {quiet_after_s(run)})"
     return (
         f"(({up} == 0) + {GONE} or on (run, node, rank) "
@@ -84,41 +85,53 @@ def run_state(where: str) -> str:
     return f"max by (run) ({verdicts} or {moving} or 0 * hangwatch_run_info{{{where}}})"
 
 
-def behind(where: str, run: str) -> str:
+def behind(where: str, run: str, chosen: str = "") -> str:
     """Collectives that each rank is behind the furthest of its group, by group.
 
-    0 while any member of the group makes progress: nodes are scraped one after the other,
+    0 while any rank of the run makes progress: nodes are scraped one after the other,
     and what C++ issues is counted twice a second on each rank, so that healthy ranks seem
     to be hundreds behind each other.
-    run: of all nodes of the run.
+    run: of all nodes of the run. chosen: as of by_rank().
     """
-    enqueued = "hangwatch_collectives_enqueued_total"
-    labels = "run, node, rank, group"
-    own = f"max by ({labels}) ({enqueued}{{{where}}})"
-    members = f"0 * max by ({labels}) ({enqueued}{{{run}}})"
-    since = by_rank("hangwatch_rank_since_progress_seconds", run)
-    silence = f"min by (run, group) ({members} + on (run, node, rank) group_left () {since})"
-    stands = f"(max by (run, group) ({enqueued}{{{run}}}) and {silence} > {STANDS_S})"
-    return f"({stands} - on (run, group) group_right () {own} or 0 * {own})"
+    among = f" and on (run, node, rank) {chosen}" if chosen else ""
+    own = f"max by (run, node, rank, group) ({_ENQUEUED}{{{where}}}{among})"
+    furthest = f"(max by (run, group) ({_ENQUEUED}{{{run}}}) and on (run) {stands(run)} == 1)"
+    return f"({furthest} - on (run, group) group_right () {own} or 0 * {own})"
 
 
-def most_behind(where: str, run: str) -> str:
+def most_behind(where: str, run: str, chosen: str = "") -> str:
     """The same of the group in which each rank is behind the most."""
-    return f"max by (run, node, rank) ({behind(where, run)})"
+    return f"max by (run, node, rank) ({behind(where, run, chosen)})"
 
 
-def worst_ranks(where: str) -> str:
-    """The ranks for a map: those that were gone or silent without waiting the longest.
+def gap(run: str) -> str:
+    """The furthest member of each group less its last, 0 while the run moves."""
+    furthest = f"max by (run, group) ({_ENQUEUED}{{{run}}})"
+    last = f"min by (run, group) ({_ENQUEUED}{{{run}}})"
+    return f"({furthest} - {last}) * on (run) group_left () {stands(run)}"
 
-    The same ones for the whole range shown.
+
+def stands(run: str) -> str:
+    """1 for a run none of whose ranks has made progress for a moment, else 0."""
+    return f"(min by (run) (hangwatch_rank_since_progress_seconds{{{run}}}) > bool {STANDS_S})"
+
+
+def blamed(where: str, count: int, *, now: bool = False) -> str:
+    """The ranks that were gone, or silent without waiting, the longest.
+
+    In the whole time shown, so that they are the same ones at each moment of it; or now.
     """
-    gone = f"(1 - min by (run, node, rank) (min_over_time(hangwatch_rank_up{{{where}}}{_SHOWN})))"
-    since = f"max_over_time(hangwatch_rank_since_progress_seconds{{{where}}}{_SHOWN})"
-    waiting = f"max_over_time(hangwatch_rank_waiting_seconds{{{where}}}{_SHOWN})"
+    up, since, waiting = (
+        f"hangwatch_rank_{name}{{{where}}}"
+        for name in ("up", "since_progress_seconds", "waiting_seconds")
+    )
+    if not now:
+        up = f"min_over_time({up}{_SHOWN})"
+        since, waiting = f"max_over_time({since}{_SHOWN})", f"max_over_time({waiting}{_SHOWN})"
+    labels = "run, node, rank"
     return (
-        f"topk({MAP_ROWS}, 1e6 * {gone} + on (run, node, rank) "
-        f"max by (run, node, rank) ({since}) - on (run, node, rank) "
-        f"max by (run, node, rank) ({waiting}))"
+        f"topk({count}, 1e6 * (1 - min by ({labels}) ({up})) + on ({labels}) "
+        f"max by ({labels}) ({since}) - on ({labels}) max by ({labels}) ({waiting}))"
     )
 
 
@@ -128,10 +141,30 @@ def latest_ranks(where: str) -> str:
     return f"topk({MAP_ROWS}, sum by (run, node, rank) ({delay}))"
 
 
+def most(count: int, labels: str, figure: str, score: str) -> str:
+    """Of many series those few that have the highest score at the end of the time shown.
+
+    The same ones for all of it, where topk() of the figure would take others at each moment.
+    score: of a selector, with ``@ end()`` where it needs to be.
+    """
+    return f"{figure} and on ({labels}) topk({count}, {score})"
+
+
+def at_end(metric: str, where: str) -> str:
+    """The last value of the time shown."""
+    return f"{metric}{{{where}}} @ end()"
+
+
+def in_all(metric: str, where: str) -> str:
+    """By how much a counter rose in the time shown."""
+    return f"increase({metric}{{{where}}}{_SHOWN})"
+
+
 def in_order(ranks: str) -> str:
     """Series of ranks by node and number: Prometheus orders them by their labels' text."""
     padded = f'label_replace({ranks}, "order", "0000$1", "rank", "(.+)")'
     return f'label_replace({padded}, "order", "$1", "order", ".*(.{{5}})")'
 
 
+_ENQUEUED = "hangwatch_collectives_enqueued_total"
 _SHOWN = "[$__range] @ end()"

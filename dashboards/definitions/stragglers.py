@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from definitions.panels import ORANGE, YELLOW, bars, heatmap, now, query, steps, timeseries
-from definitions.promql import JOB, JOB_RANKS, in_order, latest_ranks
+from definitions.promql import JOB, JOB_RANKS, in_all, in_order, latest_ranks, most
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import dashboard as builder
@@ -88,16 +88,26 @@ def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
     )
     # Of a job with very many collectives not all are seen: the mean spread, times all.
     entered = f"hangwatch_collectives_entered_total{{{JOB}}}"
-    lost = f"{spread} * max by (node, group) (rate({entered}[$__rate_interval]))"
-    buckets = f"sum by (group, le) (rate({_SPREAD}_bucket{{{JOB}}}[$__rate_interval]))"
+    lost = most(
+        10,
+        "node, group",
+        f"{spread} * max by (node, group) (rate({entered}[$__rate_interval]))",
+        f"sum by (node, group) ({in_all(f'{_SPREAD}_sum', JOB)})",
+    )
+    buckets = most(
+        5,
+        "group",
+        f"sum by (group, le) (rate({_SPREAD}_bucket{{{JOB}}}[$__rate_interval]))",
+        f"sum by (group) ({in_all(f'{_SPREAD}_sum', JOB)})",
+    )
     period = f"hangwatch_rank_loop_period_seconds{{{JOB_RANKS}}}"
     return (
         board.with_panel(
             timeseries(
                 "Time lost to the last",
                 "Part of the time in which the first rank of a node waits for the last of it "
-                "(may be more than 100 % where collectives overlap). From 5 % on it is worth "
-                "looking for the rank.",
+                "(may be more than 100 % where collectives overlap), the ten groups that lose the "
+                "most. From 5 % on it is worth looking for the rank.",
             )
             .unit("percentunit")
             .no_value(UNKNOWN)
@@ -107,7 +117,7 @@ def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
             timeseries(
                 "Spread of arrivals by group",
                 "Half of the collectives, and 99 of 100, have their last rank arrive within "
-                "this time after the first.",
+                "this time after the first; the five groups that lose the most.",
             )
             .unit("s")
             .no_value(UNKNOWN)
