@@ -139,8 +139,8 @@ class GpuWatch:
             idle = sum(not gpu.ranks for gpu in node.gpus)
             self.news.once(
                 "gpu-crowded",
-                f"all {len(crowded.ranks)} ranks of this node use {_name(crowded)}, and {idle} "
-                f"other{'s' if idle != 1 else ''} none of them: is "
+                f"all {len(crowded.ranks)} ranks of this node use {_name(crowded)}, and none of "
+                f"them the {idle} other{'s' if idle != 1 else ''}: is "
                 "torch.cuda.set_device(LOCAL_RANK) missing?",
             )
 
