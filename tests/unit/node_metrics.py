@@ -54,6 +54,7 @@ class Node:
         self.run_dir = base / f"hangwatch-{os.getuid()}" / "r1-7"
         self.run_dir.mkdir(parents=True)
         self.clock = Clock()
+        self.began_ns = self.clock()
         self.said = base / "said"
         self._fd = os.open(self.said, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self.news = News(self._fd)
