@@ -159,9 +159,7 @@ def _row(entry: Mapping[str, Any], culprits: set[int], age_s: float) -> Row:
         group=str(stuck["group"] or "") if stuck and trouble is Trouble.WAITS else "",
         waits_s=waits_s,
         site=_site(stuck["site"] if stuck else entry["site"]),
-        last=", ".join(
-            f"{group['desc'] or group['name']} #{group['enqueued']}" for group in groups
-        ),
+        last=tuple(f"{group['desc'] or group['name']} #{group['enqueued']}" for group in groups),
     )
 
 

@@ -25,7 +25,6 @@ RATE_S = 5.0
 STALE_S = 3.0
 """A native heart beats several times a second: without a beat for so long it is no accident."""
 _STOPPED = frozenset("Tt")
-_SHOWN_GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +196,15 @@ def _behind(groups: Iterable[PageGroup], frontier: Mapping[GroupKey, int]) -> tu
     return (lag, group_label(group.key) or "") if lag > 0 and group else (0, "")
 
 
-def _last(groups: Iterable[PageGroup]) -> str:
-    """``default_pg #46, tp #12``: of the group that moved last first."""
+def _last(groups: Iterable[PageGroup]) -> tuple[str, ...]:
+    """``default_pg #46``, ``pp 21 p2p``: of the group that moved last first."""
     used = [group for group in groups if group.alive and (group.enqueued or group.p2p)]
     used.sort(key=lambda group: group.changed_ns, reverse=True)
-    shown = [_reached(group) for group in used[:_SHOWN_GROUPS]]
-    return ", ".join([*shown, "..."] if len(used) > _SHOWN_GROUPS else shown)
+    return tuple(_reached(group) for group in used)
 
 
 def _reached(group: PageGroup) -> str:
-    p2p = f" +{group.p2p} p2p" if group.p2p else ""
-    return f"{group_label(group.key)} #{group.enqueued}{p2p}"
+    calls = [f"#{group.enqueued}"] if group.enqueued else []
+    if group.p2p:
+        calls.append(f"{group.p2p} p2p")
+    return f"{group_label(group.key)} {' + '.join(calls)}"

@@ -132,16 +132,22 @@ def _of_directory(path: Path) -> Run:
 
 
 def _of_pid(pid: int, runs: list[Run], proc: str) -> Run | None:
-    """The run that a process belongs to: a rank, its launcher, or what they started."""
-    told = environment(pid, DIRECTORY.__eq__, proc).get(DIRECTORY, "")
-    for run in runs:
-        facts = run.facts
-        if str(run.path) == told or (facts and pid in (facts.supervisor_pid, facts.command_pid)):
-            return run
-    # A supervisor that shares its run, or what has started it.
-    below = {stat.pid for stat in Tree(proc).descendants(pid)}
-    above = [run for run in runs if run.facts and run.facts.supervisor_pid in below]
-    return above[0] if len(above) == 1 else None
+    """The run that a process belongs to: a rank, its launcher, the supervisor, their parents.
+
+    Ranks are told the directory of their run, wherever it is.
+    """
+    below = [pid, *(stat.pid for stat in Tree(proc).descendants(pid))]
+    for one in below:
+        told = environment(one, DIRECTORY.__eq__, proc).get(DIRECTORY, "")
+        if told and (Path(told) / runfacts.FILE).exists():
+            return describe(Path(told))
+    pids = set(below)
+    named = [
+        run
+        for run in runs
+        if run.facts and not pids.isdisjoint({run.facts.supervisor_pid, run.facts.command_pid})
+    ]
+    return named[0] if len(named) == 1 else None
 
 
 def _is_held(lock: Path) -> bool:

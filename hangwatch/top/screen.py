@@ -117,13 +117,16 @@ def _line(text: str, width: int, style: str) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of the table; ``share`` of what is left for those that give way."""
+    """A column of the table. ``most``: its width at most."""
 
     heading: str
     cell: Callable[[Row], str]
     right: bool = False
     most: int = 0
     share: int = 0
+    """Of what the others leave, where it gives way; else 0."""
+    keep_end: bool = False
+    """What does not fit is cut at its beginning: the line's number matters most."""
 
 
 def _columns(width: int, *, nodes: bool) -> Iterator[_Column]:
@@ -134,12 +137,12 @@ def _columns(width: int, *, nodes: bool) -> Iterator[_Column]:
     if wide:
         yield _Column("pid", lambda row: str(row.pid or ""), right=True)
     yield _Column("calls/s", lambda row: rates(row.rate, row.fastest), right=True)
-    yield _Column("last", lambda row: row.last, most=width // 5)
+    yield _Column("last", partial(_last, most=width // 5), most=width // 5)
     yield _Column("behind", lambda row: str(row.behind or ""), right=True)
     yield _Column("beat", lambda row: _age(row.beat_s), right=True)
     yield _Column("waits", lambda row: _age(row.waits_s), right=True)
     yield _Column("in", partial(_in, group=wide), share=3)
-    yield _Column("at", partial(_at, source=wide), share=4 if wide else 3)
+    yield _Column("at", partial(_at, source=wide), share=4 if wide else 3, keep_end=not wide)
 
 
 def _table(table: Table, width: int, *, nodes: bool) -> RichTable:
@@ -160,7 +163,11 @@ def _table(table: Table, width: int, *, nodes: bool) -> RichTable:
         drawn.add_column("", width=gap)
     for row, texts in zip(table.rows, cells, strict=True):
         style = _STYLES[row.trouble]
-        drawn.add_row(*(part for text in texts for part in (Text(text, style), "")))
+        shown = [
+            _end_of(text, taken) if column.keep_end else text
+            for column, taken, text in zip(columns, widths, texts, strict=True)
+        ]
+        drawn.add_row(*(part for text in shown for part in (Text(text, style), "")))
     return drawn
 
 
@@ -180,12 +187,34 @@ def _widths(columns: Sequence[_Column], cells: Sequence[Sequence[str]], width: i
     return [next(widths) if c.share else need for need, c in zip(needs, columns, strict=True)]
 
 
+def _end_of(text: str, width: int) -> str:
+    """The last part of a text that is too wide."""
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) >= width:
+        text = text[1:]
+    return f"…{text}"
+
+
+def _last(row: Row, *, most: int) -> str:
+    """As many groups as there is room for, and how many more there are."""
+    text = ", ".join(row.last[:1])
+    for number, reached in enumerate(row.last[1:], 1):
+        left = len(row.last) - number
+        if cell_len(f"{text}, {reached} +{left}") > most:
+            return f"{text} +{left}"
+        text = f"{text}, {reached}"
+    return text
+
+
 def _age(age_s: float | None) -> str:
     return "" if age_s is None else seconds(age_s)
 
 
 def _in(row: Row, *, group: bool) -> str:
-    return f"{row.does} of {row.group}" if group and row.group else row.does
+    if not group:
+        return row.does.replace(" rank ", " ")
+    return f"{row.does} of {row.group}" if row.group else row.does
 
 
 def _at(row: Row, *, source: bool) -> str:

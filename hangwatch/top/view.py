@@ -42,8 +42,8 @@ class Row:
     waits_s: float | None = None
     """How long it has waited, None where it does not."""
     site: Site | None = None
-    last: str = ""
-    """The last collective of each group, that of the group that moved last first."""
+    last: tuple[str, ...] = ()
+    """The last call of each group (``default_pg #46``), of the one that moved last first."""
     rate: float | None = None
     """Calls a second."""
     fastest: float | None = None
@@ -116,7 +116,7 @@ def _merge(rows: Sequence[Row]) -> Row:
         node=first.node if len({row.node for row in rows}) == 1 else "several",
         pid=0,
         waits_s=max((row.waits_s for row in rows if row.waits_s is not None), default=None),
-        last=first.last if len({row.last for row in rows}) == 1 else "",
+        last=first.last if len({row.last for row in rows}) == 1 else (),
         rate=min(rates, default=None),
         fastest=max(rates, default=None),
         behind=last.behind,

@@ -210,7 +210,8 @@ class Pages:
             self._unreadable(name, error.strerror or str(error))
             return
         try:
-            memory = mmap.mmap(fd, _checked_size(fd), prot=mmap.PROT_READ)
+            size = _checked_size(fd, self._run_dir)
+            memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         except (OSError, PageError) as error:
             os.close(fd)
             self._unreadable(name, str(error))
@@ -261,10 +262,14 @@ class Pages:
             page.close()
 
 
-def _checked_size(fd: int) -> int:
-    """The size of what may be a page. Raises PageError."""
+def _checked_size(fd: int, run_dir: Path) -> int:
+    """The size of what may be a page. Raises PageError, OSError.
+
+    It is ours, or that of whom the directory belongs to, which root may look at.
+    """
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+    owners = {os.geteuid(), run_dir.stat().st_uid}
+    if not stat.S_ISREG(status.st_mode) or status.st_uid not in owners:
         raise PageError("it is no file of ours")
     if not 0 < status.st_size <= MAX_BYTES:
         raise PageError(f"it has {status.st_size} bytes")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -122,6 +124,16 @@ def test_each_word_of_ours_explains_itself(word: str, capsys: pytest.CaptureFixt
     assert shown.out.startswith(f"usage: hangwatch {word} ")
     assert shown.err == ""
     assert all(len(line) <= 100 for line in shown.out.splitlines())
+
+
+def test_a_command_is_started_without_what_only_our_own_words_need() -> None:
+    """Each of these costs more than the rest of the start."""
+    late = {"argparse", "rich", "jinja2", "orjson", "asyncio", "prometheus_client"}
+    code = "import sys, hangwatch.cli, hangwatch.supervisor; print(*sys.modules)"
+    done = subprocess.run(  # noqa: S603 (our own Python)
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert late.isdisjoint(done.stdout.split())
 
 
 def test_a_long_command_is_shown_by_its_beginning() -> None:

@@ -36,7 +36,7 @@ FACTS = RunFacts(
     watch="w",
 )
 HEALTHY = tuple(
-    Row((rank,), pid=4000 + rank, last="default_pg #1203", rate=41.2, beat_s=0.2)
+    Row((rank,), pid=4000 + rank, last=("default_pg #1203",), rate=41.2, beat_s=0.2)
     for rank in range(8)
 )
 HUNG = (
@@ -50,7 +50,7 @@ HUNG = (
             group="default_pg",
             waits_s=12.3,
             site=SITE,
-            last="default_pg #46",
+            last=("default_pg #46",),
             rate=0.0,
         )
         for rank in (0, 1, 3)
@@ -110,6 +110,15 @@ def test_on_a_wide_screen_the_group_and_the_source_too() -> None:
     assert " 4002 " in text
 
 
+def test_where_there_is_little_room_the_number_of_the_line_stays() -> None:
+    site = Site("/home/ada/a_program_with_a_very_long_name.py", 4711, "main")
+    groups = ("mesh_dp #11", "mesh_tp #12", "mesh_pp 21 p2p")
+    row = replace(HUNG[1], site=site, last=groups, does="recv from rank 4")
+    (said,) = (one for one in drawn(replace(INCIDENT, rows=(row,)), 80) if one.startswith("0 "))
+    assert said.rstrip().endswith("g_name.py:4711")
+    assert " mesh_dp #11 +2 " in said
+
+
 def test_several_nodes_get_a_column() -> None:
     rows = (*HUNG, replace(HUNG[1], ranks=(9,), node="node-b"))
     text = "\n".join(drawn(replace(INCIDENT, rows=rows), 120))
@@ -136,7 +145,7 @@ def test_it_fits_any_window(size: tuple[int, int], picture: Picture) -> None:
 
 def test_hostile_text_stays_text_on_its_line() -> None:
     site = Site(HOSTILE, 1, HOSTILE, HOSTILE)
-    row = Row((0,), Trouble.WAITS, HOSTILE, 1, HOSTILE, HOSTILE, 1.0, site, HOSTILE)
+    row = Row((0,), Trouble.WAITS, HOSTILE, 1, HOSTILE, HOSTILE, 1.0, site, (HOSTILE,))
     facts = replace(FACTS, run_id=HOSTILE, command=(HOSTILE,), node=HOSTILE)
     picture = replace(
         PICTURE,
@@ -179,7 +188,7 @@ def test_a_plain_line_of_many_ranks_stays_short() -> None:
             st.sampled_from(Trouble),
             node=st.text(max_size=20),
             does=st.text(max_size=40),
-            last=st.text(max_size=80),
+            last=st.lists(st.text(max_size=30), max_size=5).map(tuple),
             waits_s=st.none() | st.floats(0, 1e9),
             rate=st.none() | st.floats(0, 1e9),
             behind=st.integers(0, 1 << 40),

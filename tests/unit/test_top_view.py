@@ -51,11 +51,11 @@ def test_healthy_ranks_are_left_out_first() -> None:
 
 
 def test_a_merged_row_tells_extremes() -> None:
-    one = Row((3,), rate=1.0, behind=2, behind_in="tp", node="a", last="tp #1")
-    other = Row((1,), rate=5.0, behind=4, behind_in="dp", node="b", last="tp #2", beat_s=8.0)
+    one = Row((3,), rate=1.0, behind=2, behind_in="tp", node="a", last=("tp #1",))
+    other = Row((1,), rate=5.0, behind=4, behind_in="dp", node="b", last=("tp #2",), beat_s=8.0)
     (row,) = merged([one, other])
     assert (row.ranks, row.rate, row.fastest, row.behind, row.behind_in) == ((1, 3), 1, 5, 4, "dp")
-    assert (row.node, row.last, row.beat_s, row.waits_s) == ("several", "", 8.0, None)
+    assert (row.node, row.last, row.beat_s, row.waits_s) == ("several", (), 8.0, None)
 
 
 @given(
