@@ -215,7 +215,9 @@ def _codes(verdict: Mapping[str, Any]) -> Iterator[Code]:
     culprits = RankSet.of(verdict["culprits"])
     site, others = verdict["site"], verdict["victim_site"]
     if site:
-        yield _code(site, f"Where {culprits.text} {'is' if culprits.count == 1 else 'are'}")
+        gone = verdict["kind"] == "died"
+        one, several = ("was", "were") if gone else ("is", "are")
+        yield _code(site, f"Where {culprits.text} {one if culprits.count == 1 else several}")
     if others and (not site or (others["file"], others["line"]) != (site["file"], site["line"])):
         yield _code(others, "Where the others wait" if site else "Where ranks wait")
 

@@ -215,6 +215,8 @@ def _lane(  # noqa: PLR0913 (all that meets in a lane)
     mine = sorted(calls, key=lambda call: -call.age_s)
     waits = [call for call in mine if (rank, call.seq) in waiting or call.state == "blocked"]
     label = hole[1] if hole else ""
+    if hole and not mine:
+        label = f"{label}; what it issued is not known"
     if waits:
         last = waits[-1]
         detail = last.detail if kind_of(last, usual) == "odd" else last.peer
