@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hangwatch.arguments import Arguments
+from hangwatch.diagnosis import phrases
 from hangwatch.diagnosis.activity import main_thread
 from hangwatch.errors import UsageError
 from hangwatch.frames import is_user_file, line_of
@@ -70,6 +71,8 @@ def inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
             sys.stdout.write("".join(f"{line}\n" for line in [*[""] * bool(number), *lines]))
             sys.stdout.flush()
             refused = refused or looked.refused
+        caveat = textwrap.fill(ONE_MOMENT, style.columns)
+        sys.stdout.write(f"\n{style.paint(caveat, '2')}\n")
     finally:
         watched.close()
     return EXIT_REFUSED if refused else 0
@@ -99,16 +102,21 @@ def _job_lines(  # noqa: PLR0913 (what one job is made of)
         lines = textwrap.wrap(printable(sentence), wide - 2, break_on_hyphens=False)
         yield from (f"  {style.paint(line, '' if number else '1')}" for line in lines)
     if missing:
-        local = ", ".join(map(str, missing))
-        yield f"  Of this node's local ranks, {local} has no process: it ended, or never began."
+        yield f"  {_absent(missing)}"
     if looked.refused:
         yield from (
             f"  {line}" for line in textwrap.wrap(f"No stacks: {looked.refused}.", wide - 2)
         )
-    yield from (f"  {style.paint(line, '2')}" for line in textwrap.wrap(ONE_MOMENT, wide - 2))
     for stack in by_stack(looked.members):
         yield ""
         yield from _stack_lines(stack, looked, style, full=full)
+
+
+def _absent(missing: Sequence[int]) -> str:
+    ranks = ", ".join(phrases.spans(missing))
+    if len(missing) == 1:
+        return f"Local rank {ranks} has no process here: it has ended, or never began."
+    return f"Local ranks {ranks} have no process here: they have ended, or never began."
 
 
 def _title(processes: Sequence[Process], watched: Watched) -> str:
@@ -131,7 +139,7 @@ def _stack_lines(stack: Stack, looked: Looked, style: Style, *, full: bool) -> I
     main = stack.first.main
     if main is not None:
         yield from _frames(main.frames, looked.sources, style, full=full)
-    for what in stack.first.snapshot.missing_evidence:
+    for what in stack.first.snapshot.missing_evidence if not looked.refused else ():
         yield f"    {printable(what)}"
     for thread in stack.first.snapshot.threads or ():
         if thread.owns_gil and thread is not main and thread.frames:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import looked_at
 import pytest
+from harness import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,3 +146,40 @@ def test_what_is_no_process_is_an_error(stalled: Job) -> None:
         done = stalled.hangwatch("inspect", *words)
         assert done.returncode == 2
         assert done.stderr.startswith("hangwatch: ")
+
+
+def test_where_py_spy_is_refused_it_says_what_to_do(stalled: Job) -> None:
+    """As in a container without SYS_PTRACE; the kernel still tells of the processes."""
+    without = ("--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
+    done = subprocess.run(  # noqa: S603 (the test's own command)
+        ["/usr/bin/setpriv", *without, *looked_at.command("inspect", stalled.process.pid)],
+        env=stalled.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert done.stdout.startswith("Job: 3 ranks, ")
+    assert "No stacks: py-spy was refused: give hangwatch CAP_SYS_PTRACE" in done.stdout
+    assert done.stdout.count("py-spy was refused") == 1
+
+
+def test_a_rank_that_is_gone_is_missed(tmp_path: Path) -> None:
+    """Nothing ends the others: they were started without torchrun."""
+    script = tmp_path / "lone.py"
+    script.write_text("import torch\nprint(flush=True)\ninput()\n")
+    told = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    with subprocess.Popen(  # noqa: S603 (the test's own script)
+        [sys.executable, script],
+        env=environment({**told, "RANK": "0", "LOCAL_RANK": "0"}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        done = subprocess.run(  # noqa: S603 (the test's own command)
+            looked_at.command("inspect", os.getpid()), capture_output=True, text=True, check=True
+        )
+        process.communicate(b"")
+    assert "Local rank 1 has no process here: it has ended, or never began." in done.stdout
