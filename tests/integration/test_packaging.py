@@ -53,6 +53,8 @@ def test_one_wheel_serves_every_python_and_carries_everything(tmp_path: Path) ->
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hangwatch").rglob("*.py")}
     assert modules <= names
+    page = {f"hangwatch/report/page/page.{kind}" for kind in ("html.j2", "css", "js")}
+    assert page <= names
     assert {"hangwatch/_native.abi3.so", SITECUSTOMIZE, "hangwatch/py.typed"} <= names
     # A sitecustomize of its own, or a package of that name, would be everybody's.
     assert not [name for name in names if name.startswith("sitecustomize")]
