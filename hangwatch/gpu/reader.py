@@ -41,8 +41,8 @@ class Gpus:
         self._asked_at = 0.0
         self._gpus: tuple[Gpu, ...] = ()
         self._ranks: tuple[LocalRank, ...] = ()
-        self._last: dict[int, str] = {}
-        """Rank to the UUID of what it was last seen to use."""
+        self._last: dict[int, tuple[int, str]] = {}
+        """Rank to its pid, and the UUID of what it was last seen to use."""
         self._earlier: dict[str, Errors] = {}
         self.driver = ""
         """Version of the driver, empty while it is unknown."""
@@ -99,16 +99,19 @@ class Gpus:
         return None if at is None else _with_ranks(units[at].state, at, used)
 
     def _remember(self, units: Sequence[Unit]) -> None:
-        for rank, use in uses(self._ranks, units).items():
-            if not use.assumed:
-                self._last[rank] = units[use.unit].state.uuid
+        used = uses(self._ranks, units)
+        for one in self._ranks:
+            use = used.get(one.rank)
+            if use is not None and not use.assumed:
+                self._last[one.rank] = one.pid, units[use.unit].state.uuid
 
     def _used(self, units: Sequence[Unit]) -> dict[int, Use]:
         """Who uses what; of processes that NVML does not name any more what they used last."""
         found = uses(self._ranks, units)
         places = {unit.state.uuid: at for at, unit in enumerate(units)}
         for one in self._ranks:
-            last = places.get(self._last.get(one.rank, ""))
+            pid, uuid = self._last.get(one.rank, (0, ""))
+            last = places.get(uuid) if pid == one.pid else None
             if last is not None and (one.rank not in found or found[one.rank].assumed):
                 found[one.rank] = Use(last)
         return found

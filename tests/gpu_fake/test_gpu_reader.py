@@ -140,6 +140,7 @@ def test_a_process_that_is_gone_is_remembered_on_its_gpu(fake: FakeNvml, reader:
     fake.write()
     node = reader.until(lambda node: node.gpus[1].temperature_c == 99)
     assert node.gpus[1].ranks == (0,)
+    assert reader.node({**RANK, "pid": 4999}).gpus[1].ranks == ()  # the rank was started anew
 
 
 def test_mig_devices_stand_for_the_gpu_that_they_are_parts_of(
