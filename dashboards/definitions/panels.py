@@ -83,6 +83,14 @@ def query(expression: str, legend: str = "") -> prometheus_builder.Dataquery:
     return prometheus_builder.Dataquery().expr(expression).legend_format(legend).range()
 
 
+def arrivals(expression: str, legend: str = "") -> prometheus_builder.Dataquery:
+    """Values over the time shown, of what the watchdog looks at every 5 s only.
+
+    The interval makes $__rate_interval no less than four times that.
+    """
+    return query(expression, legend).interval("5s")
+
+
 def now(expression: str, legend: str = "") -> prometheus_builder.Dataquery:
     """Values at the end of the time shown."""
     return prometheus_builder.Dataquery().expr(expression).legend_format(legend).instant()

@@ -13,6 +13,7 @@ from definitions.panels import (
     RANK_STATES,
     RED,
     YELLOW,
+    arrivals,
     dashed,
     named,
     now,
@@ -215,9 +216,9 @@ def _with_arrivals(made: builder.Dashboard) -> builder.Dashboard:
                 "median of all ranks of the run.",
             )
             .unit("percentunit")
-            .with_target(query(f"sum(rate({delay}{{{ONE_RANK}}}{_RATE}))", "this rank"))
+            .with_target(arrivals(f"sum(rate({delay}{{{ONE_RANK}}}{_RATE}))", "this rank"))
             .with_target(
-                query(
+                arrivals(
                     f"quantile(0.5, sum by (rank) (rate({delay}{{{RUN}}}{_RATE})))",
                     "median rank",
                 )
@@ -230,7 +231,7 @@ def _with_arrivals(made: builder.Dashboard) -> builder.Dashboard:
             )
             .unit("percentunit")
             .max(1)
-            .with_target(query(f"{last} / on (node, group) ({counted} > 0)", "{{group}}"))
+            .with_target(arrivals(f"{last} / on (node, group) ({counted} > 0)", "{{group}}"))
         )
         .with_panel(
             timeseries(

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from definitions.panels import ORANGE, YELLOW, bars, heatmap, now, query, steps, timeseries
+from definitions.panels import (
+    ORANGE,
+    YELLOW,
+    arrivals,
+    bars,
+    heatmap,
+    now,
+    query,
+    steps,
+    timeseries,
+)
 from definitions.promql import JOB, JOB_RANKS, in_all, in_order, latest_ranks, most
 
 if TYPE_CHECKING:
@@ -45,7 +55,7 @@ def _with_arrivals(board: builder.Dashboard) -> builder.Dashboard:
                 height=9,
             )
             .no_value(UNKNOWN)
-            .with_target(query(in_order(latest), "{{rank}} on {{node}}"))
+            .with_target(arrivals(in_order(latest), "{{rank}} on {{node}}"))
         )
         .with_panel(
             heatmap(
@@ -56,7 +66,7 @@ def _with_arrivals(board: builder.Dashboard) -> builder.Dashboard:
                 height=9,
             )
             .no_value(UNKNOWN)
-            .with_target(query(buckets, "{{le}}").format(PromQueryFormat.HEATMAP))
+            .with_target(arrivals(buckets, "{{le}}").format(PromQueryFormat.HEATMAP))
         )
         .with_panel(
             bars(
@@ -111,7 +121,7 @@ def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
             )
             .unit("percentunit")
             .no_value(UNKNOWN)
-            .with_target(query(lost, "{{node}}, {{group}}"))
+            .with_target(arrivals(lost, "{{node}}, {{group}}"))
         )
         .with_panel(
             timeseries(
@@ -121,8 +131,8 @@ def _with_cost(board: builder.Dashboard) -> builder.Dashboard:
             )
             .unit("s")
             .no_value(UNKNOWN)
-            .with_target(query(f"histogram_quantile(0.5, {buckets})", "half, {{group}}"))
-            .with_target(query(f"histogram_quantile(0.99, {buckets})", "99 %, {{group}}"))
+            .with_target(arrivals(f"histogram_quantile(0.5, {buckets})", "half, {{group}}"))
+            .with_target(arrivals(f"histogram_quantile(0.99, {buckets})", "99 %, {{group}}"))
         )
         .with_panel(
             timeseries(

@@ -76,13 +76,14 @@ def _job(where: Path) -> Iterator[Job]:
             harness.end(process, token)
 
 
-def _as_grafana(text: str, board: Mapping[str, Any]) -> str:
-    """An expression as Grafana sends it, with all nodes and ranks chosen.
+def _as_grafana(target: Mapping[str, Any], board: Mapping[str, Any]) -> str:
+    """The expression of a query as Grafana sends it, with all nodes and ranks chosen.
 
     A value of a variable that may have several is escaped for a regular expression
     and for the string that this stands in; "All" is what the variable says.
     """
-    values = {"__rate_interval": "4s", "__range": f"{SEEN_S:g}s"}
+    scraped_s = int(target.get("interval", "1s").removesuffix("s"))
+    values = {"__rate_interval": f"{4 * scraped_s}s", "__range": f"{SEEN_S:g}s"}
     for variable in board["templating"]["list"]:
         if variable["type"] != "query":
             continue
@@ -91,7 +92,7 @@ def _as_grafana(text: str, board: Mapping[str, Any]) -> str:
         values["rank"] = CULPRIT
     if board["uid"] == "hangwatch-fleet":
         values["run"] = f"({RUN}|other)".replace(".", "\\\\.")
-    return re.sub(r"\$(\w+)", lambda found: values.get(found[1], found[0]), text)
+    return re.sub(r"\$(\w+)", lambda found: values.get(found[1], found[0]), target["expr"])
 
 
 def _answers(job: Job) -> Iterator[tuple[str, str, list[Series]]]:
@@ -100,7 +101,7 @@ def _answers(job: Job) -> Iterator[tuple[str, str, list[Series]]]:
         gpus = [panel for row in board["panels"] for panel in row.get("panels", [])]
         for panel in all_panels(board):
             for target in panel["targets"]:
-                text = _as_grafana(target["expr"], board)
+                text = _as_grafana(target, board)
                 ask = job.prometheus.now if target.get("instant") else _over(job)
                 answer = ask(text)
                 if panel not in gpus or panel["title"] == READABLE:
@@ -115,7 +116,7 @@ def _panel(job: Job, name: str, title: str, target: int = 0) -> list[Series]:
     """What one query of a panel is now."""
     board = boards()[name]
     panel = next(panel for panel in all_panels(board) if panel["title"] == title)
-    return job.prometheus.now(_as_grafana(panel["targets"][target]["expr"], board))
+    return job.prometheus.now(_as_grafana(panel["targets"][target], board))
 
 
 def _value(series: list[Series]) -> float:
@@ -147,12 +148,28 @@ def _healthy(job: Job) -> None:
         if not answer and ONLY_WHILE_IT_WAITS not in text
     }
     assert not empty
+    _choices(job)
     assert _value(_panel(job, "job", "Is it moving?")) == 0
     assert {one["metric"]["state"] for one in _panel(job, "job", "Verdict")} == {"no verdict"}
     assert {one["value"][1] for one in _panel(job, "job", "Ranks over time")} == {"0"}
     assert [_value(_panel(job, "job", "Ranks", at)) for at in (0, 1)] == [WORLD, WORLD]
     assert not job.prometheus.alerts()
     assert not job.prometheus.rule_errors()
+
+
+def _choices(job: Job) -> None:
+    """What the variables of the dashboards offer."""
+    for name, board in boards().items():
+        for variable in board["templating"]["list"]:
+            if variable["type"] != "query":
+                continue
+            query = _as_grafana({"expr": variable["query"]["query"]}, board)
+            asked = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
+            assert asked is not None, query
+            offered = {one["metric"][asked[2]] for one in job.prometheus.now(asked[1])}
+            known = {"run": {RUN}, "rank": {str(rank) for rank in range(WORLD)}}
+            assert offered == known.get(variable["name"], offered), f"{name}: {query}"
+            assert offered, f"{name}: {query}"
 
 
 def _stalled(job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -200,6 +201,19 @@ def test_each_alert_has_texts_and_a_section_in_the_runbook() -> None:
         assert f"runbook_url: RUNBOOK.md#{name.lower()}\n" in alert
     inhibited = (DASHBOARDS / "alertmanager" / "alertmanager.yml").read_text()
     assert set(re.findall(r"Hangwatch\w+", inhibited)) <= set(names)
+
+
+def test_the_runbook_is_moved_by_the_command_that_it_shows(tmp_path: Path) -> None:
+    block = re.search(r"```sh\n(.+?)```", (DASHBOARDS / "RUNBOOK.md").read_text(), re.DOTALL)
+    assert block is not None
+    copy = tmp_path / "prometheus" / RULES.name
+    copy.parent.mkdir()
+    shutil.copy(RULES, copy)
+    tool("sh", "-c", f"cd {tmp_path} && {block[1]}")
+    moved = re.findall(r"runbook_url: (\S+)", copy.read_text())
+    assert len(moved) == RULES.read_text().count("- alert:")
+    assert all(url.startswith("https://wiki.example.com/hangwatch#hangwatch") for url in moved)
+    tool("promtool", "check", "rules", str(copy))
 
 
 def test_the_compose_file_mounts_what_is_there() -> None:
