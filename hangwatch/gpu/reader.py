@@ -152,6 +152,9 @@ class Gpus:
         except EvidenceError as error:
             self._off = str(error)
             return
+        except Exception as error:  # noqa: BLE001 (whatever pynvml makes of an odd library)
+            self._off = f"NVML: {type(error).__name__}: {error}"
+            return
         self.driver = nvml.version()
         if not count:
             self._off = "the NVIDIA driver has no GPU here"

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.diagnosis.xids import meaning
 from hangwatch.types import Evidence, JobSnapshot, Moment, Verdict
 from hangwatch.watchdog import environment
 from hangwatch.watchdog.reporter import utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hangwatch.types import RunInfo
     from hangwatch.watchdog.evidence import Collected
     from hangwatch.watchdog.incidents import Announce
+
+
+MAX_ERRORS = 32
+"""Lines of the timeline that tell of errors of GPUs."""
+MAX_AGE_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,9 @@ class Account:
             pages=judged.collected.pages,
             flights=judged.collected.flights,
             environment=environment.job_environment(pid),
-            timeline=tuple(self._timeline),
+            timeline=tuple(
+                sorted((*self._timeline, *_gpu_errors(judged.job)), key=lambda one: one.at)
+            ),
             lost=tuple(lost),
         )
 
@@ -81,3 +90,20 @@ class Account:
         """Take over. Raises KeyError, TypeError or ValueError for what export() never gives."""
         self._detected_at = str(values["detected_at"])
         self._detected_after_s = float(values["detected_after_s"])
+
+
+def _gpu_errors(job: JobSnapshot) -> Iterator[Moment]:
+    """When the driver last reported each kind of error of a GPU; at its first rank."""
+    now = datetime.now(UTC)
+    told = {
+        (rank.node, rank.gpu.uuid, xid.number): (rank, rank.gpu, xid)
+        for rank in reversed(job.ranks)
+        if rank.gpu is not None
+        for xid in rank.gpu.xids
+    }
+    for rank, gpu, xid in islice(told.values(), MAX_ERRORS):
+        age_s = min(max(0.0, xid.age_s), MAX_AGE_S)
+        at = (now - timedelta(seconds=age_s)).isoformat(timespec="milliseconds")
+        times = f", {xid.count} times by now" if xid.count > 1 else ""
+        what = f"Xid {xid.number} of GPU {gpu.index}: it {meaning(xid.number).what}{times}."
+        yield Moment(at, what, rank.rank)
