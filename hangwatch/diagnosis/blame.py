@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.phrases import capital
 from hangwatch.diagnosis.wording import sentences
 from hangwatch.types import Kind, Reason
 
@@ -46,7 +47,7 @@ def _told(case: Case, finding: Finding, rank: int) -> Iterator[str]:
     if fault is None or gpu is None:
         return
     if fault.what in finding.text.headline:
-        yield fault.detail
+        yield f"{capital(fault.gpu)}: {fault.detail}"
     else:
         is_or_was = "was" if rank in case.ended else "is"
         yield f"Rank {rank} {is_or_was} on {fault.what}. {fault.detail}"

@@ -40,6 +40,8 @@ _HEALTH = {
 class Fault:
     """What is wrong with the GPU of a rank."""
 
+    gpu: str
+    """``GPU 3``."""
     what: str
     """``GPU 3, which has fallen off the bus (Xid 79)``."""
     detail: str
@@ -55,6 +57,7 @@ def gpu_fault(gpu: GpuState | None, within_s: float) -> Fault | None:
     """
     if gpu is None:
         return None
+    name = _name(gpu)
     recent = [xid.number for xid in gpu.xids if seconds(xid.age_s) <= within_s]
     recent.sort(key=lambda number: (_ORDER.get(number, len(_ORDER)), number))
     worst = next((number for number in recent if meaning(number).weight > Weight.NOTE), None)
@@ -63,21 +66,22 @@ def gpu_fault(gpu: GpuState | None, within_s: float) -> Fault | None:
     if health is not None and gpu.health is not GpuHealth.SILENT:
         named = f" (Xid {worst})" if worst is not None and hard else ""
         detail = meaning(worst).detail if worst is not None and hard else health[1]
-        return Fault(f"{_name(gpu)}, which {health[0]}{named}", detail, sure=True)
+        return Fault(name, f"{name}, which {health[0]}{named}", detail, sure=True)
     ecc_s = gpu.ecc_uncorrected_age_s
     if not hard and gpu.ecc_uncorrected_new > 0 and (ecc_s is None or seconds(ecc_s) <= within_s):
         count = gpu.ecc_uncorrected_new
         return Fault(
-            f"{_name(gpu)}, which has had {count} uncorrectable memory "
+            name,
+            f"{name}, which has had {count} uncorrectable memory "
             f"error{'s' if count != 1 else ''} (ECC)",
             meaning(48).detail,
             sure=True,
         )
     if worst is not None:
         found = meaning(worst)
-        return Fault(f"{_name(gpu)}, which {found.what} (Xid {worst})", found.detail, sure=hard)
+        return Fault(name, f"{name}, which {found.what} (Xid {worst})", found.detail, sure=hard)
     if health is not None:
-        return Fault(f"{_name(gpu)}, which {health[0]}", health[1], sure=False)
+        return Fault(name, f"{name}, which {health[0]}", health[1], sure=False)
     return None
 
 

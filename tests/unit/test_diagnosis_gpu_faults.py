@@ -74,7 +74,7 @@ def test_a_hardware_error_explains_the_rank_that_is_missing(number: int, words: 
     assert verdict.culprits == (2,)
     assert "it is on GPU 3, which" in verdict.headline
     assert words in verdict.headline
-    assert XIDS[number].detail in verdict.explanation
+    assert f"GPU 3: {XIDS[number].detail}" in verdict.explanation
     assert "NVRM: Xid" in verdict.advice[0]
 
 
