@@ -114,12 +114,11 @@ def with_report(rows: Iterable[Row], report: Report, now: float) -> list[Row]:
     here = list(rows)
     with suppress(*ODD):
         content = report.content
-        culprits = set(content["verdict"]["culprits"])
         told = {entry["rank"]: entry for entry in content["ranks"]}
         known = {rank for row in here for rank in row.ranks}
         local = [_completed(row, told.get(row.ranks[0]), content["verdict"]) for row in here]
         age_s = max(0.0, now - report.written)
-        others = [_row(entry, culprits, age_s) for rank, entry in told.items() if rank not in known]
+        others = [_row(entry, content, age_s) for rank, entry in told.items() if rank not in known]
         return [*local, *others]
     return here
 
@@ -138,8 +137,9 @@ def _completed(row: Row, told: Mapping[str, Any] | None, verdict: Mapping[str, A
     return row
 
 
-def _row(entry: Mapping[str, Any], culprits: set[int], age_s: float) -> Row:
-    """A rank that only the report knows."""
+def _row(entry: Mapping[str, Any], content: Mapping[str, Any], age_s: float) -> Row:
+    """A rank that only the report knows; content: of the report, age_s: how old that is."""
+    verdict = content["verdict"]
     stuck, process = entry["stuck_in"], entry["process"]
     trouble, does, waits_s = Trouble.NONE, "", None
     if not process["alive"]:
@@ -149,18 +149,36 @@ def _row(entry: Mapping[str, Any], culprits: set[int], age_s: float) -> Row:
         trouble, does, waits_s = Trouble.WAITS, _call(stuck), float(stuck["age_s"]) + age_s
     elif Phase(entry["phase"]) is not Phase.RUNNING:
         does = str(entry["phase"])
+    if entry["rank"] in verdict["culprits"]:
+        trouble, does = Trouble.CULPRIT, does or _words(verdict["reason"])
     groups = [group for group in entry["groups"] if group["alive"] and group["enqueued"]]
+    behind, behind_in = max(
+        ((_lag(group, content), _name(group)) for group in groups), default=(0, "")
+    )
     return Row(
         ranks=(int(entry["rank"]),),
-        trouble=Trouble.CULPRIT if entry["rank"] in culprits else trouble,
+        trouble=trouble,
         node=str(entry["node"]),
         pid=int(entry["pid"]),
         does=does,
         group=str(stuck["group"] or "") if stuck and trouble is Trouble.WAITS else "",
         waits_s=waits_s,
         site=_site(stuck["site"] if stuck else entry["site"]),
-        last=tuple(f"{group['desc'] or group['name']} #{group['enqueued']}" for group in groups),
+        last=tuple(f"{_name(group)} #{group['enqueued']}" for group in groups),
+        behind=behind,
+        behind_in=behind_in if behind else "",
     )
+
+
+def _name(group: Mapping[str, Any]) -> str:
+    return str(group["desc"] or group["name"])
+
+
+def _lag(group: Mapping[str, Any], content: Mapping[str, Any]) -> int:
+    """How far it is behind the furthest member; 0 in a report that does not tell."""
+    with suppress(*ODD):
+        return max(0, int(content["groups"][group["id"]]["furthest"]) - int(group["enqueued"]))
+    return 0
 
 
 def _call(stuck: Mapping[str, Any]) -> str:

@@ -137,12 +137,15 @@ def _columns(width: int, *, nodes: bool) -> Iterator[_Column]:
     if wide:
         yield _Column("pid", lambda row: str(row.pid or ""), right=True)
     yield _Column("calls/s", lambda row: rates(row.rate, row.fastest), right=True)
-    yield _Column("last", partial(_last, most=width // 5), most=width // 5)
+    cramped = nodes and not wide  # what the calls and their lines need more
+    if not cramped:
+        yield _Column("last", partial(_last, most=width // 5), most=width // 5)
     yield _Column("behind", lambda row: str(row.behind or ""), right=True)
-    yield _Column("beat", lambda row: _age(row.beat_s), right=True)
+    if not cramped:
+        yield _Column("beat", lambda row: _age(row.beat_s), right=True)
     yield _Column("waits", lambda row: _age(row.waits_s), right=True)
     yield _Column("in", partial(_in, group=wide), share=3)
-    yield _Column("at", partial(_at, source=wide), share=4 if wide else 3, keep_end=not wide)
+    yield _Column("at", partial(_at, source=wide), share=2 if wide else 3, keep_end=not wide)
 
 
 def _table(table: Table, width: int, *, nodes: bool) -> RichTable:

@@ -276,6 +276,14 @@ def test_ranks_of_other_nodes_come_from_the_report(run_dir: Path, incident: Path
     assert any("other nodes" in note for note in shown.notes)
 
 
+def test_a_culprit_on_another_node_is_marked_too(run_dir: Path, incident: Path) -> None:
+    made_pages.write(run_dir, page(0))
+    kept(run_dir, str(incident))
+    row = rows(run_dir)[2]
+    assert (row.trouble, row.does, row.behind) == (Trouble.CULPRIT, "data loading", 1)
+    assert (row.node, row.behind_in) == ("node-a", "default_pg")
+
+
 def test_a_verdict_of_another_node_is_told_without_its_report(run_dir: Path) -> None:
     kept(run_dir, "", headline="Rank 9 is stuck.", node="node-b", report="/nowhere/incident-001")
     shown = picture(run_dir)
