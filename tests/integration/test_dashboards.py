@@ -124,6 +124,10 @@ def _value(series: list[Series]) -> float:
     return float(series[0]["value"][1])
 
 
+def _values(series: list[Series]) -> set[str]:
+    return {one["value"][1] for one in series}
+
+
 @pytest.mark.timeout(400)
 def test_a_stall_is_seen_told_and_over(tmp_path: Path) -> None:
     with _job(tmp_path) as job:
@@ -149,11 +153,12 @@ def _healthy(job: Job) -> None:
     }
     assert not empty
     _choices(job)
-    assert _value(_panel(job, "job", "Is it moving?")) == 0
+    wait_for(lambda: _value(_panel(job, "job", "Is it moving?")) == 0, "the job to move")
+    wait_for(lambda: not job.prometheus.alerts(), "alerts of a slow start to end")
     assert {one["metric"]["state"] for one in _panel(job, "job", "Verdict")} == {"no verdict"}
-    assert {one["value"][1] for one in _panel(job, "job", "Ranks over time")} == {"0"}
+    moves = {"0"}
+    wait_for(lambda: _values(_panel(job, "job", "Ranks over time")) == moves, "ranks to move")
     assert [_value(_panel(job, "job", "Ranks", at)) for at in (0, 1)] == [WORLD, WORLD]
-    assert not job.prometheus.alerts()
     assert not job.prometheus.rule_errors()
 
 
@@ -216,7 +221,7 @@ def _going_on(job: Job) -> None:
     """The alerts are taken back."""
     wait_for(lambda: not job.prometheus.alerts(), "the end of the alerts")
     wait_for(lambda: _sent(job, status="resolved", name="HangwatchHang"), "the message of the end")
-    assert _value(_panel(job, "job", "Is it moving?")) == 0
+    wait_for(lambda: _value(_panel(job, "job", "Is it moving?")) == 0, "the job to move")
 
 
 def _ended(job: Job) -> None:
