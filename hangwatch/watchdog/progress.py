@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.watchdog.look import QUIET_S
+from hangwatch.watchdog.waits import moved_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +24,8 @@ class Progress:
     waited: dict[int, int] = field(default_factory=dict)
     """Rank to since when (CLOCK_MONOTONIC, ns)."""
     _over_ns: int = 0
+    _told_ns: int = 0
+    """Since when another node's report is known, where nobody of this one is remembered."""
 
     def begin(self, look: Look) -> None:
         """Remember who waits now."""
@@ -37,22 +40,24 @@ class Progress:
         """How long they had waited if that is over for good, else None.
 
         Where nobody is remembered (another node's watchdog has reported it),
-        those who wait now are.
+        those who wait now are. Where nobody waits, it may be the ranks of this node
+        that are waited for: it has passed once all of them have gone on.
         """
         if not self.waited and look.longest_wait_s >= QUIET_S:
             self.begin(look)
+        self._told_ns = self._told_ns or look.now_ns
         if not self._is_over(look):
             self._over_ns = 0
             return None
         self._over_ns = self._over_ns or look.now_ns
         if look.now_ns - self._over_ns < STEADY_S * 1e9:
             return None
-        began_ns = min(self.waited.values(), default=self._over_ns)
+        began_ns = min(self.waited.values(), default=self._told_ns)
         return (self._over_ns - began_ns) / 1e9
 
     def forget(self) -> None:
         """Nobody is remembered any more."""
-        self.waited, self._over_ns = {}, 0
+        self.waited, self._over_ns, self._told_ns = {}, 0, 0
 
     def export(self) -> list[list[int]]:
         """Plain values for restore()."""
@@ -67,6 +72,8 @@ class Progress:
         waits = look.waits
         if not waits or not self.waited.keys() <= waits.keys():
             return False  # one has ended: a job that falls apart has not recovered
+        if not self.waited:
+            return all(moved_ns(look.seen[rank].light) > self._told_ns for rank in waits)
         return all(
             (now := waits[rank]) is None or now > since for rank, since in self.waited.items()
         )

@@ -180,3 +180,43 @@ def test_the_watchdog_that_takes_over_serves_again_at_the_same_port(
         job.until(lambda: not scraped.value("hangwatch_verdict_info"), "the end of the incident")
         job.ends_well()
         assert scraped.files() == []
+
+
+def test_the_node_that_others_wait_for_shows_the_verdict_until_it_goes_on(tmp_path: Path) -> None:
+    nodes = [tmp_path / name for name in ("waits", "holds-up")]
+    for where in nodes:
+        where.mkdir()
+    victim, culprit = (Scraped(where) for where in nodes)
+    port, options = free_port(), (*QUICK, "--run-id", "both", "--metrics-addr", "127.0.0.1:0")
+    first, second = (
+        Job(
+            where,
+            *options,
+            env={**scraped.env, "GLOO_SOCKET_IFNAME": "lo"},
+            launch=(
+                *("torchrun", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={rank}"),
+                *("--master-addr=127.0.0.1", f"--master-port={port}"),
+            ),
+        )
+        for rank, (where, scraped) in enumerate(zip(nodes, (victim, culprit), strict=True))
+    )
+    with first, second:
+        first.until_running()
+        second.pause()
+        verdict = {"state": "slow", "kind": "never_entered", "culprits": "1"}
+        for job, scraped in ((first, victim), (second, culprit)):
+            job.until(
+                lambda scraped=scraped: scraped.value("hangwatch_verdict_info", **verdict),  # type: ignore[misc]
+                "the verdict",
+            )
+        waiting = "hangwatch_rank_waiting_seconds"
+        first.until(lambda: (victim.value(waiting) or 0) > 6, "a longer wait")
+        assert culprit.value("hangwatch_verdict_info", **verdict) == 1
+        second.go_on()
+        for job, scraped in ((first, victim), (second, culprit)):
+            job.until(
+                lambda scraped=scraped: scraped.value("hangwatch_verdict_info") is None,  # type: ignore[misc]
+                "the end of the incident",
+            )
+        first.ends_well()
+        assert second.wait() == 0

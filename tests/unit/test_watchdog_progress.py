@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import pytest
+from made_pages import group, page
 
 from hangwatch.watchdog.look import Look
+from hangwatch.watchdog.pages import Seen
 from hangwatch.watchdog.progress import Progress
 from hangwatch.watchdog.waits import Waiting
+
+if TYPE_CHECKING:
+    from hangwatch.watchdog.pages import OpenPage
 
 S = 1_000_000_000
 
@@ -67,6 +74,24 @@ def test_what_another_node_reported_passes_with_the_waits_of_this_one() -> None:
     assert progress.passed_after_s(look(20, {0: 10})) is None
     assert progress.passed_after_s(look(30, {0: None})) is None
     assert progress.passed_after_s(look(31, {0: None})) == 20
+
+
+def busy(at_s: float, *moved_s: float) -> Look:
+    """What is seen where nobody waits; moved_s: when each rank last issued something."""
+    no_page = cast("OpenPage", None)
+    seen = {
+        rank: Seen(no_page, page(rank, phase_ns=0, groups=(group(changed_ns=int(one * S)),)))
+        for rank, one in enumerate(moved_s)
+    }
+    return Look(int(at_s * S), seen, dict.fromkeys(seen), moved=False)
+
+
+def test_what_another_node_waits_for_here_has_not_passed_before_it_goes_on() -> None:
+    progress = Progress()
+    for second in range(20, 60):
+        assert progress.passed_after_s(busy(second, 19, second)) is None
+    assert progress.passed_after_s(busy(60, 59.5, 60)) is None
+    assert progress.passed_after_s(busy(61, 61, 61)) == 40
 
 
 def test_a_watchdog_that_takes_over_remembers_them(progress: Progress) -> None:
