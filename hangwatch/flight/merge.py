@@ -23,6 +23,10 @@ Place = tuple[int, int]
 """(slot of the page, number of the collective in its group)."""
 
 
+SET_NS = 30 * 10**9
+"""Clocks that differ by more than that were set in the meantime."""
+
+
 def rank_ops(
     page: RankPage,
     flight: FlightDump | None,
@@ -96,12 +100,14 @@ def _clock_offset_ns(
     ]
     if both:
         return median_low(both)
-    if of_node_ns is not None:
-        return of_node_ns
     newest = max((entry.created_unix_ns for entry in entries.values()), default=0)
     # Nothing in common: the counters changed last when the newest call was made.
     changed = max((group.changed_ns for group in page.groups), default=0)
-    return newest - changed
+    sampled = newest - changed
+    # The sampler sees it up to half a second later. More is a clock that was set since.
+    if of_node_ns is not None and abs(of_node_ns - sampled) < SET_NS:
+        return of_node_ns
+    return sampled
 
 
 def _finished(entry: FlightEntry | None) -> bool:

@@ -262,9 +262,15 @@ def test_without_a_common_call_the_newest_entry_is_as_old_as_the_last_change() -
 
 
 def test_without_a_common_call_the_clocks_of_the_node_tell_better_where_they_are_known() -> None:
-    made = page(groups=(group(5, changed_ns=900 * SECOND),))  # up to half a second late
+    made = page(groups=(group(5, changed_ns=5 * SECOND + SECOND // 2),))
     found = rank_ops(made, flight(entry(4), entry(5)), NOW, clock_offset_ns=UNIX)
     assert [op.issued_age_s for op in found] == [996.0, 995.0]
+
+
+def test_a_clock_that_was_set_meanwhile_is_not_believed() -> None:
+    made = page(groups=(group(5, changed_ns=900 * SECOND),))
+    found = rank_ops(made, flight(entry(4), entry(5)), NOW, clock_offset_ns=UNIX)
+    assert [op.issued_age_s for op in found] == [101.0, 100.0]
 
 
 def test_a_stuck_call_is_not_done_because_a_later_one_is() -> None:
