@@ -6,7 +6,8 @@ from grafana_foundation_sdk.builders import dashboard as builder
 from grafana_foundation_sdk.models.dashboard import VariableSort
 
 from definitions import board
-from definitions.panels import (
+from definitions.fleet_nodes import fleet_gpus, with_fleet_nodes
+from definitions.looks import (
     NO_VERDICT,
     ORANGE,
     PURPLE,
@@ -17,18 +18,19 @@ from definitions.panels import (
     coloured_verdicts,
     link,
     named,
-    now,
     plain,
-    query,
-    row,
-    rows,
     sorted_by,
+    steps,
+    unit,
+)
+from definitions.panels import (
+    now,
+    query,
+    rows,
     stat,
     states,
-    steps,
     table,
     timeseries,
-    unit,
 )
 from definitions.promql import (
     FLEET,
@@ -48,7 +50,6 @@ TO_JOB = (
     "&var-run=${__data.fields.Run}&${__url_time_range}"
 )
 _STATE = run_state(FLEET)
-_BLIND = unseen(FLEET)
 
 
 def dashboard() -> builder.Dashboard:
@@ -78,8 +79,8 @@ def dashboard() -> builder.Dashboard:
         .annotation(board.verdicts(FLEET))
     )
     made = _with_runs(_with_summary(made))
-    made = _with_nodes(made.with_row(builder.Row("Nodes and their watchdogs")))
-    return made.with_row(_gpus())
+    made = with_fleet_nodes(made.with_row(builder.Row("Nodes and their watchdogs")))
+    return made.with_row(fleet_gpus())
 
 
 def _with_summary(made: builder.Dashboard) -> builder.Dashboard:
@@ -121,7 +122,7 @@ def _with_summary(made: builder.Dashboard) -> builder.Dashboard:
             )
             .thresholds(steps((1, ORANGE)))
             .with_target(
-                now(f"sum({_BLIND}) + sum(hangwatch_agent_disarmed{{{FLEET}}}) or vector(0)")
+                now(f"sum({unseen(FLEET)}) + sum(hangwatch_agent_disarmed{{{FLEET}}}) or vector(0)")
             )
         )
         .with_panel(
@@ -230,123 +231,4 @@ def _with_runs(made: builder.Dashboard) -> builder.Dashboard:
             .unit("cps")
             .with_target(query(f"max by (run) ({rate})", "{{run}}"))
         )
-    )
-
-
-def _with_nodes(made: builder.Dashboard) -> builder.Dashboard:
-    looks = f"rate(hangwatch_watchdog_look_seconds_sum{{{FLEET}}}[$__rate_interval])"
-    counted = f"rate(hangwatch_watchdog_look_seconds_count{{{FLEET}}}[$__rate_interval])"
-    lost = by_node("hangwatch_run_info", FLEET)
-    nodes = {
-        "node": "Node",
-        "run": "Run",
-        "Value #A": "Alive",
-        "Value #B": "Not seen",
-        "Value #C": "Failed looks",
-        "Value #D": "Lost",
-        "Value #E": "Loop delay",
-        "version": "hangwatch",
-        "torch": "torch",
-    }
-    agents = {
-        "run": "Run",
-        "node": "Node",
-        "recorder": "Recorder",
-        "recorder_reason": "Why not native",
-        "Value": "Ranks",
-    }
-    by_recorder = "count by (run, node, recorder, recorder_reason)"
-    return (
-        made.with_panel(
-            table(
-                "Nodes",
-                "A row for each watchdog. Not seen: ranks that should be there and that it "
-                "knows nothing of. Lost: what it could not do (see run.json).",
-                24,
-                8,
-                nodes,
-            )
-            .targets(
-                rows(
-                    f"sum by (run, node) ({by_rank('hangwatch_rank_up', FLEET)})",
-                    _BLIND,
-                    f"max by (run, node) (hangwatch_watchdog_failures_total{{{FLEET}}})",
-                    f"sum by (run, node) (hangwatch_watchdog_lost{{{FLEET}}}) "
-                    f"or on (run, node) 0 * {lost}",
-                    f"max by (run, node) (hangwatch_watchdog_loop_delay_seconds{{{FLEET}}})",
-                    f"max by (run, node, version, torch) (hangwatch_run_info{{{FLEET}}})",
-                )
-            )
-            .override_by_name("Loop delay", unit("s", 2))
-            .sort_by(sorted_by("Not seen", descending=True))
-        )
-        .with_panel(
-            table(
-                "Agents",
-                "What the ranks are recorded by. `python` sees less than `native`, and nothing "
-                "while a rank's GIL is held.",
-                12,
-                8,
-                agents,
-            )
-            .targets(rows(f"{by_recorder} (hangwatch_rank_info{{{FLEET}}})"))
-            .sort_by(sorted_by("Recorder", descending=True))
-        )
-        .with_panel(
-            timeseries(
-                "Watchdogs: time of a look, delay of the loop",
-                "The ten slowest nodes. A delay of seconds means a node starved of CPU.",
-                width=12,
-            )
-            .unit("s")
-            .with_target(
-                query(
-                    f"topk(10, sum by (run, node) ({looks}) / sum by (run, node) ({counted}))",
-                    "look, {{node}}",
-                )
-            )
-            .with_target(
-                query(
-                    "topk(10, max by (run, node) "
-                    f"(hangwatch_watchdog_loop_delay_seconds{{{FLEET}}}))",
-                    "delay, {{node}}",
-                )
-            )
-        )
-    )
-
-
-def _gpus() -> builder.Row:
-    readable = {"node": "Node", "run": "Run", "reason": "Why not", "Value #A": "Read"}
-    up = f"max by (run, node) (hangwatch_nvml_up{{{FLEET}}})"
-    reason = f"max by (run, node, reason) (hangwatch_nvml_info{{{FLEET}}})"
-    xids = f"sum by (node, gpu, xid) (hangwatch_gpu_xid_errors_total{{{FLEET}}}) > 0"
-    ecc = f"sum by (node, gpu, kind) (hangwatch_gpu_ecc_errors_total{{{FLEET}}}) > 0"
-    utilization = f"hangwatch_gpu_utilization_ratio{{{FLEET}}}"
-    return row(
-        "GPUs",
-        [
-            table(
-                "NVML",
-                "Nodes whose GPUs can be read, and why others cannot.",
-                8,
-                8,
-                readable,
-            ).targets(rows(up, reason)),
-            timeseries(
-                "Errors",
-                "Xids since the run was first watched, ECC errors since the driver was loaded.",
-            )
-            .unit("short")
-            .with_target(query(xids, "Xid {{xid}}, {{node}} {{gpu}}"))
-            .with_target(query(ecc, "ECC {{kind}}, {{node}} {{gpu}}")),
-            timeseries(
-                "Utilisation",
-                "Of the GPUs of each run: the median and the least.",
-            )
-            .unit("percentunit")
-            .max(1)
-            .with_target(query(f"quantile by (run) (0.5, {utilization})", "median, {{run}}"))
-            .with_target(query(f"min by (run) ({utilization})", "least, {{run}}")),
-        ],
     )

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from definitions.panels import query, row, rows, sorted_by, table, timeseries
-from definitions.panels import unit as unit_of
+from definitions.looks import (
+    sorted_by,
+)
+from definitions.looks import (
+    unit as unit_of,
+)
+from definitions.panels import (
+    query,
+    row,
+    rows,
+    table,
+    timeseries,
+)
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import dashboard as builder

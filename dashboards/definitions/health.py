@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from definitions.panels import now, plain, query, stat, steps, timeseries
+from definitions.looks import (
+    plain,
+    steps,
+)
+from definitions.panels import (
+    now,
+    query,
+    stat,
+    timeseries,
+)
 from definitions.promql import JOB, JOB_RANKS, most, unseen
 
 if TYPE_CHECKING:

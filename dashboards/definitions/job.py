@@ -10,7 +10,7 @@ from grafana_foundation_sdk.models.dashboard import VariableSort
 from definitions import board
 from definitions.gpu import gpu_row
 from definitions.health import with_health
-from definitions.panels import (
+from definitions.looks import (
     NO_VERDICT,
     ORANGE,
     RANK_STATES,
@@ -22,16 +22,19 @@ from definitions.panels import (
     dashed,
     link,
     named,
+    sorted_by,
+    steps,
+    unit,
+)
+from definitions.nodes import with_nodes
+from definitions.panels import (
     now,
     query,
     rows,
-    sorted_by,
     stat,
     states,
-    steps,
     table,
     timeseries,
-    unit,
 )
 from definitions.promql import (
     JOB,
@@ -40,12 +43,10 @@ from definitions.promql import (
     at_end,
     behind,
     blamed,
-    by_node,
     by_rank,
     gap,
     in_order,
     most,
-    most_behind,
     rank_state,
     run_state,
     silence_s,
@@ -100,7 +101,7 @@ def dashboard() -> builder.Dashboard:
     )
     made = _with_progress(_with_ranks(_with_summary(made)))
     made = with_stragglers(made.with_row(builder.Row("Stragglers: who arrives last")))
-    made = _with_nodes(made.with_row(builder.Row("Nodes")))
+    made = with_nodes(made.with_row(builder.Row("Nodes")))
     made = with_health(made.with_row(builder.Row("hangwatch itself")))
     return made.with_row(gpu_row(JOB))
 
@@ -295,52 +296,4 @@ def _with_progress(made: builder.Dashboard) -> builder.Dashboard:
             .unit("short")
             .with_target(query(f"topk(10, {gap(RUN)})", "{{group}}"))
         )
-    )
-
-
-def _with_nodes(made: builder.Dashboard) -> builder.Dashboard:
-    """Tell whether it is one node."""
-    silence = f"min by (node) ({silence_s(JOB_RANKS)})"
-    own_code = f"sum by (node) ({rank_state(JOB_RANKS, JOB)} == bool 2)"
-    waiting = f"sum by (node) ({rank_state(JOB_RANKS, JOB)} == bool 1)"
-    columns = {
-        "node": "Node",
-        "Value #A": "Alive",
-        "Value #B": "Expected",
-        "Value #C": "Wait",
-        "Value #D": "In own code",
-        "Value #E": "Silent for",
-        "Value #F": "Behind",
-    }
-    worst = rank_state(JOB_RANKS, JOB, blamed(JOB_RANKS, MAP_ROWS))
-    return made.with_panel(
-        table(
-            "Ranks by node",
-            "Where the ranks that wait are, and where those are that they may wait for.",
-            12,
-            8,
-            columns,
-        )
-        .targets(
-            rows(
-                f"sum by (node) ({by_rank('hangwatch_rank_up', JOB_RANKS)})",
-                f"max by (node) ({by_node('hangwatch_ranks_expected', JOB)})",
-                waiting,
-                own_code,
-                silence,
-                f"max by (node) ({most_behind(JOB_RANKS, RUN)})",
-            )
-        )
-        .override_by_name("Silent for", unit("s", 0))
-        .sort_by(sorted_by("In own code", descending=True))
-    ).with_panel(
-        states(
-            "Nodes over time",
-            "The worst state of any rank of each node: the node whose row turns red first is "
-            "the one to look at. Of large jobs, the nodes of the 64 worst ranks.",
-            12,
-            8,
-        )
-        .mappings(named(RANK_STATES))
-        .with_target(query(f"max by (node) ({worst})", "{{node}}"))
     )

@@ -7,22 +7,24 @@ from grafana_foundation_sdk.models.dashboard import VariableSort
 
 from definitions import board
 from definitions.gpu import gpu_row
-from definitions.panels import (
+from definitions.looks import (
     AS_NAME,
     ORANGE,
     RANK_STATES,
     RED,
     YELLOW,
-    arrivals,
     dashed,
     named,
+    sorted_by,
+    steps,
+)
+from definitions.panels import (
+    arrivals,
     now,
     query,
     rows,
-    sorted_by,
     stat,
     states,
-    steps,
     table,
     timeseries,
 )

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from definitions.panels import (
+from definitions.looks import (
     ORANGE,
     YELLOW,
+    steps,
+)
+from definitions.panels import (
     arrivals,
     bars,
     heatmap,
     now,
     query,
-    steps,
     timeseries,
 )
 from definitions.promql import JOB, JOB_RANKS, in_all, in_order, latest_ranks, most
