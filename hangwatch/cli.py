@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -70,6 +71,7 @@ def _main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     words = parsed.words
     own = OWN_COMMANDS.get(words[0]) if words else None
     if own:
+        _print_whatever_it_is()
         return own(words[1:], environ)
     if words[:1] == ["run"]:
         words = words[2:] if words[1:2] == ["--"] else words[1:]
@@ -145,6 +147,12 @@ OWN_COMMANDS: dict[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
     "doctor": _doctor,
     "demo": _demo,
 }
+
+
+def _print_whatever_it_is() -> None:
+    """Reports quote code in any language, and a terminal may know ASCII alone."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _print(text: str) -> None:

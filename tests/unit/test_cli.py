@@ -136,6 +136,20 @@ def test_a_command_is_started_without_what_only_our_own_words_need() -> None:
     assert late.isdisjoint(done.stdout.split())
 
 
+def test_a_terminal_that_knows_ascii_alone_gets_the_rest_escaped(tmp_path: Path) -> None:
+    (tmp_path / "gedächtnis").mkdir()
+    words = ["report", "--list", str(tmp_path)]
+    (tmp_path / "gedächtnis" / "run.json").write_text("{}")
+    done = subprocess.run(  # noqa: S603 (our own Python)
+        [sys.executable, "-m", "hangwatch", *words],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("ged\\xe4chtnis  ")
+
+
 def test_a_long_command_is_shown_by_its_beginning() -> None:
     shown = fold_command(["torchrun", "train.py", *(f"--option-{i}" for i in range(99))])
     assert shown.startswith("torchrun train.py --option-0")
