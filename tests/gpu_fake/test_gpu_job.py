@@ -89,7 +89,7 @@ def test_ranks_share_a_gpu_then_one_falls_off_the_bus(tmp_path: Path, fake: Fake
     both = {("GPU-2", "0"), ("GPU-3", "1")}
     with watched.job as job:
         watched.place(2, 2)
-        job.until_said("all 2 ranks of this node use GPU 2, and 3 others none of them")
+        job.until_said("all 2 ranks of this node use GPU 2, and none of them the 3 others")
         watched.place(2, 3)
         job.until(lambda: watched.ranks() == both, "the GPUs' ranks")
         power = {of["gpu"]: watts for of, watts in watched.series("hangwatch_gpu_power_watts")}
