@@ -437,7 +437,7 @@ def test_without_hangwatch_the_command_runs_as_if_it_were_not_there(tmp_path: Pa
         (["--verbose=2", "true"], "use 0 or 1"),
         ([], "name the COMMAND"),
         (["run", "--"], "name the COMMAND"),
-        (["report"], "usage: hangwatch report PATH"),
+        (["report", "x", "y"], "see hangwatch report --help"),
         (["report", "nowhere"], "does not exist"),
     ],
 )
