@@ -53,6 +53,17 @@ class Evidence:
         return self.guard is not None and self.guard.on_rank and self.guard.for_few
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether ``here`` is in a part of the program that ``there`` does not come to.
+
+        Then what they entered is not one call with two signatures.
+        """
+        if self.guard is None or self.loop is not None:
+            return self.loop is not None
+        alone = self.guard.on_rank and self.guard.for_few
+        return alone and not self.guard.other_branch_communicates
+
+    @property
     def is_weak(self) -> bool:
         """Whether the program may just have gone on to what it never came to before."""
         return self.habit is not None and self.habit.here_is_new and not self.source_known
@@ -103,8 +114,7 @@ def judge_lines(case: Case, place: Place) -> Finding | None:
 def _blame(
     case: Case, place: Place, found: Split, camps: tuple[Ranks, Ranks], certainty: Certainty
 ) -> Finding:
-    left = found.differs is not Differs.OP and _evidence(case, place, *camps).loop is not None
-    if found.differs is Differs.OP or left:
+    if found.differs is Differs.OP or _evidence(case, place, *camps).elsewhere:
         return _other_op(case, place, camps, certainty)
     return _other_signature(case, place, found, camps[0], certainty)
 
@@ -166,6 +176,9 @@ def _evidence(case: Case, place: Place, here: Ranks, there: Ranks) -> Evidence:
     if fork is None and mine and theirs:
         fork = case.source.fork_of_lines(mine[-1], theirs[-1])
         back = case.source.fork_of_lines(theirs[-1], mine[-1])
+    guard = case.source.guard(fork) if fork else None
+    if guard is None or not guard.on_rank:
+        guard = case.source.guard_beyond(mine, theirs) or guard
     same_line = bool(mine and theirs) and (mine[-1].file, mine[-1].line) == (
         theirs[-1].file,
         theirs[-1].line,
@@ -173,7 +186,7 @@ def _evidence(case: Case, place: Place, here: Ranks, there: Ranks) -> Evidence:
     return Evidence(
         loop=case.source.left_loop(fork) if fork else None,
         outlasts=case.source.left_loop(back) if back else None,
-        guard=case.source.guard(fork) if fork else None,
+        guard=guard,
         skips=_skips(case, fork, back),
         habit=habit(case.job, place, here, there),
         same_line=same_line,

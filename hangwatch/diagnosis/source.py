@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.syntax import (
@@ -205,6 +206,21 @@ class Source:
             for node in ast.walk(test)
         )
 
+    def guard_beyond(self, here: Sequence[Frame], there: Sequence[Frame]) -> Guard | None:
+        """The outermost condition on the rank that ``here`` took after parting from ``there``.
+
+        It may stand in a function that only ``here`` is in (a callback), or that ``there``
+        has come out of. One under which ``there`` is as well, or whose other branch
+        communicates too, says nothing: both kinds of ranks have their part to do.
+        """
+        theirs = {(guard.file, guard.line) for frame in there if (guard := self.rank_guard(frame))}
+        for frame in here[_shared(here, there) :]:
+            guard = self.rank_guard(frame)
+            if guard is None or (guard.file, guard.line) in theirs:
+                continue
+            return None if guard.other_branch_communicates else guard
+        return None
+
     def rank_guard(self, frame: Frame) -> Guard | None:
         """The innermost condition on the rank that a line stands under."""
         tree = self.tree(frame.file)
@@ -226,6 +242,16 @@ class Source:
                         for_few=asks_for_most(node.test) is (branch is node.orelse),
                     )
         return found
+
+
+def _shared(here: Sequence[Frame], there: Sequence[Frame]) -> int:
+    """How many frames two stacks have in common, from the outside in."""
+    pairs = zip(here, there, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: _line(pair[0]) == _line(pair[1]), pairs))
+
+
+def _line(frame: Frame) -> tuple[str, int]:
+    return frame.file, frame.line
 
 
 def _branches(

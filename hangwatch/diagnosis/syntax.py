@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MAX_SOURCE_CHARS = 1_000_000
-_RANK = re.compile(r"rank|main_process|is_main|is_master|is_leader|is_first|is_last", re.IGNORECASE)
+_RANK = re.compile(
+    r"rank|main_process|process_(?:index|id|zero)|global_zero"
+    r"|is_(?:main|master|leader|chief|first|last)",
+    re.IGNORECASE,
+)
+"""Names for the rank, and for being one of a few: of programs, accelerate, transformers
+(``is_world_process_zero``), lightning (``is_global_zero``)."""
 _COMMUNICATES = re.compile(
     r"^(?:i?send|i?recv|barrier|monitored_barrier|broadcast\w*|all_\w+|reduce|reduce_scatter\w*"
     r"|gather\w*|scatter\w*|backward|batch_isend_irecv|reduce_tensor|synchronize)$"

@@ -163,7 +163,16 @@ def test_a_condition_that_both_lines_stand_under_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "test", ["rank == 0", "self.is_main_process", "int(os.environ['RANK']) < 2", "args.local_rank"]
+    "test",
+    [
+        "rank == 0",
+        "self.is_main_process",
+        "int(os.environ['RANK']) < 2",
+        "args.local_rank",
+        "args.process_index == 0",
+        "state.is_world_process_zero",
+        "trainer.is_global_zero",
+    ],
 )
 def test_conditions_on_the_rank_are_recognised(test: str) -> None:
     text = source(f"if {test}:\n    dist.barrier()\n")
@@ -177,6 +186,48 @@ def test_a_variable_that_was_given_the_rank_is_recognised(given: str) -> None:
     text = source(f"{given}\nif r == 0:\n    dist.barrier()\nif n:\n    dist.barrier()\n")
     assert text.rank_guard(at(3)) is not None
     assert text.rank_guard(at(5)) is None
+
+
+CALLED = source(
+    """
+    def evaluate(model):
+        for batch in data:
+            if accelerator.is_main_process:
+                accelerator.gather(model(batch))
+    def exchange(tensor):
+        if process_index == 0:
+            dist.send(tensor, 1)
+        else:
+            dist.recv(tensor, 0)
+    evaluate(model)
+    exchange(tensor)
+    dist.barrier()
+    """
+)
+
+
+def test_a_condition_in_a_function_that_only_one_of_two_is_in_is_found() -> None:
+    guard = CALLED.guard_beyond([at(10), at(4)], [at(12)])
+    assert guard is not None
+    assert (guard.line, guard.on_rank, guard.for_few) == (3, True, True)
+
+
+def test_a_condition_in_a_callback_is_found_beyond_what_two_stacks_share() -> None:
+    assert CALLED.guard_beyond([at(10), at(4)], [at(10)]) is not None
+
+
+def test_one_who_stands_under_no_condition_has_none_beyond() -> None:
+    assert CALLED.guard_beyond([at(12)], [at(10), at(4)]) is None
+
+
+def test_a_condition_of_which_both_branches_communicate_says_nothing_beyond() -> None:
+    assert CALLED.guard_beyond([at(11), at(7)], [at(12)]) is None
+    assert CALLED.guard_beyond([at(11), at(7)], [at(11), at(9)]) is None
+
+
+def test_a_condition_that_both_stacks_stand_under_says_nothing_beyond() -> None:
+    nested = source("if rank < 2:\n    one()\n    dist.barrier()\n")
+    assert nested.guard_beyond([at(2)], [at(3)]) is None
 
 
 def test_a_condition_on_something_else_is_none_on_the_rank() -> None:
