@@ -132,10 +132,8 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
             return _blame(case, place, found, camps, Certainty.LIKELY)
         seen = {camps: _evidence(case, place, *camps) for camps in ((one, other), (other, one))}
         decided = [camps for camps, evidence in seen.items() if evidence.decides]
-        if len(decided) == 1:
-            weak = seen[decided[0]].is_weak
-            certainty = Certainty.POSSIBLE if weak else Certainty.LIKELY
-            return _blame(case, place, found, decided[0], certainty)
+        if len(decided) == 1 and not seen[decided[0]].is_weak:
+            return _blame(case, place, found, decided[0], Certainty.LIKELY)
     candidates = tuple(sorted(rank for _, ranks in found.parts for rank in ranks))
     sites = [(r, s) for _, r in found.parts if (s := case.site_at(r[0], place)) is not None]
     is_op = found.differs is Differs.OP

@@ -388,9 +388,19 @@ def test_what_came_before_decides_between_two_ranks() -> None:
     steps = [op(PAIR, 1, line=20), op(PAIR, 2, "gather", line=21), op(PAIR, 3, line=20)]
     usual = at(21, blocked(PAIR, 4, "gather", line=21), *steps, number=0)
     odd = at(30, blocked(PAIR, 4, "barrier", line=30), *steps, number=1)
-    verdict = only(job(usual, odd))
+    body = ["    dist.gather(x)" if line < 30 else "    dist.barrier()" for line in range(2, 31)]
+    verdict = only(job(usual, odd, **source("\n".join(["while True:", *body]))))
     assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (1,))
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.HANG)
+
+
+def test_what_came_before_decides_nothing_where_the_program_may_just_have_gone_on() -> None:
     # Without the source it may be that the loop of rank 1 was over, and 0 has a step too many.
+    steps = [op(PAIR, 1, line=20), op(PAIR, 2, "gather", line=21), op(PAIR, 3, line=20)]
+    usual = at(21, blocked(PAIR, 4, "gather", line=21), *steps, number=0)
+    odd = at(30, blocked(PAIR, 4, "barrier", line=30), *steps, number=1)
+    verdict = only(job(usual, odd))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (0, 1))
     assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.HANG)
 
 
