@@ -62,6 +62,7 @@ class Terminal:
 
     def resize(self, columns: int, lines: int) -> None:
         """Give it another size; the command gets SIGWINCH."""
+        self._lines = lines
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def press(self, keys: str) -> None:
@@ -92,9 +93,11 @@ class Terminal:
         return code, plain(self.output.rpartition(NORMAL)[2]).splitlines()
 
     def _frames(self) -> list[list[str]]:
-        """The lines of each frame that is complete."""
+        """The frames that have come whole: rich fills the screen down to its last line."""
         screen = self.output.rpartition(ALTERNATE)[2].partition(NORMAL)[0]
-        return [plain(frame).splitlines() for frame in screen.split(_FRAME)[1:]]
+        frames = [plain(frame).split("\n") for frame in screen.split(_FRAME)[1:]]
+        whole = [frame for frame in frames if len(frame) == self._lines and frame[-1]]
+        return [[line.rstrip() for line in frame] for frame in whole]
 
     def _read(self, wait_s: float) -> bool:
         if not select.select([self._master], [], [], wait_s)[0]:

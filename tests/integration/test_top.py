@@ -66,7 +66,7 @@ def fits(frame: list[str], columns: int, lines: int) -> bool:
 
 def test_a_healthy_run_is_shown_until_it_ends(healthy: Job) -> None:
     with top(healthy, 80, 24) as terminal:
-        frame = terminal.until(lambda f: len(f) > 1 and f[1].startswith("going on: 3 ranks"))
+        frame = terminal.until(lambda f: f[1].startswith("going on: 3 ranks"))
         assert fits(frame, 80, 24)
         assert frame[0].startswith("r1  torchrun --standalone")
         rows = [line.split() for line in frame[4:7]]
@@ -87,7 +87,7 @@ def test_a_healthy_run_is_shown_until_it_ends(healthy: Job) -> None:
 
 def test_a_hang_is_shown_with_culprit_calls_and_lines(hung: Job) -> None:
     with top(hung, 80, 24) as terminal:
-        frame = terminal.until(lambda f: len(f) > 1 and f[1].startswith("HANG (likely)"))
+        frame = terminal.until(lambda f: f[1].startswith("HANG (likely)"))
         assert fits(frame, 80, 24)
         heading = next(at for at, line in enumerate(frame) if line.startswith("rank "))
         rows = frame[heading + 1 : heading + 4]
@@ -100,13 +100,13 @@ def test_a_hang_is_shown_with_culprit_calls_and_lines(hung: Job) -> None:
         assert fits(wide, 200, 50)
         assert any("all_reduce #41 of default_pg" in line for line in wide)
         terminal.resize(30, 8)
-        narrow = terminal.until(lambda f: bool(f) and max(map(cell_len, f)) <= 30)
+        narrow = terminal.until(lambda f: max(map(cell_len, f)) <= 30)
         assert fits(narrow, 30, 8)
 
 
 def test_ctrl_c_ends_the_view_and_not_the_job(lasting: Job) -> None:
     with top(lasting, 80, 24) as terminal:
-        terminal.until(lambda f: len(f) > 4)
+        terminal.until(bool)
         terminal.press("\x03")
         code, left = terminal.wait()
     assert code in (0, 130)
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_the_view_and_not_the_job(lasting: Job) -> None:
 
 def test_sigterm_gives_the_terminal_back(lasting: Job) -> None:
     with top(lasting, 80, 24) as terminal:
-        terminal.until(lambda f: len(f) > 4)
+        terminal.until(bool)
         terminal.signal(signal.SIGTERM)
         code, _ = terminal.wait()
     assert code == 128 + signal.SIGTERM
@@ -127,7 +127,7 @@ def test_sigterm_gives_the_terminal_back(lasting: Job) -> None:
 
 def test_a_run_directory_that_is_deleted_under_it_is_no_end(healthy: Job) -> None:
     with top(healthy, 100, 30) as terminal:
-        terminal.until(lambda f: len(f) > 4)
+        terminal.until(bool)
         shutil.rmtree(healthy.run_dir)
         frame = terminal.until(lambda f: any("was deleted" in line for line in f))
         assert any(re.match(r"2 ", line) for line in frame)
@@ -148,7 +148,7 @@ def test_garbage_among_the_pages_is_mentioned_and_passed_over(lasting: Job) -> N
 
 def test_a_supervisor_that_is_killed_ends_the_view(healthy: Job) -> None:
     with top(healthy, 100, 30) as terminal:
-        terminal.until(lambda f: len(f) > 4)
+        terminal.until(bool)
         healthy.process.kill()
         code, left = terminal.wait()
     assert code == 0
