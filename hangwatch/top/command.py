@@ -32,6 +32,7 @@ EXIT_UNCLEAR = 2
 LIVE_S = 1.0
 LINE_S = 5.0
 ONCE_S = 1.0
+"""Between the first look and one that can be printed: a rate is seen between two."""
 PLAIN_WIDTH = 120
 """Of a picture that goes into a file."""
 
@@ -71,12 +72,14 @@ def top(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _once(source: Source, console: Console) -> None:
     source.picture()
-    time.sleep(ONCE_S)  # a rate is seen between two looks
+    time.sleep(ONCE_S)
     console.print(draw(source.picture(), console.width, None))
 
 
 def _lines(source: Source, interval_s: float) -> None:
     over, due_s = "", 0.0
+    source.picture()
+    time.sleep(ONCE_S)
     while not over:
         if time.monotonic() >= due_s:
             due_s = time.monotonic() + interval_s

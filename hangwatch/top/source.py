@@ -179,6 +179,8 @@ def _standing(look: Look, rows: Sequence[Row]) -> tuple[str, str]:
             says += f"; {counted(len(late), 'rank')} late"
         return "waiting", says
     speeds = [row.rate for row in rows if row.rate is not None]
+    if not speeds:
+        return "begun", f"{counted(living, 'rank')} here, none seen for long enough"
     if not any(speeds):
         return "quiet", "nobody waits, and no collective is issued"
     low, high = min(speeds), max(speeds)

@@ -7,11 +7,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from harness import environment
+from steady import Job
 
 from hangwatch import options
 from hangwatch.types import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -22,6 +28,8 @@ COMMANDS = [
 ]
 INSTALLING = {"make demo", "make test", "make zoo", "pip install ."}
 """Not run here: they install. What ``make demo`` runs then is run below."""
+BESIDE_A_JOB = {"hangwatch top", "hangwatch inspect"}
+"""What is run while a job goes on."""
 TRAIN = """
 import torch
 import torch.distributed as dist
@@ -43,6 +51,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """A job that goes on until it is told to stop, under watch."""
+    with Job(tmp_path) as job:
+        job.until_running()
+        yield job
+
+
 def run(command: str, where: Path) -> subprocess.CompletedProcess[str]:
     """Run a line of the README as a user's shell would, in the environment of the tests."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -60,7 +76,7 @@ def run(command: str, where: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_commands_were_found() -> None:
     assert len(COMMANDS) >= 6
-    assert set(COMMANDS) >= INSTALLING
+    assert set(COMMANDS) >= INSTALLING | BESIDE_A_JOB
 
 
 @pytest.mark.timeout(300)
@@ -70,14 +86,40 @@ def test_each_command_works_in_the_order_of_the_readme(directory: Path) -> None:
             done = run("hangwatch demo", directory)
             assert "The verdict is right." in done.stderr
             found = (directory / "hangwatch-reports/latest").readlink()
-        elif command in INSTALLING:
+        elif command in INSTALLING | BESIDE_A_JOB:
             continue
-        elif command == "hangwatch report hangwatch-reports/latest":
-            done = run(command.replace("latest", str(found)), directory)
-            assert done.stdout.startswith("hangwatch: HANG (")
         else:
-            done = run(command, directory)
+            # The newest run since then found nothing.
+            command_then = command.replace("latest", str(found))
+            done = run(command_then, ROOT if command.startswith("promtool") else directory)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
+        if command == "hangwatch report hangwatch-reports/latest":
+            assert done.stdout.startswith("hangwatch: HANG (")
+    assert "<title>" in (directory / "incident.html").read_text()
+
+
+def test_inspect_shows_the_ranks_of_a_job_that_runs(job: Job) -> None:
+    done = run("hangwatch inspect", job.where)
+    assert done.returncode == 0, done.stderr
+    assert "Job: 2 ranks" in done.stdout
+
+
+def test_top_follows_a_job_to_its_end(job: Job) -> None:
+    with subprocess.Popen(  # noqa: S602 (a line of our README)
+        "hangwatch top",  # noqa: S607
+        shell=True,
+        cwd=job.where,
+        env=environment({}),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as top:
+        assert top.stdout
+        first = top.stdout.readline()
+        (job.where / "stop").touch()
+        rest = top.stdout.read()
+    assert top.returncode == 0
+    assert "2 ranks" in first
+    assert "exit code 0" in rest
 
 
 @pytest.mark.parametrize("command", ["make demo", "make test", "make zoo"])
