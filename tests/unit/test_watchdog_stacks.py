@@ -36,11 +36,12 @@ outer()
 
 @contextmanager
 def program(code: str = PROGRAM) -> Iterator[int]:
-    """The pid of a Python process that has printed a line."""
+    """The pid of a Python process that has printed a line and then gone to sleep."""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:  # noqa: S603 (our own Python)
         assert child.stdout is not None
         child.stdout.readline()
         try:
+            until_state(child.pid, "S")
             yield child.pid
         finally:
             child.kill()
@@ -59,6 +60,12 @@ def script(path: Path, text: str) -> str:
 def state_of(pid: int) -> str:
     stat = read_stat(pid)
     return stat.state if stat else ""
+
+
+def until_state(pid: int, state: str) -> None:
+    deadline = time.monotonic() + 20
+    while state_of(pid) != state and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def test_a_stack_is_read_innermost_first() -> None:
@@ -80,9 +87,7 @@ def test_a_native_stack_goes_deeper() -> None:
 def test_a_stopped_process_is_read_and_stays_stopped(mode: Stacks) -> None:
     with program() as pid:
         os.kill(pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 20
-        while state_of(pid) != "T" and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until_state(pid, "T")
         (thread,) = dump(PySpy(mode), pid)
         assert state_of(pid) == "T"
     assert thread.frames[0].function == "innermost"
@@ -139,9 +144,7 @@ def test_a_process_that_a_dead_tracer_left_stopped_goes_on(tmp_path: Path) -> No
     with program() as pid:
         with pytest.raises(EvidenceError):
             dump(PySpy(Stacks.NATIVE, binary=spy), pid, 1.0)
-        deadline = time.monotonic() + 20
-        while state_of(pid) == "T" and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until_state(pid, "S")
         assert state_of(pid) == "S"
 
 
