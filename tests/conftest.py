@@ -1,8 +1,9 @@
-"""What all tests share: an environment that is not under watch itself."""
+"""What all tests share: an environment that is not under watch itself, and signals as usual."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -13,3 +14,12 @@ def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("HANGWATCH"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _not_in_the_background() -> None:
+    """What a test starts hears Ctrl-C, which a shell ignores for what it runs with ``&``."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
