@@ -3,7 +3,8 @@
 A program states its verdict in lines such as
 ``# expect --exit: state=failed kind=finished_early culprits=1 site=culprit``: the words
 before the colon are the program's arguments, ``site`` names the line that ends in
-``# culprit``, ``a|b`` leaves either open. Several lines with the same arguments add up.
+``# culprit``, ``a|b`` leaves either open, ``none`` is nothing. Several lines with the same
+arguments add up.
 ``# launched with`` gives options of torchrun, ``# watched with`` those of hangwatch.
 """
 
@@ -199,6 +200,8 @@ def values_of(report: Mapping[str, Any], result: Result) -> dict[str, Any]:
 
 
 def _value(case: Expectation, key: str, text: str) -> Any:
+    if text == "none":
+        return None
     if key in (*_LISTS, "members"):
         return [int(rank) for rank in text.split(",") if rank]
     if key in _SITES:
