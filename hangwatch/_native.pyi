@@ -105,6 +105,21 @@ def unwrap_methods() -> None:
 def disarm() -> None:
     """From now on the wrappers only call the originals."""
 
+def use_streams(current_stream: Callable[[int], int], library: str = "libcuda.so.1") -> None:
+    """Write beacons into the streams of CUDA devices from now on (native/beacon.hpp).
+
+    current_stream: ``torch._C._cuda_getCurrentRawStream``, from a device's number to the
+    handle of the stream that is current in the calling thread. The library is that
+    of the driver, looked for at the first collective on a device and never loaded;
+    no context is made. For each page anew.
+    """
+
+def examine_beacons(library: str = "libcuda.so.1") -> tuple[int, str]:
+    """Whether beacons could be written on this machine: (devices, why not).
+
+    Loads the library; makes no context.
+    """
+
 def set_internal_prefixes(prefixes: Sequence[str]) -> None:
     """Name the directories whose files are not the user's own code.
 

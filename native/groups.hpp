@@ -35,6 +35,7 @@ struct Slot {
   std::uint32_t generation;  // grows with every call
   std::uint64_t last_place;
   std::uint64_t coalesced_place;
+  std::int32_t device = -1;  // the CUDA device of its last call with a tensor on one
   std::vector<std::int64_t> ranks;
 };
 

@@ -10,6 +10,8 @@
 
 #include <cerrno>
 
+#include "beacon.hpp"
+
 namespace hangwatch::writer {
 namespace {
 
@@ -22,6 +24,7 @@ void disown_after_fork() {
   t_thread = 0;
   disown_tables();
   disown_heartbeat();
+  beacon::disown();
 }
 
 int create_file(const char* path, int& fd) noexcept {
@@ -105,6 +108,9 @@ int open(const char* path, const Identity& identity) noexcept {
   p->bytes.store(kPageBytes, std::memory_order_relaxed);
   p->identity.write(to_data(identity, now));
   p->phase.write(PhaseData{now, static_cast<std::uint64_t>(Phase::born)});
+  NoteData no_beacons{};
+  no_beacons.text.set(kBeaconsNotAllowed);
+  p->beacons_off.write(no_beacons);
   for (GroupSlot& slot : p->groups) slot.completed.store(-1, std::memory_order_relaxed);
   p->magic.store(kMagic, std::memory_order_release);
   g_page.store(p, std::memory_order_release);
@@ -115,6 +121,7 @@ void close() noexcept {
   stop_heartbeat();
   Page* p = g_page.exchange(nullptr);
   if (p == nullptr) return;
+  beacon::close();
   munmap(p, kPageBytes);
   close_tables();
 }

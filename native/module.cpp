@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "beacon.hpp"
 #include "callsite.hpp"
 #include "python.hpp"
 #include "reader.hpp"
 #include "record.hpp"
+#include "streams.hpp"
 #include "values.hpp"
 #include "wrap.hpp"
 #include "writer.hpp"
@@ -266,6 +268,25 @@ PyObject* py_disarm(PyObject*, PyObject*) {
   return none();
 }
 
+PyObject* py_use_streams(PyObject*, PyObject* args) {
+  PyObject* current_stream = nullptr;
+  const char* library = beacon::kLibrary;
+  if (PyArg_ParseTuple(args, "O|s", &current_stream, &library) == 0) return nullptr;
+  streams::use(current_stream);
+  beacon::allow(library);
+  return none();
+}
+
+PyObject* py_examine_beacons(PyObject*, PyObject* args) {
+  const char* library = beacon::kLibrary;
+  if (PyArg_ParseTuple(args, "|s", &library) == 0) return nullptr;
+  return guarded([&]() -> PyObject* {
+    int devices = 0;
+    const std::string why = beacon::examine(library, devices);
+    return Py_BuildValue("is#", devices, why.data(), static_cast<Py_ssize_t>(why.size()));
+  });
+}
+
 PyObject* py_set_internal_prefixes(PyObject*, PyObject* args) {
   PyObject* sequence = nullptr;
   if (PyArg_ParseTuple(args, "O", &sequence) == 0) return nullptr;
@@ -284,6 +305,7 @@ PyObject* py_record_begin(PyObject*, PyObject* args) {
   int p2p = 0;
   PyObject* sizes = nullptr;
   EventData event{};
+  event.device = -1;
   long long tag = 0;
   int is_async = 0;
   TextArgument op;
@@ -347,6 +369,8 @@ PyMethodDef kFunctions[] = {
     {"wrap_methods", py_wrap_methods, METH_VARARGS, nullptr},
     {"unwrap_methods", py_unwrap_methods, METH_NOARGS, nullptr},
     {"disarm", py_disarm, METH_NOARGS, nullptr},
+    {"use_streams", py_use_streams, METH_VARARGS, nullptr},
+    {"examine_beacons", py_examine_beacons, METH_VARARGS, nullptr},
     {"set_internal_prefixes", py_set_internal_prefixes, METH_VARARGS, nullptr},
     {"record_begin", py_record_begin, METH_VARARGS, nullptr},
     {"record_end", py_record_end, METH_VARARGS, nullptr},

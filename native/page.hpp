@@ -25,11 +25,12 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 3;
+constexpr std::uint32_t kVersion = 4;
 constexpr std::size_t kMaxGroups = 64;
 constexpr std::size_t kRingEvents = 256;
 constexpr std::size_t kCheckpoints = 8;
 constexpr std::uint64_t kCheckpointPlaces = 32;
+constexpr std::size_t kBeacons = 32;  // places of a group, one after the other
 constexpr std::size_t kMaxSites = 4096;
 constexpr std::size_t kMaxStrings = 4096;
 constexpr std::size_t kStringBytes = 192 * 1024;
@@ -225,6 +226,8 @@ struct EventData {
   std::int32_t root;
   std::int32_t peer;
   std::int64_t tag;
+  std::int32_t device;  // whose stream was given a beacon (see BeaconSlot), -1 for none
+  std::uint32_t reserved;
   std::uint32_t thread;
   std::uint16_t ndim;
   std::uint16_t p2p;
@@ -234,6 +237,27 @@ struct EventData {
 struct alignas(64) EventSlot {
   Record<EventData> record;
 };
+
+// How far a stream has come: what the GPU writes, and what it was asked to write
+// (beacon.hpp). A place has the beacon of its number modulo kBeacons, since streams
+// overtake each other: one word for all would go back and forth between them. Where
+// the host is further ahead than that, a beacon stands for several places.
+struct Beacon {
+  std::atomic<std::uint64_t> asked;  // the last place, 0 for none
+  std::atomic<std::uint64_t> first;  // the first one since the GPU last had them all
+  std::atomic<std::uint64_t> seen;   // by the GPU
+};
+
+enum class BeaconKind : std::uint8_t { reached, passed };
+constexpr std::size_t kBeaconKinds = 2;
+
+struct BeaconSlot {
+  Beacon of[kBeaconKinds][kBeacons];
+};
+
+// Why there are none, before anything has asked for them, or had need of one.
+constexpr const char* kBeaconsNotAllowed = "this torch has no CUDA";
+constexpr const char* kNoBeaconsYet = "no collective on a CUDA device so far";
 
 // Append-only tables: an entry never changes once the count covers it.
 struct StringTable {
@@ -267,10 +291,12 @@ struct Page {
   Record<ExceptionData> exception;
   Record<NoteData> handling;
   Record<NoteData> disarmed;
+  Record<NoteData> beacons_off;  // why there are no beacons; empty if there are
   GroupSlot groups[kMaxGroups];
   EventSlot events[kRingEvents];
   SiteTable sites;
   StringTable strings;
+  BeaconSlot beacons[kMaxGroups];  // last: the driver pins the memory from here to the end
 };
 
 static_assert(std::is_standard_layout_v<Page>);

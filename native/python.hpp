@@ -9,9 +9,12 @@
 #include <cstddef>
 
 // Exported by every CPython since 3.9, and part of the stable ABI since 3.12
-// with this signature; the headers of the limited API of 3.11 do not show it.
+// with these signatures; the headers of the limited API of 3.11 do not show them.
 extern "C" PyAPI_FUNC(PyObject*) PyObject_Vectorcall(PyObject* callable, PyObject* const* args,
                                                      std::size_t nargsf, PyObject* kwnames);
+
+extern "C" PyAPI_FUNC(PyObject*) PyObject_VectorcallMethod(PyObject* name, PyObject* const* args,
+                                                           std::size_t nargsf, PyObject* kwnames);
 
 namespace hangwatch {
 

@@ -28,6 +28,24 @@ SiteView site_at(const Page& page, std::uint32_t index) {
           page.sites.lines[index].load(kRelaxed)};
 }
 
+// The last place up to which the GPU has come to all that it was asked for, -1 where it was
+// asked for none. Of a beacon that stands for several places the least is taken.
+std::int64_t come_to(const Beacon (&beacons)[kBeacons]) {
+  std::uint64_t last = 0;
+  std::uint64_t open = UINT64_MAX;
+  for (const Beacon& beacon : beacons) {
+    const std::uint64_t asked = beacon.asked.load(std::memory_order_acquire);
+    const std::uint64_t first = beacon.first.load(kRelaxed);
+    const std::uint64_t seen = beacon.seen.load(kRelaxed);
+    last = std::max(last, asked);
+    if (seen >= asked) continue;
+    const std::uint64_t next = seen < first ? first : seen + kBeacons;
+    open = std::min({open, next, asked});
+  }
+  if (last == 0 || last > INT64_MAX) return -1;
+  return static_cast<std::int64_t>(open == UINT64_MAX ? last : open == 0 ? 0 : open - 1);
+}
+
 void read_groups(const Page& page, PageView& view, std::uint32_t (&generations)[kMaxGroups]) {
   std::size_t room = kMaxMembersOfPage;
   for (std::size_t slot = 0; slot < kMaxGroups; ++slot) {
@@ -48,6 +66,10 @@ void read_groups(const Page& page, PageView& view, std::uint32_t (&generations)[
     room -= group.ranks.size();
     group.enqueued = source.enqueued.load(kRelaxed);
     group.completed = source.completed.load(kRelaxed);
+    const bool told = view.beacons_off.empty();
+    const BeaconSlot& beacons = page.beacons[slot];
+    group.reached = told ? come_to(beacons.of[static_cast<std::size_t>(BeaconKind::reached)]) : -1;
+    group.passed = told ? come_to(beacons.of[static_cast<std::size_t>(BeaconKind::passed)]) : -1;
     group.entered = source.entered.load(kRelaxed);
     group.left = source.left.load(kRelaxed);
     group.p2p = source.p2p.load(kRelaxed);
@@ -124,6 +146,8 @@ std::string read_page(const unsigned char* data, std::size_t size, bool with_eve
   view.handling = note.text.str();
   page.disarmed.read(note);
   view.disarmed = note.text.str();
+  page.beacons_off.read(note);
+  view.beacons_off = note.text.str();
   view.heartbeat_ns = page.heartbeat_ns.load(kRelaxed);
   view.gil_ns = page.gil_ns.load(kRelaxed);
   view.pending_since_ns = page.pending_since_ns.load(kRelaxed);

@@ -25,6 +25,7 @@ struct GroupView {
   std::uint32_t index;
   std::uint64_t enqueued, entered, left, p2p, changed_ns;
   std::int64_t completed;
+  std::int64_t reached, passed;                                      // -1 where unknown
   std::vector<std::pair<std::uint64_t, std::uint64_t>> checkpoints;  // (place, hash)
 };
 
@@ -39,7 +40,7 @@ struct PageView {
   PhaseData phase;
   InCallData in_call;
   ExceptionData exception;
-  std::string handling, disarmed;
+  std::string handling, disarmed, beacons_off;
   std::uint64_t heartbeat_ns, gil_ns, pending_since_ns, swallowed, dropped;
   std::vector<GroupView> groups;
   std::vector<EventView> events;  // oldest first

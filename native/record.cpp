@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "callsite.hpp"
+#include "streams.hpp"
 #include "tensor.hpp"
 #include "writer.hpp"
 
@@ -20,8 +21,8 @@ bool g_sized[signature::kMethodCount];
 // Which events a Work object stands for. By address, without a reference: an
 // entry is replaced when its address is used anew, or room is needed. A Work
 // that nobody waits for costs nothing but its entry.
-constexpr Wait kNoWait{writer::kNoEvent, 0, -1, 0, nullptr, false, true};
-constexpr Call kNoCall{writer::kNoEvent, -1, nullptr, {}, false};
+constexpr Wait kNoWait{writer::kNoEvent, 0, -1, 0, nullptr, false, true, 0, -1};
+constexpr Call kNoCall{writer::kNoEvent, -1, nullptr, {}, false, -1};
 
 struct Work {
   PyObject* object;
@@ -88,6 +89,23 @@ void move_all(const Wait& wait, OpState state) {
   }
 }
 
+// Before a collective that has a tensor on a CUDA device, or none (barrier: NCCL takes the
+// device that the group used before).
+std::int32_t mark_reached(groups::Slot& slot, std::int64_t index, std::uint64_t place,
+                          std::int32_t device, bool has_tensor) {
+  if (device >= 0) {
+    slot.device = device;
+  } else if (!has_tensor && slot.number == groups::Slot::Number::nccl) {
+    device = slot.device;
+  }
+  return streams::mark(BeaconKind::reached, index, place, device) ? device : -1;
+}
+
+void mark_passed(const Wait& wait) {
+  if (wait.device < 0 || wait.collectives == 0) return;
+  streams::mark(BeaconKind::passed, wait.slot, wait.place, wait.device);
+}
+
 }  // namespace
 
 bool setup() { return signature::setup() && callsite::setup(); }
@@ -143,7 +161,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   const signature::Method& m = signature::kMethods[method];
   const std::int64_t index = groups::slot_of(group, resolve);
   if (index == -2) swallow();
-  const groups::Slot* slot = groups::at(index);
+  groups::Slot* slot = groups::at(index);
   if (slot == nullptr) return call;
   EventData event{};
   event.slot = static_cast<std::uint32_t>(index);
@@ -151,10 +169,15 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   event.dtype = kNone;
   event.root = -1;
   event.peer = -1;
+  event.device = -1;
   event.p2p = m.call == groups::Call::p2p ? 1 : 0;
   groups::Device device = groups::Device::unknown;
   const bool is_gloo = slot->number == groups::Slot::Number::gloo;
-  if (!signature::read(m, arguments, *slot, !is_gloo, event, device)) swallow();
+  if (!signature::read(m, arguments, *slot, !is_gloo || streams::wanted(), event, device)) {
+    swallow();
+  }
+  const std::int32_t on_device = event.device;
+  event.device = -1;  // before there is a beacon
   callsite::Site site{};
   if (!callsite::find(site)) swallow();
   event.site = site.site;
@@ -170,7 +193,13 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   event.blocked_ns = now;
   event.state = static_cast<std::uint64_t>(OpState::blocked);
   call.event = writer::add_event(event);
-  if (event.p2p == 0) writer::agree(event, g_sized[method]);
+  if (event.p2p == 0) {
+    writer::agree(event, g_sized[method]);
+    call.device = mark_reached(*slot, index, event.seq, on_device, m.tensor.position >= 0);
+    if (call.device >= 0) {
+      writer::set_event_device(call.event, static_cast<std::size_t>(index), call.device);
+    }
+  }
   return call;
 } catch (...) {
   swallow();
@@ -186,8 +215,8 @@ void end(const Call& call, PyObject* group, PyObject* result) noexcept {
   const auto slot = static_cast<std::size_t>(call.slot);
   groups::end(slot, group, call.place, result == nullptr);
   const std::uint64_t collectives = call.place.call == groups::Call::p2p ? 0 : 1;
-  const Wait wait{call.event,  call.event,     call.slot, collectives,
-                  call.caller, call.completes, true};
+  const Wait wait{call.event,     call.event, call.slot,      collectives, call.caller,
+                  call.completes, true,       call.place.seq, call.device};
   Coalescing& coalescing = g_coalescing[slot];
   if (result == nullptr) {
     writer::move_event(call.event, slot, OpState::failed, false);
@@ -196,6 +225,7 @@ void end(const Call& call, PyObject* group, PyObject* result) noexcept {
     writer::move_event(call.event, slot, OpState::issued, true);
     if (coalescing.calls.slot < 0) coalescing.calls = wait;
     coalescing.calls.last = call.event;
+    coalescing.calls.place = call.place.seq;
     coalescing.calls.collectives += coalescing.calls.first == call.event ? 0 : collectives;
   } else if (result != Py_None) {
     writer::move_event(call.event, slot, OpState::issued, true);
@@ -204,6 +234,7 @@ void end(const Call& call, PyObject* group, PyObject* result) noexcept {
     const OpState state = call.completes ? OpState::done : OpState::issued;
     writer::move_event(call.event, slot, state, false);
     writer::count_left(slot, collectives);
+    mark_passed(wait);
   }
 }
 
@@ -229,6 +260,7 @@ void coalescing_ended(PyObject* group, PyObject* result) noexcept {
     remember(result, calls);
   } else {
     writer::count_left(static_cast<std::size_t>(slot), calls.collectives);
+    mark_passed(calls);
   }
 }
 
@@ -248,6 +280,7 @@ void wait_end(const Wait& wait, bool completes, bool failed) noexcept {
                                                       : OpState::issued;
   move_all(wait, state);
   writer::count_left(static_cast<std::size_t>(wait.slot), wait.collectives);
+  if (!failed) mark_passed(wait);
 }
 
 std::int64_t add(EventData& event) noexcept {

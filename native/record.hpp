@@ -27,7 +27,8 @@ struct Call {
   std::int64_t slot;   // -1: not recorded
   const void* caller;  // callsite::caller() at its beginning
   groups::Place place;
-  bool completes;  // a wait that returns means that it is complete
+  bool completes;       // a wait that returns means that it is complete
+  std::int32_t device;  // whose stream has a beacon before it, -1 for none
 };
 
 Call begin(std::size_t method, PyObject* group, const signature::Arguments& arguments,
@@ -48,6 +49,8 @@ struct Wait {
   const void* caller;         // if the same function waits, the call is a synchronous one
   bool completes;
   bool is_async;
+  std::uint64_t place;  // of the last call
+  std::int32_t device;  // as in Call
 };
 
 Wait wait_begin(PyObject* work) noexcept;

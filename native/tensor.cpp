@@ -22,6 +22,7 @@ struct DlTensor {
   std::uint64_t byte_offset;
 };
 constexpr std::int32_t kDlCpu = 1;
+constexpr std::int32_t kDlCuda = 2;
 
 struct DlExchangeApi {
   std::uint32_t major;
@@ -69,6 +70,8 @@ Type g_other;
 PyObject* g_dtype = nullptr;
 PyObject* g_shape = nullptr;
 PyObject* g_is_cpu = nullptr;
+PyObject* g_is_cuda = nullptr;
+PyObject* g_get_device = nullptr;
 
 // A subclass of Tensor with a __torch_function__ of its own would see us look.
 // torch marks those that have none by a function that it keeps for this.
@@ -142,7 +145,16 @@ bool read_attributes(PyObject* tensor, bool want_device, EventData& event, group
   const Ref is_cpu(PyObject_GetAttr(tensor, g_is_cpu));
   if (!is_cpu) return false;
   device = is_cpu.get() == Py_True ? groups::Device::cpu : groups::Device::other;
-  return true;
+  if (device == groups::Device::cpu) return true;
+  const Ref is_cuda(PyObject_GetAttr(tensor, g_is_cuda));
+  if (!is_cuda) return false;
+  if (is_cuda.get() != Py_True) return true;
+  PyObject* args[2] = {nullptr, tensor};
+  const Ref ordinal(
+      PyObject_VectorcallMethod(g_get_device, args + 1, 1 | kArgumentsOffset, nullptr));
+  if (!ordinal) return false;
+  event.device = static_cast<std::int32_t>(PyLong_AsLong(ordinal.get()));
+  return PyErr_Occurred() == nullptr;
 }
 
 }  // namespace
@@ -151,7 +163,10 @@ bool setup() {
   g_dtype = PyUnicode_InternFromString("dtype");
   g_shape = PyUnicode_InternFromString("shape");
   g_is_cpu = PyUnicode_InternFromString("is_cpu");
-  return g_dtype != nullptr && g_shape != nullptr && g_is_cpu != nullptr;
+  g_is_cuda = PyUnicode_InternFromString("is_cuda");
+  g_get_device = PyUnicode_InternFromString("get_device");
+  return g_dtype != nullptr && g_shape != nullptr && g_is_cpu != nullptr && g_is_cuda != nullptr &&
+         g_get_device != nullptr;
 }
 
 void forget() { g_dtype_count = 0; }
@@ -169,6 +184,7 @@ bool read(PyObject* tensor, bool want_device, EventData& event, groups::Device& 
   event.ndim = dims_told(seen.ndim);
   for (std::uint16_t i = 0; i < event.ndim; ++i) event.shape[i] = seen.shape[i];
   device = seen.device_type == kDlCpu ? groups::Device::cpu : groups::Device::other;
+  if (seen.device_type == kDlCuda) event.device = seen.device_id;
   return name_of_code(tensor, seen.dtype, event.dtype);
 }
 

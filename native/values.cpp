@@ -101,6 +101,8 @@ PyObject* group_dict(const GroupView& group) {
       .set("backend", text(group.backend))
       .set("enqueued", count(group.enqueued))
       .set("completed", number(group.completed))
+      .set("reached", number(group.reached))
+      .set("passed", number(group.passed))
       .set("entered", count(group.entered))
       .set("left", count(group.left))
       .set("p2p", count(group.p2p))
@@ -131,6 +133,7 @@ PyObject* event_dict(const EventView& event) {
       .set("blocked_ns", count(data.blocked_ns))
       .set("done_ns", count(data.done_ns))
       .set("site", site_dict(event.site.file, event.site.line, event.site.function))
+      .set("device", number(data.device))
       .set("thread", count(data.thread))
       .release();
 }
@@ -157,6 +160,7 @@ PyObject* to_dict(const PageView& view, bool with_events) {
       .set("swallowed", count(view.swallowed))
       .set("dropped", count(view.dropped))
       .set("disarmed", text(view.disarmed))
+      .set("beacons", text(view.beacons_off))
       .set("groups", list_of(view.groups, group_dict))
       .set("events", with_events ? list_of(view.events, event_dict) : PyList_New(0));
   return page.release();

@@ -88,6 +88,14 @@ void set_disarmed(std::string_view reason) noexcept {
   if (!p->disarmed.write(data)) dropped(p);
 }
 
+void set_beacons(std::string_view reason) noexcept {
+  Page* p = page();
+  if (p == nullptr) return;
+  NoteData data{};
+  data.text.set(reason);
+  if (!p->beacons_off.write(data)) dropped(p);
+}
+
 std::uint64_t count_swallowed() noexcept {
   Page* p = page();
   return p == nullptr ? 0 : p->swallowed.fetch_add(1, kRelaxed) + 1;
@@ -140,6 +148,11 @@ void define_group(std::size_t slot, std::string_view name, std::string_view desc
   group.left.store(0, kRelaxed);
   group.p2p.store(0, kRelaxed);
   forget_checkpoints(p, slot);
+  for (auto& kind : p->beacons[slot].of) {
+    for (Beacon& beacon : kind) {
+      for (auto* word : {&beacon.asked, &beacon.first, &beacon.seen}) word->store(0, kRelaxed);
+    }
+  }
   group.changed_ns.store(now_ns(), kRelaxed);
   group.generation.store(generation, kRelaxed);
   group.data.fill(data);
@@ -232,6 +245,20 @@ void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_as
     } else {
       event.set_word(offsetof(EventData, done_ns), now);
     }
+  }
+  event.unlock(version);
+}
+
+void set_event_device(std::uint64_t index, std::size_t slot, std::int32_t device) noexcept {
+  Page* p = page();
+  if (p == nullptr || index == kNoEvent) return;
+  Record<EventData>& event = p->events[index % kRingEvents].record;
+  std::uint64_t version = 0;
+  if (!event.lock(version)) return dropped(p);
+  static_assert(offsetof(EventData, reserved) == offsetof(EventData, device) + 4);
+  if (event.word(offsetof(EventData, index)) == index &&
+      half_word(event, offsetof(EventData, slot)) == slot) {
+    event.set_word(offsetof(EventData, device), static_cast<std::uint32_t>(device));
   }
   event.unlock(version);
 }

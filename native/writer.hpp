@@ -45,6 +45,8 @@ void set_in_call(std::string_view name, std::string_view file, std::uint64_t lin
 void set_exception(std::string_view type, std::string_view message, std::string_view file,
                    std::uint64_t line, std::string_view function) noexcept;
 void set_disarmed(std::string_view reason) noexcept;
+// Why no beacons are written; empty if they are.
+void set_beacons(std::string_view reason) noexcept;
 std::uint64_t count_swallowed() noexcept;
 void beat(std::string_view handling, bool pending, bool pending_changed) noexcept;
 
@@ -83,6 +85,9 @@ void agree(const EventData& event, bool sized) noexcept;
 // Moves an event of the slot to another state, now, unless the ring has gone on
 // without it or it was done already.
 void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_async) noexcept;
+
+// The event's collective has a beacon on a stream of the device.
+void set_event_device(std::uint64_t index, std::size_t slot, std::int32_t device) noexcept;
 
 // Whose event it is; `slot` is kNone where the ring has gone on without it.
 struct Origin {

@@ -3,71 +3,17 @@
 //
 // Run by tests/unit/test_native_build.py with a directory to put pages in.
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <thread>
 
-#include "../reader.hpp"
-#include "../writer.hpp"
+#include "opened.hpp"
 
 namespace {
 
 using namespace hangwatch;
-
-std::string g_directory;
-
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                                \
-    }                                                                              \
-  } while (false)
-
-std::string path_of(const char* name) { return g_directory + "/" + name; }
-
-// A page of this process, and a reader's mapping of it.
-class Opened {
- public:
-  explicit Opened(const char* name) : path_(path_of(name)) {
-    writer::Identity identity;
-    identity.pid = getpid();
-    identity.rank = 3;
-    identity.world_size = 8;
-    identity.host = "node-1";
-    CHECK(writer::open(path_.c_str(), identity) == 0);
-    const int fd = ::open(path_.c_str(), O_RDONLY);
-    memory_ = mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED, fd, 0);
-    ::close(fd);
-    CHECK(memory_ != MAP_FAILED);
-  }
-  ~Opened() {
-    writer::close();
-    munmap(memory_, kPageBytes);
-    unlink(path_.c_str());
-  }
-  const unsigned char* bytes() const { return static_cast<const unsigned char*>(memory_); }
-  PageView read() const {
-    PageView view{};
-    const std::string why = read_page(bytes(), kPageBytes, true, view);
-    if (!why.empty()) std::fprintf(stderr, "%s\n", why.c_str());
-    CHECK(why.empty());
-    return view;
-  }
-  Opened(const Opened&) = delete;
-  Opened& operator=(const Opened&) = delete;
-
- private:
-  std::string path_;
-  void* memory_;
-};
 
 // An event all of whose fields follow from one number.
 EventData event_of(std::uint64_t n, std::uint32_t slot) {

@@ -9,10 +9,23 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from fake_cuda import build as build_fake_cuda
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
-CORE = ("bell", "checkpoints", "heartbeat", "mapping", "page", "reader", "tables", "writer")
+CORE = (
+    "beacon",
+    "bell",
+    "checkpoints",
+    "cuda",
+    "heartbeat",
+    "mapping",
+    "page",
+    "reader",
+    "tables",
+    "writer",
+)
 WARNINGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
+SANITIZED = ["-O1", "-g", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 def compiler() -> str:
@@ -54,19 +67,19 @@ def test_all_sources_compile_without_a_warning() -> None:
     )
 
 
+def built(directory: Path, test: str) -> Path:
+    """A test of the core under sanitizers."""
+    program = directory / test
+    sources = [NATIVE / f"{part}.cpp" for part in CORE]
+    source = NATIVE / "tests" / f"{test}.cpp"
+    run(compiler(), *WARNINGS, *SANITIZED, *sources, source, "-ldl", "-o", program)
+    return program
+
+
 def test_the_core_is_sound_under_sanitizers(tmp_path: Path) -> None:
-    program = tmp_path / "core_test"
-    run(
-        compiler(),
-        *WARNINGS,
-        "-O1",
-        "-g",
-        "-pthread",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-        *(NATIVE / f"{part}.cpp" for part in CORE),
-        NATIVE / "tests" / "core_test.cpp",
-        "-o",
-        program,
-    )
-    assert run(program, tmp_path).strip() == "good"
+    assert run(built(tmp_path, "core_test"), tmp_path).strip() == "good"
+
+
+def test_beacons_are_sound_under_sanitizers(tmp_path: Path) -> None:
+    library = build_fake_cuda(tmp_path, *SANITIZED)
+    assert run(built(tmp_path, "beacon_test"), tmp_path, library).strip() == "good"
