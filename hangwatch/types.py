@@ -178,6 +178,9 @@ class PageGroup:
         less the point-to-point calls), sampled about twice a second and at
         each call that Python issues.
     completed: the last of them known to be complete, -1 where unknown.
+    reached, passed: the last place up to which the GPU has told (native/beacon.hpp)
+        that the caller's stream had come to the collective, and was behind it. Of the
+        calls that have beacons (``PageEvent.device``); -1 where unknown.
     entered, left: collectives that Python issued, and that returned.
     p2p: point-to-point calls issued.
     """
@@ -188,6 +191,8 @@ class PageGroup:
     backend: str = ""
     enqueued: int = 0
     completed: int = -1
+    reached: int = -1
+    passed: int = -1
     entered: int = 0
     left: int = 0
     p2p: int = 0
@@ -230,6 +235,8 @@ class PageEvent:
     site: Site | None = None
     thread: int = 0
     """Native thread id that issued it."""
+    device: int = -1
+    """CUDA device whose stream tells when it has come to it (``PageGroup.reached``), else -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +272,8 @@ class RankPage:
     groups: tuple[PageGroup, ...] = ()
     events: tuple[PageEvent, ...] = ()
     """Oldest first."""
+    beacons: str = "the Python recorder writes none"
+    """Why the GPU does not tell how far it has come; empty if it does."""
 
 
 # --- Flight Recorder ----------------------------------------------------------

@@ -92,6 +92,14 @@ class Process:
             record_failure(self._directory, error)
         else:
             self.page = path
+            self._use_streams()
+
+    def _use_streams(self) -> None:
+        """Have the GPUs write how far they have come, where torch was built for CUDA."""
+        core = sys.modules.get("torch._C")
+        current_stream = getattr(core, "_cuda_getCurrentRawStream", None)
+        if current_stream is not None:
+            self._recorder.use_streams(current_stream)
 
     def disarm(self, reason: str) -> None:
         """Stop recording for good; the job goes on alone."""

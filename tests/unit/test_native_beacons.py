@@ -1,0 +1,345 @@
+"""The wrappers have the GPU tell, on the stream that is current, how far it has come."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fake_cuda import FakeCuda, build
+
+from hangwatch import _native
+from hangwatch.page import parse_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hangwatch.types import PageEvent, PageGroup, RankPage
+
+
+class Tensor:
+    """Stands for torch's tensors as versions before 2.10 show themselves."""
+
+    dtype = "torch.float32"
+    shape = (4,)
+    __torch_function__: Any = None
+
+    def __init__(self, device: int = 0) -> None:
+        self._device = device
+        self.is_cpu = device < 0
+        self.is_cuda = device >= 0
+
+    def get_device(self) -> int:
+        return self._device
+
+
+class Work:
+    def wait(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """As wait, for the stream."""
+
+
+class Group:
+    """Stands for a ProcessGroup with NCCL's numbers."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.during: Callable[[], None] = lambda: None
+        self.result: Work | None = None
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.number
+
+    def allreduce(self, tensors: list[Tensor]) -> Work | None:
+        assert tensors
+        return self._issue()
+
+    def barrier(self) -> Work | None:
+        return self._issue()
+
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work | None:  # noqa: N803
+        assert (dstRank, tag) == (1, 0)
+        assert tensors
+        return self.result
+
+    def _issue(self) -> Work | None:
+        self.during()
+        self.number += 1
+        return self.result
+
+    def _start_coalescing(self, device: object) -> None:
+        """As NCCL has it."""
+
+    def _end_coalescing(self, device: object) -> Work | None:
+        assert device is None
+        self.number += 1
+        return self.result
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def cuda(library: Path) -> FakeCuda:
+    return FakeCuda(library)
+
+
+class Rank:
+    """A rank with one group of two, and its page."""
+
+    def __init__(self, path: Path, cuda: FakeCuda) -> None:
+        self.path = path
+        self.cuda = cuda
+        self.group = Group()
+
+    def define(self, backend: str = "nccl") -> None:
+        _native.define_group(0, "0", "", [0, 1], 0, backend)
+
+    @property
+    def page(self) -> RankPage:
+        return parse_page(self.path.read_bytes())
+
+    @property
+    def told(self) -> PageGroup:
+        return self.page.groups[0]
+
+    @property
+    def last(self) -> PageEvent:
+        return self.page.events[-1]
+
+    def runs(self, count: int = -1) -> tuple[int, int]:
+        """Let the default stream go on; returns what has been reached and passed."""
+        self.cuda.run(count=count)
+        return self.told.reached, self.told.passed
+
+
+@pytest.fixture
+def rank(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    torch: Any = types.ModuleType("torch")
+    torch.Tensor = Tensor
+    torch._C = types.SimpleNamespace(_disabled_torch_function_impl=None)  # noqa: SLF001
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    rank = Rank(tmp_path / "r0-0-1.page", cuda)
+    _native.open_page(str(rank.path), {"pid": os.getpid(), "rank": 0, "world_size": 2})
+    _native.set_internal_prefixes([])
+    _native.wrap_methods(Group, Work, lambda group: 0 if group is rank.group else -1)
+    _native.use_streams(cuda.current_stream, str(cuda.library))
+    rank.define()
+    yield rank
+    _native.unwrap_methods()
+    _native.close_page()
+
+
+def test_the_gpu_tells_that_it_has_come_to_a_call_and_is_behind_it(rank: Rank) -> None:
+    rank.group.result = work = Work()
+    assert rank.group.allreduce([Tensor()]) is work
+    assert (rank.told.reached, rank.told.passed) == (0, -1)
+    assert rank.last.device == 0
+    assert rank.runs() == (1, -1)
+    assert work.wait()
+    assert (rank.told.reached, rank.told.passed) == (1, 0)
+    assert rank.runs() == (1, 1)
+    assert rank.page.beacons == ""
+    assert rank.page.swallowed == 0
+
+
+def test_the_beacon_is_on_its_stream_before_the_call_is_made(rank: Rank) -> None:
+    pending: list[int] = []
+    rank.group.during = lambda: pending.append(rank.cuda.pending())
+    rank.group.allreduce([Tensor()])
+    assert pending == [1]
+
+
+def test_a_call_that_gives_no_work_is_passed_where_it_returns(rank: Rank) -> None:
+    rank.group.allreduce([Tensor()])
+    assert rank.cuda.pending() == 2
+    assert rank.runs(1) == (1, 0)
+    assert rank.runs() == (1, 1)
+
+
+def test_a_work_that_nobody_waits_for_is_not_told_as_passed(rank: Rank) -> None:
+    rank.group.result = Work()
+    rank.group.allreduce([Tensor()])
+    assert rank.runs() == (1, -1)
+
+
+def test_a_call_or_a_wait_that_raises_is_not_told_as_passed(rank: Rank) -> None:
+    def fail() -> None:
+        raise ValueError("mine")
+
+    rank.group.during = fail
+    with pytest.raises(ValueError, match="mine"):
+        rank.group.allreduce([Tensor()])
+    assert rank.runs() == (1, -1)
+
+
+def test_the_wait_is_told_on_the_stream_that_waits(rank: Rank) -> None:
+    compute, side = rank.cuda.stream(), rank.cuda.stream()
+    rank.group.result = work = Work()
+    rank.cuda.current[0] = side
+    rank.group.allreduce([Tensor()])
+    rank.cuda.current[0] = compute
+    work.synchronize()
+    assert (rank.cuda.pending(side), rank.cuda.pending(compute)) == (1, 1)
+
+
+def test_streams_that_overlap_are_told_apart(rank: Rank) -> None:
+    # As FSDP has it: the next all_gather does not wait for the compute, reduce_scatter does.
+    gather, compute = rank.cuda.stream(), rank.cuda.stream()
+    rank.cuda.current[0] = gather
+    rank.group.allreduce([Tensor()])
+    rank.cuda.current[0] = compute
+    rank.group.allreduce([Tensor()])
+    rank.cuda.current[0] = gather
+    rank.group.allreduce([Tensor()])
+    rank.cuda.run(gather)
+    assert (rank.told.reached, rank.told.passed) == (1, 1)
+    rank.cuda.run(compute)
+    assert (rank.told.reached, rank.told.passed) == (3, 3)
+
+
+def test_each_device_has_its_own_current_stream(rank: Rank) -> None:
+    rank.cuda.context(1, active=True)
+    second = rank.cuda.current[1] = rank.cuda.stream(1)
+    rank.group.allreduce([Tensor(1)])
+    assert rank.last.device == 1
+    assert (rank.cuda.pending(), rank.cuda.pending(second)) == (0, 2)
+
+
+def test_tensors_on_the_cpu_and_calls_to_one_peer_have_none(rank: Rank) -> None:
+    rank.group.allreduce([Tensor(-1)])
+    rank.group.send([Tensor()], 1, 0)
+    assert rank.cuda.writes == 0
+    assert {event.device for event in rank.page.events} == {-1}
+    assert (rank.told.reached, rank.told.passed) == (-1, -1)
+    assert rank.page.beacons == "no collective on a CUDA device so far"
+
+
+def test_a_barrier_of_nccl_is_on_the_device_that_the_group_used_before(rank: Rank) -> None:
+    rank.group.barrier()
+    assert rank.cuda.writes == 0
+    rank.group.allreduce([Tensor()])
+    rank.group.barrier()
+    assert rank.runs() == (3, 3)
+    rank.define("gloo")
+    rank.group.allreduce([Tensor()])
+    rank.group.barrier()
+    assert [event.device for event in rank.page.events] == [0, -1]
+
+
+def test_gloo_has_beacons_for_tensors_on_a_device(rank: Rank) -> None:
+    rank.define("gloo")
+    rank.group.allreduce([Tensor()])
+    assert rank.last.device == 0
+    assert rank.runs() == (1, 1)
+
+
+def test_nothing_is_enqueued_while_the_stream_is_captured(rank: Rank) -> None:
+    stream = rank.cuda.current[0] = rank.cuda.stream()
+    rank.cuda.capture(stream, on=True)
+    rank.group.allreduce([Tensor()])
+    assert rank.last.device == -1
+    rank.cuda.capture(stream, on=False)
+    rank.group.allreduce([Tensor()])
+    rank.cuda.run(stream)
+    assert (rank.told.reached, rank.told.passed) == (2, 2)
+
+
+def test_a_coalesced_group_of_calls_is_passed_as_one(rank: Rank) -> None:
+    rank.group._start_coalescing(None)  # noqa: SLF001 (as torch does)
+    rank.group.result = work = Work()
+    number = rank.group.number
+    rank.group.allreduce([Tensor()])
+    rank.group.number = number  # NCCL counts the group, not its parts
+    rank.group.allreduce([Tensor()])
+    rank.group.number = number
+    assert rank.group._end_coalescing(None) is work  # noqa: SLF001 (as torch does)
+    rank.runs()
+    assert rank.told.passed == -1
+    work.wait()
+    assert rank.runs() == (1, 1)
+
+
+@pytest.mark.parametrize("current_stream", [lambda _: "no number", lambda _: 1 // 0, lambda: 0])
+def test_a_torch_that_tells_no_stream_ends_them_and_nothing_else(
+    rank: Rank, current_stream: Any
+) -> None:
+    _native.use_streams(current_stream, str(rank.cuda.library))
+    rank.group.result = work = Work()
+    assert rank.group.allreduce([Tensor()]) is work
+    assert rank.group.allreduce([Tensor()]) is work
+    assert rank.page.beacons == "torch does not tell its current stream"
+    assert rank.page.swallowed == 0
+    assert rank.told.enqueued == 2
+
+
+def test_a_failing_driver_ends_them_and_nothing_else(rank: Rank) -> None:
+    rank.group.allreduce([Tensor()])
+    rank.cuda.run()
+    rank.cuda.fail("cuStreamWriteValue64_v2", 700)
+    rank.group.result = work = Work()
+    assert rank.group.allreduce([Tensor()]) is work
+    assert work.wait()
+    assert rank.page.beacons == "CUDA_ERROR_ILLEGAL_ADDRESS in cuStreamWriteValue64"
+    assert (rank.told.reached, rank.told.passed, rank.told.enqueued) == (-1, -1, 2)
+    assert (rank.page.swallowed, rank.page.disarmed) == (0, "")
+
+
+def test_no_context_is_made_for_a_device_that_the_process_does_not_use(rank: Rank) -> None:
+    rank.cuda.context(0, active=False)
+    rank.group.allreduce([Tensor()])
+    assert rank.cuda.writes == 0
+    rank.cuda.context(0, active=True)
+    rank.group.allreduce([Tensor()])
+    assert rank.runs() == (2, 2)
+
+
+def test_a_disarmed_recorder_writes_none(rank: Rank) -> None:
+    _native.disarm()
+    rank.group.allreduce([Tensor()])
+    assert rank.cuda.writes == 0
+
+
+def test_in_a_forked_child_there_are_none(rank: Rank) -> None:
+    rank.group.allreduce([Tensor()])
+    child = os.fork()
+    if child == 0:
+        before = rank.cuda.writes
+        rank.group.allreduce([Tensor()])
+        os._exit(0 if rank.cuda.writes == before else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert rank.runs() == (1, 1)
+
+
+def test_references_are_given_back(rank: Rank) -> None:
+    tensor, work = Tensor(), Work()
+    rank.group.result = work
+    rank.group.allreduce([tensor])
+    before = sys.getrefcount(tensor), sys.getrefcount(work), sys.getrefcount(rank.group)
+    for _ in range(100):
+        rank.group.allreduce([tensor])
+        work.wait()
+        rank.cuda.run()
+    assert (sys.getrefcount(tensor), sys.getrefcount(work), sys.getrefcount(rank.group)) == before
+
+
+def test_a_stream_that_is_full_makes_only_its_own_thread_wait(rank: Rank) -> None:
+    rank.cuda.block()
+    thread = threading.Thread(target=lambda: rank.group.allreduce([Tensor()]), daemon=True)
+    thread.start()
+    rank.cuda.wait_until_blocked()
+    # Here nobody comes if the thread keeps the GIL.
+    assert rank.told.reached == 0
+    assert rank.last.state == "blocked"
+    rank.cuda.unblock()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert rank.runs() == (1, 1)
