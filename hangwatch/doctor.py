@@ -47,6 +47,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         ("torch", _torch),
         ("injection", _injection),
         ("recorder", _recorder),
+        ("beacons", _beacons),
         ("stacks", _stacks),
         ("gpus", examine_gpus),
     ):
@@ -88,6 +89,18 @@ def _recorder() -> str:
             " hangwatch where there is a C++ compiler"
         ) from None
     return f"native, {_native.PAGE_BYTES >> 10} KiB a rank"
+
+
+def _beacons() -> str:
+    """Whether GPUs could tell how far their streams have come."""
+    try:
+        from hangwatch import _native  # noqa: PLC0415 (it may not be there)
+    except ImportError:
+        raise LookupError("none: the native recorder writes them") from None
+    devices, why = _native.examine_beacons()
+    if why:
+        raise LookupError(f"none, how far a GPU has come is not known: {why}")
+    return f"{devices} GPU{'s' if devices > 1 else ''} can tell how far their streams have come"
 
 
 def _stacks() -> str:

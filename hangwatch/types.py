@@ -495,13 +495,16 @@ class OpRecord:
     device: bool = False
     """A device runs it, in the order in which the rank issued it: while it is unfinished,
     the device may not have come to it yet."""
-    begun: bool = False
-    """The device has come to it, where that is known (``GroupProgress.started`` is not -1)."""
+    begun: bool | None = None
+    """Whether the device has come to it; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """How far a rank has come in a group; ``enqueued`` is its last place."""
+    """How far a rank has come in a group; ``enqueued`` is its last place.
+
+    ``started``: the last place that its device has come to, -1 where unknown.
+    """
 
     key: GroupKey
     name: str

@@ -18,6 +18,7 @@ from hangwatch.agent.guard import Guard
 from hangwatch.agent.periodic import Periodic
 from hangwatch.agent.post_import import record_failure
 from hangwatch.agent.sampler import PERIOD_S, Sampler
+from hangwatch.agent.streams import use_current_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,14 +93,7 @@ class Process:
             record_failure(self._directory, error)
         else:
             self.page = path
-            self._use_streams()
-
-    def _use_streams(self) -> None:
-        """Have the GPUs write how far they have come, where torch was built for CUDA."""
-        core = sys.modules.get("torch._C")
-        current_stream = getattr(core, "_cuda_getCurrentRawStream", None)
-        if current_stream is not None:
-            self._recorder.use_streams(current_stream)
+            use_current_streams(self._recorder)
 
     def disarm(self, reason: str) -> None:
         """Stop recording for good; the job goes on alone."""

@@ -6,9 +6,12 @@ is no arrival. A device that stands at nothing, although it has work, is stuck i
 
 - others have completed a call that needs every rank, and it has not: its device ran no
   further, or can no longer tell (after an error no event completes);
-- it has begun nothing of what it has to run, where the recorder takes these times;
+- it has begun nothing of what it has to run: the device tells so itself (beacons), or the
+  recorder takes these times. The program's calls are not late then, what it enqueued
+  before them is;
 - all stand at one call, and its program alone has stopped enqueuing what follows:
-  after an error of the device the program gets no further either.
+  after an error of the device the program gets no further either. Not where all are
+  known to have begun it.
 """
 
 from __future__ import annotations
@@ -37,12 +40,17 @@ class Stuck(NamedTuple):
 
 
 def oldest(job: Job, rank: int) -> list[int]:
-    """The positions of the calls that a rank's device is at: one, or a coalesced group."""
+    """The positions of the calls that a rank's device is at: one, or a coalesced group.
+
+    The oldest that is unfinished; where it is known which have begun, the oldest of those.
+    """
     positions = job.devices.get(rank, [])
     if not positions:
         return []
     own = job.ops[rank]
-    gid, first = own[positions[0]]
+    # Of two groups the later call may have begun, on another stream, and the earlier one wait
+    # for it.
+    gid, first = own[next((at for at in positions if own[at][1].begun), positions[0])]
     here = gid, first.p2p, first.seq
     return [at for at in positions if (own[at][0], own[at][1].p2p, own[at][1].seq) == here]
 
@@ -125,9 +133,8 @@ def _outrun(job: Job, rank: int, place: Place, here: Place | None) -> bool:
 
 def _began_nothing(job: Job, rank: int) -> bool:
     """Whether the device has begun none of its unfinished calls: it is busy with something else."""
-    timed = any(progress.started >= 0 for progress in job.progress.get(rank, {}).values())
     own = job.ops[rank]
-    return timed and not any(own[position][1].begun for position in job.devices[rank])
+    return all(own[position][1].begun is False for position in job.devices[rank])
 
 
 def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[int, Stuck]:
@@ -137,6 +144,8 @@ def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[i
         members = job.members(place.gid)
         if any(at.get(member) != place or member in stuck for member in members):
             continue
+        if all((call := job.record(rank, place)) and call.begun for rank in members):
+            continue  # each device is in the call itself, whatever its program is at
         furthest: dict[int, int] = {}
         for rank in members:
             for gid in job.progress.get(rank, {}):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from hangwatch.flight.merge import rank_ops
+from hangwatch.flight.merge import group_progress, rank_ops
 from hangwatch.flight.offline import job_snapshot, newest
 from hangwatch.flight.recorder import parse_dump, parse_json
 
-__all__ = ["job_snapshot", "newest", "parse_dump", "parse_json", "rank_ops"]
+__all__ = [
+    "group_progress",
+    "job_snapshot",
+    "newest",
+    "parse_dump",
+    "parse_json",
+    "rank_ops",
+]

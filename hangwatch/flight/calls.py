@@ -53,14 +53,15 @@ def is_device(entry: FlightEntry) -> bool:
     return entry.backend not in (GLOO, "")
 
 
-def calls(dump: FlightDump) -> list[Call]:
+def calls(dump: FlightDump, *, of_all_groups: bool = False) -> list[Call]:
     """The calls of a dump, oldest first. Of a name that was used again the newest group's."""
     newest: dict[str, int] = {}
     for entry in dump.entries:
         newest[entry.group_name] = max(newest.get(entry.group_name, -1), entry.pg_id)
     groups: dict[tuple[int, bool, int, int], list[FlightEntry]] = {}
     for entry in dump.entries:
-        if (entry.seq >= 1 or entry.p2p) and entry.pg_id == newest[entry.group_name]:
+        newer = entry.pg_id == newest[entry.group_name]
+        if (entry.seq >= 1 or entry.p2p) and (newer or of_all_groups):
             key = entry.pg_id, entry.p2p, entry.seq, entry.coalescing if entry.p2p else 0
             groups.setdefault(key, []).append(entry)
     context = _Context(

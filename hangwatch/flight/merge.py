@@ -2,27 +2,33 @@
 
 The page knows what Python issued, with its call site; the recorder knows also
 what C++ issued, and what has completed. They are matched by place: the group's
-name leads to its key, and the collective's number is the same in both.
+name leads to its key, and the collective's number is the same in both. How far a
+device has come, beacons tell on the page (native/beacon.hpp).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from statistics import median_low
 from typing import TYPE_CHECKING
 
+from hangwatch.flight.calls import calls, is_device
 from hangwatch.frames import is_user_file
-from hangwatch.types import OpRecord, OpState
+from hangwatch.types import GroupProgress, OpRecord, OpState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from hangwatch.types import FlightDump, FlightEntry, PageEvent, PageGroup, RankPage, Site
+    from hangwatch.flight.calls import Call
+    from hangwatch.types import FlightDump, PageEvent, PageGroup, RankPage, Site
 
 Place = tuple[int, int]
 """(slot of the page, number of the collective in its group)."""
 
 
+_NCCL_ALONE = ("nccl", "cuda:nccl")
+"""Backends of groups in which everything runs on a device."""
 SET_NS = 30 * 10**9
 """Clocks that differ by more than that were set in the meantime."""
 
@@ -41,37 +47,75 @@ def rank_ops(
     the recorder knows have the source ``flight``.
     """
     groups = {group.slot: group for group in page.groups}
-    entries = _by_place(flight.entries, page.groups) if flight else {}
-    offset = _clock_offset_ns(page, entries, clock_offset_ns)
+    known = _by_place(flight, page.groups) if flight else {}
+    offset = _clock_offset_ns(page, known, clock_offset_ns)
+    waiting = _first_not_reached(page.events, groups)
     timed: list[tuple[int, OpRecord]] = []
     seen: set[Place] = set()
     for event in page.events:
         group = groups.get(event.slot)
         if group is None:
             continue
-        entry = None
+        call = None
         if not event.p2p:
             seen.add((event.slot, event.seq))
-            entry = entries.get((event.slot, event.seq))
-        timed.append((event.issued_ns, _from_page(event, group, entry, now_ns)))
-    for place, entry in entries.items():
+            call = known.get((event.slot, event.seq))
+        record = _from_page(event, group, call, now_ns)
+        if record.begun and "nccl" in group.backend and waiting:
+            # What has not begun may wait behind it.
+            record = replace(record, device=True)
+        timed.append((event.issued_ns, record))
+    for place, call in known.items():
         if place not in seen:
-            issued_ns = entry.created_unix_ns - offset
-            timed.append((issued_ns, _from_flight(entry, groups[place[0]], issued_ns, now_ns)))
+            issued_ns = call.first.created_unix_ns - offset
+            record = _from_flight(call, groups[place[0]], issued_ns, now_ns)
+            if waiting.get(place[0], place[1]) < place[1]:
+                # A group's calls run in their order, and an earlier one has not begun.
+                record = replace(record, begun=False)
+            timed.append((issued_ns, record))
     timed.sort(key=lambda pair: pair[0])
     return tuple(record for _, record in timed)
 
 
-def _by_place(
-    entries: Sequence[FlightEntry], groups: Sequence[PageGroup]
-) -> dict[Place, FlightEntry]:
+def group_progress(group: PageGroup) -> GroupProgress:
+    """How far a rank has come in a group, as far as its page tells."""
+    completed, started = group.completed, -1
+    if group.reached >= 0:
+        if group.backend in _NCCL_ALONE:  # which runs all of a group in its order
+            completed = max(completed, group.passed)
+        started = max(completed, group.reached)
+    return GroupProgress(
+        group.key, group.name, group.enqueued, completed, group.p2p, group.alive, started
+    )
+
+
+def _first_not_reached(
+    events: Iterable[PageEvent], groups: Mapping[int, PageGroup]
+) -> dict[int, int]:
+    """By slot the first place that a stream of the rank is known not to have come to."""
+    found: dict[int, int] = {}
+    for event in events:
+        group = groups.get(event.slot)
+        if group is not None and _reached(event, group) is False:
+            found[event.slot] = min(event.seq, found.get(event.slot, event.seq))
+    return found
+
+
+def _reached(event: PageEvent, group: PageGroup) -> bool | None:
+    """Whether the stream that a call was made on has come to it, None where none tells."""
+    if event.p2p or event.device < 0 or group.reached < 0:
+        return None
+    return event.seq <= group.reached
+
+
+def _by_place(flight: FlightDump, groups: Sequence[PageGroup]) -> dict[Place, Call]:
     """The recorder's collectives by place. Point-to-point calls are the page's alone.
 
     Names start anew when a job destroys its groups and initialises again, but
     ``pg_id`` grows: for one name the highest pg_id belongs to the newest group.
     """
     pg_ids: dict[str, set[int]] = defaultdict(set)
-    for entry in entries:
+    for entry in flight.entries:
         pg_ids[entry.group_name].add(entry.pg_id)
     slots: dict[tuple[str, int], int] = {}
     for name, ids in pg_ids.items():
@@ -79,28 +123,24 @@ def _by_place(
         newest_first = sorted(used, reverse=True)
         for pg_id, slot in zip(sorted(ids, reverse=True), newest_first, strict=False):
             slots[name, pg_id] = slot
-    placed: dict[Place, FlightEntry] = {}
-    for entry in entries:
-        slot_of_entry = slots.get((entry.group_name, entry.pg_id))
-        if slot_of_entry is None or entry.p2p or entry.seq < 1:
-            continue
-        # The parts of a coalesced group share one number: the first stands for it.
-        placed.setdefault((slot_of_entry, entry.seq), entry)
+    placed: dict[Place, Call] = {}
+    for call in calls(flight, of_all_groups=True):
+        slot_of_call = slots.get((call.first.group_name, call.first.pg_id))
+        if slot_of_call is not None and not call.first.p2p:
+            placed.setdefault((slot_of_call, call.first.seq), call)
     return placed
 
 
-def _clock_offset_ns(
-    page: RankPage, entries: dict[Place, FlightEntry], of_node_ns: int | None
-) -> int:
+def _clock_offset_ns(page: RankPage, known: Mapping[Place, Call], of_node_ns: int | None) -> int:
     """CLOCK_REALTIME less CLOCK_MONOTONIC of the rank, from calls that both recorded."""
     both = [
-        entry.created_unix_ns - event.issued_ns
+        call.first.created_unix_ns - event.issued_ns
         for event in page.events
-        if not event.p2p and (entry := entries.get((event.slot, event.seq))) is not None
+        if not event.p2p and (call := known.get((event.slot, event.seq))) is not None
     ]
     if both:
         return median_low(both)
-    newest = max((entry.created_unix_ns for entry in entries.values()), default=0)
+    newest = max((call.first.created_unix_ns for call in known.values()), default=0)
     # Nothing in common: the counters changed last when the newest call was made.
     changed = max((group.changed_ns for group in page.groups), default=0)
     sampled = newest - changed
@@ -110,23 +150,44 @@ def _clock_offset_ns(
     return sampled
 
 
-def _finished(entry: FlightEntry | None) -> bool:
-    return entry is not None and (entry.retired or entry.state == "completed")
-
-
-def _from_page(
-    event: PageEvent, group: PageGroup, entry: FlightEntry | None, now_ns: int
-) -> OpRecord:
+def _state(event: PageEvent, group: PageGroup, call: Call | None) -> OpState:
     state = event.state
-    if state is OpState.DONE and entry is not None and "nccl" in group.backend:
+    if state is OpState.FAILED:
+        return state
+    if event.device >= 0 and "nccl" in group.backend and 0 < event.seq <= group.passed:
+        return OpState.DONE
+    if state is OpState.DONE and call is not None and "nccl" in group.backend:
         # The call has returned, which on a device says only that it was enqueued.
-        state = OpState.DONE if _finished(entry) else OpState.ISSUED
-    elif state in (OpState.ISSUED, OpState.BLOCKED) and entry is not None:
-        state = OpState.DONE if _finished(entry) else state
+        state = OpState.DONE if call.finished else OpState.ISSUED
+    elif state in (OpState.ISSUED, OpState.BLOCKED) and call is not None:
+        state = OpState.DONE if call.finished else state
     elif state is OpState.ISSUED and not event.p2p and 0 < event.seq <= group.completed:
         # Only where nothing better is known: gloo's threads complete out of order,
         # so a call can be stuck although a later one of its group is complete.
         state = OpState.DONE
+    return state
+
+
+def _runs_on_device(
+    event: PageEvent, group: PageGroup, call: Call | None, state: OpState, *, begun: bool | None
+) -> bool:
+    """Whether where the device is tells more of a call than where the host is."""
+    if call is not None and is_device(call.first):
+        return True
+    if event.device < 0:
+        return False
+    if begun is False:
+        return True  # also of gloo's, for which a thread of the host waits for the stream
+    # Nobody may ever say that a call is complete which the program does not wait for.
+    told = group.completed >= 0 or state is OpState.BLOCKED
+    return "nccl" in group.backend and told
+
+
+def _from_page(event: PageEvent, group: PageGroup, call: Call | None, now_ns: int) -> OpRecord:
+    state = _state(event, group, call)
+    begun = _reached(event, group)
+    if begun is None and call is not None and call.started:
+        begun = True
     blocked_age_s = None
     if state is OpState.BLOCKED:
         blocked_age_s = _age_s(event.blocked_ns or event.issued_ns, now_ns)
@@ -147,23 +208,28 @@ def _from_page(
         issued_age_s=_age_s(event.issued_ns, now_ns),
         blocked_age_s=blocked_age_s,
         thread=event.thread,
+        device=_runs_on_device(event, group, call, state, begun=begun),
+        begun=begun,
     )
 
 
-def _from_flight(entry: FlightEntry, group: PageGroup, issued_ns: int, now_ns: int) -> OpRecord:
+def _from_flight(call: Call, group: PageGroup, issued_ns: int, now_ns: int) -> OpRecord:
+    entry = call.first
     return OpRecord(
         group=group.key,
         op=entry.wire,
         wire=entry.wire,
         seq=entry.seq,
         p2p=False,
-        state=OpState.DONE if _finished(entry) else OpState.ISSUED,
+        state=OpState.DONE if call.finished else OpState.ISSUED,
         dtype=entry.dtype,
         shape=entry.shape,
         is_async=True,
         site=_innermost_user(entry.frames),
         issued_age_s=_age_s(issued_ns, now_ns),
         source="flight",
+        device=is_device(entry),
+        begun=True if call.started and is_device(entry) else None,
     )
 
 

@@ -108,7 +108,7 @@ def _rank(
         ops=tuple(
             record
             for call in found
-            for record in _records(call, names[call.first.group_name], now_ns)
+            for record in _records(call, names[call.first.group_name], now_ns, timed=job.timed)
         ),
         flight=True,
         recorder="",
@@ -150,17 +150,20 @@ def _progress(
     )
 
 
-def _records(call: Call, key: GroupKey, now_ns: int) -> Iterable[OpRecord]:
+def _records(call: Call, key: GroupKey, now_ns: int, *, timed: bool) -> Iterable[OpRecord]:
     """A call as the diagnosis sees it: a group of point-to-point calls one by one."""
+    begun = call.started if timed else None
     if not call.first.p2p:
-        yield _record(call, call.first, call.wire, key, now_ns)
+        yield _record(call, call.first, call.wire, key, now_ns, begun=begun)
         return
     for part in call.parts:
         if part.src >= 0:
-            yield _record(call, part, part.wire, key, now_ns)
+            yield _record(call, part, part.wire, key, now_ns, begun=begun)
 
 
-def _record(call: Call, entry: FlightEntry, wire: str, key: GroupKey, now_ns: int) -> OpRecord:
+def _record(  # noqa: PLR0913 (what becomes one record)
+    call: Call, entry: FlightEntry, wire: str, key: GroupKey, now_ns: int, *, begun: bool | None
+) -> OpRecord:
     grouped = len(call.entries) > 1 and not entry.p2p
     return OpRecord(
         group=key,
@@ -177,7 +180,7 @@ def _record(call: Call, entry: FlightEntry, wire: str, key: GroupKey, now_ns: in
         issued_age_s=max(0, now_ns - entry.created_unix_ns) / 1e9,
         source="flight",
         device=is_device(entry),
-        begun=call.started,
+        begun=begun,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangwatch.flight import rank_ops
-from hangwatch.types import GroupProgress, Phase, RankSnapshot
+from hangwatch.flight import group_progress, rank_ops
+from hangwatch.types import Phase, RankSnapshot
 
 if TYPE_CHECKING:
     from hangwatch.types import (
@@ -36,6 +36,8 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         missing = (*missing, f"recording stopped: {page.disarmed}")
     if page.recorder_reason:
         missing = (*missing, f"recorded by Python a few times a second: {page.recorder_reason}")
+    if page.beacons and any("nccl" in group.backend for group in page.groups):
+        missing = (*missing, f"its GPU does not tell how far it has come: {page.beacons}")
     return RankSnapshot(
         rank=page.identity.rank,
         node=node,
@@ -43,10 +45,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         phase=page.phase,
         process=process,
         phase_age_s=_age_s(page.phase_ns, now_ns) or 0.0,
-        groups=tuple(
-            GroupProgress(g.key, g.name, g.enqueued, g.completed, g.p2p, g.alive)
-            for g in page.groups
-        ),
+        groups=tuple(group_progress(group) for group in page.groups),
         ops=rank_ops(page, flight, now_ns, clock_offset_ns),
         in_call=page.in_call,
         in_call_age_s=(_age_s(page.in_call_ns, now_ns) or 0.0) if page.in_call else 0.0,

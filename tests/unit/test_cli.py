@@ -91,7 +91,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_doctor_looks_at_what_hangwatch_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"], os.environ) == 0
     shown = capsys.readouterr().out
-    for name in ("hangwatch", "python", "torch", "injection", "recorder", "stacks", "pages"):
+    for name in ("hangwatch", "python", "torch", "injection", "recorder", "beacons", "pages"):
         assert f" {name} " in shown
 
 

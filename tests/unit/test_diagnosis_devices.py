@@ -97,8 +97,7 @@ def test_the_source_of_a_broadcast_may_be_ahead_of_a_healthy_device() -> None:
 
 def test_a_device_that_has_begun_nothing_is_busy_with_something_else() -> None:
     call = enqueued(TP[0], 4)
-    timed = replace(call, begun=True)
-    ranks = [on_device(0, timed), on_device(1, call)]
+    ranks = [on_device(0, replace(call, begun=True)), on_device(1, replace(call, begun=False))]
     ranks = [
         replace(r, groups=tuple(replace(g, started=4 - r.rank) for g in r.groups)) for r in ranks
     ]

@@ -12,6 +12,8 @@ import pytest
 from fake_cuda import FakeCuda, build
 
 from hangwatch import _native
+from hangwatch.agent.recorder import choose
+from hangwatch.agent.streams import use_current_streams
 from hangwatch.page import parse_page
 
 if TYPE_CHECKING:
@@ -343,3 +345,31 @@ def test_a_stream_that_is_full_makes_only_its_own_thread_wait(rank: Rank) -> Non
     thread.join(60)
     assert not thread.is_alive()
     assert rank.runs() == (1, 1)
+
+
+def test_a_machine_is_examined_without_a_context(cuda: FakeCuda) -> None:
+    cuda.context(0, active=False)  # the fake ends the process that makes one
+    assert _native.examine_beacons(str(cuda.library)) == (2, "")
+    cuda.fail("cuInit", 801)
+    assert _native.examine_beacons(str(cuda.library)) == (0, "CUDA_ERROR_NOT_SUPPORTED in cuInit")
+    devices, why = _native.examine_beacons("libno-such-thing.so.1")
+    assert (devices, "libno-such-thing.so.1" in why) == (0, True)
+
+
+def test_torchs_own_function_tells_the_stream(rank: Rank) -> None:
+    side = rank.cuda.current[0] = rank.cuda.stream()
+    core = types.SimpleNamespace(_cuda_getCurrentRawStream=rank.cuda.current_stream)
+    recorder = choose({})
+    use_current_streams(recorder, {"torch._C": core})
+    rank.group.allreduce([Tensor()])
+    assert rank.cuda.pending(side) == 2
+    # A torch without CUDA has no such function.
+    use_current_streams(recorder, {"torch._C": types.SimpleNamespace()})
+    use_current_streams(recorder, {})
+
+
+def test_a_page_that_nobody_gave_streams_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "r0-0-1.page"
+    _native.open_page(str(path), {"pid": os.getpid(), "rank": 0, "world_size": 2})
+    assert parse_page(path.read_bytes()).beacons == "this torch has no CUDA"
+    _native.close_page()

@@ -1,0 +1,139 @@
+"""What beacons tell of a rank's calls: which its device has come to, and which are complete."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from made_pages import event, group, page
+
+from hangwatch.flight import group_progress, parse_json, rank_ops
+from hangwatch.types import FlightDump, OpRecord, OpState, PageEvent, PageGroup, ProcessState
+from hangwatch.watchdog.snapshot import rank_snapshot
+
+ISSUED = OpState.ISSUED
+
+
+def told(reached: int, passed: int = -1, **changes: Any) -> PageGroup:
+    """A group of NCCL's with eight calls; what its device has told."""
+    values = {"backend": "nccl", "completed": 0, "reached": reached, "passed": passed}
+    return group(8, **{**values, **changes})
+
+
+def on_device(seq: int, state: OpState = ISSUED, **changes: Any) -> PageEvent:
+    return event(seq, state, device=0, **changes)
+
+
+def ops(*events: PageEvent, of: PageGroup, flight: FlightDump | None = None) -> dict[int, OpRecord]:
+    made = page(events=events, groups=(of,), beacons="")
+    return {op.seq: op for op in rank_ops(made, flight, time.monotonic_ns())}
+
+
+def recorded(*entries: tuple[int, str]) -> FlightDump:
+    """NCCL's recorder: (place, state)."""
+    made = [
+        {
+            "process_group": ["0", "default_pg"],
+            "pg_id": 0,
+            "record_id": seq,
+            "collective_seq_id": seq,
+            "op_id": seq,
+            "profiling_name": "nccl:all_reduce",
+            "time_created_ns": seq,
+            "state": state,
+            "retired": state == "completed",
+            "is_p2p": False,
+        }
+        for seq, state in entries
+    ]
+    return parse_json(json.dumps({"version": "2.10", "entries": made}).encode())
+
+
+def test_progress_has_what_the_device_told() -> None:
+    progress = group_progress(told(7, 6))
+    assert (progress.enqueued, progress.completed, progress.started) == (8, 6, 7)
+    progress = group_progress(told(-1))
+    assert (progress.completed, progress.started) == (0, -1)
+
+
+def test_of_a_group_that_also_runs_on_the_host_the_device_tells_not_what_is_complete() -> None:
+    progress = group_progress(told(7, 6, backend="cpu:gloo,cuda:nccl", completed=2))
+    assert (progress.completed, progress.started) == (2, 7)
+
+
+def test_a_call_has_begun_once_its_stream_has_come_to_it() -> None:
+    found = ops(*map(on_device, (6, 7, 8)), of=told(7, 6))
+    assert [(found[seq].state, found[seq].begun) for seq in (6, 7, 8)] == [
+        (OpState.DONE, True),
+        (ISSUED, True),
+        (ISSUED, False),
+    ]
+    assert found[7].device
+    assert found[8].device
+
+
+def test_a_call_without_a_beacon_is_as_it_was() -> None:
+    found = ops(event(8, ISSUED), on_device(5), of=told(5, 5))
+    assert (found[8].device, found[8].begun, found[8].state) == (False, None, ISSUED)
+
+
+def test_a_call_that_nobody_waits_for_is_no_work_of_the_device_for_ever() -> None:
+    # Its stream came to it, and nothing can tell that it is complete.
+    found = ops(on_device(8), of=told(8, completed=-1))
+    assert not found[8].device
+    # But what has not begun may wait for it.
+    found = ops(on_device(7), on_device(8), of=told(7, completed=-1))
+    assert found[7].device
+    assert found[7].begun
+
+
+def test_gloo_waits_for_the_stream_in_a_thread_of_the_host() -> None:
+    late = ops(on_device(8, OpState.BLOCKED), of=told(7, 7, backend="gloo"))[8]
+    assert (late.device, late.begun, late.state) == (True, False, OpState.BLOCKED)
+    there = ops(on_device(8, OpState.BLOCKED), of=told(8, 7, backend="gloo"))[8]
+    assert (there.device, there.begun) == (False, True)
+
+
+def test_the_recorder_of_nccl_tells_that_a_call_is_the_devices() -> None:
+    flight = recorded((7, "completed"), (8, "scheduled"))
+    found = ops(event(7), event(8, OpState.DONE), of=told(-1), flight=flight)
+    assert [(found[seq].device, found[seq].state) for seq in (7, 8)] == [
+        (True, OpState.DONE),
+        (True, ISSUED),
+    ]
+    assert found[8].begun is None  # without times it may run
+
+
+@pytest.mark.parametrize("state", ["started", "scheduled"])
+def test_of_a_call_from_cpp_the_recorder_tells_whether_it_has_begun(state: str) -> None:
+    found = ops(of=told(-1), flight=recorded((8, state)))[8]
+    assert (found.source, found.device) == ("flight", True)
+    assert found.begun is (True if state == "started" else None)
+
+
+def test_behind_a_call_that_has_not_begun_none_of_its_group_has() -> None:
+    flight = recorded((6, "completed"), (7, "scheduled"), (8, "scheduled"))
+    found = ops(on_device(7), of=told(6), flight=flight)
+    assert [(seq, op.source, op.begun) for seq, op in sorted(found.items())] == [
+        (6, "flight", True),
+        (7, "page", False),
+        (8, "flight", False),
+    ]
+
+
+def test_a_call_that_failed_stays_so() -> None:
+    assert ops(on_device(5, OpState.FAILED), of=told(8, 8))[5].state is OpState.FAILED
+
+
+def test_why_a_gpu_does_not_tell_is_missing_evidence_where_there_is_one() -> None:
+    def missing(backend: str) -> tuple[str, ...]:
+        made = page(groups=(told(-1, backend=backend),), beacons="CUDA_ERROR_UNKNOWN in cuFoo")
+        return rank_snapshot(made, ProcessState(alive=True), "node", 1).missing_evidence
+
+    assert any("CUDA_ERROR_UNKNOWN in cuFoo" in text for text in missing("cuda:nccl"))
+    assert missing("gloo") == ()
+    quiet = replace(page(groups=(told(5),)), beacons="")
+    assert rank_snapshot(quiet, ProcessState(alive=True), "node", 1).missing_evidence == ()
