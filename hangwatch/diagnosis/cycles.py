@@ -64,13 +64,16 @@ def judge_stuck(case: Case, spot: Spot) -> Finding:
         faulty = tuple(sorted(rank for rank, fault in faults.items() if fault.sure is sure))
         doing = Activity(Reason.GPU_FAULT, fault=faults[faulty[0]].what, sure=sure)
         return replace(_frozen(case, spot, faulty, doing), final=broken)
+    before = all(wait.record is not None and wait.record.begun is False for wait in waits)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
-        reason=Reason.NETWORK if broken else Reason.UNKNOWN,
+        reason=Reason.NETWORK if broken else Reason.GPU_KERNEL if before else Reason.UNKNOWN,
         certainty=Certainty.LIKELY if alike else Certainty.POSSIBLE,
         culprits=(),
         victims=case.victims_of((), [spot]),
-        text=wording.stuck(members, case.where(spot), site, alike=alike),
+        text=(wording.all_before if before else wording.stuck)(
+            members, case.where(spot), site, alike=alike
+        ),
         spot=spot,
         collective=case.collective(spot, waits),
         victim_site=site,

@@ -106,6 +106,24 @@ def stuck_devices(job: Job) -> dict[int, Stuck]:
     return found | _silent(job, at, found)
 
 
+def without_company(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
+    """Of stuck devices those that are not all together before one call.
+
+    Where nobody waits for any of them, there is nobody to compare them with either.
+    """
+    at: dict[Place, set[int]] = {}
+    for rank, one in stuck.items():
+        if one.place is not None:
+            at.setdefault(one.place, set()).add(rank)
+    together = {
+        rank
+        for place, ranks in at.items()
+        if ranks >= set(job.members(place.gid))
+        for rank in ranks
+    }
+    return {rank: one for rank, one in stuck.items() if rank not in together}
+
+
 def _unfinished(job: Job, rank: int) -> Iterator[Place]:
     """The first unfinished place of each group, as far as a device runs it."""
     seen: set[int] = set()

@@ -11,7 +11,7 @@ from hangwatch.diagnosis.aftermath import find_waits
 from hangwatch.diagnosis.blame import with_fault
 from hangwatch.diagnosis.case import Case
 from hangwatch.diagnosis.cycles import judge_cycle, judge_stuck
-from hangwatch.diagnosis.devices import needed, stuck_devices
+from hangwatch.diagnosis.devices import needed, stuck_devices, without_company
 from hangwatch.diagnosis.disputes import disputes
 from hangwatch.diagnosis.drift import with_drift
 from hangwatch.diagnosis.endings import Cause, How, endings, last_call
@@ -72,6 +72,9 @@ def _open(snapshot: JobSnapshot) -> Case:
         waits = find_waits(job, ended, disputed)
     stuck = stuck_devices(job)
     graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
+    if stuck and not graph.at:
+        stuck = without_company(job, stuck)
+        graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
     return Case(job, ended, graph, Source(snapshot.sources), disputed, stuck)
 
 

@@ -265,6 +265,20 @@ def stuck(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text
     )
 
 
+def all_before(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text:
+    """All have enqueued it, and no device has come to it."""
+    entered = "with the same signature" if alike else "as far as is known"
+    return Text(
+        f"{capital(the_ranks(members))} have all enqueued {where}, and none of their devices has "
+        "come to it; no rank stands out.",
+        sentences(
+            f"Every member has enqueued it {entered}: what runs on the devices before it does not "
+            "come to its end.",
+            f"They enqueued it at {place_in_code(site)}." if site else "",
+        ),
+    )
+
+
 def cross_wired(
     culprits: Ranks, claims: Sequence[tuple[Ranks, Ranks]], where: str, site: Site | None
 ) -> Text:

@@ -41,6 +41,7 @@ class Fault(Enum):
     STREAM = "a kernel before the call runs for ever"
     HOST = "the program never makes the call"
     NETWORK = "all members come to the call, and it does not complete"
+    KERNELS = "a kernel before the call runs for ever on each member"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ class StuckJob:
     def arrived(self, rank: int) -> bool:
         """Whether its device has come to the call after the last one that it completed."""
         at, calls = self.at[rank], self.calls[rank]
-        hindered = rank == self.culprit and self.fault is not Fault.NETWORK
+        hindered = self.fault is Fault.KERNELS or (
+            rank == self.culprit and self.fault is not Fault.NETWORK
+        )
         return at < len(calls) and not (hindered and calls[at] == self.place)
 
     def _issued(self, rank: int) -> int:

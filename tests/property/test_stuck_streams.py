@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 from stuck_streams import Fault, StuckJob, make
@@ -11,21 +12,27 @@ from stuck_streams import Fault, StuckJob, make
 from hangwatch.diagnosis import diagnose
 from hangwatch.types import Certainty, Kind, Reason, Thresholds, Verdict
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=30.0)
 JOBS = 150
 
 backends = pytest.mark.parametrize("backend", ["nccl", "gloo"])
 
 
-def verdicts(fault: Fault, backend: str) -> list[tuple[StuckJob, Verdict]]:
-    """A verdict on each of many jobs; there must be just one."""
-    found = []
+def judged(fault: Fault, backend: str) -> Iterator[tuple[StuckJob, tuple[Verdict, ...]]]:
+    """The verdicts on each of many jobs."""
     for seed in range(JOBS):
         job = make(Random(seed), fault, backend)  # noqa: S311 (no secrets)
-        named = diagnose(job.seen(), THRESHOLDS)
-        assert len(named) == 1, (seed, [verdict.headline for verdict in named])
-        found.append((job, named[0]))
-    return found
+        yield job, diagnose(job.seen(), THRESHOLDS)
+
+
+def verdicts(fault: Fault, backend: str) -> Iterator[tuple[StuckJob, Verdict]]:
+    """The verdict on each of many jobs; there must be just one."""
+    for job, found in judged(fault, backend):
+        assert len(found) == 1, [verdict.headline for verdict in found]
+        yield job, found[0]
 
 
 @backends
@@ -53,10 +60,22 @@ def test_where_all_have_come_to_the_call_nobody_is_blamed(backend: str) -> None:
         assert verdict.group == job.groups[job.place[0]]
 
 
+@backends
+def test_where_all_members_are_stuck_before_one_call_all_of_them_are_named(backend: str) -> None:
+    for job, found in judged(Fault.KERNELS, backend):
+        members = job.groups[job.place[0]].ranks
+        assert {verdict.reason for verdict in found} == {Reason.GPU_KERNEL}
+        if len(members) == job.size:
+            # Nobody waits for them: none stands out.
+            assert [(v.kind, v.culprits) for v in found] == [(Kind.COLLECTIVE_STUCK, ())]
+        else:
+            assert {rank for verdict in found for rank in verdict.culprits} == set(members)
+
+
 def test_without_beacons_of_one_rank_no_other_is_named_for_sure() -> None:
     for seed in range(JOBS):
         rng = Random(seed)  # noqa: S311 (no secrets)
-        job = make(rng, rng.choice(list(Fault)), "nccl")
+        job = make(rng, rng.choice((Fault.STREAM, Fault.HOST, Fault.NETWORK)), "nccl")
         blind = rng.randrange(job.size)
         seen = job.seen()
         ranks = [replace(r, ops=tuple(replace(o, begun=None) for o in r.ops)) for r in seen.ranks]

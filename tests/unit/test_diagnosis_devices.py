@@ -105,6 +105,48 @@ def test_a_device_that_has_begun_nothing_is_busy_with_something_else() -> None:
     assert (verdict.culprits, verdict.reason) == ((1,), Reason.GPU_KERNEL)
 
 
+def test_who_has_begun_a_later_call_on_another_stream_is_there() -> None:
+    # The tp call of rank 0 waits, on its own stream, for what comes behind the dp call.
+    tp, dp = enqueued(TP[0], 4), enqueued(DP[0], 4)
+    verdict = only(
+        job(
+            on_device(0, replace(tp, begun=False), replace(dp, begun=True)),
+            on_device(1, replace(tp, begun=True)),
+            on_device(2, replace(dp, begun=False)),
+            on_device(3),
+        )
+    )
+    assert (verdict.culprits, verdict.reason) == ((2,), Reason.GPU_KERNEL)
+    assert verdict.victims == (0, 1)
+
+
+def test_a_call_of_which_nothing_tells_whether_it_has_begun_makes_no_rank_stuck() -> None:
+    # What C++ issues has no beacon: rank 0 may be in it, and wait for rank 1.
+    verdict = only(
+        job(
+            on_device(0, enqueued(TP[0], 4), replace(enqueued(DP[0], 4), begun=False)),
+            on_device(1),
+            on_device(2, replace(enqueued(DP[0], 4), begun=True)),
+            on_device(3),
+        )
+    )
+    assert verdict.culprits == (1,)
+
+
+def test_whose_devices_are_all_in_the_call_itself_is_not_behind_in_it() -> None:
+    call, later = replace(enqueued(TP[0], 4), begun=True), enqueued(TP[0], 5)
+    verdict = only(job(on_device(0, call, later), on_device(1, call)))
+    assert (verdict.kind, verdict.culprits) == (Kind.COLLECTIVE_STUCK, ())
+
+
+def test_where_no_device_has_come_to_the_call_none_stands_out() -> None:
+    call = replace(enqueued(TP[0], 4), begun=False)
+    verdict = only(job(on_device(0, call), on_device(1, call)))
+    assert (verdict.kind, verdict.reason) == (Kind.COLLECTIVE_STUCK, Reason.GPU_KERNEL)
+    assert verdict.culprits == ()
+    assert "none of their devices has come to it" in verdict.headline
+
+
 def test_who_alone_stopped_enqueuing_while_all_stand_at_one_call_is_possible() -> None:
     verdict = only(
         job(
