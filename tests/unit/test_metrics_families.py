@@ -261,12 +261,16 @@ def test_a_rank_in_a_set_up_call_waits_in_no_group(node: Node) -> None:
 
 def test_a_rank_says_what_it_is_and_how_it_is_recorded(node: Node) -> None:
     reason = "no C++ module\n" * 20
-    write(node.run_dir, page(0, recorder_reason=reason, swallowed=3, disarmed="too many errors"))
+    write(
+        node.run_dir,
+        page(0, recorder_reason=reason, swallowed=3, disarmed="too many errors", beacons="no CUDA"),
+    )
     node.look()
     samples = node.samples()
     (info,) = samples.labels("rank_info")
     assert info["recorder_reason"].startswith("no C++ module\\n")
     assert len(info["recorder_reason"]) <= 64
+    assert info["beacons"] == "no CUDA"
     assert (info["pid"], info["phase"], info["recorder"]) == (str(os.getpid()), "running", "python")
     assert samples.of("agent_errors_total") == {("0",): 3}
     assert samples.of("agent_disarmed") == {("0",): 1}
@@ -404,6 +408,7 @@ def test_hostile_strings_stay_labels(make: Callable[..., Node]) -> None:
     content = page(
         0,
         recorder_reason=HOSTILE,
+        beacons=HOSTILE,
         groups=(group(3, left=2, key=GroupKey((0, 1), HOSTILE)),),
         events=(event(op=HOSTILE, blocked_ns=node.clock()),),
     )
