@@ -17,11 +17,14 @@ from hangwatch import rundir
 from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.errors import EvidenceError
 from hangwatch.gpu.examine import examine_gpus
+from hangwatch.gpu.nvml import NO_DRIVER
 from hangwatch.watchdog.stacks import find_py_spy, parse, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+_NO_LIBRARY = "cannot open shared object file"
+"""What dlopen says of a library that is not there."""
 OLDEST_TORCH = (2, 4)
 PY_SPY_S = 20.0
 
@@ -98,9 +101,11 @@ def _beacons() -> str:
     except ImportError:
         raise LookupError("none: the native recorder writes them") from None
     devices, why = _native.examine_beacons()
+    if _NO_LIBRARY in why:
+        return f"none: {NO_DRIVER}"
     if why:
         raise LookupError(f"none, how far a GPU has come is not known: {why}")
-    return f"{devices} GPU{'s' if devices > 1 else ''} can tell how far their streams have come"
+    return f"{devices} GPU{'s' if devices > 1 else ''} can tell how far streams have come"
 
 
 def _stacks() -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch import __version__, cli, options
+from hangwatch import __version__, _native, cli, options
 from hangwatch.config import Config, OnHang, Stacks
 from hangwatch.errors import UsageError
 from hangwatch.notice import fold_command, printable
@@ -93,6 +93,26 @@ def test_the_doctor_looks_at_what_hangwatch_needs(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     for name in ("hangwatch", "python", "torch", "injection", "recorder", "beacons", "pages"):
         assert f" {name} " in shown
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ((2, ""), "ok    beacons   2 GPUs can tell how far streams have come"),
+        ((1, ""), "ok    beacons   1 GPU can tell how far streams have come"),
+        ((0, "libcuda.so.1 has no cuInit"), "NOTE  beacons   none, how far a GPU has come is not"),
+        ((0, "libcuda.so.1: cannot open shared object file: No such"), "ok    beacons   none: no"),
+    ],
+)
+def test_the_doctor_says_whether_gpus_can_tell_how_far_they_are(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    found: tuple[int, str],
+    line: str,
+) -> None:
+    monkeypatch.setattr(_native, "examine_beacons", lambda: found)
+    assert cli.main(["doctor"], os.environ) == 0
+    assert f"\n{line}" in capsys.readouterr().out
 
 
 def test_the_doctor_says_where_pages_would_go_instead(
