@@ -7,6 +7,7 @@ together. What a rank merely issued and works on beside is no wait.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.activity import GIL_STALE_S, waits_in_collective
@@ -62,7 +63,11 @@ def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
 
     The first calls that it has to run in other groups stand there too: what nobody is at
     yet may be waiting for a rank all the same.
+
+    A program can be far ahead, so that a call of long ago may just have begun: nobody has
+    waited for longer than nothing has moved, where that is known.
     """
+    still_s = job.ranks[rank].pending_age_s
     groups = {job.ops[rank][positions[0]][0]}
     for position in job.devices[rank]:
         gid, record = job.ops[rank][position]
@@ -75,7 +80,7 @@ def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
             yield Wait(
                 rank,
                 spot,
-                seconds(record.issued_age_s),
+                min(seconds(record.issued_age_s), math.inf if still_s is None else still_s),
                 firm=False,
                 op=record.op,
                 record=record,

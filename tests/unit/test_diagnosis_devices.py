@@ -17,6 +17,7 @@ from hangwatch.types import (
     OpState,
     RankSnapshot,
     Reason,
+    State,
     Verdict,
 )
 
@@ -118,6 +119,16 @@ def test_who_has_begun_a_later_call_on_another_stream_is_there() -> None:
     )
     assert (verdict.culprits, verdict.reason) == ((2,), Reason.GPU_KERNEL)
     assert verdict.victims == (0, 1)
+
+
+def test_a_program_that_is_far_ahead_has_not_waited_since() -> None:
+    # Enqueued 400 s ago, behind much work; nothing has moved for 12 s.
+    call = replace(enqueued(TP[0], 4), begun=True)
+    late = replace(call, begun=False)
+    ranks = [replace(on_device(r, o), pending_age_s=12.0) for r, o in enumerate((call, late))]
+    verdict = only(job(*ranks))
+    assert (verdict.state, verdict.stuck_age_s) == (State.SLOW, 12.0)
+    assert verdict.culprits == (1,)
 
 
 def test_a_call_of_which_nothing_tells_whether_it_has_begun_makes_no_rank_stuck() -> None:
