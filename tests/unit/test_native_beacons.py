@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,10 @@ from fake_cuda import FakeCuda, build
 from hangwatch import _native
 from hangwatch.agent.recorder import choose
 from hangwatch.agent.streams import use_current_streams
+from hangwatch.diagnosis import diagnose
 from hangwatch.page import parse_page
+from hangwatch.types import JobSnapshot, Kind, ProcessState, Reason, Thresholds
+from hangwatch.watchdog.snapshot import rank_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -373,3 +377,35 @@ def test_a_page_that_nobody_gave_streams_says_so(tmp_path: Path) -> None:
     _native.open_page(str(path), {"pid": os.getpid(), "rank": 0, "world_size": 2})
     assert parse_page(path.read_bytes()).beacons == "this torch has no CUDA"
     _native.close_page()
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_of_two_ranks_that_enqueued_the_same_the_one_with_the_stuck_stream_is_named(
+    rank: Rank, tmp_path: Path, stuck: int
+) -> None:
+    seen = []
+    for number in range(2):
+        _native.close_page()
+        rank.path = tmp_path / f"r0-{number}-2.page"
+        _native.open_page(str(rank.path), {"pid": 1, "rank": number, "world_size": 2})
+        _native.use_streams(rank.cuda.current_stream, str(rank.cuda.library))
+        rank.define()
+        rank.group.number = 0
+        for _ in range(5):
+            rank.group.allreduce([Tensor()])
+        rank.cuda.run(count=3 * 2)  # three calls are over, as on all ranks
+        _native.sample_group(0, 5, 3)
+        _native.beat("", True, True)
+        rank.cuda.run(count=0 if number == stuck else 1)
+        seen.append(rank.page)
+    now_ns = time.monotonic_ns() + 60 * 10**9
+    alive = ProcessState(alive=True)
+    job = JobSnapshot(2, tuple(rank_snapshot(page, alive, "node", now_ns) for page in seen))
+    assert [[g.started for g in one.groups] for one in job.ranks] == [
+        [3 if number == stuck else 4] for number in range(2)
+    ]
+    (verdict,) = diagnose(job, Thresholds(suspect_after_s=10, hang_after_s=30))
+    assert (verdict.culprits, verdict.victims) == ((stuck,), (1 - stuck,))
+    assert (verdict.kind, verdict.reason) == (Kind.NEVER_ENTERED, Reason.GPU_KERNEL)
+    assert verdict.collective is not None
+    assert (verdict.collective.op, verdict.collective.seq) == ("all_reduce", 4)
