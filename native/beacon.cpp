@@ -194,8 +194,8 @@ bool write(BeaconKind kind, std::size_t slot, std::uint64_t place, int ordinal,
       stream, device.beacons + static_cast<cuda::Pointer>(offset), place, 0);
   if (error == cuda::kSuccess) return true;
   // Asked for and never enqueued, it would look like a stream that does not come to it.
-  turn_off(cuda::error_text(g_driver, "cuStreamWriteValue64", error).c_str());
-  return false;
+  beacon.asked.store(asked, std::memory_order_release);
+  return fail("cuStreamWriteValue64", error);
 }
 
 void close() noexcept {

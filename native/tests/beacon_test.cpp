@@ -172,6 +172,10 @@ void a_capture_that_forbids_it_for_now_ends_nothing() {
   CHECK(!reach(1) && g_fake.fake_retained(0) == 0);
   g_fake.fake_fail("cuMemHostRegister_v2", 0);
   CHECK(reach(2) && rank.off().empty());
+  g_fake.fake_fail("cuStreamWriteValue64_v2", 906);
+  CHECK(!reach(3) && rank.off().empty());
+  g_fake.fake_run(nullptr, -1);
+  CHECK(rank.reached() == 2);  // 3 was not asked for
 }
 
 void no_context_is_made() {
