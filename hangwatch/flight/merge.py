@@ -47,7 +47,8 @@ def rank_ops(
     the recorder knows have the source ``flight``.
     """
     groups = {group.slot: group for group in page.groups}
-    known = _by_place(flight, page.groups) if flight else {}
+    made = calls(flight, of_all_groups=True) if flight else None
+    known = _by_place(made, page.groups) if made else {}
     offset = _clock_offset_ns(page, known, clock_offset_ns)
     waiting = _first_not_reached(page.events, groups)
     timed: list[tuple[int, OpRecord]] = []
@@ -74,6 +75,12 @@ def rank_ops(
                 record = replace(record, begun=False)
             timed.append((issued_ns, record))
     timed.sort(key=lambda pair: pair[0])
+    if _may_be_elsewhere(page, made):
+        # What has not begun may wait behind it: then nothing is wrong with the device.
+        return tuple(
+            record if record.begun is not False else replace(record, begun=None)
+            for _, record in timed
+        )
     return tuple(record for _, record in timed)
 
 
@@ -86,6 +93,26 @@ def group_progress(group: PageGroup) -> GroupProgress:
         started = max(completed, group.reached)
     return GroupProgress(
         group.key, group.name, group.enqueued, completed, group.p2p, group.alive, started
+    )
+
+
+def _may_be_elsewhere(page: RankPage, made: Sequence[Call] | None) -> bool:
+    """Whether a device may be in a call of NCCL's of which no record tells.
+
+    made: what the recorder knows, None where it was not asked. Sends and recvs are no
+    records of a device's.
+    """
+    if made is not None:
+        return any(c.first.p2p and is_device(c.first) and not c.finished for c in made)
+    on_device = {g.slot: g for g in page.groups if g.alive and "nccl" in g.backend}
+    if any(group.p2p or group.enqueued > group.entered for group in on_device.values()):
+        return True
+    return any(
+        event.device < 0
+        and event.state in (OpState.ISSUED, OpState.BLOCKED)
+        and event.seq > on_device[event.slot].completed
+        for event in page.events
+        if event.slot in on_device
     )
 
 
@@ -108,15 +135,15 @@ def _reached(event: PageEvent, group: PageGroup) -> bool | None:
     return event.seq <= group.reached
 
 
-def _by_place(flight: FlightDump, groups: Sequence[PageGroup]) -> dict[Place, Call]:
+def _by_place(made: Iterable[Call], groups: Sequence[PageGroup]) -> dict[Place, Call]:
     """The recorder's collectives by place. Point-to-point calls are the page's alone.
 
     Names start anew when a job destroys its groups and initialises again, but
     ``pg_id`` grows: for one name the highest pg_id belongs to the newest group.
     """
     pg_ids: dict[str, set[int]] = defaultdict(set)
-    for entry in flight.entries:
-        pg_ids[entry.group_name].add(entry.pg_id)
+    for call in made:
+        pg_ids[call.first.group_name].add(call.first.pg_id)
     slots: dict[tuple[str, int], int] = {}
     for name, ids in pg_ids.items():
         used = [g.slot for g in groups if g.name == name and (g.enqueued or g.entered)]
@@ -124,7 +151,7 @@ def _by_place(flight: FlightDump, groups: Sequence[PageGroup]) -> dict[Place, Ca
         for pg_id, slot in zip(sorted(ids, reverse=True), newest_first, strict=False):
             slots[name, pg_id] = slot
     placed: dict[Place, Call] = {}
-    for call in calls(flight, of_all_groups=True):
+    for call in made:
         slot_of_call = slots.get((call.first.group_name, call.first.pg_id))
         if slot_of_call is not None and not call.first.p2p:
             placed.setdefault((slot_of_call, call.first.seq), call)

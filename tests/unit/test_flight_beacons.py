@@ -32,7 +32,7 @@ def ops(*events: PageEvent, of: PageGroup, flight: FlightDump | None = None) -> 
     return {op.seq: op for op in rank_ops(made, flight, time.monotonic_ns())}
 
 
-def recorded(*entries: tuple[int, str]) -> FlightDump:
+def recorded(*entries: tuple[int, str], p2p: bool = False) -> FlightDump:
     """NCCL's recorder: (place, state)."""
     made = [
         {
@@ -41,11 +41,12 @@ def recorded(*entries: tuple[int, str]) -> FlightDump:
             "record_id": seq,
             "collective_seq_id": seq,
             "op_id": seq,
-            "profiling_name": "nccl:all_reduce",
+            "profiling_name": "nccl:recv 0<-1" if p2p else "nccl:all_reduce",
             "time_created_ns": seq,
             "state": state,
             "retired": state == "completed",
-            "is_p2p": False,
+            "is_p2p": p2p,
+            "p2p_seq_id": seq,
         }
         for seq, state in entries
     ]
@@ -122,6 +123,29 @@ def test_behind_a_call_that_has_not_begun_none_of_its_group_has() -> None:
         (7, "page", False),
         (8, "flight", False),
     ]
+
+
+def begun(of: PageGroup, *events: PageEvent, flight: FlightDump | None = None) -> bool | None:
+    """Whether the last of eight calls is said to have begun, whose stream has not come to it."""
+    return ops(*events, on_device(8), of=of, flight=flight)[8].begun
+
+
+def test_a_device_that_may_be_in_something_else_is_not_said_to_be_late() -> None:
+    assert begun(told(7)) is False
+    # C++ has issued some, of which only a recorder would tell.
+    assert begun(told(7, entered=7)) is None
+    assert begun(told(7, entered=7), flight=recorded((7, "completed"))) is False
+    # A stream waits for a recv, too.
+    assert begun(told(7, p2p=1)) is None
+    assert begun(told(7), event(7, ISSUED)) is None
+    assert begun(told(7, completed=7), event(7, ISSUED)) is False
+    assert begun(told(7, backend="gloo", entered=7, p2p=1)) is False
+
+
+@pytest.mark.parametrize("state", ["scheduled", "completed"])
+def test_a_device_that_may_be_in_a_recv_is_not_said_to_be_late(state: str) -> None:
+    flight = recorded((7, state), p2p=True)
+    assert begun(told(7, p2p=1), flight=flight) is (False if state == "completed" else None)
 
 
 def test_a_call_that_failed_stays_so() -> None:
