@@ -205,9 +205,9 @@ def _runs_on_device(
         return False
     if begun is False:
         return True  # also of gloo's, for which a thread of the host waits for the stream
-    # Nobody may ever say that a call is complete which the program does not wait for.
-    told = group.completed >= 0 or state is OpState.BLOCKED
-    return "nccl" in group.backend and told
+    # Nobody may ever say that a call is complete which the program does not wait for; one that
+    # it made synchronously was given a beacon behind it.
+    return "nccl" in group.backend and (not event.is_async or state is OpState.BLOCKED)
 
 
 def _from_page(event: PageEvent, group: PageGroup, call: Call | None, now_ns: int) -> OpRecord:

@@ -83,10 +83,11 @@ def test_a_call_without_a_beacon_is_as_it_was() -> None:
 
 def test_a_call_that_nobody_waits_for_is_no_work_of_the_device_for_ever() -> None:
     # Its stream came to it, and nothing can tell that it is complete.
-    found = ops(on_device(8), of=told(8, completed=-1))
+    found = ops(on_device(8, is_async=True), of=told(8, 7))
     assert not found[8].device
+    assert ops(on_device(8), of=told(8, 7))[8].device
     # But what has not begun may wait for it.
-    found = ops(on_device(7), on_device(8), of=told(7, completed=-1))
+    found = ops(on_device(7, is_async=True), on_device(8), of=told(7))
     assert found[7].device
     assert found[7].begun
 
