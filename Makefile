@@ -3,12 +3,17 @@
 # make check   in two minutes: lint, types, unit and property tests
 # make zoo     real programs with planted faults: what is expected, what hangwatch finds
 # make bench   the figures of the README
-# Each works from a fresh clone: a virtual environment is made in .venv.
+# Each works from a fresh clone: a virtual environment is made in .venv, and for the tests of
+# launchers and frameworks another one in .venv-frameworks.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c tests/constraints.txt
+PIP_OPTIONS := --quiet --disable-pip-version-check -c tests/constraints.txt
+PIP := $(BIN)/pip install $(PIP_OPTIONS)
+# The launchers and frameworks, apart: they bring much that hangwatch must do without.
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/pip install $(PIP_OPTIONS) -c tests/frameworks/constraints.txt
 # What the installed package is built from; its Python files are read in place.
 BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*)
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
@@ -34,7 +39,7 @@ types: $(VENV)/tested
 unit: $(VENV)/tested
 	$(BIN)/pytest -q -m 'not many' tests/unit tests/property
 
-tests: $(VENV)/tested
+tests: $(VENV)/tested $(FRAMEWORKS)/installed
 	$(BIN)/pytest
 
 packages:
@@ -47,7 +52,7 @@ bench: $(VENV)/tested
 	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch first: what else is installed must not choose its version.
 $(VENV)/torch:
@@ -62,4 +67,16 @@ $(VENV)/installed: $(VENV)/torch $(BUILD)
 
 $(VENV)/tested: $(VENV)/installed
 	$(PIP) --editable '.[test]'
+	touch $@
+
+# Also when its versions have changed: from scratch, so that nothing old stays in it.
+$(FRAMEWORKS)/frameworks: tests/frameworks/constraints.txt | $(VENV)/torch
+	$(PYTHON) -m venv --clear $(FRAMEWORKS)
+	$(FRAMEWORKS_PIP) torch numpy setuptools wheel packaging ninja
+	$(FRAMEWORKS_PIP) accelerate lightning transformers
+	DS_BUILD_OPS=0 $(FRAMEWORKS_PIP) --no-build-isolation deepspeed
+	touch $@
+
+$(FRAMEWORKS)/installed: $(FRAMEWORKS)/frameworks $(BUILD)
+	$(FRAMEWORKS_PIP) --editable .
 	touch $@
