@@ -1,6 +1,7 @@
 """What c10d itself knows: its Flight Recorder, and whether it has unfinished work.
 
-The recorder for NCCL and the general one (torch 2.8 and later) are two objects.
+The recorder for NCCL and the general one (torch 2.8 and later) are two objects: a job
+with groups of NCCL and of gloo has calls in both.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.agent import captures
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 DOUBT_AFTER_S = 0.9
 """How long a status must stand still before the entries themselves are looked at."""
 LOOK_AGAIN_S = 5.0
@@ -83,7 +86,7 @@ class FlightRecorder:
     def _any_unfinished(self) -> bool:
         """Whether an entry is not retired, but for those of groups that were destroyed."""
         for name, dump in self._dumps.items():
-            data = dump(includeCollectives=True)
+            data = _with_entries(dump)
             if b'"retired":false' in data:
                 for entry in json.loads(data).get("entries", ()):
                     key = name, str(entry["pg_id"])
@@ -116,13 +119,18 @@ class FlightRecorder:
         os.replace(draft, page + ".flight")
 
     def _dump_all(self) -> bytes:
-        """The recorder that has entries; where both have, the one of NCCL."""
-        data = b"{}"
-        for dump in self._dumps.values():
-            candidate = dump(includeCollectives=True)
-            if data == b"{}" or b'"entries"' in candidate:
-                data = candidate
-        return data
+        """The recorders that have entries, each on a line: JSON as c10d writes it has one.
+
+        Where none has, one of them.
+        """
+        dumps = [_with_entries(dump) for dump in self._dumps.values()] or [b"{}"]
+        return b"".join(data + b"\n" for data in dumps if b'"entries"' in data) or dumps[-1]
+
+
+def _with_entries(dump: Callable[..., bytes]) -> bytes:
+    """The recorder with its entries. NCCL's asks the device how far each is."""
+    with captures.left_alone():
+        return dump(includeCollectives=True)
 
 
 def _unfinished(state: tuple[int, int]) -> bool:

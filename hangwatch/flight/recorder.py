@@ -17,6 +17,7 @@ import orjson
 
 from hangwatch.errors import FlightError
 from hangwatch.flight import pickled
+from hangwatch.flight.both import both
 from hangwatch.flight.names import dtype_name, wire_name
 from hangwatch.types import FlightDump, FlightEntry, Site
 
@@ -30,6 +31,7 @@ MAX_FRAMES = 128
 MAX_MEMBERS = 1 << 20
 """Ranks that a dump's groups name, all groups together."""
 MAX_PATH = 4096
+_RECORDERS = 2
 _MAX_INT = 1 << 63
 _NUMBER = re.compile(r"\b\d{1,9}\b")
 
@@ -46,15 +48,24 @@ def parse_dump(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
 
 
 def parse_json(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
-    """Decode one rank's recorder. Raises FlightError for anything else."""
+    """Decode one rank's recorder, or both of them, each on a line (see agent/flight.py).
+
+    Raises FlightError for anything else.
+    """
     _check_size(data)
     if data.count(b"[") + data.count(b"{") > pickled.MAX_CONTAINERS:
         raise FlightError(f"the JSON has more than {pickled.MAX_CONTAINERS} lists and objects")
     try:
-        top = orjson.loads(data)
+        return _dump(orjson.loads(data), keep)
     except orjson.JSONDecodeError as error:
-        raise FlightError(f"the Flight Recorder dump is no JSON: {error}") from None
-    return _dump(top, keep)
+        lines = [line for line in data.split(b"\n", 2) if line.strip()]
+        if len(lines) != _RECORDERS:
+            raise FlightError(f"the Flight Recorder dump is no JSON: {error}") from None
+    try:
+        first, second = [_dump(orjson.loads(line), keep) for line in lines]
+    except orjson.JSONDecodeError as error:
+        raise FlightError(f"the Flight Recorder dumps are no JSON: {error}") from None
+    return both(first, second)
 
 
 def _check_size(data: bytes) -> None:

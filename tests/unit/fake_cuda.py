@@ -23,6 +23,7 @@ def build(directory: Path, *options: str) -> Path:
         pytest.skip("there is no C++ compiler")
     library = directory / "libcuda.so.1"
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", *options]
+    flags.append(f"-Wl,-soname,{library.name}")
     subprocess.run([compiler, *flags, str(SOURCE), "-o", str(library)], check=True)  # noqa: S603
     return library
 
@@ -59,6 +60,11 @@ class FakeCuda:
     def capture(self, stream: int, *, on: bool) -> None:
         """Whether a stream is captured into a graph."""
         self._fake.fake_capturing(ctypes.c_void_p(stream), int(on))
+
+    @property
+    def capture_mode(self) -> int:
+        """How careful this thread is of captures: 0 is CU_STREAM_CAPTURE_MODE_GLOBAL."""
+        return int(self._fake.fake_capture_mode())
 
     def fail(self, function: str, error: int) -> None:
         """Let a function of the driver fail from now on."""

@@ -148,7 +148,7 @@ def test_the_watchdog_is_answered_once_for_each_request(
     assert core.looks == 1
 
 
-def test_the_recorder_of_nccl_is_the_answer_where_it_has_entries(tmp_path: Path) -> None:
+def test_the_answer_is_all_recorders_that_have_entries(tmp_path: Path) -> None:
     core = SimpleNamespace(
         _dump_fr_trace_json=lambda **_: b'{"entries":["gloo"]}',
         _dump_nccl_trace_json=lambda **_: b'{"entries":["nccl"]}',
@@ -156,11 +156,16 @@ def test_the_recorder_of_nccl_is_the_answer_where_it_has_entries(tmp_path: Path)
     page = tmp_path / "page"
     (tmp_path / "page.req").touch()
     FlightRecorder(core).answer(str(page))
-    assert (tmp_path / "page.flight").read_bytes() == b'{"entries":["nccl"]}'
+    both = b'{"entries":["nccl"]}\n{"entries":["gloo"]}\n'
+    assert (tmp_path / "page.flight").read_bytes() == both
     core.__dict__["_dump_nccl_trace_json"] = lambda **_: b'{"version":"2.10"}'
     (tmp_path / "page.req").touch()
     FlightRecorder(core).answer(str(page))
-    assert (tmp_path / "page.flight").read_bytes() == b'{"entries":["gloo"]}'
+    assert (tmp_path / "page.flight").read_bytes() == b'{"entries":["gloo"]}\n'
+    core.__dict__["_dump_fr_trace_json"] = lambda **_: b"{}"
+    (tmp_path / "page.req").touch()
+    FlightRecorder(core).answer(str(page))
+    assert (tmp_path / "page.flight").read_bytes() == b"{}"
 
 
 def test_an_answer_that_cannot_be_written_leaves_nothing_half(

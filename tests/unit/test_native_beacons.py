@@ -13,6 +13,7 @@ import pytest
 from fake_cuda import FakeCuda, build
 
 from hangwatch import _native
+from hangwatch.agent import captures
 from hangwatch.agent.recorder import choose
 from hangwatch.agent.streams import use_current_streams
 from hangwatch.diagnosis import diagnose
@@ -409,3 +410,11 @@ def test_of_two_ranks_that_enqueued_the_same_the_one_with_the_stuck_stream_is_na
     assert (verdict.kind, verdict.reason) == (Kind.NEVER_ENTERED, Reason.GPU_KERNEL)
     assert verdict.collective is not None
     assert (verdict.collective.op, verdict.collective.seq) == ("all_reduce", 4)
+
+
+def test_a_dump_of_the_recorder_disturbs_no_capture(cuda: FakeCuda) -> None:
+    with captures.left_alone(str(cuda.library)):
+        assert cuda.capture_mode == captures.RELAXED
+    assert cuda.capture_mode == 0
+    with captures.left_alone("libnothing.so.7"):
+        assert cuda.capture_mode == 0
