@@ -30,9 +30,6 @@
 
 namespace hangwatch::beacon {
 
-// The driver's library by the name that its users load it by.
-constexpr const char* kLibrary = "libcuda.so.1";
-
 // From now on beacons may be written, as soon as the process has a CUDA context; the
 // library is looked for then, and never loaded. For each page anew.
 void allow(const char* library) noexcept;

@@ -18,6 +18,17 @@ std::string load(const char* library, bool fresh, Driver& driver) {
   return {};
 }
 
+int exchange_capture_mode(const char* library, int mode) noexcept {
+  void* handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+  if (handle == nullptr) return -1;
+  using Exchange = Result (*)(int*);
+  const auto exchange =
+      reinterpret_cast<Exchange>(dlsym(handle, "cuThreadExchangeStreamCaptureMode"));
+  const bool done = exchange != nullptr && exchange(&mode) == kSuccess;
+  dlclose(handle);  // the process keeps it
+  return done ? mode : -1;
+}
+
 std::string error_text(const Driver& driver, const char* function, Result error) {
   const char* name = nullptr;
   if (driver.cuGetErrorName(error, &name) != kSuccess || name == nullptr) {

@@ -19,6 +19,9 @@ using Context = void*;               // CUcontext
 using Stream = void*;                // CUstream; nullptr is the legacy default stream
 using Pointer = unsigned long long;  // CUdeviceptr
 
+// The driver's library by the name that its users load it by.
+constexpr const char* kLibrary = "libcuda.so.1";
+
 constexpr Result kSuccess = 0;
 // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED to CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: a capture is
 // under way that forbids the call.
@@ -60,6 +63,10 @@ struct Driver {
 // Why the library cannot be used, or an empty string. `fresh`: load it where this
 // process has not done so itself.
 std::string load(const char* library, bool fresh, Driver& driver);
+
+// Sets how careful the calling thread is of captures (CU_STREAM_CAPTURE_MODE_...), and returns
+// how careful it was; -1 where the process has not loaded and initialised the driver.
+int exchange_capture_mode(const char* library, int mode) noexcept;
 
 // "CUDA_ERROR_INVALID_VALUE in cuStreamWriteValue64".
 std::string error_text(const Driver& driver, const char* function, Result error);

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <new>
 
+#include "dump.hpp"
 #include "mapping.hpp"
 
 namespace hangwatch::writer {
@@ -27,6 +28,7 @@ void* heartbeat_main(void* argument) {
   pthread_mutex_lock(&beat->mutex);
   while (!beat->stop) {
     if (Page* p = page()) p->heartbeat_ns.store(now_ns(), std::memory_order_relaxed);
+    dump::look();
     timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     const std::uint64_t ns = static_cast<std::uint64_t>(until.tv_nsec) + beat->interval_ns;

@@ -11,6 +11,7 @@
 #include <cerrno>
 
 #include "beacon.hpp"
+#include "dump.hpp"
 
 namespace hangwatch::writer {
 namespace {
@@ -25,6 +26,7 @@ void disown_after_fork() {
   disown_tables();
   disown_heartbeat();
   beacon::disown();
+  dump::disown();
 }
 
 int create_file(const char* path, int& fd) noexcept {
@@ -114,6 +116,7 @@ int open(const char* path, const Identity& identity) noexcept {
   for (GroupSlot& slot : p->groups) slot.completed.store(-1, std::memory_order_relaxed);
   p->magic.store(kMagic, std::memory_order_release);
   g_page.store(p, std::memory_order_release);
+  dump::open(path);
   return 0;
 }
 
@@ -121,6 +124,7 @@ void close() noexcept {
   stop_heartbeat();
   Page* p = g_page.exchange(nullptr);
   if (p == nullptr) return;
+  dump::close();
   beacon::close();
   munmap(p, kPageBytes);
   close_tables();

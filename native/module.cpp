@@ -270,7 +270,7 @@ PyObject* py_disarm(PyObject*, PyObject*) {
 
 PyObject* py_use_streams(PyObject*, PyObject* args) {
   PyObject* current_stream = nullptr;
-  const char* library = beacon::kLibrary;
+  const char* library = cuda::kLibrary;
   if (PyArg_ParseTuple(args, "O|s", &current_stream, &library) == 0) return nullptr;
   streams::use(current_stream);
   beacon::allow(library);
@@ -278,7 +278,7 @@ PyObject* py_use_streams(PyObject*, PyObject* args) {
 }
 
 PyObject* py_examine_beacons(PyObject*, PyObject* args) {
-  const char* library = beacon::kLibrary;
+  const char* library = cuda::kLibrary;
   if (PyArg_ParseTuple(args, "|s", &library) == 0) return nullptr;
   return guarded([&]() -> PyObject* {
     int devices = 0;

@@ -39,7 +39,8 @@ BUDGET_S = 5.0
 SOURCES_S = 1.0
 """How long reading source files may take: they may lie on a file system that hangs."""
 SAMPLER_S = 3.0
-"""A sampler that has not beaten for so long does not answer either."""
+"""A sampler that has not beaten for so long does not answer either. A heart that beats does,
+without the GIL (native/dump.hpp)."""
 MAX_CHILDREN = 32
 _STOPPED = frozenset("Tt")
 _ASKED = frozenset({Phase.RUNNING, Phase.FINALIZING})
@@ -211,7 +212,8 @@ class Gatherer:
         process, light, path = found.process, seen.light, seen.page.path
         if process.alive and (process.state in _STOPPED or light.phase not in _ASKED):
             return
-        if process.alive and self._now_ns() - light.gil_ns > SAMPLER_S * 1e9:
+        stale = [self._now_ns() - at > SAMPLER_S * 1e9 for at in (light.gil_ns, light.heartbeat_ns)]
+        if process.alive and all(stale):
             found.missing.append("no Flight Recorder: its sampler does not get the GIL")
             return
         found.missing.append(note := "no Flight Recorder: it was not read in time")

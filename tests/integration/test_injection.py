@@ -516,6 +516,42 @@ class TestALivingRank:
         assert read(path).phase is Phase.INIT
 
 
+def test_a_rank_that_holds_the_gil_answers_with_its_flight_recorder(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    environ = watched(directory, ALONE | {"RANK": "0", "WORLD_SIZE": "1"})
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import ctypes\n"
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(2, 4)).sum().backward()\n"
+        "ctypes.PyDLL(None).sleep(1000)\n"
+    )
+    process = subprocess.Popen([sys.executable, script], env=environ)  # noqa: S603 (our own interpreter)
+    try:
+        page = wait_for(lambda: next(directory.glob("*.page"), None))
+        # Its sampler wants the GIL twice a second.
+        wait_for(lambda: 0 < read(page).gil_ns < time.monotonic_ns() - 3 * 10**9)
+        issued = read(page).groups[0].enqueued
+        begin = time.monotonic()
+        answer = asyncio.run(flights.ask(page))
+        assert time.monotonic() - begin < flights.TIMEOUT_S
+        assert time.monotonic_ns() - read(page).gil_ns > 3 * 10**9
+        (dump,) = answer.splitlines()
+        entries = json.loads(dump)["entries"]
+        # The last step's calls were issued by DDP's reducer, and not sampled any more.
+        assert entries[-1]["collective_seq_id"] >= issued
+        assert entries[-1]["profiling_name"] == "gloo:all_reduce"
+        assert [file.name for file in directory.iterdir()] == [page.name]
+    finally:
+        process.kill()
+        process.wait()
+
+
 def read(path: Path) -> RankPage:
     """The page as it is now."""
     return parse_page(path.read_bytes())

@@ -17,6 +17,7 @@ CORE = (
     "bell",
     "checkpoints",
     "cuda",
+    "dump",
     "heartbeat",
     "mapping",
     "page",
@@ -67,19 +68,37 @@ def test_all_sources_compile_without_a_warning() -> None:
     )
 
 
-def built(directory: Path, test: str) -> Path:
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The core as one object, under sanitizers."""
+    object_file = tmp_path_factory.mktemp("core") / "core.o"
+    sources = [NATIVE / f"{part}.cpp" for part in CORE]
+    run(compiler(), *WARNINGS, *SANITIZED, "-r", "-nostdlib", *sources, "-o", object_file)
+    return object_file
+
+
+def built(core: Path, directory: Path, test: str) -> Path:
     """A test of the core under sanitizers."""
     program = directory / test
-    sources = [NATIVE / f"{part}.cpp" for part in CORE]
     source = NATIVE / "tests" / f"{test}.cpp"
-    run(compiler(), *WARNINGS, *SANITIZED, *sources, source, "-ldl", "-o", program)
+    run(compiler(), *WARNINGS, *SANITIZED, core, source, "-ldl", "-o", program)
     return program
 
 
-def test_the_core_is_sound_under_sanitizers(tmp_path: Path) -> None:
-    assert run(built(tmp_path, "core_test"), tmp_path).strip() == "good"
+def test_the_core_is_sound_under_sanitizers(core: Path, tmp_path: Path) -> None:
+    assert run(built(core, tmp_path, "core_test"), tmp_path).strip() == "good"
 
 
-def test_beacons_are_sound_under_sanitizers(tmp_path: Path) -> None:
+def test_beacons_are_sound_under_sanitizers(core: Path, tmp_path: Path) -> None:
     library = build_fake_cuda(tmp_path, *SANITIZED)
-    assert run(built(tmp_path, "beacon_test"), tmp_path, library).strip() == "good"
+    assert run(built(core, tmp_path, "beacon_test"), tmp_path, library).strip() == "good"
+
+
+def test_answers_without_the_gil_are_sound_under_sanitizers(core: Path, tmp_path: Path) -> None:
+    fakes = [build_fake_cuda(tmp_path, *SANITIZED)]
+    for name, function in (("cuda", "dump_nccl_trace_json"), ("cpu", "dump_fr_trace_json")):
+        fakes.append(tmp_path / f"libtorch_{name}.so")
+        soname = f"-Wl,-soname,{fakes[-1].name}"
+        options = [*WARNINGS, *SANITIZED, "-shared", "-fPIC", soname, f"-DFAKE_RECORDER={function}"]
+        run(compiler(), *options, NATIVE / "tests" / "fake_torch.cpp", "-o", fakes[-1])
+    assert run(built(core, tmp_path, "dump_test"), tmp_path, *fakes).strip() == "good"

@@ -1,0 +1,164 @@
+// Requests that the sampler does not answer, under ASan and UBSan.
+//
+// Run by tests/unit/test_native_build.py with a directory to put pages in and the fakes of
+// libcuda.so.1, libtorch_cuda.so and libtorch_cpu.so.
+
+#include "../dump.hpp"
+
+#include <dlfcn.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "../cuda.hpp"
+#include "opened.hpp"
+
+namespace {
+
+using SetDump = void (*)(const char*);
+void* g_libraries[3];
+const char* g_files[3];
+
+SetDump recorder(int library) {
+  return reinterpret_cast<SetDump>(dlsym(g_libraries[library], "fake_dump"));
+}
+
+void load(int library) {
+  g_libraries[library] = dlopen(g_files[library], RTLD_NOW);
+  if (g_libraries[library] == nullptr) std::fprintf(stderr, "%s\n", dlerror());
+  CHECK(g_libraries[library] != nullptr);
+}
+
+bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+// Whether something becomes so within 10 s.
+template <class Condition>
+bool soon(Condition condition) {
+  for (int i = 0; i < 10'000 && !condition(); ++i) usleep(1000);
+  return condition();
+}
+
+class Rank {
+ public:
+  Rank() : page_("dump.page"), request(path_of("dump.page.req")) {}
+  ~Rank() {
+    unlink(request.c_str());
+    unlink(answer.c_str());
+  }
+  void ask() const { std::ofstream{request}; }
+  // What is answered after so many beats of the heart.
+  std::string answered() const {
+    CHECK(soon([this] { return exists(answer); }));
+    struct stat status;
+    CHECK(stat(answer.c_str(), &status) == 0 && (status.st_mode & 0777) == 0600);
+    std::stringstream text;
+    text << std::ifstream(answer).rdbuf();
+    unlink(answer.c_str());
+    CHECK(!exists(request) && !exists(answer + ".native"));
+    return text.str();
+  }
+
+ private:
+  Opened page_;
+
+ public:
+  std::string request;
+  std::string answer = path_of("dump.page.flight");
+};
+
+void beat(int times) {
+  for (int i = 0; i < times; ++i) dump::look();
+}
+
+// Asks, and lets the heart beat until there is an answer.
+std::string beats_until(const Rank& rank) {
+  rank.ask();
+  CHECK(soon([&] { return dump::look(), exists(rank.answer); }));
+  return rank.answered();
+}
+
+void without_torch_the_request_stays_the_samplers() {
+  const Rank rank;
+  rank.ask();
+  beat(5);
+  usleep(50'000);
+  CHECK(exists(rank.request) && !exists(rank.answer));
+}
+
+void what_the_sampler_leaves_is_answered_with_both_recorders() {
+  const Rank rank;
+  recorder(1)("{\"entries\":[1]}");
+  recorder(2)("{\"entries\":[2]}");
+  beat(3);
+  CHECK(!exists(rank.answer));  // nobody has asked
+  rank.ask();
+  beat(1);
+  usleep(50'000);
+  CHECK(exists(rank.request));  // the sampler has its chance
+  beat(1);
+  CHECK(rank.answered() == "{\"entries\":[1]}\n{\"entries\":[2]}\n");
+  recorder(1)("{\"version\":\"2.10\"}");  // it has recorded nothing
+  CHECK(beats_until(rank) == "{\"entries\":[2]}\n");
+}
+
+void a_recorder_that_throws_harms_nobody() {
+  const Rank rank;
+  recorder(1)(nullptr);
+  rank.ask();
+  beat(2);
+  CHECK(soon([&] { return !exists(rank.request); }));
+  recorder(1)("{}");
+  recorder(2)("{}");
+  CHECK(beats_until(rank) == "{}");
+}
+
+void a_heart_that_beats_answers() {
+  const Rank rank;
+  recorder(2)("{\"entries\":[3]}");
+  CHECK(writer::start_heartbeat(5) == 0);
+  rank.ask();
+  CHECK(rank.answered() == "{\"entries\":[3]}\n");
+  writer::stop_heartbeat();
+}
+
+void a_forks_child_answers_nothing() {
+  const Rank rank;
+  rank.ask();
+  const pid_t child = fork();
+  if (child == 0) {
+    beat(5);
+    _exit(0);
+  }
+  int status = 1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  usleep(20'000);
+  CHECK(exists(rank.request));
+}
+
+void a_thread_tells_how_careful_it_was_of_captures() {
+  CHECK(cuda::exchange_capture_mode("libnothing.so.7", 2) == -1);
+  std::thread([] {
+    CHECK(cuda::exchange_capture_mode(cuda::kLibrary, cuda::kCaptureModeRelaxed) == 0);
+    CHECK(cuda::exchange_capture_mode(cuda::kLibrary, 0) == cuda::kCaptureModeRelaxed);
+  }).join();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK(argc == 5);
+  g_directory = argv[1];
+  for (int i = 0; i < 3; ++i) g_files[i] = argv[2 + i];
+  without_torch_the_request_stays_the_samplers();
+  for (int i = 0; i < 3; ++i) load(i);
+  what_the_sampler_leaves_is_answered_with_both_recorders();
+  a_recorder_that_throws_harms_nobody();
+  a_heart_that_beats_answers();
+  a_forks_child_answers_nothing();
+  a_thread_tells_how_careful_it_was_of_captures();
+  std::puts("good");
+  return 0;
+}
