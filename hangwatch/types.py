@@ -661,6 +661,22 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class RasAnswer:
+    """What NCCL's RAS service said of the job (hangwatch/nccl)."""
+
+    data: bytes
+    """As it came."""
+    is_json: bool
+    """Since NCCL 2.28; text for people before."""
+    complete: bool
+    """False where it did not end in time, or cannot be read."""
+    version: str = ""
+    """Of NCCL."""
+    findings: tuple[str, ...] = ()
+    """What is wrong in its eyes, for people."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """One incident: what was concluded, and all that it was concluded from."""
 
@@ -678,6 +694,7 @@ class Evidence:
     """Rank to its Flight Recorder as the rank wrote it (JSON)."""
     environment: dict[str, str] = field(default_factory=dict)
     """Allow-listed variables of the job."""
+    ras: RasAnswer | None = None
     timeline: tuple[Moment, ...] = ()
     """Oldest first."""
     lost: tuple[str, ...] = ()

@@ -117,12 +117,19 @@ def _fill(path: Path, evidence: Evidence, report: Mapping[str, Any]) -> None:
         ("stacks", {f"{key}.txt": _stack_text(stack) for key, stack in report["stacks"].items()}),
         ("flight", {f"rank-{rank}.json": raw for rank, raw in evidence.flights.items()}),
         ("pages", {f"rank-{rank}.page": raw for rank, raw in evidence.pages.items()}),
+        ("nccl", _ras_files(evidence)),
     ):
         if content:
             (path / name).mkdir(mode=0o700)
         for file, data in content.items():
             _write(path / name / file, data)
     _write(path / REPORT, _json(report))
+
+
+def _ras_files(evidence: Evidence) -> dict[str, bytes]:
+    """The answer of NCCL's RAS service, where there is one."""
+    ras = evidence.ras
+    return {"ras.json" if ras.is_json else "ras.txt": ras.data} if ras else {}
 
 
 def _stack_text(stack: Mapping[str, Any]) -> bytes:

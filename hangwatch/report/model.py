@@ -14,7 +14,7 @@ from hangwatch.report.sites import group_label, site_content
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hangwatch.types import Evidence, GroupKey, Verdict, Wait
+    from hangwatch.types import Evidence, GroupKey, RasAnswer, Verdict, Wait
 
 SCHEMA = "hangwatch.report/1"
 
@@ -30,7 +30,8 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
     What many ranks have alike is told once and referred to by number: ``groups``,
     ``sites`` of calls, and ``places`` that ranks wait in, each with all that it
     is for, of which a wait itself lists the first FOR_SHOWN. A few ranks of each
-    kind have ``calls``, their last ones (null for the others).
+    kind have ``calls``, their last ones (null for the others). ``nccl`` is what NCCL
+    says itself: its RAS service, null where there is none.
     """
     run, job, verdict = evidence.run, evidence.job, evidence.verdicts[0]
     stacks = Stacks(job.sources)
@@ -74,6 +75,7 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
             for moment in evidence.timeline
         ],
         "environment": dict(evidence.environment),
+        "nccl": {"ras": _ras(evidence.ras)},
         "exit_code": job.exit_code,
         "unseen": list(job.unseen),
         "lost": list(evidence.lost),
@@ -109,6 +111,12 @@ def _verdict(verdict: Verdict, evidence: Evidence) -> dict[str, Any]:
         "detected_after_s": round(evidence.detected_after_s, 3),
         "stuck_age_s": round(verdict.stuck_age_s, 3),
     }
+
+
+def _ras(ras: RasAnswer | None) -> dict[str, Any] | None:
+    if ras is None:
+        return None
+    return {"version": ras.version, "complete": ras.complete, "findings": list(ras.findings)}
 
 
 def _stuck_since(evidence: Evidence) -> str | None:

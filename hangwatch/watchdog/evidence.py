@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import EvidenceError, FlightError, PageError
 from hangwatch.flight import parse_json
+from hangwatch.nccl import ras
 from hangwatch.types import Child, Phase, ProcessState
 from hangwatch.watchdog import flights, sources
 from hangwatch.watchdog.processes import (
@@ -18,6 +19,7 @@ from hangwatch.watchdog.processes import (
     Tree,
     alive,
     command_line,
+    environment,
     process_state,
 )
 from hangwatch.watchdog.snapshot import launched_snapshot, rank_snapshot, waits_itself
@@ -28,7 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from hangwatch.types import FlightDump, GpuState, Identity, RankPage, RankSnapshot, ThreadStack
+    from hangwatch.types import (
+        FlightDump,
+        GpuState,
+        Identity,
+        RankPage,
+        RankSnapshot,
+        RasAnswer,
+        ThreadStack,
+    )
     from hangwatch.watchdog.exits import Exits
     from hangwatch.watchdog.news import News
     from hangwatch.watchdog.pages import Pages, Seen
@@ -130,6 +140,12 @@ class Gatherer:
         for one in self._pages.look().values():
             if one.light.phase in _ASKED and self._state(one).alive:
                 flights.ask_in_passing(one.page.path)
+
+    async def ras(self) -> RasAnswer | None:
+        """What NCCL's RAS service on this node says of the whole job, None without one."""
+        pids = {rank: one.light.identity.pid for rank, one in self._pages.look().items()}
+        variables = environment(next(iter(pids.values()), 0), ras.is_variable, self._proc)
+        return await ras.ask(list(pids.values()), variables, BUDGET_S, self._proc)
 
     async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
         """What is known of the ranks of this node; what took too long is missing."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.config import OnHang
 from hangwatch.diagnosis import find_desync
+from hangwatch.nccl import status
 from hangwatch.types import (
     Certainty,
     JobSnapshot,
@@ -234,14 +235,15 @@ class Judge:
         if gathered is not None and not gathered.owner:
             return None
         if level is Level.FULL:
-            collected, absent = await asyncio.gather(
-                self.gatherer.collect(level), self._look_for(gathered)
+            collected, absent, ras = await asyncio.gather(
+                self.gatherer.collect(level), self._look_for(gathered), self.gatherer.ras()
             )
         else:
-            collected, absent = await self.gatherer.collect(level), None
+            collected, absent, ras = await self.gatherer.collect(level), None, None
         job = self._job(collected, gathered, absent)
         verdicts = self.diagnose(job, thresholds)
-        return Judged(verdicts, job, collected, gathered.round if gathered else 0)
+        ras = status.read(ras, job) if ras is not None else None
+        return Judged(verdicts, job, collected, gathered.round if gathered else 0, ras)
 
     async def _ask(self, *, full: bool) -> Gathered | None:
         """The other nodes' evidence, None where there are none that could be asked."""

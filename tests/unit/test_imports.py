@@ -32,9 +32,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "election": frozenset(),
     "metrics": BOTTOM | READERS | {"report"},
     "gpu": BOTTOM,
+    "nccl": BOTTOM | {"report"},
     "watchdog": BOTTOM
     | READERS
-    | {"companions", "flight", "diagnosis", "gpu", "metrics", "report"},
+    | {"companions", "flight", "diagnosis", "gpu", "metrics", "nccl", "report"},
 }
 """What a part may import; those that are not named are the command line and its like."""
 BANNED: dict[str, frozenset[str]] = {

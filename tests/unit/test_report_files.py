@@ -14,7 +14,7 @@ from incident import EVIDENCE, VERDICT
 
 from hangwatch.errors import ReportError
 from hangwatch.report import build_report, load, open_run, write_incident, write_run
-from hangwatch.types import State
+from hangwatch.types import RasAnswer, State
 
 HANG = replace(EVIDENCE, verdicts=(VERDICT,))
 SLOW = replace(EVIDENCE, verdicts=(replace(VERDICT, state=State.SLOW),))
@@ -46,6 +46,12 @@ def test_an_incident_holds_the_report_and_what_it_was_made_from(run_dir: Path) -
     assert json.loads((path / "report.json").read_text()) == build_report(EVIDENCE)
     assert (path / "pages/rank-2.page").read_bytes() == b"\x00page"
     assert (path / "flight/rank-2.json").read_bytes() == b'{"entries": []}'
+    assert not (path / "nccl").exists()
+    ras = RasAnswer(b"{}", is_json=True, complete=True)
+    path = write_incident(run_dir, replace(EVIDENCE, ras=ras))
+    assert (path / "nccl/ras.json").read_bytes() == b"{}"
+    path = write_incident(run_dir, replace(EVIDENCE, ras=replace(ras, is_json=False)))
+    assert [file.name for file in (path / "nccl").iterdir()] == ["ras.txt"]
     stacks = "".join(file.read_text() for file in (path / "stacks").iterdir())
     assert "time.sleep(3600)  # a dead mount" in stacks
 

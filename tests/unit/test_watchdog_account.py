@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from snapshots import job, rank, world
 
-from hangwatch.types import Certainty, GpuState, Reason, RunInfo, State, Verdict, Wait, Xid
+from hangwatch.types import (
+    Certainty,
+    GpuState,
+    RasAnswer,
+    Reason,
+    RunInfo,
+    State,
+    Verdict,
+    Wait,
+    Xid,
+)
 from hangwatch.watchdog.account import MAX_ERRORS, Account, Judged
 from hangwatch.watchdog.evidence import Collected
 from hangwatch.watchdog.incidents import Announce
@@ -48,3 +58,21 @@ def test_what_another_node_makes_up_is_bounded() -> None:
     odd = replace(GPU, xids=tuple(Xid(n, 1, 1e300) for n in range(1000)))
     assert len(timeline(odd)) == 2 + MAX_ERRORS
     assert len(timeline(replace(GPU, xids=(Xid(79, 1, float("-inf")),)))) == 3
+
+
+def test_nccl_is_named_by_what_runs() -> None:
+    account = Account(RunInfo("r1", ("train.py",), ""))
+    account.add(Announce.SLOW, VERDICT)
+    flights = {0: b'{"comm_lib_version":"","entries":[]}', 1: b'{"nccl_version": "2.27.5", "e'}
+    judged = Judged((VERDICT,), job(rank(0, world(2))), Collected(0, 2, (), flights=flights))
+    assert account.evidence(judged, ()).run.versions["NCCL"] == "2.27.5"
+    ras = RasAnswer(b"{}", is_json=True, complete=True, version="2.28.3")
+    evidence = account.evidence(replace(judged, ras=ras), ())
+    assert evidence.run.versions["NCCL"] == "2.28.3"
+    assert evidence.timeline[-1].what == (
+        "RAS of NCCL 2.28.3: all ranks answer and have launched the same; it does not look at GPUs."
+    )
+    later = account.evidence(judged, ())  # when nobody can be asked any more
+    assert (later.ras, later.timeline[-1]) == (evidence.ras, evidence.timeline[-1])
+    cut = account.evidence(replace(judged, ras=replace(ras, complete=False)), ())
+    assert cut.timeline[-1].what == "RAS of NCCL 2.28.3: it did not answer in full."

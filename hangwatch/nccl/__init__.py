@@ -1,0 +1,1 @@
+"""What NCCL itself tells: its RAS service, its version, and how it reaches other ranks."""
