@@ -7,6 +7,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from hangwatch.nccl import library
 from hangwatch.watchdog.processes import PROC, environment
 
 _NAMES = frozenset(
@@ -21,7 +22,16 @@ _NAMES = frozenset(
         "WORLD_SIZE",
     }
 )
-_PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "TORCHELASTIC_")
+_PREFIXES = (
+    "FI_",  # libfabric, such as EFA
+    "GLOO_",
+    "NCCL_",
+    "TORCHELASTIC_",
+    "TORCH_DISTRIBUTED_",
+    "TORCH_FR_",
+    "TORCH_NCCL_",
+    "UCX_",
+)
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH")
 _TORCH = re.compile(r"(\S.*/torch)/lib/libtorch_\w+\.so")
 _VERSION = re.compile(r"""^__version__ = ['"]([^'"]{1,64})['"]""", re.MULTILINE)
@@ -49,8 +59,12 @@ def versions(pid: int, proc: str = PROC) -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    torch = torch_version(pid, proc)
-    return {**found, "torch": torch} if torch else found
+    loaded = {
+        "torch": torch_version(pid, proc),
+        "NCCL": library.version(pid, proc),
+        "NCCL may use": library.transport(pid, proc),
+    }
+    return found | {name: value for name, value in loaded.items() if value}
 
 
 def torch_version(pid: int, proc: str = PROC) -> str:
