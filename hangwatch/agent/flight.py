@@ -17,7 +17,9 @@ from hangwatch.agent import captures
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+_NCCL = "_dump_nccl_trace_json"
+_PICKLED = "_dump_nccl_trace"
+_DUMPS = (_NCCL, "_dump_fr_trace_json")
 DOUBT_AFTER_S = 0.9
 """How long a status must stand still before the entries themselves are looked at."""
 LOOK_AGAIN_S = 5.0
@@ -36,6 +38,7 @@ class FlightRecorder:
         self._dumps: dict[str, Callable[..., bytes]] = {
             name: getattr(core, name) for name in _DUMPS if hasattr(core, name)
         }
+        self._pickled: Callable[..., bytes] | None = getattr(core, _PICKLED, None)
         self._now = now
         self._ended: Status = {}
         self._last: Status = {}
@@ -86,13 +89,24 @@ class FlightRecorder:
     def _any_unfinished(self) -> bool:
         """Whether an entry is not retired, but for those of groups that were destroyed."""
         for name, dump in self._dumps.items():
+            # Each call of NCCL's is completed in its turn, so where the status tells of nothing
+            # unfinished the device need not be asked; and nobody retires the entries of a job
+            # that waits for each call on the host (TORCH_NCCL_BLOCKING_WAIT).
+            if name == _NCCL and not any(
+                _unfinished(state) for key, state in self._last.items() if key[0] == name
+            ):
+                continue
             data = _with_entries(dump)
-            if b'"retired":false' in data:
-                for entry in json.loads(data).get("entries", ()):
-                    key = name, str(entry["pg_id"])
-                    ended = key in self._ended and self._ended[key] == self._last.get(key)
-                    if not entry["retired"] and not ended:
-                        return True
+            if b'"retired":false' not in data:
+                continue
+            retired: dict[tuple[object, ...], bool] = {}
+            for entry in json.loads(data).get("entries", ()):
+                key = name, str(entry["pg_id"])
+                ended = key in self._ended and self._ended[key] == self._last.get(key)
+                call = _call_of(entry)
+                retired[call] = retired.get(call, False) or entry["retired"] or ended
+            if not all(retired.values()):
+                return True
         return False
 
     def answer(self, page: str) -> bool:
@@ -121,8 +135,11 @@ class FlightRecorder:
     def _dump_all(self) -> bytes:
         """The recorders that have entries, each on a line: JSON as c10d writes it has one.
 
-        Where none has, one of them.
+        Where none has, one of them. The recorder of torch 2.4 as it is: pickled.
         """
+        if not self._dumps and self._pickled is not None:
+            with captures.left_alone():
+                return self._pickled(True, False, False)  # noqa: FBT003 (entries, no stacks, all)
         dumps = [_with_entries(dump) for dump in self._dumps.values()] or [b"{}"]
         return b"".join(data + b"\n" for data in dumps if b'"entries"' in data) or dumps[-1]
 
@@ -131,6 +148,16 @@ def _with_entries(dump: Callable[..., bytes]) -> bytes:
     """The recorder with its entries. NCCL's asks the device how far each is."""
     with captures.left_alone():
         return dump(includeCollectives=True)
+
+
+def _call_of(entry: dict[str, Any]) -> tuple[object, ...]:
+    """What tells the call that an entry is of, or the group of coalesced calls.
+
+    Of such a group only the last entry, which ends it, is ever retired (see flight/calls.py).
+    """
+    p2p = entry.get("is_p2p", False)
+    seqs = entry.get("collective_seq_id"), entry.get("p2p_seq_id") if p2p else None
+    return entry["pg_id"], p2p, *seqs
 
 
 def _unfinished(state: tuple[int, int]) -> bool:

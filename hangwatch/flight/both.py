@@ -63,8 +63,8 @@ def both(first: FlightDump, second: FlightDump) -> FlightDump:
     )
 
 
-def _moments(dump: FlightDump) -> set[tuple[int, int]]:
-    return {(entry.record, entry.created_unix_ns) for entry in dump.entries}
+def _moments(dump: FlightDump) -> set[tuple[int, int, str]]:
+    return {(entry.record, entry.created_unix_ns, entry.backend) for entry in dump.entries}
 
 
 def _shared(first: FlightDump, second: FlightDump) -> dict[int, int]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import ReportError
+from hangwatch.flight.pickled import is_pickle
 from hangwatch.notice import printable
 from hangwatch.report.model import SCHEMA, build_report
 from hangwatch.report.page import render_page
@@ -115,7 +116,7 @@ def _add_page(path: Path, report: Mapping[str, Any], lost: list[str]) -> None:
 def _fill(path: Path, evidence: Evidence, report: Mapping[str, Any]) -> None:
     for name, content in (
         ("stacks", {f"{key}.txt": _stack_text(stack) for key, stack in report["stacks"].items()}),
-        ("flight", {f"rank-{rank}.json": raw for rank, raw in evidence.flights.items()}),
+        ("flight", {_flight_file(rank, raw): raw for rank, raw in evidence.flights.items()}),
         ("pages", {f"rank-{rank}.page": raw for rank, raw in evidence.pages.items()}),
         ("nccl", _ras_files(evidence)),
     ):
@@ -124,6 +125,11 @@ def _fill(path: Path, evidence: Evidence, report: Mapping[str, Any]) -> None:
         for file, data in content.items():
             _write(path / name / file, data)
     _write(path / REPORT, _json(report))
+
+
+def _flight_file(rank: int, raw: bytes) -> str:
+    """JSON, but for that of PyTorch 2.4, which has only the pickle."""
+    return f"rank-{rank}.{'pickle' if is_pickle(raw) else 'json'}"
 
 
 def _ras_files(evidence: Evidence) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import EvidenceError, FlightError, PageError
-from hangwatch.flight import parse_json
+from hangwatch.flight import parse_dump
 from hangwatch.nccl import ras
 from hangwatch.types import Child, Phase, ProcessState
 from hangwatch.watchdog import flights, sources
@@ -235,7 +235,7 @@ class Gatherer:
         found.missing.append(note := "no Flight Recorder: it was not read in time")
         try:
             found.raw_flight = await self._raw_flight(path, light.identity, process)
-            found.flight = parse_json(found.raw_flight)
+            found.flight = parse_dump(found.raw_flight)
         except (EvidenceError, FlightError) as error:
             found.missing.append(f"no Flight Recorder: {error}")
         found.missing.remove(note)

@@ -37,8 +37,11 @@ class Core:
         }
         if includeCollectives:
             self.looks += 1
-            entries = [{"pg_id": 0, "retired": True}]
-            entries += [{"pg_id": int(pg_id), "retired": False} for pg_id in self.unfinished]
+            entries = [{"pg_id": 0, "collective_seq_id": 1, "retired": True}]
+            entries += [
+                {"pg_id": int(pg_id), "collective_seq_id": 2, "retired": False}
+                for pg_id in self.unfinished
+            ]
             dump["entries"] = entries
         return json.dumps(dump, separators=(",", ":")).encode()
 
@@ -133,6 +136,52 @@ def test_what_a_destroyed_group_left_unfinished_is_not_pending(
     assert flight.progress()[0] is True
 
 
+class Nccl:
+    """torch._C._distributed_c10d with NCCL's recorder, made after ProcessGroupNCCL.cpp."""
+
+    def __init__(self) -> None:
+        self.status = (7, 7)
+        self.entries: list[dict[str, Any]] = []
+        self.looks = 0
+
+    def _dump_nccl_trace_json(self, *, includeCollectives: bool) -> bytes:  # noqa: N803 (as torch has it)
+        enqueued, completed = self.status
+        status = {"last_enqueued_collective": enqueued, "last_completed_collective": completed}
+        self.looks += includeCollectives
+        dump = {"pg_status": {"0": status}} | (
+            {"entries": self.entries} if includeCollectives else {}
+        )
+        return json.dumps(dump, separators=(",", ":")).encode()
+
+
+def test_the_parts_of_a_coalesced_group_are_as_its_end_is(clock: Clock) -> None:
+    core = Nccl()
+    flight = FlightRecorder(core, clock)
+    batch = {"pg_id": 0, "is_p2p": True, "collective_seq_id": 7, "p2p_seq_id": 9}
+    send = batch | {"profiling_name": "nccl:send 0->1", "retired": False}
+    end = batch | {"profiling_name": "nccl:coalesced", "retired": True}
+    core.entries = [send, send, end]
+    core.status = (9, 7)  # the status counts both kinds, and a collective was completed last
+    assert flight.progress() == (True, True)
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (False, True)
+    end["retired"] = False
+    core.status = (9, 6)
+    flight.progress()
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress()[0] is True
+
+
+def test_where_nccl_has_completed_all_no_device_is_asked(clock: Clock) -> None:
+    core = Nccl()
+    flight = FlightRecorder(core, clock)
+    core.entries = [{"pg_id": 0, "collective_seq_id": 7, "retired": False}]
+    flight.progress()
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress()[0] is False
+    assert core.looks == 0
+
+
 def test_the_watchdog_is_answered_once_for_each_request(
     core: Core, flight: FlightRecorder, tmp_path: Path
 ) -> None:
@@ -166,6 +215,21 @@ def test_the_answer_is_all_recorders_that_have_entries(tmp_path: Path) -> None:
     (tmp_path / "page.req").touch()
     FlightRecorder(core).answer(str(page))
     assert (tmp_path / "page.flight").read_bytes() == b"{}"
+
+
+def test_the_answer_of_a_torch_without_json_is_its_pickle(tmp_path: Path) -> None:
+    asked = []
+
+    def dump(*wanted: bool) -> bytes:
+        asked.append(wanted)
+        return b"\x80\x02}q\x00."
+
+    flight = FlightRecorder(SimpleNamespace(_dump_nccl_trace=dump))
+    assert flight.progress() == (None, False)
+    (tmp_path / "page.req").touch()
+    flight.answer(str(tmp_path / "page"))
+    assert (tmp_path / "page.flight").read_bytes() == b"\x80\x02}q\x00."
+    assert asked == [(True, False, False)]
 
 
 def test_an_answer_that_cannot_be_written_leaves_nothing_half(

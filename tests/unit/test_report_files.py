@@ -47,6 +47,8 @@ def test_an_incident_holds_the_report_and_what_it_was_made_from(run_dir: Path) -
     assert (path / "pages/rank-2.page").read_bytes() == b"\x00page"
     assert (path / "flight/rank-2.json").read_bytes() == b'{"entries": []}'
     assert not (path / "nccl").exists()
+    path = write_incident(run_dir, replace(EVIDENCE, flights={3: b"\x80\x02}."}))
+    assert [file.name for file in (path / "flight").iterdir()] == ["rank-3.pickle"]
     ras = RasAnswer(b"{}", is_json=True, complete=True)
     path = write_incident(run_dir, replace(EVIDENCE, ras=ras))
     assert (path / "nccl/ras.json").read_bytes() == b"{}"
