@@ -67,7 +67,6 @@ void unregister() {
 }
 
 bool map_page(Page* page, Device& device) {
-  const Relaxed relaxed;
   const cuda::InContext inside(g_driver, device.context);
   if (inside.result() != cuda::kSuccess) return fail("cuCtxPushCurrent", inside.result());
   char* first = first_memory_page(page);
@@ -100,6 +99,7 @@ bool open_device(Page* page, int ordinal) {
     }
     g_state.store(State::on, std::memory_order_release);
   }
+  const Relaxed relaxed;
   Device& device = g_devices[ordinal];
   if (const cuda::Result error = g_driver.cuDeviceGet(&device.device, ordinal)) {
     return fail("cuDeviceGet", error);

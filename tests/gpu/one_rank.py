@@ -5,16 +5,20 @@ NCCL with one rank. Each case ends with an assertion that fails, or prints "good
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import resource
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch import _native
+from hangwatch.agent.flight import FlightRecorder
+from hangwatch.flight import parse_dump
 from hangwatch.page import parse_page
 
 if TYPE_CHECKING:
@@ -170,9 +174,33 @@ def barrier(rank: Rank) -> None:
     rank.until(lambda told: told.reached == told.passed == told.enqueued)
 
 
+def recorder(rank: Rank) -> None:
+    """NCCL's recorder is read during a capture, and while the GIL is held, and harms neither."""
+    rank.warm_up()
+    page = str(rank.path)
+    flight = FlightRecorder(torch._C._distributed_c10d)  # noqa: SLF001 (as the agent)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        rank.tensor.mul_(2)
+        reader = threading.Thread(target=flight.leave, args=(page,))
+        reader.start()
+        reader.join()
+    captured.replay()
+    torch.cuda.synchronize()
+    answer = Path(page + ".flight")
+    entries = parse_dump(answer.read_bytes()).entries
+    assert {entry.backend for entry in entries} == {"nccl"}
+    answer.unlink()
+    _native.start_heartbeat(50)
+    Path(page + ".req").touch()
+    ctypes.PyDLL(None).sleep(2)
+    assert parse_dump(answer.read_bytes()).entries == entries
+    _native.stop_heartbeat()
+
+
 CASES = {
     case.__name__: case
-    for case in (stuck_before, stuck_behind, streams, graph, compiled, many, barrier)
+    for case in (stuck_before, stuck_behind, streams, graph, compiled, many, barrier, recorder)
 }
 
 

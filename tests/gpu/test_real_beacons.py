@@ -35,7 +35,17 @@ def torch() -> Any:
 
 
 @pytest.mark.parametrize(
-    "case", ["stuck_before", "stuck_behind", "streams", "graph", "compiled", "many", "barrier"]
+    "case",
+    [
+        "stuck_before",
+        "stuck_behind",
+        "streams",
+        "graph",
+        "compiled",
+        "many",
+        "barrier",
+        "recorder",
+    ],
 )
 def test_on_nccl_with_one_rank(case: str) -> None:
     done = subprocess.run(  # noqa: S603 (the program beside this)
@@ -43,7 +53,7 @@ def test_on_nccl_with_one_rank(case: str) -> None:
         capture_output=True,
         text=True,
         timeout=280,
-        env=environment({}),
+        env=environment({"TORCH_FR_BUFFER_SIZE": "2000"}),
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "good\n"), done.stderr
