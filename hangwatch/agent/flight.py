@@ -110,12 +110,17 @@ class FlightRecorder:
         return False
 
     def answer(self, page: str) -> bool:
-        """Answer the watchdog if it has asked for the recorder (``<page>.req``)."""
+        """Answer the watchdog if it has asked for the recorder (``<page>.req``).
+
+        Whoever removes the request answers it: this, or native/dump.hpp.
+        """
         request = page + ".req"
         if not os.path.exists(request):
             return False
-        with suppress(FileNotFoundError):
+        try:
             os.unlink(request)
+        except FileNotFoundError:
+            return False
         self.leave(page)
         return True
 
