@@ -32,6 +32,7 @@ _ERRORS = {
     6: "remote process error",
 }
 """ncclResult_t, without success (0) and in progress (7)."""
+_NO_COMMA = re.compile(rb'("nvml_dev": ?-?\d+)(\s+"status")')
 _TEXT_VERSION = re.compile(r"^NCCL version (\S{1,40})", re.MULTILINE)
 _TEXT_FINDINGS = re.compile(
     r"^(Errors|Warnings)\n=+\n(.*?)(?=^Warnings\n=+\n|\Z)", re.MULTILINE | re.DOTALL
@@ -57,13 +58,21 @@ def read(answer: RasAnswer, job: JobSnapshot) -> RasAnswer:
 
 def _of_json(answer: RasAnswer, rank_of: Mapping[int, int]) -> RasAnswer:
     try:
-        top = orjson.loads(answer.data)
+        top = _loaded(answer.data)
         communicators = [_Communicator(one, rank_of) for one in top["communicators"]]
         findings = [f"{one.name}: {what}" for one in communicators for what in one.findings()]
         version = str(top.get("nccl_version", ""))[:MAX_CHARS]
     except (orjson.JSONDecodeError, TypeError, KeyError, ValueError, AttributeError):
         return replace(answer, complete=False)
     return replace(answer, version=version, findings=tuple(_bounded(findings)))
+
+
+def _loaded(data: bytes) -> Any:
+    """The JSON. Of a rank that is missing, NCCL 2.28.9 leaves a comma out."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return orjson.loads(_NO_COMMA.sub(rb"\1,\2", data))
 
 
 def _bounded(findings: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -118,6 +119,13 @@ def test_ranks_are_named_as_the_job_numbers_them() -> None:
         name + "rank 2 reports: remote process error",
         name + "rank 0 has launched AllReduce 4 times, others 5",
     )
+
+
+def test_the_comma_that_nccl_2_28_9_leaves_out_is_put_in() -> None:
+    answer = status(member(0, 100), missing=(absent(1, 101),))
+    broken = re.sub(r'("nvml_dev": \d+),(\s+"status": \{\s+"unresponsive")', r"\1\2", answer)
+    assert broken != answer
+    assert told(broken) == told(answer) != ()
 
 
 def test_many_findings_are_cut() -> None:
