@@ -28,12 +28,10 @@ from hangwatch.watchdog.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
-    from pathlib import Path
 
     from hangwatch.types import (
         FlightDump,
         GpuState,
-        Identity,
         RankPage,
         RankSnapshot,
         RasAnswer,
@@ -46,11 +44,10 @@ if TYPE_CHECKING:
 
 BUDGET_S = 5.0
 """How long stacks and recorders may take together."""
+RAS_S = 3.0
+"""How long NCCL's RAS service may take."""
 SOURCES_S = 1.0
 """How long reading source files may take: they may lie on a file system that hangs."""
-SAMPLER_S = 3.0
-"""A sampler that has not beaten for so long does not answer either. A heart that beats does,
-without the GIL (native/dump.hpp)."""
 MAX_CHILDREN = 32
 _STOPPED = frozenset("Tt")
 _ASKED = frozenset({Phase.RUNNING, Phase.FINALIZING})
@@ -145,7 +142,7 @@ class Gatherer:
         """What NCCL's RAS service on this node says of the whole job, None without one."""
         pids = {rank: one.light.identity.pid for rank, one in self._pages.look().items()}
         variables = environment(next(iter(pids.values()), 0), ras.is_variable, self._proc)
-        return await ras.ask(list(pids.values()), variables, BUDGET_S, self._proc)
+        return await ras.ask(list(pids.values()), variables, RAS_S, self._proc)
 
     async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
         """What is known of the ranks of this node; what took too long is missing."""
@@ -228,28 +225,15 @@ class Gatherer:
         process, light, path = found.process, seen.light, seen.page.path
         if process.alive and (process.state in _STOPPED or light.phase not in _ASKED):
             return
-        stale = [self._now_ns() - at > SAMPLER_S * 1e9 for at in (light.gil_ns, light.heartbeat_ns)]
-        if process.alive and all(stale):
-            found.missing.append("no Flight Recorder: its sampler does not get the GIL")
-            return
         found.missing.append(note := "no Flight Recorder: it was not read in time")
         try:
-            found.raw_flight = await self._raw_flight(path, light.identity, process)
+            found.raw_flight = await flights.recorder_of(
+                path, light, lambda: self._state(seen), self._now_ns()
+            )
             found.flight = parse_dump(found.raw_flight)
         except (EvidenceError, FlightError) as error:
             found.missing.append(f"no Flight Recorder: {error}")
         found.missing.remove(note)
-
-    async def _raw_flight(self, page: Path, rank: Identity, process: ProcessState) -> bytes:
-        """Ask the rank if it lives, else see what it has left. Raises EvidenceError."""
-        if process.alive:
-            try:
-                return await flights.ask(page)
-            except EvidenceError:
-                process = self._exits.state(rank.pid, rank.start_ticks)
-                if process.alive:
-                    raise
-        return flights.left_behind(page, process.gone_age_s or 0.0)
 
     def _stacks(
         self, pid: int, found: _Found, tree: Tree, page: RankPage | None

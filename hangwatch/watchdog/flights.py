@@ -2,7 +2,8 @@
 
 The watchdog makes ``<page>.req`` and rings the rank's bell; the sampler thread of the
 rank removes it and answers with ``<page>.flight``, renamed into place when it is
-complete. A rank whose GIL is held, that is stopped or gone, does not answer.
+complete. While its GIL is held another thread answers, where torch lets it
+(native/dump.hpp). A rank that is stopped or gone does not answer.
 
 When a rank dies the others have a moment before they fail of it or are ended: they
 are asked at once, and what they answer lies there for whoever asks later.
@@ -19,13 +20,40 @@ from typing import TYPE_CHECKING
 from hangwatch.errors import EvidenceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from hangwatch.types import ProcessState, RankPage
+
 TIMEOUT_S = 2.0
+SAMPLER_S = 3.0
+"""A sampler that has not beaten for so long does not answer either. A heart that beats does,
+without the GIL (native/dump.hpp)."""
 FRESH_S = 10.0
 """A recorder that was read longer than this before a rank's end tells of another moment."""
 MAX_BYTES = 64 << 20
 _LOOK_S = 0.02
+
+
+async def recorder_of(
+    page: Path, light: RankPage, state: Callable[[], ProcessState], now_ns: int
+) -> bytes:
+    """The recorder of a rank, which is asked if it lives. Raises EvidenceError.
+
+    light: what its page says. state: that of its process, now.
+    """
+    process = state()
+    if process.alive:
+        beats_ns = light.gil_ns, light.heartbeat_ns
+        if all(now_ns - beat_ns > SAMPLER_S * 1e9 for beat_ns in beats_ns):
+            raise EvidenceError("its sampler does not get the GIL")
+        try:
+            return await ask(page)
+        except EvidenceError:
+            process = state()
+            if process.alive:
+                raise
+    return left_behind(page, process.gone_age_s or 0.0)
 
 
 async def ask(page: Path, timeout_s: float = TIMEOUT_S) -> bytes:
