@@ -166,5 +166,10 @@ def _call_of(entry: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _unfinished(state: tuple[int, int]) -> bool:
+    """Whether a status may tell of unfinished work.
+
+    Where they differ at all: NCCL counts collectives and point-to-point calls apart, and the
+    status tells the number of the last one, of whichever kind it was.
+    """
     enqueued, completed = state
-    return enqueued > completed
+    return enqueued != completed
