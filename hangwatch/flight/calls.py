@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hangwatch.types import FlightDump, FlightEntry
+    from hangwatch.types import FlightDump, FlightEntry, GroupKey
 
 GLOO = "gloo"
 
@@ -46,6 +46,12 @@ class Call:
     def wire(self) -> str:
         """What it is; a group of collectives is named by how it ends."""
         return self.entries[-1].wire if len(self.entries) > 1 else self.first.wire
+
+
+def peer_of(entry: FlightEntry, key: GroupKey) -> int:
+    """The other rank of a point-to-point call, which names ranks within the group; else -1."""
+    local = entry.dst if entry.wire == "send" else entry.src
+    return key.ranks[local] if entry.p2p and 0 <= local < len(key.ranks) else -1
 
 
 def is_device(entry: FlightEntry) -> bool:

@@ -14,6 +14,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING
 
 from hangwatch.flight.calls import calls, is_device
+from hangwatch.flight.channels import channels
 from hangwatch.frames import is_user_file
 from hangwatch.types import GroupProgress, OpRecord, OpState
 
@@ -48,14 +49,16 @@ def rank_ops(
     """
     groups = {group.slot: group for group in page.groups}
     made = calls(flight, of_all_groups=True) if flight else None
-    known = _by_place(made, page.groups) if made else {}
+    slots = _slots(made or (), page.groups)
+    known = _by_place(made or (), slots)
+    told = channels(page.events, groups, made or (), slots)
     offset = _clock_offset_ns(page, known, clock_offset_ns)
     waiting = _first_not_reached(page.events, groups)
     timed: list[tuple[int, OpRecord]] = []
     seen: set[Place] = set()
     for event in page.events:
         group = groups.get(event.slot)
-        if group is None:
+        if group is None or (event.p2p and event.slot in told):
             continue
         call = None
         if not event.p2p:
@@ -74,6 +77,11 @@ def rank_ops(
                 # A group's calls run in their order, and an earlier one has not begun.
                 record = replace(record, begun=False)
             timed.append((issued_ns, record))
+    for sent in told.values():
+        timed += sent.records(offset, now_ns)
+        timed += [
+            (event.issued_ns, _from_page(event, sent.group, None, now_ns)) for event in sent.newer
+        ]
     timed.sort(key=lambda pair: pair[0])
     if _may_be_elsewhere(page, made):
         # What has not begun may wait behind it: then nothing is wrong with the device.
@@ -135,8 +143,8 @@ def _reached(event: PageEvent, group: PageGroup) -> bool | None:
     return event.seq <= group.reached
 
 
-def _by_place(made: Iterable[Call], groups: Sequence[PageGroup]) -> dict[Place, Call]:
-    """The recorder's collectives by place. Point-to-point calls are the page's alone.
+def _slots(made: Iterable[Call], groups: Sequence[PageGroup]) -> dict[tuple[str, int], int]:
+    """(Name, pg_id) in the recorder to slot on the page.
 
     Names start anew when a job destroys its groups and initialises again, but
     ``pg_id`` grows: for one name the highest pg_id belongs to the newest group.
@@ -146,10 +154,15 @@ def _by_place(made: Iterable[Call], groups: Sequence[PageGroup]) -> dict[Place, 
         pg_ids[call.first.group_name].add(call.first.pg_id)
     slots: dict[tuple[str, int], int] = {}
     for name, ids in pg_ids.items():
-        used = [g.slot for g in groups if g.name == name and (g.enqueued or g.entered)]
+        used = [g.slot for g in groups if g.name == name and (g.enqueued or g.entered or g.p2p)]
         newest_first = sorted(used, reverse=True)
         for pg_id, slot in zip(sorted(ids, reverse=True), newest_first, strict=False):
             slots[name, pg_id] = slot
+    return slots
+
+
+def _by_place(made: Iterable[Call], slots: Mapping[tuple[str, int], int]) -> dict[Place, Call]:
+    """The recorder's collectives by place."""
     placed: dict[Place, Call] = {}
     for call in made:
         slot_of_call = slots.get((call.first.group_name, call.first.pg_id))
@@ -167,7 +180,9 @@ def _clock_offset_ns(page: RankPage, known: Mapping[Place, Call], of_node_ns: in
     ]
     if both:
         return median_low(both)
-    newest = max((call.first.created_unix_ns for call in known.values()), default=0)
+    if not known:
+        return of_node_ns or 0
+    newest = max(call.first.created_unix_ns for call in known.values())
     # Nothing in common: the counters changed last when the newest call was made.
     changed = max((group.changed_ns for group in page.groups), default=0)
     sampled = newest - changed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.flight.calls import calls, is_device
+from hangwatch.flight.calls import calls, is_device, peer_of
 from hangwatch.flight.groups import find_groups
 from hangwatch.frames import is_user_file
 from hangwatch.types import (
@@ -174,7 +174,7 @@ def _record(  # noqa: PLR0913 (what becomes one record)
         state=OpState.DONE if call.finished else OpState.ISSUED,
         dtype="" if grouped else entry.dtype,
         shape=() if grouped else entry.shape,
-        peer=_peer(entry, key),
+        peer=peer_of(entry, key),
         is_async=True,
         site=next((s for s in entry.frames if s.line > 0 and is_user_file(s.file)), None),
         issued_age_s=max(0, now_ns - entry.created_unix_ns) / 1e9,
@@ -182,12 +182,6 @@ def _record(  # noqa: PLR0913 (what becomes one record)
         device=is_device(entry),
         begun=begun,
     )
-
-
-def _peer(entry: FlightEntry, key: GroupKey) -> int:
-    """The other rank of a point-to-point call, which names ranks within the group."""
-    local = entry.dst if entry.wire == "send" else entry.src
-    return key.ranks[local] if entry.p2p and 0 <= local < len(key.ranks) else -1
 
 
 def _function(frames: Iterable[Site]) -> str:
