@@ -32,6 +32,8 @@ usage: hangwatch [OPTIONS] COMMAND [ARG...]      run COMMAND under watch
        hangwatch analyze PATH... [--json]        judge Flight Recorder dumps or rank pages
        hangwatch demo                            see it find a planted hang
        hangwatch doctor                          what works on this machine
+       hangwatch path                            directory for PYTHONPATH, with HANGWATCH=1,
+                                                 where no COMMAND can be put below hangwatch
 `hangwatch top --help`, and so on, says more of each.
 
 hangwatch names the rank that hung a distributed PyTorch job: COMMAND is what you
@@ -139,6 +141,23 @@ def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:
     return demonstrate(environ)
 
 
+def _path(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    del environ
+    from hangwatch.agent.environment import sitecustomize_directory  # noqa: PLC0415 (as above)
+    from hangwatch.arguments import Arguments  # noqa: PLC0415
+
+    description = (
+        "Print the directory by which Python loads hangwatch. With HANGWATCH=1 and this in "
+        "PYTHONPATH the ranks of a job have it watched by themselves."
+    )
+    Arguments("path", description).parse_args(words)
+    try:
+        _print(f"{sitecustomize_directory()}\n")
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from None
+    return 0
+
+
 OWN_COMMANDS: dict[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
     "top": _top,
     "inspect": _inspect,
@@ -146,6 +165,7 @@ OWN_COMMANDS: dict[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
     "analyze": _analyze,
     "doctor": _doctor,
     "demo": _demo,
+    "path": _path,
 }
 
 

@@ -41,9 +41,14 @@ def job_name(environ: Mapping[str, str], run_id: str) -> str | None:
         return None
     if not run_id and not (environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")):
         return None
-    told = [run_id, *(environ.get(name, "") for name in _SAME_JOB)]
-    told += [socket.gethostname(), _pid_namespace()]
-    return f"job-{hashlib.blake2b('/'.join(told).encode(), digest_size=8).hexdigest()}"
+    return shared_name(environ, run_id)
+
+
+def shared_name(environ: Mapping[str, str], *told: str) -> str:
+    """The same for all that are on this node and were told the same."""
+    known = [*told, *(environ.get(name, "") for name in _SAME_JOB)]
+    known += [socket.gethostname(), _pid_namespace()]
+    return f"job-{hashlib.blake2b('/'.join(known).encode(), digest_size=8).hexdigest()}"
 
 
 def _is_task(environ: Mapping[str, str], rank: str, size: str) -> bool:

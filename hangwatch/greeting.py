@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from hangwatch.config import Config
     from hangwatch.rundir import RunDir
@@ -52,6 +52,13 @@ def greeting(  # noqa: PLR0913 (the keys of one JSON object, all by keyword)
         },
         "lost": lost,
     }
+
+
+def to_other_nodes(settings: Config, held: RunDir, run_id: str) -> dict[str, Any]:
+    """What caretaker.py is to know on nodes where nobody has wrapped the command."""
+    report_dir = str(Path(settings.report_dir).absolute())
+    config = {**settings.to_dict(), "report_dir": report_dir}
+    return {"config": config, "run_id": run_id, "run_dir": str(held.path)}
 
 
 def watch_name(held: RunDir | None) -> str:

@@ -17,11 +17,8 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hangwatch
-from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.errors import UNUSABLE
 from hangwatch.notice import say
 
@@ -164,28 +161,3 @@ def how_it_ended(returncode: int) -> str:
     if returncode < 0:
         return f"was killed by signal {-returncode}"
     return f"ended with exit code {returncode}"
-
-
-def watchdog_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the watchdog: without the injection, but able to import us.
-
-    PYTHONPATH gets the directory that holds the package only where a fresh
-    interpreter would not find it, since PYTHONPATH comes before the standard
-    library and a site-packages directory there could shadow it.
-    """
-    injected = ""
-    with suppress(OSError):
-        injected = sitecustomize_directory()
-    paths = [
-        path
-        for path in environ.get("PYTHONPATH", "").split(os.pathsep)
-        if path and os.path.realpath(path) != injected
-    ]
-    home = Path(hangwatch.__file__).resolve().parent.parent
-    if home.name not in {"site-packages", "dist-packages"}:
-        paths.append(str(home))
-    clean = {name: value for name, value in environ.items() if name != "HANGWATCH_DIR"}
-    clean["PYTHONPATH"] = os.pathsep.join(paths)
-    if not paths:
-        del clean["PYTHONPATH"]
-    return clean

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 ENOUGH_BYTES = 16 << 20
 """Free space below which a base is passed over: the pages of 16 ranks and more."""
@@ -109,7 +109,7 @@ def _join(path: Path) -> RunDir:
         except FileNotFoundError:
             continue  # its last holder has just removed it
         if _locked(lock, fcntl.LOCK_EX):
-            _empty(path)  # nobody is here: what is here was left behind
+            empty(path)  # nobody is here: what is here was left behind
         # Whoever has it alone for a moment empties or removes it.
         if _locked(lock, fcntl.LOCK_SH) and _is_at(lock, path / LOCK):
             return RunDir(path, lock, shared=True)
@@ -135,9 +135,10 @@ def _is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def _empty(path: Path) -> None:
+def empty(path: Path, *, keep: Collection[str] = (LOCK,)) -> None:
+    """Delete the files in a run directory but for those of these names."""
     for entry in path.iterdir():
-        if entry.name != LOCK:
+        if entry.name not in keep:
             with suppress(OSError):
                 entry.unlink()
 

@@ -18,13 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hangwatch import __version__, rundir, runfacts
-from hangwatch.agent.environment import ANY_SUPERVISOR, SUPERVISOR_PID, job_environment
+from hangwatch.agent.environment import (
+    ANY_SUPERVISOR,
+    CARRIED,
+    SUPERVISOR_PID,
+    job_environment,
+    outside_environment,
+    packed,
+)
 from hangwatch.companions import Companions
 from hangwatch.config import new_run_id
 from hangwatch.election import job_name
 from hangwatch.errors import ReportError
-from hangwatch.greeting import greeting, watch_name
-from hangwatch.guardian import Guardian, watchdog_environment
+from hangwatch.greeting import greeting, to_other_nodes, watch_name
+from hangwatch.guardian import Guardian
 from hangwatch.launch import Signals, start
 from hangwatch.notice import fold_command, say
 from hangwatch.report.files import open_run, write_run
@@ -149,7 +156,7 @@ class _Run:
             runfacts.keep(self.held.path, told)
         self.guardian = Guardian(
             told,
-            watchdog_environment(self.environ),
+            outside_environment(self.environ),
             self.before,
             pass_fds=self.companions.watch_fds() if self.companions else (),
         )
@@ -205,6 +212,7 @@ class _Run:
         named = {RUN_ID: self.settings.run_id} if self.settings.run_id else {}
         if self.companions:
             named[SUPERVISOR_PID] = ANY_SUPERVISOR
+        named[CARRIED] = packed(to_other_nodes(self.settings, self.held, self.run_id))
         try:
             return {**job_environment(self.environ, self.held.path), **named}
         except OSError as error:

@@ -1,5 +1,8 @@
 """Found first on PYTHONPATH below ``python -m hangwatch``: arms hangwatch, then steps aside.
 
+On a node where nobody has started that, and PYTHONPATH has come from another one or
+from a template (``hangwatch path``), the ranks see to it themselves (agent/unwrapped.py).
+
 Every Python process of the job runs this, so it imports next to nothing, and
 whatever sitecustomize was there before runs as if this one did not exist. Other
 injectors chain in the same way and may lead back here: each place on sys.path
@@ -26,6 +29,8 @@ def _arm(here: str, directory: str) -> None:
         SourceFileLoader(module.__name__, file).exec_module(module)
         module.install(directory)
     except (Exception, SystemExit) as error:  # SystemExit here would end the interpreter
+        if not directory:
+            return
         with open(f"{directory}/agent-{os.getpid()}.err", "a", encoding="utf-8") as record:
             record.write(f"hangwatch could not be armed: {type(error).__name__}: {error}\n")
 
@@ -48,9 +53,12 @@ def _chain(here: str) -> None:
 
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
-if os.environ.get("HANGWATCH_DIR") and os.environ.get("HANGWATCH", "1") != "0":
+_DIR = os.environ.get("HANGWATCH_DIR")
+if _DIR != "" and os.environ.get("HANGWATCH", "1") != "0":
+    # That of a supervisor on another node is no directory here.
+    _RUN = _DIR if _DIR and os.environ.get("HANGWATCH_SUPERVISOR_PID") else ""
     try:
-        _arm(_HERE, os.environ["HANGWATCH_DIR"])
+        _arm(_HERE, _RUN if _RUN and os.path.isdir(_RUN) else "")
     except OSError:  # nowhere to say so: the supervisor notices that no rank checks in
         sys.modules.pop("_hangwatch_post_import", None)
 _chain(_HERE)

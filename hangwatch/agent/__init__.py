@@ -15,14 +15,15 @@ def arm() -> None:
     """Record this process for hangwatch, from now on or from the import of torch on.
 
     To be called before init_process_group, best at the top of the program. Does
-    nothing where the job is not run by ``python -m hangwatch`` (there is no
-    ``HANGWATCH_DIR``), with ``HANGWATCH=0``, and the second time. Never raises.
+    nothing where the job is not run by ``python -m hangwatch`` and there is no
+    ``HANGWATCH=1`` either, with ``HANGWATCH=0``, and the second time. Never raises.
     """
-    directory = os.environ.get("HANGWATCH_DIR")
-    if not directory or os.environ.get("HANGWATCH", "1") == "0":
-        return
     from hangwatch.agent import environment, post_import
 
+    directory = environment.wrapped_in(os.environ)
+    wanted = os.environ.get("HANGWATCH", "1" if directory else "0")
+    if wanted == "0":
+        return
     if "torch" not in sys.modules:
         environment.enable_flight_recorder(os.environ)
     post_import.install(directory)

@@ -5,17 +5,24 @@ Only PYTHONPATH is extended, and only what is unset is set.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
+from contextlib import suppress
 from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
+    from typing import Any
 
 SUPERVISOR_PID = "HANGWATCH_SUPERVISOR_PID"
 ANY_SUPERVISOR = "any"
 """Its value where several supervisors share a watchdog."""
+CARRIED = "PYTHON_HANGWATCH"
+"""What the supervisor was told, for the ranks of other nodes. Launchers that carry PYTHONPATH there
+often carry all variables that begin like it (DeepSpeed's pdsh runner), and no others."""
 NATIVE = "HANGWATCH_NATIVE"
 RECORDER = "HANGWATCH_RECORDER"
 
@@ -47,6 +54,59 @@ def job_environment(environ: Mapping[str, str], run_dir: str | os.PathLike[str])
     return job
 
 
+def packed(told: Mapping[str, Any]) -> str:
+    """Plain values as a word that no shell has to quote, for CARRIED."""
+    return base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+
+
+def carried(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What a supervisor, here or on another node, has packed; empty where there is nothing."""
+    try:
+        found = json.loads(base64.urlsafe_b64decode(environ.get(CARRIED, "")))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def wrapped_in(environ: Mapping[str, str]) -> str:
+    """The directory of the run if a supervisor of this node has made it, else empty."""
+    told = environ.get("HANGWATCH_DIR", "") if environ.get(SUPERVISOR_PID) else ""
+    for directory in (told, carried(environ).get("run_dir")):
+        if isinstance(directory, str) and directory and os.path.isdir(directory):
+            return directory
+    return ""
+
+
+def outside_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of what watches the job: without the injection, but able to import us.
+
+    PYTHONPATH gets the directory that holds the package only where a fresh
+    interpreter would not find it, since PYTHONPATH comes before the standard
+    library and a site-packages directory there could shadow it.
+    """
+    injected = ""
+    with suppress(OSError):
+        injected = sitecustomize_directory()
+    paths = [
+        path
+        for path in environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path and os.path.realpath(path) != injected
+    ]
+    home = os.path.dirname(package_directory())
+    if os.path.basename(home) not in {"site-packages", "dist-packages"}:
+        paths.append(home)
+    clean = {name: value for name, value in environ.items() if name != "HANGWATCH_DIR"}
+    clean["PYTHONPATH"] = os.pathsep.join(paths)
+    if not paths:
+        del clean["PYTHONPATH"]
+    return clean
+
+
+def package_directory() -> str:
+    """The real path of the package hangwatch."""
+    return os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+
+
 def enable_flight_recorder(
     environ: MutableMapping[str, str], torch_version: str | None = None
 ) -> None:
@@ -70,7 +130,7 @@ def sitecustomize_directory() -> str:
     It lies inside the installed package, and beside it in a source tree.
     Raises FileNotFoundError.
     """
-    package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    package = package_directory()
     for place in (package, os.path.dirname(package)):
         directory = os.path.join(place, "sitecustomize")
         if os.path.isfile(os.path.join(directory, "sitecustomize.py")):

@@ -37,7 +37,7 @@ _installed: list[Hooks] = []
 def install(c10d: Any, directory: str) -> None:
     """Attach to the module torch.distributed.distributed_c10d; once. Raises what goes wrong.
 
-    directory is that of the run.
+    directory is that of the run, empty where no supervisor of this node has made one.
     """
     if not _installed:
         hooks = Hooks(c10d, directory)
@@ -64,7 +64,7 @@ class Hooks:
             )
         version = getattr(sys.modules.get("torch"), "__version__", None)
         environment.enable_flight_recorder(os.environ, version)
-        ptrace.allow_supervisor()
+        self._allow_supervisor()
         self._recorder.wrap_methods(self._c10d.ProcessGroup, self._c10d.Work, self._native_slot)
         for name in _NAMES:
             self._wrap(name)
@@ -158,4 +158,9 @@ class Hooks:
     def _after_fork(self) -> None:
         self._process = None
         with suppress(Exception):
-            ptrace.allow_supervisor()
+            self._allow_supervisor()
+
+    def _allow_supervisor(self) -> None:
+        """Let the watchdog look into this process, of which it may be no relation."""
+        any_supervisor = {environment.SUPERVISOR_PID: environment.ANY_SUPERVISOR}
+        ptrace.allow_supervisor({**any_supervisor, **os.environ})

@@ -27,7 +27,8 @@ OLDEST = (3, 11)
 def install(directory: str) -> None:
     """Attach the agent to torch.distributed, now or as soon as it is imported.
 
-    directory is that of the run ($HANGWATCH_DIR). Calling it again does nothing.
+    directory is that of the run ($HANGWATCH_DIR), empty where there is none on this
+    node. Calling it again does nothing.
     """
     if any(getattr(finder, "of_hangwatch", False) for finder in sys.meta_path):
         return
@@ -47,6 +48,8 @@ def attach(c10d: ModuleType, directory: str) -> None:
     """
     try:
         load_package()
+        environment = importlib.import_module("hangwatch.agent.environment")
+        directory = directory or environment.wrapped_in(os.environ)
         importlib.import_module("hangwatch.agent.hooks").install(c10d, directory)
     except (Exception, SystemExit) as error:
         record_failure(directory, error)
@@ -85,7 +88,12 @@ def load_package() -> None:
 
 
 def record_failure(directory: str, error: BaseException) -> None:
-    """Leave word for the watchdog that this process is not recorded; never raises."""
+    """Leave word for the watchdog that this process is not recorded; never raises.
+
+    Without a directory there is no watchdog.
+    """
+    if not directory:
+        return
     text = f"process {os.getpid()} is not recorded: {type(error).__name__}: {error}\n"
     try:
         path = os.path.join(directory, f"agent-{os.getpid()}.err")

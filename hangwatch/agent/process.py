@@ -19,6 +19,7 @@ from hangwatch.agent.periodic import Periodic
 from hangwatch.agent.post_import import record_failure
 from hangwatch.agent.sampler import PERIOD_S, Sampler
 from hangwatch.agent.streams import use_current_streams
+from hangwatch.agent.unwrapped import Unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
     from hangwatch.agent.recorder import Recorder
 
 HEARTBEAT_MS = 500
+_INIT = ("backend", "init_method", "timeout", "world_size", "rank")
+"""The first parameters of init_process_group."""
 _IN_URL = r"[?&](rank|world_size)=(\d{1,9})(?=&|$)"
 
 
 class Process:
     """The agent in this process. A fork's child has none until it becomes a rank itself.
 
-    c10d is torch.distributed.distributed_c10d, directory that of the run, adopt
-    is called with each group whose class is written in Python. The methods that
+    c10d is torch.distributed.distributed_c10d, directory that of the run, empty where
+    no supervisor has made one; adopt is called with each group whose class is
+    written in Python. The methods that
     begin with before_ and after_ are called around torch's own functions, inside
     a guard.
     """
@@ -55,6 +59,7 @@ class Process:
         self._c10d = c10d
         self._recorder = recorder
         self._directory = directory
+        self._unwrapped = None if directory else Unwrapped(environ)
         self._environ = environ
         self._prefixes = tuple(internal_prefixes())
         self._phase = self._phase_before = "born"
@@ -76,24 +81,43 @@ class Process:
     def take_launched_page(self) -> None:
         """Take a page if the launcher started this very process as a rank."""
         launched = ranks.launched_as(self._environ)
-        restart = ranks.restart_count(self._environ)
-        if launched and not ranks.descends_from_rank(self._directory, restart, launched[0]):
-            self.open_page(*launched)
+        if launched and not ranks.is_launcher(sys.orig_argv):
+            self.open_page(*launched, inherited=True)
 
-    def open_page(self, rank: int, world_size: int) -> None:
-        """Take a page as that rank. Where none can be made, nothing is recorded here."""
-        identity = ranks.identity(self._environ, rank, world_size)
-        path = ranks.page_path(self._directory, identity["restart"], rank, self.pid)
+    def open_page(
+        self, rank: int, world_size: int, *, meeting: str = "", inherited: bool = False
+    ) -> None:
+        """Take a page as that rank. Where none can be made, nothing is recorded here.
+
+        meeting: the URL by which the ranks find each other, where one was given.
+        inherited: what a rank has started has its RANK, and is not the rank.
+        """
         try:
-            with suppress(FileNotFoundError):
-                os.unlink(path)  # of the program that this process was before it called exec
-            self._recorder.open_page(path, identity)
+            if self._unwrapped is not None:
+                self._directory = self._unwrapped.join(meeting)
+            restart = ranks.restart_count(self._environ)
+            if not (inherited and ranks.descends_from_rank(self._directory, restart, rank)):
+                self._make_page(rank, world_size)
         except OSError as error:
             self.disarm(f"its page cannot be made: {error}")
             record_failure(self._directory, error)
-        else:
-            self.page = path
-            use_current_streams(self._recorder)
+        if self._unwrapped is not None:
+            self._see_to_watch(self._unwrapped)
+
+    def _make_page(self, rank: int, world_size: int) -> None:
+        identity = ranks.identity(self._environ, rank, world_size)
+        path = ranks.page_path(self._directory, identity["restart"], rank, self.pid)
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # of the program that this process was before it called exec
+        self._recorder.open_page(path, identity)
+        self.page = path
+        use_current_streams(self._recorder)
+
+    def _see_to_watch(self, unwrapped: Unwrapped) -> None:
+        try:
+            unwrapped.see_to_watch(wanted=bool(self.page))
+        except OSError as error:
+            record_failure(self._directory, error)
 
     def disarm(self, reason: str) -> None:
         """Stop recording for good; the job goes on alone."""
@@ -107,7 +131,7 @@ class Process:
         """A rank is about to look for its peers, and may wait for them for ever."""
         rank, world_size = self._announced(args, kwargs)
         if rank >= 0 and not self.page:
-            self.open_page(rank, world_size)
+            self.open_page(rank, world_size, meeting=_url(args, kwargs))
         self._set_phase("init")
         self._start_sampling()
 
@@ -189,14 +213,9 @@ class Process:
             self._thread = Periodic(run, PERIOD_S, self.guard, self._recorder)
 
     def _announced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-        """(rank, world size) by arguments, init_method's URL or environment; -1 if unknown.
-
-        init_process_group(backend, init_method, timeout, world_size, rank, ...)
-        """
-        names = ("backend", "init_method", "timeout", "world_size", "rank")
-        named = {**dict(zip(names, args, strict=False)), **kwargs}
-        url = named.get("init_method")
-        in_url = dict(re.findall(_IN_URL, url)) if isinstance(url, str) else {}
+        """(rank, world size) by arguments, init_method's URL or environment; -1 if unknown."""
+        named = {**dict(zip(_INIT, args, strict=False)), **kwargs}
+        in_url = dict(re.findall(_IN_URL, _url(args, kwargs)))
         launched = ranks.launched_as(self._environ) or (-1, -1)
 
         def known(name: str, otherwise: int) -> int:
@@ -216,3 +235,9 @@ class Process:
         host = getattr(store, "host", None) or self._environ.get("MASTER_ADDR", "")
         port = getattr(store, "port", None) or ranks.number(self._environ, "MASTER_PORT", 0)
         return str(host), int(port)
+
+
+def _url(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The init_method that init_process_group was called with, or empty."""
+    url = {**dict(zip(_INIT, args, strict=False)), **kwargs}.get("init_method")
+    return url if isinstance(url, str) else ""

@@ -7,12 +7,29 @@ import re
 import socket
 import sys
 
+from hangwatch.agent.environment import carried
+
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 _PAGE = r"r(-?\d+)-(-?\d+)-(\d+)\.page"
+_LAUNCHERS = frozenset(
+    {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "deepspeed.pt", "ds"}
+)
+_LAUNCHER_MODULES = frozenset(
+    {
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "accelerate.commands.launch",
+        "accelerate.commands.accelerate_cli",
+        "deepspeed.launcher.launch",
+        "deepspeed.launcher.runner",
+    }
+)
+_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+"""Options of Python that take the next word."""
 _ANCESTORS = 32
 """How far up the tree of processes a rank is looked for."""
 
@@ -56,10 +73,39 @@ def identity(environ: Mapping[str, str], rank: int, world_size: int) -> dict[str
         "host": socket.gethostname(),
         "store_host": environ.get("MASTER_ADDR", ""),
         "store_port": number(environ, "MASTER_PORT", 0),
-        # The same on every node, which the supervisor's own run id is only where the user set it.
-        "run_id": environ.get("HANGWATCH_RUN_ID") or environ.get("TORCHELASTIC_RUN_ID", ""),
+        # The same on every node: torchrun's comes first, since --run-id may be missing on some.
+        "run_id": environ.get("TORCHELASTIC_RUN_ID") or named_run(environ),
         "script": script(),
     }
+
+
+def named_run(environ: Mapping[str, str]) -> str:
+    """The run id that the user gave, here or on the node where hangwatch was started."""
+    config = carried(environ).get("config")
+    told = config.get("run_id") if isinstance(config, dict) else ""
+    return environ.get("HANGWATCH_RUN_ID") or str(told or "")
+
+
+def is_launcher(words: Sequence[str]) -> bool:
+    """Whether a command line (sys.orig_argv) is that of a launcher, which is no rank itself.
+
+    A pod may have RANK and WORLD_SIZE set for itself (Kubeflow's PyTorchJob does), and
+    torchrun, which it runs, sets others for its ranks.
+    """
+    program = ""
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-m":
+            return next(rest, "") in _LAUNCHER_MODULES
+        if word in _WITH_VALUE:
+            next(rest, "")
+        elif word.startswith("-"):
+            if word.startswith(("-c", "-m")):
+                return word.removeprefix("-m") in _LAUNCHER_MODULES
+        else:
+            program = word
+            break
+    return os.path.basename(program) in _LAUNCHERS
 
 
 def script() -> str:

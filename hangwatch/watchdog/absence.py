@@ -61,8 +61,9 @@ class Absence:
         else:
             self.news.lose(
                 "absence",
-                "no process imported torch.distributed: there was nothing to watch. "
-                f"If there should have been: {_WHY}",
+                "no rank checked in: no process had RANK and WORLD_SIZE or called "
+                "init_process_group, so there was nothing to watch. If there should have been: "
+                f"{_WHY}",
             )
 
     def _ranks(self) -> str:

@@ -2,22 +2,21 @@
 
 A pidfd (pidfd_open(2)) of each rank becomes readable when the process ends.
 Its exit status then stands in field 52 of /proc/PID/stat until the launcher
-reaps it, and from Linux 6.15 on the pidfd keeps it for good (PIDFD_GET_INFO of
-include/uapi/linux/pidfd.h). Where neither can be had, the status is unknown.
+reaps it, and from Linux 6.15 on the pidfd keeps it for good (pidfd.py). Where
+neither can be had, the status is unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
-import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.pidfd import kept_status, open_pid
 from hangwatch.types import ProcessState
 from hangwatch.watchdog import memory
 from hangwatch.watchdog.processes import PROC, process_state, read_stat
@@ -25,11 +24,6 @@ from hangwatch.watchdog.processes import PROC, process_state, read_stat
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_INFO = struct.Struct("=QQ11Ii")
-"""struct pidfd_info, version 0: mask, cgroup, 11 ids, exit_code."""
-_INFO_EXIT = 1 << 3
-_GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
-"""_IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)."""
 _LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL})
 
 
@@ -77,7 +71,7 @@ class Exits:
         if remembered is not None and remembered.start_ticks == start_ticks:
             self._tracked[pid] = remembered
             return
-        tracked = _Tracked(pid, start_ticks, _open(pid))
+        tracked = _Tracked(pid, start_ticks, open_pid(pid))
         self._tracked[pid] = tracked
         stat = read_stat(pid, self._proc)
         if stat is None or stat.start_ticks != start_ticks:
@@ -101,7 +95,7 @@ class Exits:
                 return state
             self._ended(tracked)
         if tracked.status is None:
-            tracked.status = _kept_status(tracked.pidfd)
+            tracked.status = kept_status(tracked.pidfd)
         return self._judged(tracked)
 
     def ended(self) -> dict[int, int]:
@@ -169,7 +163,7 @@ class Exits:
         if stat is not None and stat.ended and stat.start_ticks == tracked.start_ticks:
             tracked.status = stat.exit_status
         else:
-            tracked.status = _kept_status(tracked.pidfd)
+            tracked.status = kept_status(tracked.pidfd)
         killed = tracked.status is not None and os.WIFSIGNALED(tracked.status)
         if killed and os.WTERMSIG(tracked.status or 0) == signal.SIGKILL:
             tracked.oom_killed = self._oom.explains(tracked.pid)
@@ -192,25 +186,3 @@ class Exits:
                 asyncio.get_running_loop().remove_reader(tracked.pidfd)
             os.close(tracked.pidfd)
             tracked.pidfd = None
-
-
-def _open(pid: int) -> int | None:
-    """A pidfd, or None where the kernel or a sandbox refuses one."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
-
-
-def _kept_status(pidfd: int | None) -> int | None:
-    """The exit status that the pidfd keeps of a process that was reaped."""
-    if pidfd is None:
-        return None
-    request = bytearray(_INFO.size)
-    _INFO.pack_into(request, 0, _INFO_EXIT, *([0] * 13))
-    try:
-        fcntl.ioctl(pidfd, _GET_INFO, request)
-    except OSError:
-        return None
-    fields = _INFO.unpack(request)
-    return int(fields[-1]) if fields[0] & _INFO_EXIT else None

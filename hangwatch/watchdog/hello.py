@@ -37,6 +37,8 @@ class Hello:
     """Several supervisors have put their commands into the run directory."""
     watch: str
     """Tells this watch from those of other nodes, and of other commands."""
+    self_started: bool = False
+    """By a rank, on a node where nobody has wrapped the command (caretaker.py)."""
     lost: tuple[str, ...] = ()
     """What the supervisor could not do; it has said so."""
 
@@ -106,5 +108,6 @@ def parse(message: dict[str, Any]) -> Hello:
         command_pid=int(message["command_pid"]),
         shared=bool(message["shared"]),
         watch=str(message["watch"]),
+        self_started=bool(message.get("self_started")),
         lost=tuple(str(text) for text in message.get("lost", ())),
     )

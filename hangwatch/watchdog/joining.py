@@ -83,7 +83,7 @@ class Joining:
     def _expected(self, rank: Identity) -> int:
         """How many ranks this node has, as far as that is known."""
         hello = self.judge.hello
-        if rank.local_world_size <= 0 and hello.shared:
+        if rank.local_world_size <= 0 and hello.shared and not hello.self_started:
             return len(hello.commands())  # each a rank; now that one runs, all are there
         return rank.local_world_size
 

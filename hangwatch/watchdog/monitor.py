@@ -113,6 +113,7 @@ class Monitor:
 
     async def conclude(self, exit_code: int) -> None:
         """The command has ended: say why if that is news."""
+        self._pages.command_ended()
         await self._judge.settle(UNDER_WAY_S)
         await self._ranks_gone()
         self._pages.all_ended()

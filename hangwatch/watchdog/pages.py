@@ -113,6 +113,8 @@ class Pages:
         self._refused: dict[str, float] = {}
         self._notes: dict[str, str] = {}
         self._unfinished_s = UNFINISHED_S
+        self._last: frozenset[str] | None = None
+        """Names of the pages that were there at the end, None before."""
         self._incarnations: list[frozenset[str]] = []
         """Names of the pages of each that is not over yet for us, oldest first."""
         self._past: set[str] = set()
@@ -132,7 +134,7 @@ class Pages:
     def look(self) -> dict[int, Seen]:
         """The page of each rank of the incarnation, by rank; looks for new ones."""
         self._scan()
-        lights = list(self._read_all())
+        lights = [one for one in self._read_all() if not self._is_of_another_run(one)]
         self.any_ever = self.any_ever or bool(lights)
         named = {one.page.path.name: one for one in lights if one.light.identity.rank >= 0}
         if named.keys() != frozenset().union(*self._incarnations):
@@ -165,6 +167,10 @@ class Pages:
     def notes(self) -> dict[str, str]:
         """What agents left as ``agent-*.err``: why they could not record."""
         return self._notes
+
+    def command_ended(self) -> None:
+        """Ranks that start from now on belong to another run."""
+        self._last = frozenset(self._open)
 
     def all_ended(self) -> None:
         """No process is left that could finish a file: take each for what it is."""
@@ -232,6 +238,12 @@ class Pages:
             else:
                 page.bad = ""
                 yield Seen(page, light)
+
+    def _is_of_another_run(self, seen: Seen) -> bool:
+        if self._last is None or seen.page.path.name in self._last:
+            return False
+        identity = seen.light.identity
+        return self._alive(identity.pid, identity.start_ticks)
 
     def _unreadable(self, name: str, why: str) -> None:
         since = self._refused.setdefault(name, self._now())

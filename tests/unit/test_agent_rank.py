@@ -48,7 +48,9 @@ def test_identity_says_who_owns_the_page() -> None:
     assert (found["local_rank"], found["local_world_size"], found["restart"]) == (1, 4, 2)
     assert (found["store_host"], found["store_port"]) == ("node-0", 29500)
     assert found["run_id"] == "job"
-    assert rank.identity({**environ, "HANGWATCH_RUN_ID": "mine"}, 5, 8)["run_id"] == "mine"
+    own = {"HANGWATCH_RUN_ID": "mine"}
+    assert rank.identity({**environ, **own}, 5, 8)["run_id"] == "job"
+    assert rank.identity(own, 5, 8)["run_id"] == "mine"
 
 
 def test_a_command_name_full_of_parentheses_does_not_shift_the_fields(tmp_path: Path) -> None:

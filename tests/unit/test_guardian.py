@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hangwatch
+from hangwatch.agent.environment import outside_environment
 from hangwatch.errors import UNUSABLE
 from hangwatch.guardian import (
     DEATHS_WITHIN_S,
     MAX_DEATHS,
     Guardian,
     how_it_ended,
-    watchdog_environment,
 )
 from hangwatch.launch import Signals
 
@@ -198,7 +198,7 @@ def test_the_watchdogs_environment_has_no_injection_and_finds_the_package() -> N
     home = Path(hangwatch.__file__).resolve().parent.parent
     injected = home / "sitecustomize"
     environ = {"PYTHONPATH": f"{injected}:/theirs", "HANGWATCH_DIR": "/x", "OTHER": "1"}
-    found = watchdog_environment(environ)
+    found = outside_environment(environ)
     paths = found["PYTHONPATH"].split(":")
     assert str(injected) not in paths
     assert "/theirs" in paths

@@ -26,16 +26,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "page": BOTTOM | {"json_page"},
     "diagnosis": BOTTOM,
     "flight": BOTTOM,
-    "agent": BOTTOM | READERS,
+    "agent": BOTTOM | READERS | {"companions", "election", "rundir"},
     "report": BOTTOM | READERS | {"flight"},
     "companions": frozenset(),
     "election": frozenset(),
+    "rundir": frozenset(),
+    "pidfd": frozenset(),
     "metrics": BOTTOM | READERS | {"report"},
     "gpu": BOTTOM,
     "nccl": BOTTOM | {"report"},
     "watchdog": BOTTOM
     | READERS
-    | {"companions", "flight", "diagnosis", "gpu", "metrics", "nccl", "report"},
+    | {"companions", "diagnosis", "flight", "gpu", "metrics", "nccl", "pidfd", "report"},
 }
 """What a part may import; those that are not named are the command line and its like."""
 BANNED: dict[str, frozenset[str]] = {
@@ -44,9 +46,13 @@ BANNED: dict[str, frozenset[str]] = {
     "types": frozenset({"hangwatch"}),
     "supervisor": frozenset({"torch", "asyncio", "threading"}),
     "companions": frozenset({"torch", "asyncio", "threading"}),
+    "caretaker": frozenset({"torch", "asyncio", "threading"}),
 }
 """What a part must never import, from wherever it comes."""
-STANDARD_ONLY = frozenset({"agent", "types", "errors", "config", "frames", "notice", "json_page"})
+STANDARD_ONLY = frozenset(
+    {"agent", "types", "errors", "config", "frames", "notice", "json_page"}
+    | {"companions", "election", "rundir"}
+)
 """Parts that run in a training process."""
 LOADED_LATE = frozenset({"torch", "numpy"})
 """Third parties that a training process has anyway."""
