@@ -58,7 +58,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     run_dir, pid = arguments
     held = rundir.RunDir(Path(run_dir), LOCK_FD, shared=True)
     try:
-        caretaker = Caretaker(held, dict(environ), int(pid))
+        caretaker = Caretaker(held, dict(environ), int(pid), Signals.block(()))
         companions = Companions(held.path)
         companions.watch = WATCH_FD
         while caretaker.take_care(companions):
@@ -94,7 +94,8 @@ class Caretaker:
     environ: dict[str, str]
     rank_pid: int
     """Of a rank: the one that has started this, or one that has come later."""
-    before: Signals = field(default_factory=lambda: Signals.block(()))
+    before: Signals
+    """What the watchdog is to be started with."""
     ranks: LocalRanks = field(init=False)
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ IMPATIENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 15.0
 """How long the watchdog may take to write its report after COMMAND has ended."""
 LOOK_S = 5.0
-"""The supervisor looks around this often even if no signal wakes it."""
+"""Between two looks around where no signal wakes the supervisor."""
 COMPANION_S = 0.05
 """Between two looks whether a companion's watchdog has ended."""
 EXIT_ABORTED = 75
@@ -209,10 +209,11 @@ class _Run:
     def _environment(self) -> dict[str, str]:
         if not self.held:
             return self.environ
-        named = {RUN_ID: self.settings.run_id} if self.settings.run_id else {}
+        named = {CARRIED: packed(to_other_nodes(self.settings, self.held, self.run_id))}
+        if self.settings.run_id:
+            named[RUN_ID] = self.settings.run_id
         if self.companions:
             named[SUPERVISOR_PID] = ANY_SUPERVISOR
-        named[CARRIED] = packed(to_other_nodes(self.settings, self.held, self.run_id))
         try:
             return {**job_environment(self.environ, self.held.path), **named}
         except OSError as error:

@@ -100,7 +100,7 @@ class Unwrapped:
         return shared_name(self._environ, run_id)
 
     def _start(self, held: RunDir, watch: int) -> None:
-        python = _interpreter(package_directory())
+        python = interpreter(package_directory())
         environ = outside_environment(self._environ)
         for name in _OF_THE_RANK:
             environ.pop(name, None)
@@ -127,7 +127,7 @@ class Unwrapped:
             os.waitpid(child, 0)
 
 
-def _interpreter(package: str) -> str:
+def interpreter(package: str) -> str:
     """The Python that has what the watchdog imports. Raises FileNotFoundError.
 
     That of the environment which hangwatch is installed in, which need not be the
