@@ -10,6 +10,7 @@ from hangwatch.diagnosis.absentees import frozen_setup, init_incomplete, missing
 from hangwatch.diagnosis.activity import Activity
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.channels import senders, sending
+from hangwatch.diagnosis.deaths import died
 from hangwatch.diagnosis.divergence import divergence
 from hangwatch.diagnosis.endings import Cause
 from hangwatch.diagnosis.history import made_before, step
@@ -17,7 +18,7 @@ from hangwatch.diagnosis.mismatch import judge_lines
 from hangwatch.diagnosis.naming import judge_names
 from hangwatch.diagnosis.phrases import at_line, now, verb
 from hangwatch.diagnosis.spots import ANYONE, Channel, Place, Setup
-from hangwatch.diagnosis.terminals import died, judge_terminals, left_behind
+from hangwatch.diagnosis.terminals import judge_terminals, left_behind
 from hangwatch.diagnosis.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.types import Certainty, Kind, Reason

@@ -51,7 +51,8 @@ def skipped(scene: Scene, entered: str, guard: Guard | None) -> Text:
     )
     condition = ""
     if guard is not None:
-        condition = f"`{guard.text}` at {short_file(guard.file)}:{guard.line} decides it."
+        how = "may have led past it" if guard.jumps else "decides it"
+        condition = f"`{guard.text}` at {short_file(guard.file)}:{guard.line} {how}."
     return Text(headline, sentences(condition, *_both(scene)))
 
 

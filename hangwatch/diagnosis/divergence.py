@@ -69,7 +69,7 @@ def _judged(case: Case, waits: Sequence[Wait], inside: set[int]) -> Divergence |
         # What all did until then knows best; the source may tell what they did instead.
         among = [wait for wait in waits if wait.rank in inside]
         found = _by_source(case, among)
-        if found is not None and set(found.culprits) == alone:
+        if found is not None and set(found.culprits) <= alone:
             return found
         culprits = tuple(sorted(alone))
         return Divergence(culprits, _rest(culprits, everyone))

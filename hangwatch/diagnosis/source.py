@@ -21,6 +21,7 @@ from hangwatch.diagnosis.syntax import (
     communicates,
     following,
     in_body,
+    jumps_to,
     leaves,
     names_the_rank,
     own,
@@ -59,6 +60,8 @@ class Guard:
     other_branch_communicates: bool
     for_few: bool = True
     """Not so where it asks for all ranks but some (``rank != 0``)."""
+    jumps: bool = False
+    """It leads past the other line, if it was taken: that nothing tells for sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,26 +178,28 @@ class Source:
         return None
 
     def jump(self, fork: Fork) -> Guard | None:
-        """A condition before ``there`` that jumps over it (continue, break, return)."""
-        for node in own(fork.scope):
-            if not isinstance(node, ast.If) or node.lineno >= fork.there:
-                continue
-            jumps = any(
-                isinstance(inner, ast.Continue | ast.Break | ast.Return) for inner in node.body
-            )
-            if (
-                jumps
-                and not spans(node.body, fork.there)
-                and self._asks_for_rank(fork.file, node.test)
-            ):
-                return Guard(
-                    fork.file,
-                    node.lineno,
-                    self.text(fork.file, node),
-                    on_rank=True,
-                    other_branch_communicates=False,
-                )
-        return None
+        """The condition on the rank before ``there`` that jumps over it (continue, break, return).
+
+        None where several do: nothing tells which of them it was.
+        """
+        found = [
+            node
+            for node in own(fork.scope)
+            if isinstance(node, ast.If)
+            and node.lineno < fork.there <= jumps_to(fork.scope, node, fork.here)
+            and not spans(node.body, fork.there)
+            and self._asks_for_rank(fork.file, node.test)
+        ]
+        if len(found) != 1:
+            return None
+        return Guard(
+            fork.file,
+            found[0].lineno,
+            self.text(fork.file, found[0]),
+            on_rank=True,
+            other_branch_communicates=False,
+            jumps=True,
+        )
 
     def _asks_for_rank(self, file: str, test: ast.expr) -> bool:
         if file not in self._rank_variables:

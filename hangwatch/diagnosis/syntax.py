@@ -151,6 +151,24 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
 
 
+def jumps_to(scope: Function, branch: ast.If, here: int) -> int:
+    """The last line that is not run once a branch was that can have led to ``here``, or 0."""
+    jumps = [
+        node
+        for statement in branch.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Continue | ast.Break | ast.Return)
+    ]
+    loops = [node for node in own(scope) if isinstance(node, Loop) and in_body(node, branch.lineno)]
+    inner = max(loops, key=lambda loop: loop.lineno, default=None)
+    if not jumps or inner is None or isinstance(jumps[-1], ast.Return):
+        ends = (node.end_lineno or 0 for node in own(scope) if isinstance(node, ast.stmt))
+        return max(ends, default=0) if jumps else 0
+    if isinstance(jumps[-1], ast.Break) and len(loops) == 1 and in_body(inner, here):
+        return 0  # it would be past the loop
+    return body_end(inner)
+
+
 def following(scope: Function, statement: ast.stmt) -> list[ast.stmt]:
     """The statements after one, in the body that it is part of."""
     for node in (scope, *own(scope)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections import defaultdict
 from dataclasses import replace
 from enum import Enum, auto
@@ -20,8 +19,9 @@ from hangwatch.diagnosis.absentees import (
     subset,
 )
 from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.deaths import died, last_site
 from hangwatch.diagnosis.departure import departed
-from hangwatch.diagnosis.endings import Cause, How, last_call
+from hangwatch.diagnosis.endings import Cause, How
 from hangwatch.diagnosis.history import call_of, next_of
 from hangwatch.diagnosis.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.spots import Channel, Place, Setup
@@ -169,61 +169,6 @@ def _has_finished(case: Case, rank: int, spot: Spot | None) -> bool:
     return isinstance(spot, Place | Channel) and case.job.has_left(rank, spot.gid)
 
 
-def died(
-    case: Case, spot: Spot | None, culprits: Ranks, certainty: Certainty = Certainty.PROVED
-) -> Finding:
-    """Ranks that are gone, and not by coming to their end."""
-    first = max(culprits, key=lambda rank: case.ended[rank].age_s)
-    end = case.ended[first]
-    waits = case.waits_at(spot)
-    spot = spot or _last_place(case, first)
-    failed = bool(waits) and all(wait.over for wait in waits)
-    victims = case.victims_of(culprits)
-    direct = tuple(rank for rank in case.direct(spot) if rank not in culprits)
-    site = with_source(end.exception.site, case.texts) if end.exception else None
-    scene = Scene(
-        culprits,
-        direct,
-        case.where(spot),
-        site or _last_site(case, first),
-        case.victims_site(waits),
-    )
-    # gloo aborts the rank that is sent more than it expects, who need not be the one at fault.
-    aborted = end.signal == signal.SIGABRT and last_call(case.job, first) is not None
-    vague = aborted or end.how is How.GONE
-    return Finding(
-        kind=Kind.DIED,
-        reason=end.reason,
-        certainty=Certainty.LIKELY if vague else certainty,
-        culprits=culprits,
-        victims=victims,
-        text=wording.died(scene, end, failed=failed, aborted=aborted),
-        final=True,
-        spot=spot,
-        collective=case.collective(spot, waits),
-        site=scene.site,
-        victim_site=scene.other_site,
-        waits=waits,
-        ended=culprits,
-    )
-
-
-def _last_place(case: Case, rank: int) -> Place | None:
-    """The collective that a rank was in when it ended."""
-    call = last_call(case.job, rank)
-    if call is None or call.p2p or call.seq < 1:
-        return None
-    return Place(case.job.gid(call.group), call.seq)
-
-
-def _last_site(case: Case, rank: int) -> Site | None:
-    """The line of the last call that a rank made."""
-    for _, record in reversed(case.job.ops.get(rank, [])):
-        if record.site is not None:
-            return with_source(record.site, case.texts)
-    return None
-
-
 def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     how = _how_finished(case, culprits)
     if isinstance(spot, Channel):
@@ -321,7 +266,7 @@ def _finished_site(case: Case, rank: int) -> Site | None:
         site = with_source(snapshot.in_call_site, case.texts) or case.waiting_site(rank)
         if site is not None:
             return site
-    return _last_site(case, rank)
+    return last_site(case, rank)
 
 
 _JUDGES: dict[object, Callable[[Case, Spot, Ranks], Finding]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,11 @@ def _died_of_a_dispute(job: Job, ended: dict[int, Ending], disputed: dict[int, i
         if end.cause is not Cause.OWN or end.how not in (How.RAISED, How.SIGNAL):
             continue
         call = last_call(job, rank)
-        if call is not None and not call.p2p:
+        if call is None and end.signal == signal.SIGABRT:
+            # A thread of gloo's aborts it for a call that nothing of the program waits for.
+            if any(job.arrived(rank, Place(gid, first)) for gid, first in disputed.items()):
+                found.add(rank)
+        elif call is not None and not call.p2p:
             first = disputed.get(job.gid(call.group))
             if first is not None and call.seq >= first:
                 found.add(rank)

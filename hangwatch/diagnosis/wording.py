@@ -115,10 +115,13 @@ def unseen(scene: Scene, why: Sequence[str], *, failed: bool) -> Text:
     )
 
 
-def died(scene: Scene, end: Ending, *, failed: bool, aborted: bool = False) -> Text:
+def died(
+    scene: Scene, end: Ending, *, failed: bool, aborted: bool = False, rivals: Ranks = ()
+) -> Text:
     """Ranks that raised or were killed.
 
-    aborted: a library ended the process inside a collective.
+    aborted: a library ended the process inside a collective. rivals: others that may have
+    been the cause of that.
     """
     tail = scene.awaited(scene.where, failed=failed) if scene.where else "."
     if scene.where and not scene.others:
@@ -138,7 +141,10 @@ def died(scene: Scene, end: Ending, *, failed: bool, aborted: bool = False) -> T
             "another collective there, or brought a larger tensor."
             if aborted
             else "",
-            f"{capital(the_ranks(scene.others))} {victims}: what they report came after it."
+            f"Nothing tells whether it was {the_ranks(scene.culprits)} that left the common "
+            f"program, or {the_ranks(rivals)}."
+            if rivals
+            else f"{capital(the_ranks(scene.others))} {victims}: what they report came after it."
             if scene.others
             else "",
         ),

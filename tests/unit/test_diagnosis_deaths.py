@@ -146,6 +146,29 @@ def test_an_abort_inside_a_collective_may_be_the_fault_of_a_peer() -> None:
     assert "another rank may have entered another collective" in verdict.explanation
 
 
+def peers_of_an_abort(size: int) -> Verdict:
+    """Rank 0 is aborted while C++ has made its call; all others fail of it."""
+    group = world(size)
+    aborted = rank(0, group, op(group, 4), enqueued=5, completed=4, **killed(6))
+    calls = op(group, 4), op(group, 5, state=OpState.FAILED, age=4.0)
+    error = raised("RuntimeError", PEER, 20, 3.0)
+    others = [rank(number, group, *calls, **error) for number in range(1, size)]
+    return only(job(aborted, *others, ended=True, exit_code=1))
+
+
+def test_an_abort_among_two_may_be_the_fault_of_either() -> None:
+    verdict = peers_of_an_abort(2)
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (0, 1), ())
+    assert verdict.certainty is Certainty.POSSIBLE
+    assert "Nothing tells whether it was rank 0" in verdict.explanation
+
+
+def test_an_abort_where_most_made_one_call_is_likely_the_fault_of_the_one_aborted() -> None:
+    verdict = peers_of_an_abort(4)
+    assert (verdict.culprits, verdict.victims) == ((0,), (1, 2, 3))
+    assert verdict.certainty is Certainty.LIKELY
+
+
 def test_of_two_that_raised_by_themselves_the_first_that_others_wait_for_comes_first() -> None:
     late = rank(1, W, op(W, 4), **raised("KeyError", age=1.0))
     found = job(failed(0), late, dead(**raised("ValueError", age=9.0)), ended=True, exit_code=1)

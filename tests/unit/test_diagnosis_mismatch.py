@@ -150,6 +150,16 @@ def test_a_rank_that_aborted_of_a_mismatch_is_not_its_cause() -> None:
     assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (1,))
 
 
+def test_a_rank_that_was_aborted_for_a_call_that_it_does_not_wait_for_is_not_its_cause() -> None:
+    running = op(W, 7, state=OpState.ISSUED, is_async=True)
+    aborted = rank(0, W, running, **killed(6))
+    stuck = [rank(n, W, running, blocked(W, 8)) for n in (2, 3)]
+    other = op(W, 7, state=OpState.ISSUED, is_async=True, shape=(9,))
+    verdict = only(job(aborted, rank(1, W, other, blocked(W, 8)), *stuck))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (1,))
+    assert 0 in verdict.victims
+
+
 def test_ranks_that_raised_of_a_mismatch_are_known_by_the_recorders_they_left() -> None:
     # gloo aborts rank 1; the others raise, c10d counts their bucket as done.
     aborted = rank(1, W, blocked(W, 7, line=5, shape=()), **killed(6))

@@ -253,6 +253,56 @@ def test_a_condition_that_jumps_over_a_line_is_found() -> None:
     assert (jump.line, jump.text) == (2, "if rank == 2 and batch.empty:")
 
 
+def test_of_several_conditions_that_jump_over_a_line_none_is_named() -> None:
+    several = source(
+        """
+        for batch in loader:
+            if rank == 2 and batch.empty:
+                continue
+            if rank == 1 and batch.broken:
+                continue
+            dist.all_reduce(x)
+            dist.barrier()
+        """
+    )
+    fork = several.fork([at(7)], [at(6)])
+    assert fork is not None
+    assert several.jump(fork) is None
+
+
+@pytest.mark.parametrize(("here", "found"), [(4, False), (6, True)])
+def test_who_has_left_a_loop_by_a_condition_is_not_in_it(here: int, *, found: bool) -> None:
+    leaving = source(
+        """
+        for batch in loader:
+            if rank == 2 and batch.empty:
+                break
+            dist.all_reduce(x)
+            dist.barrier()
+        dist.all_gather(x)
+        """
+    )
+    fork = leaving.fork([at(here)], [at(5)])
+    assert fork is not None
+    assert (leaving.jump(fork) is not None) is found
+
+
+def test_a_condition_that_jumps_says_nothing_of_what_comes_after_its_loop() -> None:
+    nested = source(
+        """
+        for batch in loader:
+            for part in batch:
+                if rank == 2:
+                    continue
+                dist.all_reduce(x)
+            dist.barrier()
+        """
+    )
+    fork = nested.fork([at(5)], [at(6)])
+    assert fork is not None
+    assert nested.jump(fork) is None
+
+
 @pytest.mark.parametrize("text", ["def (", "x = '\0'", "(" * 2000, "#" * (MAX_SOURCE_CHARS + 1)])
 def test_a_source_that_does_not_parse_says_nothing(text: str) -> None:
     broken = Source({FILE: text})

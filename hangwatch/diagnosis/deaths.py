@@ -1,0 +1,96 @@
+"""Ranks that are gone, and not by coming to their end."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis import wording
+from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.endings import How, last_call
+from hangwatch.diagnosis.spots import Place
+from hangwatch.diagnosis.wording import Scene
+from hangwatch.frames import with_source
+from hangwatch.types import Certainty, Kind
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.case import Case
+    from hangwatch.diagnosis.phrases import Ranks
+    from hangwatch.diagnosis.spots import Spot
+    from hangwatch.types import Site
+
+
+def died(
+    case: Case, spot: Spot | None, culprits: Ranks, certainty: Certainty = Certainty.PROVED
+) -> Finding:
+    """Ranks that are gone, and not by coming to their end."""
+    first = max(culprits, key=lambda rank: case.ended[rank].age_s)
+    end = case.ended[first]
+    waits = case.waits_at(spot)
+    spot = spot or _last_place(case, first)
+    failed = bool(waits) and all(wait.over for wait in waits)
+    victims = case.victims_of(culprits)
+    direct = tuple(rank for rank in case.direct(spot) if rank not in culprits)
+    site = with_source(end.exception.site, case.texts) if end.exception else None
+    scene = Scene(
+        culprits,
+        direct,
+        case.where(spot),
+        site or last_site(case, first),
+        case.victims_site(waits),
+    )
+    # gloo aborts the rank that is sent more than it expects, who need not be the one at fault.
+    aborted = end.signal == signal.SIGABRT and _communicated(case, first)
+    vague = aborted or end.how is How.GONE
+    peers = _rivals(case, spot, direct) if aborted and failed else ()
+    return Finding(
+        kind=Kind.DIED,
+        reason=end.reason,
+        certainty=Certainty.POSSIBLE if peers else Certainty.LIKELY if vague else certainty,
+        culprits=tuple(sorted({*culprits, *peers})),
+        victims=tuple(rank for rank in victims if rank not in peers),
+        text=wording.died(scene, end, failed=failed, aborted=aborted, rivals=peers),
+        final=True,
+        spot=spot,
+        collective=case.collective(spot, waits),
+        site=scene.site,
+        victim_site=scene.other_site,
+        waits=waits,
+        ended=culprits,
+    )
+
+
+def _communicated(case: Case, rank: int) -> bool:
+    """Whether a rank ended in its program, and had made a call of some group."""
+    groups = case.job.progress.get(rank, {}).values()
+    return not case.ended[rank].in_shutdown and any(g.enqueued > 0 or g.p2p > 0 for g in groups)
+
+
+def _rivals(case: Case, spot: Spot | None, others: Ranks) -> Ranks:
+    """Who may be at fault instead of a rank that was aborted where others were.
+
+    Nobody where most of the group's members made one and the same call there.
+    """
+    if not isinstance(spot, Place):
+        return ()
+    records = (case.job.record(rank, spot) for rank in others)
+    alike = Counter((record.wire, record.shape) for record in records if record is not None)
+    most = max(alike.values(), default=0)
+    return () if 2 * most > len(case.job.members(spot.gid)) else others
+
+
+def _last_place(case: Case, rank: int) -> Place | None:
+    """The collective that a rank was in when it ended."""
+    call = last_call(case.job, rank)
+    if call is None or call.p2p or call.seq < 1:
+        return None
+    return Place(case.job.gid(call.group), call.seq)
+
+
+def last_site(case: Case, rank: int) -> Site | None:
+    """The line of the last call that a rank made."""
+    for _, record in reversed(case.job.ops.get(rank, [])):
+        if record.site is not None:
+            return with_source(record.site, case.texts)
+    return None
