@@ -12,10 +12,11 @@ from hangwatch.frames import with_source
 from hangwatch.types import OpState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
+    from hangwatch.diagnosis.spots import Spot
     from hangwatch.types import RankSnapshot
 
 FAILED_WITHIN = 4
@@ -37,7 +38,10 @@ def find_waits(
         if end is None:
             waits.extend(living(job, rank))
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
-            found = list(_ended(job, rank, ended)) or _in_dispute(job, rank, end, disputed or {})
+            found = list(_ended(job, rank, ended))
+            in_dispute = _in_dispute(job, rank, end, disputed or {})
+            if all(_is_before(wait.spot, in_dispute) for wait in found):
+                found = in_dispute or found
             waits.extend(wait._replace(over=True) for wait in found)
     return waits
 
@@ -53,6 +57,14 @@ def _in_dispute(
         for gid in job.progress.get(rank.rank, {})
         if gid in disputed and job.arrived(rank.rank, Place(gid, disputed[gid]))
     ]
+
+
+def _is_before(spot: Spot, waits: Iterable[Wait]) -> bool:
+    """Whether a place comes before one that a rank waits in: it has been there long ago."""
+    return isinstance(spot, Place) and any(
+        isinstance(wait.spot, Place) and spot.gid == wait.spot.gid and spot.seq < wait.spot.seq
+        for wait in waits
+    )
 
 
 def _ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:

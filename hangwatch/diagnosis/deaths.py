@@ -43,7 +43,7 @@ def died(
     # gloo aborts the rank that is sent more than it expects, who need not be the one at fault.
     aborted = end.signal == signal.SIGABRT and _communicated(case, first)
     vague = aborted or end.how is How.GONE
-    peers = _rivals(case, spot, direct) if aborted and failed else ()
+    peers = _rivals(case, spot, culprits, direct) if aborted else ()
     return Finding(
         kind=Kind.DIED,
         reason=end.reason,
@@ -67,17 +67,29 @@ def _communicated(case: Case, rank: int) -> bool:
     return not case.ended[rank].in_shutdown and any(g.enqueued > 0 or g.p2p > 0 for g in groups)
 
 
-def _rivals(case: Case, spot: Spot | None, others: Ranks) -> Ranks:
-    """Who may be at fault instead of a rank that was aborted where others were.
+def _rivals(case: Case, spot: Spot | None, aborted: Ranks, others: Ranks) -> Ranks:
+    """Who may be at fault instead of ranks that were aborted where others were.
 
-    Nobody where most of the group's members made one and the same call there.
+    Where it is known what those did, and nobody is known to have done otherwise: who is
+    there as well, and what for nothing tells. Else whoever waits there, but nobody where
+    most of the group's members made one and the same call.
     """
-    if not isinstance(spot, Place):
+    place = spot if isinstance(spot, Place) else _last_recorded(case, aborted[0])
+    if place is None:
         return ()
-    records = (case.job.record(rank, spot) for rank in others)
-    alike = Counter((record.wire, record.shape) for record in records if record is not None)
-    most = max(alike.values(), default=0)
-    return () if 2 * most > len(case.job.members(spot.gid)) else others
+    records = case.job.places(place.gid).get(place.seq, {})
+    members = case.job.members(place.gid)
+    if all(rank in records for rank in aborted):
+        there = (rank for rank in members if case.job.arrived(rank, place))
+        return tuple(rank for rank in there if rank not in records)
+    alike = Counter((records[r].wire, records[r].shape) for r in others if r in records)
+    return () if 2 * max(alike.values(), default=0) > len(members) else others
+
+
+def _last_recorded(case: Case, rank: int) -> Place | None:
+    """The last collective that a rank is known to have made."""
+    calls = reversed(case.job.ops.get(rank, ()))
+    return next((Place(gid, call.seq) for gid, call in calls if not call.p2p and call.seq), None)
 
 
 def _last_place(case: Case, rank: int) -> Place | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.departure import departed
+from hangwatch.diagnosis.endings import Cause, How
 from hangwatch.diagnosis.history import habit, step
 from hangwatch.diagnosis.phrases import Ranks, spot_text
 from hangwatch.diagnosis.signatures import Differs, Split, split
@@ -155,9 +156,13 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
 
 
 def _is_final(case: Case, place: Place) -> bool:
-    """Whether somebody is stuck in it, or in a later place that is disputed as well."""
+    """Whether somebody is stuck in it, or in a later place that is disputed as well.
+
+    Or was aborted for it: what a thread of gloo's runs, nobody need be waiting for.
+    """
     places = case.job.places(place.gid)
-    return any(
+    ends = (case.ended[rank] for rank in case.job.members(place.gid) if rank in case.ended)
+    return any(end.cause is Cause.ECHO and end.how is How.SIGNAL for end in ends) or any(
         isinstance(spot, Place)
         and spot.gid == place.gid
         and spot.seq >= place.seq

@@ -89,14 +89,15 @@ def _died_of_a_dispute(job: Job, ended: dict[int, Ending], disputed: dict[int, i
         if end.cause is not Cause.OWN or end.how not in (How.RAISED, How.SIGNAL):
             continue
         call = last_call(job, rank)
-        if call is None and end.signal == signal.SIGABRT:
-            # A thread of gloo's aborts it for a call that nothing of the program waits for.
-            if any(job.arrived(rank, Place(gid, first)) for gid, first in disputed.items()):
-                found.add(rank)
-        elif call is not None and not call.p2p:
-            first = disputed.get(job.gid(call.group))
-            if first is not None and call.seq >= first:
-                found.add(rank)
+        place = Place(job.gid(call.group), call.seq) if call and not call.p2p else None
+        # For a call that nothing of the program waits for, a thread of gloo's aborts it.
+        aborted = end.signal == signal.SIGABRT
+        if any(
+            (place is not None and place.gid == gid and place.seq >= first)
+            or (aborted and job.arrived(rank, Place(gid, first)))
+            for gid, first in disputed.items()
+        ):
+            found.add(rank)
     return found
 
 

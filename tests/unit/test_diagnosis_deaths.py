@@ -163,6 +163,16 @@ def test_an_abort_among_two_may_be_the_fault_of_either() -> None:
     assert "Nothing tells whether it was rank 0" in verdict.explanation
 
 
+def test_where_those_aborted_did_alike_whoever_did_something_unknown_may_be_at_fault() -> None:
+    call = op(W, 5, state=OpState.ISSUED)
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    aborted = [rank(number, W, call, **killed(6)) for number in (2, 3)]
+    others = rank(0, W, enqueued=5, **ended), rank(1, W, call, **ended)
+    verdict = only(job(*others, *aborted, ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (0, 2, 3))
+    assert verdict.certainty is Certainty.POSSIBLE
+
+
 def test_an_abort_where_most_made_one_call_is_likely_the_fault_of_the_one_aborted() -> None:
     verdict = peers_of_an_abort(4)
     assert (verdict.culprits, verdict.victims) == ((0,), (1, 2, 3))

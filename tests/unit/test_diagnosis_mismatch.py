@@ -160,6 +160,17 @@ def test_a_rank_that_was_aborted_for_a_call_that_it_does_not_wait_for_is_not_its
     assert 0 in verdict.victims
 
 
+def test_a_job_failed_of_a_mismatch_that_all_had_gone_on_from() -> None:
+    calls = op(W, 7, state=OpState.ISSUED, is_async=True), blocked(W, 8, age=1.0)
+    ended = killed(15, 1.0, terminated_by_launcher=True)
+    other = op(W, 7, state=OpState.ISSUED, is_async=True, shape=(9,)), calls[1]
+    aborted = rank(0, W, *other, **killed(6, 1.5))
+    others = [rank(number, W, *calls, **ended) for number in (1, 2, 3)]
+    verdict = only(job(aborted, *others, ended=True, exit_code=1))
+    assert (verdict.state, verdict.kind) == (State.FAILED, Kind.SIGNATURE_MISMATCH)
+    assert verdict.culprits == (0,)
+
+
 def test_ranks_that_raised_of_a_mismatch_are_known_by_the_recorders_they_left() -> None:
     # gloo aborts rank 1; the others raise, c10d counts their bucket as done.
     aborted = rank(1, W, blocked(W, 7, line=5, shape=()), **killed(6))
