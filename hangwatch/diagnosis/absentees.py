@@ -60,6 +60,7 @@ def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
+        loop=loop,
     )
 
 
@@ -105,6 +106,7 @@ def subset(case: Case, spot: Place, others: Ranks, went_on: str, *, final: bool)
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
+        guard=guard,
     )
 
 

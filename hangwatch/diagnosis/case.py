@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.faults import Fault
     from hangwatch.diagnosis.graph import Graph
     from hangwatch.diagnosis.job import Job
-    from hangwatch.diagnosis.source import Source
+    from hangwatch.diagnosis.source import Guard, LeftLoop, Source
     from hangwatch.diagnosis.spots import Spot, Wait
     from hangwatch.diagnosis.wording import Text
     from hangwatch.types import Certainty, Kind, Site
@@ -55,6 +55,10 @@ class Finding:
     """Of its victims and its culprits."""
     ended: tuple[int, ...] = ()
     """Culprits that are gone."""
+    guard: Guard | None = None
+    """The condition that the culprits took, or did not take, other than the rest."""
+    loop: LeftLoop | None = None
+    """The loop that the culprits have left, and the others have not."""
 
 
 @dataclass(slots=True)

@@ -277,6 +277,8 @@ def _inversion(case: Case, camps: dict[Spot, list[Wait]], left: Divergence | Non
         site=sites[0],
         victim_site=sites[1],
         waits=waits,
+        guard=left.guard if left is not None else None,
+        loop=left.loop if left is not None else None,
     )
 
 

@@ -151,4 +151,6 @@ def _told(case: Case, finding: Finding, place: Place, found: Drift, others: Rank
         collective=Collective(about.op, place.seq, about.dtype, about.shape),
         site=scene.site,
         victim_site=scene.other_site,
+        guard=None,
+        loop=None,
     )

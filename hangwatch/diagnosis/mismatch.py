@@ -242,6 +242,8 @@ def _other_op(
         site=sites[0],
         victim_site=sites[1],
         waits=_waits(case, place),
+        guard=seen.guard if kind is Kind.SUBSET_ENTERED else None,
+        loop=seen.loop,
     )
 
 

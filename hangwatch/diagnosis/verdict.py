@@ -16,6 +16,7 @@ from hangwatch.diagnosis.devices import needed, stuck_devices, without_company
 from hangwatch.diagnosis.disputes import disputes
 from hangwatch.diagnosis.drift import with_drift
 from hangwatch.diagnosis.endings import Cause, How, endings, last_call
+from hangwatch.diagnosis.facts import facts_of
 from hangwatch.diagnosis.graph import build, roots
 from hangwatch.diagnosis.job import index, seconds
 from hangwatch.diagnosis.mismatch import judge_dispute
@@ -157,7 +158,7 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
         victim_site=finding.victim_site,
         headline=finding.text.headline,
         explanation=finding.text.explanation,
-        advice=advice(finding.kind, finding.reason),
+        advice=advice(finding.kind, finding.reason, facts_of(case, finding)),
         waits=shown,
         stuck_age_s=age_s,
     )

@@ -71,6 +71,29 @@ def branches(found: tuple[Branch, ...]) -> Iterator[Branch]:
         yield from branches(branch.children)
 
 
+# --- Advice -----------------------------------------------------------------------
+
+
+def told(*advice: str) -> Page:
+    report = build_report(EVIDENCE)
+    return page_of({**report, "verdict": {**report["verdict"], "advice": list(advice)}})
+
+
+def test_a_page_that_advice_ends_in_is_a_link_and_code_is_code() -> None:
+    (advice,) = told("Move `gather` out. https://docs.pytorch.org/docs/stable/fsdp.html").advice
+    assert advice.parts == ("Move ", "gather", " out.")
+    assert advice.link == "https://docs.pytorch.org/docs/stable/fsdp.html"
+    assert advice.shown == "docs.pytorch.org/docs/stable/fsdp.html"
+
+
+@pytest.mark.parametrize(
+    "end", ["javascript:alert(1)", 'https://a.org/"onclick="x', "http://a.org"]
+)
+def test_nothing_else_that_advice_ends_in_is_a_link(end: str) -> None:
+    (advice,) = told(f"See {end}").advice
+    assert (advice.parts, advice.link) == ((f"See {end}",), "")
+
+
 # --- Top ------------------------------------------------------------------------
 
 
@@ -78,7 +101,7 @@ def test_the_top_says_what_where_and_what_to_do() -> None:
     found = page()
     assert (found.state, found.certainty, found.tone) == ("hang", "likely", "bad")
     assert found.headline == VERDICT.headline
-    assert found.advice == VERDICT.advice
+    assert tuple("`".join(advice.parts) for advice in found.advice) == VERDICT.advice
     culprit, others = found.codes
     assert (culprit.title, culprit.file, culprit.line) == ("Where rank 2 is", TRAIN, 4)
     assert [line.number for line in culprit.lines if line.here] == [4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import defaultdict
 from dataclasses import dataclass
@@ -27,7 +28,24 @@ LEAST_S = 0.05
 LONG = 2_000
 """Characters of a sentence that comes from hangwatch, but may name what does not."""
 
+_LINKED = re.compile(r"(.*\S)\s+(https://[\w./%#-]+)", re.DOTALL)
+"""Advice that ends in the address of a page."""
+
 Content = TypeVar("Content")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to do. ``link``: to the documentation, empty where there is none."""
+
+    parts: tuple[str, ...]
+    """Text and code in turns."""
+    link: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The link as people read it."""
+        return self.link.removeprefix("https://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +100,7 @@ class Page:
     headline: str
     explanation: tuple[str, ...]
     """Text and code in turns."""
-    advice: tuple[str, ...]
+    advice: tuple[Advice, ...]
     facts: tuple[tuple[str, str], ...]
     codes: tuple[Code, ...]
     graph: Graph | None
@@ -150,7 +168,7 @@ def page_of(report: Mapping[str, Any]) -> Page:
         "" if verdict["reason"] == "unknown" else words(verdict["reason"]),
         shortened(verdict["headline"], LONG),
         tuple(shortened(verdict["explanation"], LONG).split("`")) if verdict["explanation"] else (),
-        tuple(shortened(advice, LONG) for advice in verdict["advice"]),
+        tuple(_advice(shortened(advice, LONG)) for advice in verdict["advice"]),
         tuple(_facts(report)),
         tuple(_codes(verdict)),
         *pictures,
@@ -175,6 +193,12 @@ def _drawn(
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         failed.append(f"This page lacks {what}: {type(error).__name__}: {error}")
         return None
+
+
+def _advice(text: str) -> Advice:
+    linked = _LINKED.fullmatch(text)
+    text, link = linked.groups() if linked else (text, "")
+    return Advice(tuple(text.split("`")), link)
 
 
 def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,21 @@
+"""Official documentation that advice points to: pages, or what their addresses begin with."""
+
+from __future__ import annotations
+
+TORCH = "https://docs.pytorch.org/docs/stable"
+TUTORIALS = "https://docs.pytorch.org/tutorials"
+DATA = f"{TORCH}/data.html"
+DISTRIBUTED = f"{TORCH}/distributed.html"
+DDP = f"{TORCH}/notes/ddp.html"
+ELASTIC = f"{TORCH}/elastic/run.html"
+JOIN = f"{TUTORIALS}/advanced/generic_join.html"
+NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
+ACCELERATE = "https://huggingface.co/docs/accelerate"
+LIGHTNING = "https://lightning.ai/docs/pytorch/stable"
+TRAINER = "https://huggingface.co/docs/transformers/main_classes/trainer"
+DEEPSPEED = "https://deepspeed.readthedocs.io/en/latest"
+FSDP = f"{TORCH}/distributed.fsdp.fully_shard.html"
+CHECKPOINT = f"{TORCH}/distributed.checkpoint.html"
+DTENSOR = f"{TORCH}/distributed.tensor.html"
+PIPELINE = f"{TORCH}/distributed.pipelining.html"
