@@ -32,8 +32,8 @@ class Channels:
     """The recorder's, oldest first."""
     made: Mapping[int, PageEvent]
     """Index of a part to the program's call."""
-    newer: Sequence[PageEvent]
-    """Made after all that the recorder has: they may not have come to NCCL."""
+    others: Sequence[PageEvent]
+    """That the recorder does not have: they may not have come to NCCL."""
 
     def records(self, offset_ns: int, now_ns: int) -> Iterator[tuple[int, OpRecord]]:
         """When each was issued (CLOCK_MONOTONIC, ns), and what is known of it.
@@ -98,7 +98,10 @@ def channels(
 def _paired(
     events: Sequence[PageEvent], parts: Sequence[Part], group: PageGroup
 ) -> tuple[dict[int, PageEvent], list[PageEvent]]:
-    """Index of a part to its event, and the events after the last of those.
+    """Index of a part to its event; and the events that only the program knows of.
+
+    These are later ones, and those that it is inside of, such as one of gloo's in a group of
+    both backends.
 
     Both are in the order in which the program made its calls, and both may have lost the
     oldest: so the newest are paired first.
@@ -115,7 +118,12 @@ def _paired(
             newest = at
         pairs[index] = events[at]
         at -= 1
-    return pairs, list(events[newest + 1 :])
+    later = [
+        event
+        for place, event in enumerate(events)
+        if place > newest or (event.state is OpState.BLOCKED and event not in pairs.values())
+    ]
+    return pairs, later
 
 
 def _alike(event: PageEvent, part: FlightEntry, group: PageGroup) -> bool:

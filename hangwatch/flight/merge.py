@@ -80,7 +80,7 @@ def rank_ops(
     for sent in told.values():
         timed += sent.records(offset, now_ns)
         timed += [
-            (event.issued_ns, _from_page(event, sent.group, None, now_ns)) for event in sent.newer
+            (event.issued_ns, _from_page(event, sent.group, None, now_ns)) for event in sent.others
         ]
     timed.sort(key=lambda pair: pair[0])
     if _may_be_elsewhere(page, made):

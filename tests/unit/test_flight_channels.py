@@ -37,7 +37,7 @@ def made(seq: int, wire: str, peer: int, age_s: float, **changes: Any) -> PageEv
     """A call of the program's, which on NCCL has returned at once."""
     at_ns = NOW - int(age_s * SECOND)
     values = {"wire": wire, "op": wire, "p2p": True, "peer": peer, "issued_ns": at_ns}
-    return event(seq, ISSUED, **{**values, **changes})
+    return event(seq, **{"state": ISSUED, **values, **changes})
 
 
 def recorded(*calls: tuple[str, int, str, float], rank: int = 0) -> FlightDump:
@@ -103,6 +103,12 @@ def test_what_the_program_has_made_since_is_kept() -> None:
         ("send", DONE, True),
         ("recv", ISSUED, False),
     ]
+
+
+def test_what_the_program_is_inside_of_is_kept() -> None:
+    inside = made(1, "recv", 1, 12.0, state=OpState.BLOCKED)  # on gloo, in a thread of its own
+    found = ops(recorded(("send", 1, "completed", 9.0)), inside, made(2, "send", 1, 9.0))
+    assert [(one.wire, one.state) for one in found] == [("recv", OpState.BLOCKED), ("send", DONE)]
 
 
 def test_what_does_not_pair_is_not_lost() -> None:
