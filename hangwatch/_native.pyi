@@ -45,6 +45,12 @@ def wait_for_request(seen: int, seconds: float) -> int:
 def ring() -> None:
     """End the wait of a thread of this process."""
 
+def answer_request() -> bool:
+    """Have the watchdog's request for c10d's recorder answered by a thread without the GIL.
+
+    False where this torch has no functions for that: then it is the caller's.
+    """
+
 def set_identity(rank: int, world_size: int, store_host: str, store_port: int) -> None: ...
 def set_phase(phase: str) -> None: ...
 def set_in_call(name: str, file: str, line: int, function: str) -> None:

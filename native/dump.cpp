@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <string>
 
@@ -58,15 +59,16 @@ bool write_all(const char* path, const std::string& data) {
   return ::close(fd) == 0 && done == data.size();
 }
 
-void answer(const Paths& paths) {
-  Dump found[2] = {find(kDumps[0]), find(kDumps[1])};
-  if (found[0] == nullptr && found[1] == nullptr) return;  // the sampler may still come
-  if (unlink(paths.request.c_str()) != 0) return;          // it has
+bool can_dump() { return find(kDumps[0]) != nullptr || find(kDumps[1]) != nullptr; }
+
+void write_dump(const Paths& paths) {
+  if (!can_dump() || unlink(paths.request.c_str()) != 0) return;  // it is the sampler's
   // A dump asks events of the device, which would invalidate the capture of another thread.
   cuda::exchange_capture_mode(cuda::kLibrary, cuda::kCaptureModeRelaxed);
   std::string data;
   std::string without;  // entries: where none of them has any
-  for (const Dump dump : found) {
+  for (const char* name : kDumps) {
+    const Dump dump = find(name);
     if (dump == nullptr) continue;
     without = dump(true, false);
     if (without.find("\"entries\"") != std::string::npos) data += without + "\n";
@@ -80,11 +82,27 @@ void answer(const Paths& paths) {
 
 void* thread_main(void* argument) {
   try {
-    answer(*static_cast<const Paths*>(argument));
+    write_dump(*static_cast<const Paths*>(argument));
   } catch (...) {  // c10d's, or no memory: the watchdog does without
   }
   g_busy.store(false);
   return nullptr;
+}
+
+void start_thread(Paths* paths) {
+  if (g_busy.exchange(true)) return;
+  // No signal of the job's may be handled by it.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_t thread;
+  if (pthread_create(&thread, nullptr, thread_main, paths) == 0) {
+    pthread_detach(thread);
+  } else {
+    g_busy.store(false);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace
@@ -107,17 +125,16 @@ void disown() noexcept {
   g_busy.store(false, std::memory_order_relaxed);
 }
 
+bool answer() noexcept {
+  if (g_paths == nullptr || !can_dump()) return false;
+  start_thread(g_paths);
+  return true;
+}
+
 void look() noexcept {
-  Paths* paths = g_paths;
-  if (paths == nullptr) return;
-  g_beats = access(paths->request.c_str(), F_OK) == 0 ? g_beats + 1 : 0;
-  if (g_beats < 2 || g_busy.exchange(true)) return;
-  pthread_t thread;
-  if (pthread_create(&thread, nullptr, thread_main, paths) == 0) {
-    pthread_detach(thread);
-  } else {
-    g_busy.store(false);
-  }
+  if (g_paths == nullptr) return;
+  g_beats = access(g_paths->request.c_str(), F_OK) == 0 ? g_beats + 1 : 0;
+  if (g_beats >= 2) start_thread(g_paths);
 }
 
 }  // namespace hangwatch::dump

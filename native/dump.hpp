@@ -1,9 +1,10 @@
-// c10d's Flight Recorder for the watchdog while no thread of Python's gets the GIL.
+// c10d's Flight Recorder for the watchdog, without the GIL.
 //
-// The sampler answers a request (<page>.req, see agent/flight.py) as soon as it can run.
-// One that still lies there at the next beat is answered from here, by a thread that is
-// made for it: c10d's own functions for a dump as JSON need no GIL. Whoever removes the
-// request answers it.
+// A request (<page>.req, see agent/flight.py) is answered by a thread that is made for it:
+// c10d's own functions for a dump as JSON need no GIL. The sampler has it made as soon as it
+// can run, since a dump may have to wait for the driver, and nobody is to hold the GIL
+// meanwhile; the heart does for a request that still lies there at its next beat. Whoever
+// removes the request answers it.
 //
 // They are called by their mangled names. B5cxx11 in these says that std::string is the
 // one which this is built with: wheels of torch before 2.7 have another one, other names
@@ -21,6 +22,9 @@ void open(const char* page) noexcept;
 void close() noexcept;
 // In a fork's child.
 void disown() noexcept;
+
+// Has a request answered. False where this torch has no such functions.
+bool answer() noexcept;
 
 // To be called at every beat of the heart.
 void look() noexcept;

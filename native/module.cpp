@@ -10,6 +10,7 @@
 #include "arguments.hpp"
 #include "beacon.hpp"
 #include "callsite.hpp"
+#include "dump.hpp"
 #include "python.hpp"
 #include "reader.hpp"
 #include "record.hpp"
@@ -108,6 +109,8 @@ PyObject* py_ring(PyObject*, PyObject*) {
   writer::ring();
   return none();
 }
+
+PyObject* py_answer_request(PyObject*, PyObject*) { return PyBool_FromLong(dump::answer()); }
 
 PyObject* py_ring_at(PyObject*, PyObject* args) {
   PyObject* path = nullptr;
@@ -354,6 +357,7 @@ PyMethodDef kFunctions[] = {
     {"stop_heartbeat", py_stop_heartbeat, METH_NOARGS, nullptr},
     {"wait_for_request", py_wait_for_request, METH_VARARGS, nullptr},
     {"ring", py_ring, METH_NOARGS, nullptr},
+    {"answer_request", py_answer_request, METH_NOARGS, nullptr},
     {"ring_at", py_ring_at, METH_VARARGS, nullptr},
     {"set_identity", py_set_identity, METH_VARARGS, nullptr},
     {"set_phase", py_set_phase, METH_VARARGS, nullptr},

@@ -34,18 +34,27 @@ class FlightRecorder:
     Versions before 2.5 have no ``pg_status``; with a size of 0 there is nothing.
     """
 
-    def __init__(self, core: Any, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        core: Any,
+        now: Callable[[], float] = time.monotonic,
+        answer_request: Callable[[], bool] = bool,
+    ) -> None:
         self._dumps: dict[str, Callable[..., bytes]] = {
             name: getattr(core, name) for name in _DUMPS if hasattr(core, name)
         }
         self._pickled: Callable[..., bytes] | None = getattr(core, _PICKLED, None)
         self._now = now
+        self._answer_request = answer_request
+        """Has a request answered without the GIL; False where that cannot be."""
         self._ended: Status = {}
         self._last: Status = {}
         self._since = 0.0
         self._looked: tuple[float, bool] | None = None
         """When the entries were looked at for this status, and what was found."""
         self._was_pending = False
+        self._mixed: set[tuple[str, str]] = set()
+        """Groups of which the status is known to tell of two kinds of calls."""
 
     def status(self) -> Status:
         """How far each group has come that ever was."""
@@ -68,17 +77,25 @@ class FlightRecorder:
         that was completed last, not how far all are completed: of two that
         overlap on gloo the first may be the last to complete. So a status that
         stands still is checked against the entries, which know it of each call;
-        that takes 20 ms for 2,000 of them, with the GIL released.
+        that takes 20 ms for 2,000 of them, with the GIL released. NCCL completes the calls of
+        a group in their turn, so its status is believed, but for groups of which it counts
+        two kinds of calls: its entries are read with the GIL, and ask the device, which may
+        have to wait for what the program does in the driver.
         """
         status = self.status()
         now = self._now()
+        self._mixed |= {key for key, state in status.items() if self._is_mixed(key, state)}
         changed = status != self._last
         if changed:
             self._last, self._since, self._looked = status, now, None
-        pending = any(
-            _unfinished(state) and self._ended.get(key) != state for key, state in status.items()
-        )
-        if now - self._since >= DOUBT_AFTER_S:
+        open_ = {
+            key
+            for key, state in status.items()
+            if _unfinished(state) and self._ended.get(key) != state
+        }
+        pending = bool(open_)
+        sure = any(key[0] == _NCCL and key not in self._mixed for key in open_)
+        if now - self._since >= DOUBT_AFTER_S and not sure:
             if self._looked is None or (self._looked[1] and now - self._looked[0] >= LOOK_AGAIN_S):
                 self._looked = now, self._any_unfinished()
             pending = self._looked[1]
@@ -86,12 +103,19 @@ class FlightRecorder:
         self._was_pending = pending
         return (pending if status else None), changed
 
+    def _is_mixed(self, key: tuple[str, str], state: tuple[int, int]) -> bool:
+        """Whether a status goes back, or tells of more completed calls than were enqueued."""
+        before = self._last.get(key, (-1, -1))
+        enqueued, completed = state
+        back = enqueued < before[0] or completed < before[1]
+        return key[0] == _NCCL and (back or completed > enqueued)
+
     def _any_unfinished(self) -> bool:
         """Whether an entry is not retired, but for those of groups that were destroyed."""
         for name, dump in self._dumps.items():
-            # Each call of NCCL's is completed in its turn, so where the status tells of nothing
-            # unfinished the device need not be asked; and nobody retires the entries of a job
-            # that waits for each call on the host (TORCH_NCCL_BLOCKING_WAIT).
+            # Where the status tells of nothing unfinished the device need not be asked; and
+            # nobody retires the entries of a job that waits for each call on the host
+            # (TORCH_NCCL_BLOCKING_WAIT).
             if name == _NCCL and not any(
                 _unfinished(state) for key, state in self._last.items() if key[0] == name
             ):
@@ -117,6 +141,8 @@ class FlightRecorder:
         request = page + ".req"
         if not os.path.exists(request):
             return False
+        if self._answer_request():
+            return True
         try:
             os.unlink(request)
         except FileNotFoundError:

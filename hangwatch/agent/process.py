@@ -69,7 +69,9 @@ class Process:
         self.guard = Guard(recorder.count_swallowed, self.disarm)
         self.groups = Groups(c10d, recorder, adopt)
         self.custom = CustomCalls(recorder, self.groups, self.guard, self._prefixes)
-        self._flight = FlightRecorder(sys.modules["torch._C._distributed_c10d"])
+        self._flight = FlightRecorder(
+            sys.modules["torch._C._distributed_c10d"], answer_request=recorder.answer_request
+        )
         self._exceptions = Exceptions(recorder, self._prefixes)
         recorder.set_internal_prefixes(self._prefixes)
 

@@ -167,6 +167,10 @@ class PythonRecorder(LockBell):
     def disarm(self) -> None:
         self._disarmed = True
 
+    def answer_request(self) -> bool:
+        """It has no threads without the GIL."""
+        return False
+
     def use_streams(self, current_stream: Callable[[int], int]) -> None:
         """It writes no beacons."""
 

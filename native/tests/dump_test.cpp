@@ -84,6 +84,7 @@ void without_torch_the_request_stays_the_samplers() {
   const Rank rank;
   rank.ask();
   beat(5);
+  CHECK(!dump::answer());
   usleep(50'000);
   CHECK(exists(rank.request) && !exists(rank.answer));
 }
@@ -102,6 +103,15 @@ void what_the_sampler_leaves_is_answered_with_both_recorders() {
   CHECK(rank.answered() == "{\"entries\":[1]}\n{\"entries\":[2]}\n");
   recorder(1)("{\"version\":\"2.10\"}");  // it has recorded nothing
   CHECK(beats_until(rank) == "{\"entries\":[2]}\n");
+}
+
+void the_sampler_has_it_answered_at_once() {
+  const Rank rank;
+  recorder(1)("{\"entries\":[4]}");
+  recorder(2)("{}");
+  rank.ask();
+  CHECK(soon([&] { return dump::answer() && !exists(rank.request); }));
+  CHECK(rank.answered() == "{\"entries\":[4]}\n");
 }
 
 void a_recorder_that_throws_harms_nobody() {
@@ -155,6 +165,7 @@ int main(int argc, char** argv) {
   without_torch_the_request_stays_the_samplers();
   for (int i = 0; i < 3; ++i) load(i);
   what_the_sampler_leaves_is_answered_with_both_recorders();
+  the_sampler_has_it_answered_at_once();
   a_recorder_that_throws_harms_nobody();
   a_heart_that_beats_answers();
   a_forks_child_answers_nothing();

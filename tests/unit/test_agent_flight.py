@@ -161,6 +161,8 @@ def test_the_parts_of_a_coalesced_group_are_as_its_end_is(clock: Clock) -> None:
     send = batch | {"profiling_name": "nccl:send 0->1", "retired": False}
     end = batch | {"profiling_name": "nccl:coalesced", "retired": True}
     core.entries = [send, send, end]
+    core.status = (9, 9)
+    flight.progress()
     core.status = (9, 7)  # the status counts both kinds, and a collective was completed last
     assert flight.progress() == (True, True)
     clock.now_s += DOUBT_AFTER_S
@@ -170,6 +172,25 @@ def test_the_parts_of_a_coalesced_group_are_as_its_end_is(clock: Clock) -> None:
     for _ in range(2):
         assert flight.progress()[0] is True
         clock.now_s += DOUBT_AFTER_S
+
+
+def test_an_unfinished_call_of_nccls_is_believed_without_asking_the_device(clock: Clock) -> None:
+    core = Nccl()
+    flight = FlightRecorder(core, clock)
+    for core.status in ((7, 7), (8, 7)):
+        flight.progress()
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (True, False)
+    assert core.looks == 0
+
+
+def test_a_request_is_answered_without_the_gil_where_that_can_be(
+    core: Core, tmp_path: Path
+) -> None:
+    (tmp_path / "page.req").touch()
+    assert FlightRecorder(core, answer_request=lambda: True).answer(str(tmp_path / "page"))
+    assert (tmp_path / "page.req").exists()  # the thread's
+    assert core.looks == 0
 
 
 def test_where_nccl_has_completed_all_no_device_is_asked(clock: Clock) -> None:
