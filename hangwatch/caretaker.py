@@ -148,7 +148,8 @@ class Caretaker:
             shown = "none"
             lost.append(f"{error}: verdicts are shown here only; see HANGWATCH_REPORT_DIR")
         say(
-            f"watching the ranks of {fold_command(command)} on this node (reports: {shown})",
+            f"watching the ranks of {fold_command(_short(command))} on this node "
+            f"(reports: {shown})",
             version=__version__,
         )
         for what in lost:
@@ -174,6 +175,11 @@ def _see_off(guardian: Guardian) -> None:
     deadline = time.monotonic() + FAREWELL_S
     while not guardian.gone() and time.monotonic() < deadline:
         select.select((), (), (), LOOK_S)
+
+
+def _short(command: Sequence[str]) -> list[str]:
+    """The command with the program's name instead of its path."""
+    return [Path(word).name if n == 0 else word for n, word in enumerate(command)]
 
 
 def command_of(pid: int) -> list[str]:
