@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from hangwatch import __version__, _native, cli, options
 from hangwatch.config import Config, OnHang, Stacks
 from hangwatch.errors import UsageError
 from hangwatch.notice import fold_command, printable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def parsed(*argv: str) -> tuple[Config, list[str]]:
@@ -126,7 +123,15 @@ def test_the_doctor_says_where_pages_would_go_instead(
     assert f"{missing}: No such file or directory" in line
 
 
-@pytest.mark.parametrize("word", ["doctor", "demo"])
+def test_path_is_the_directory_that_python_finds_the_agent_in(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["path"], {}) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert (Path(line) / "sitecustomize.py").is_file()
+
+
+@pytest.mark.parametrize("word", ["doctor", "demo", "path"])
 def test_words_of_ours_that_take_no_argument_refuse_one(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

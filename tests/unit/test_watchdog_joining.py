@@ -51,6 +51,7 @@ class Scene:
 
     joining: Joining
     judge: SimpleNamespace
+    local_world_size: int = 2
 
     def at(self, now_s: float, *, ranks: int = 2, running: bool = True, wait_s: float = 0) -> bool:
         """Look; whether a verdict should wait."""
@@ -58,7 +59,7 @@ class Scene:
             store_host="127.0.0.1",
             store_port=1,
             world_size=4,
-            local_world_size=2,
+            local_world_size=self.local_world_size,
             run_id="",
         )
         phase = Phase.RUNNING if running else Phase.EXITED
@@ -97,6 +98,20 @@ def test_they_are_joined_once_all_ranks_of_this_node_are_there(scene: Scene) -> 
         (exchange,) = FakeExchange.made
         assert exchange.node == Node("here:run", "here", (0, 1))
         assert scene.judge.store_address == "127.0.0.1"
+
+    asyncio.run(work())
+
+
+def test_ranks_that_started_the_watch_may_be_followed_by_more(scene: Scene) -> None:
+    scene.local_world_size = -1
+    scene.judge.hello = SimpleNamespace(shared=True, self_started=True, commands=lambda: [1])
+
+    async def work() -> None:
+        scene.at(10, ranks=1)
+        assert not FakeExchange.made
+        scene.at(10 + JOIN_AFTER_S, ranks=2)
+        await scene.judge.exchange.done.wait()
+        assert FakeExchange.made[0].node.ranks == (0, 1)
 
     asyncio.run(work())
 

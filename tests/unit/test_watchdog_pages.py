@@ -238,3 +238,15 @@ def test_what_is_unfinished_when_all_have_ended_stays_so(run_dir: Path, news: Ne
     pages.all_ended()
     pages.look()
     assert "No space left" in pages.notes()["agent-77.err"]
+
+
+def test_a_rank_that_starts_after_the_end_belongs_to_another_run(run_dir: Path, news: News) -> None:
+    running = {1, 2}
+    pages = Pages(run_dir, news, alive=lambda pid, _: pid in running)
+    write(run_dir, page(0, pid=1))
+    assert list(pages.look()) == [0]
+    pages.command_ended()
+    write(run_dir, page(1, pid=2))
+    write(run_dir, page(2, pid=3))  # has ended too: it was only never looked at
+    assert list(pages.look()) == [0, 2]
+    assert not pages.superseded
