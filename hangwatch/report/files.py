@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import ReportError
-from hangwatch.flight.pickled import is_pickle
 from hangwatch.notice import printable
 from hangwatch.report.model import SCHEMA, build_report
 from hangwatch.report.page import render_page
@@ -129,6 +128,8 @@ def _fill(path: Path, evidence: Evidence, report: Mapping[str, Any]) -> None:
 
 def _flight_file(rank: int, raw: bytes) -> str:
     """JSON, but for that of PyTorch 2.4, which has only the pickle."""
+    from hangwatch.flight.pickled import is_pickle  # noqa: PLC0415 (every job would start later)
+
     return f"rank-{rank}.{'pickle' if is_pickle(raw) else 'json'}"
 
 
