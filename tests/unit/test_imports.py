@@ -32,12 +32,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "election": frozenset(),
     "rundir": frozenset(),
     "pidfd": frozenset(),
+    "preflight": BOTTOM,
     "metrics": BOTTOM | READERS | {"report"},
     "gpu": BOTTOM,
     "nccl": BOTTOM | {"report"},
     "watchdog": BOTTOM
     | READERS
-    | {"companions", "diagnosis", "flight", "gpu", "metrics", "nccl", "pidfd", "report"},
+    | {"companions", "diagnosis", "flight", "gpu", "metrics", "nccl", "pidfd"}
+    | {"preflight", "report"},
 }
 """What a part may import; those that are not named are the command line and its like."""
 BANNED: dict[str, frozenset[str]] = {
@@ -50,7 +52,7 @@ BANNED: dict[str, frozenset[str]] = {
 }
 """What a part must never import, from wherever it comes."""
 STANDARD_ONLY = frozenset(
-    {"agent", "types", "errors", "config", "frames", "notice", "json_page"}
+    {"agent", "types", "errors", "config", "frames", "notice", "json_page", "preflight"}
     | {"companions", "election", "rundir"}
 )
 """Parts that run in a training process."""

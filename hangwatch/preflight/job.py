@@ -1,0 +1,141 @@
+"""What is known of a job before it runs: from its environment and its launcher's line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.preflight.launchers import Line, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+RENDEZVOUS_PORT = 29400
+"""Of torchrun's c10d rendezvous where the endpoint names none (torch/distributed/elastic)."""
+MASTER_PORT = 29500
+"""Of torchrun's static rendezvous and of Accelerate and DeepSpeed."""
+_NODES = {
+    "torchrun": "--nnodes",
+    "accelerate": "--num-machines",
+    "deepspeed": "--num-nodes",
+}
+_NODE_RANK = {
+    "torchrun": "--node-rank",
+    "accelerate": "--machine-rank",
+    "deepspeed": "--node-rank",
+}
+_ADDRESS = {
+    "torchrun": ("--master-addr", "--master-port"),
+    "accelerate": ("--main-process-ip", "--main-process-port"),
+    "deepspeed": ("--master-addr", "--master-port"),
+}
+_ENDPOINT = re.compile(r"\[(?P<ip6>[^]]+)\](?::(?P<port6>\d+))?|(?P<host>[^:]+)(?::(?P<port>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it is meant to be; None where nothing says so."""
+
+    launcher: str = ""
+    """As Line.launcher; it gives the ranks their variables where it is a real one."""
+    nodes: int | None = None
+    """At least so many."""
+    node_rank: int | None = None
+    host: str = ""
+    """Where the ranks, or the launchers, meet; empty where nothing names a place."""
+    port: int | None = None
+    local_ranks: int | None = None
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether it is known to use several nodes."""
+        return self.nodes is not None and self.nodes > 1
+
+    @property
+    def launched(self) -> bool:
+        """Whether a launcher of its own gives the ranks their variables."""
+        return self.launcher in _NODES
+
+
+def job(environ: Mapping[str, str], command: Sequence[str] = ()) -> Job:
+    """What environment and line say together; the line wins."""
+    line = read(command) if command else None
+    if line is not None and line.launcher in _NODES:
+        return _launched(line, environ)
+    world, local = number(environ, "WORLD_SIZE"), number(environ, "LOCAL_WORLD_SIZE")
+    nodes = None
+    if world is not None and local:
+        nodes = -(-world // local)
+    elif world == 1:
+        nodes = 1
+    return Job(
+        launcher=line.launcher if line else "",
+        nodes=nodes,
+        node_rank=number(environ, "GROUP_RANK"),
+        host=environ.get("MASTER_ADDR", ""),
+        port=number(environ, "MASTER_PORT"),
+        local_ranks=local,
+    )
+
+
+def number(environ: Mapping[str, str], name: str) -> int | None:
+    """A variable as a number, None where it is none."""
+    text = environ.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def endpoint(text: str, otherwise: int) -> tuple[str, int]:
+    """Host and port of ``host[:port]`` or ``[ip6][:port]``; an IPv6 address alone is a host."""
+    found = _ENDPOINT.fullmatch(text)
+    if found is None:
+        return text, otherwise
+    port = found["port"] or found["port6"]
+    return found["host"] or found["ip6"], int(port) if port else otherwise
+
+
+def _launched(line: Line, environ: Mapping[str, str]) -> Job:
+    options = line.options
+    host, port = _meeting_place(line)
+    if line.launcher == "torchrun" and "--standalone" in options:
+        return Job(line.launcher, 1, 0, local_ranks=_count(options.get("--nproc-per-node", "1")))
+    nodes = options.get(_NODES[line.launcher]) or environ.get("PET_NNODES", "")
+    return Job(
+        line.launcher,
+        _count(nodes.partition(":")[0]) if nodes else _default_nodes(line),
+        _count(options.get(_NODE_RANK[line.launcher], "")),
+        host,
+        port,
+        _local_ranks(line),
+    )
+
+
+def _meeting_place(line: Line) -> tuple[str, int | None]:
+    options = line.options
+    if options.get("--rdzv-endpoint"):
+        static = options.get("--rdzv-backend", "static") == "static"
+        return endpoint(options["--rdzv-endpoint"], MASTER_PORT if static else RENDEZVOUS_PORT)
+    address, port = _ADDRESS[line.launcher]
+    if not options.get(address):
+        return "", None
+    return options[address], _count(options.get(port, "")) or MASTER_PORT
+
+
+def _default_nodes(line: Line) -> int | None:
+    """Of a line that does not say; Accelerate's and DeepSpeed's files may."""
+    return 1 if line.launcher == "torchrun" else None
+
+
+def _local_ranks(line: Line) -> int | None:
+    options = line.options
+    if line.launcher == "torchrun":
+        return _count(options.get("--nproc-per-node", "1"))
+    if line.launcher == "deepspeed":
+        return _count(options.get("--num-gpus", "") or options.get("--num-accelerators", ""))
+    total = _count(options.get("--num-processes", ""))
+    machines = _count(options.get("--num-machines", "1"))
+    return total // machines if total and machines else None
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() else None

@@ -1,0 +1,206 @@
+"""Which interface gloo and NCCL would take, and the traps in that.
+
+gloo (torch/csrc/distributed/c10d/init.cpp, ProcessGroupGloo.cpp createDefaultDevice;
+gloo/transport/tcp/device.cc): the first address of each interface in
+GLOO_SOCKET_IFNAME, else the first local address that the machine's name resolves to,
+else 127.0.0.1. NCCL (src/misc/socket.cc ncclFindInterfaces): NCCL_SOCKET_IFNAME as
+prefixes, ``=`` for whole names, ``^`` to leave out; else interfaces that begin with
+"ib", else all but docker, lo and virbr, else docker, else lo, else virbr.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hangwatch.preflight.finding import Finding, fail, ok, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hangwatch.preflight.interfaces import Interface
+    from hangwatch.preflight.job import Job
+
+    Resolve = Callable[[str], Sequence[str]]
+    """The addresses of a name, in the resolver's order. Raises OSError."""
+
+GLOO, NCCL = "gloo", "nccl"
+_VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc")
+"""Bridges to the containers of this machine: no other machine is behind them."""
+_NONE = "INTERFACE"
+_FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
+_AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a backend would take."""
+
+    address: IPv4Address | IPv6Address | None
+    """None: nothing, it raises."""
+    interface: str
+    why: str
+
+
+def resolve(name: str) -> tuple[str, ...]:
+    """The addresses of a name as getaddrinfo(3) orders them. Raises OSError."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+
+
+def gloo_choice(
+    environ: Mapping[str, str], present: Sequence[Interface], hostname: str, resolver: Resolve
+) -> Choice:
+    """What gloo would listen at."""
+    wanted = environ.get("GLOO_SOCKET_IFNAME", "")
+    if wanted:
+        for name in wanted.split(","):
+            if not any(one.name == name for one in present):
+                return Choice(None, name, f"GLOO_SOCKET_IFNAME={wanted}")
+        first = next(one for one in present if one.name == wanted.split(",")[0])
+        return Choice(first.address, first.name, f"GLOO_SOCKET_IFNAME={wanted}")
+    try:
+        addresses = [ip_address(text) for text in resolver(hostname)]
+    except (OSError, ValueError):
+        addresses = []
+    for address in addresses:
+        owner = _owner(address, present)
+        if owner:
+            return Choice(address, owner, f"the name of this machine, {hostname}, resolves to it")
+    where = f"to {addresses[0]}, which is not of this machine" if addresses else "to nothing"
+    why = f"the name of this machine, {hostname}, resolves {where}"
+    return Choice(IPv4Address("127.0.0.1"), "lo", why)
+
+
+def nccl_choice(environ: Mapping[str, str], present: Sequence[Interface]) -> Choice:
+    """What NCCL would meet at; the data may use more interfaces, or InfiniBand."""
+    family = _FAMILIES.get(environ.get("NCCL_SOCKET_FAMILY", ""))
+    usable = [
+        one
+        for one in present
+        if one.up
+        and (family is None or one.family == family)
+        and not (one.address.version == 6 and one.address.is_loopback)  # noqa: PLR2004
+    ]
+    wanted = environ.get("NCCL_SOCKET_IFNAME", "")
+    if len(wanted) > 1:
+        found = matching(wanted, usable)
+        why = f"NCCL_SOCKET_IFNAME={wanted}"
+        return Choice(found[0].address, found[0].name, why) if found else Choice(None, "", why)
+    for pattern in _AUTOMATIC:
+        found = matching(pattern, usable)
+        if found:
+            return Choice(found[0].address, found[0].name, "NCCL_SOCKET_IFNAME is not set")
+    family_set = environ.get("NCCL_SOCKET_FAMILY", "")
+    why = f"NCCL_SOCKET_FAMILY={family_set}" if family is not None else "there is no interface"
+    return Choice(None, "", why)
+
+
+def matching(pattern: str, present: Sequence[Interface]) -> list[Interface]:
+    """The interfaces of NCCL_SOCKET_IFNAME, in their own order."""
+    without = pattern.startswith("^")
+    exact = pattern[without:].startswith("=")
+    names = [name for name in pattern[without + exact :].split(",") if name]
+
+    def fits(name: str) -> bool:
+        return name in names if exact else name.startswith(tuple(names))
+
+    return [one for one in present if not names or fits(one.name) is not without]
+
+
+def nccl_environment(
+    environ: Mapping[str, str], home: str, system: str = "/etc/nccl.conf"
+) -> dict[str, str]:
+    """The variables of NCCL, its files too: the environment wins, then the user's file."""
+    own = environ.get("NCCL_CONF_FILE") or str(Path(home, ".nccl.conf"))
+    found: dict[str, str] = {}
+    for path in (system, own):
+        try:
+            lines = Path(path).read_text("utf-8", "replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, equals, value = line.strip().partition("=")
+            if equals and name.startswith("NCCL_"):
+                found[name] = value
+    return {**found, **environ}
+
+
+def gloo(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) -> Finding:
+    """What there is to say of gloo's choice. used: jobs on this machine need gloo."""
+    bad = fail if used else warn
+    if choice.address is None:
+        names = ", ".join(dict.fromkeys(one.name for one in present)) or "none"
+        return bad(
+            GLOO,
+            f"{choice.why}: there is no interface {choice.interface or repr('')} here",
+            f"name one of: {names} (whole names, with commas)",
+        )
+    shown = f"gloo would use {choice.address} on {choice.interface} ({choice.why})"
+    if choice.address.is_loopback:
+        better = _suggestion(present)
+        remedy = f"set GLOO_SOCKET_IFNAME={better}, or correct /etc/hosts"
+        if job.several_nodes:
+            return bad(GLOO, f"{shown}: ranks of other nodes cannot connect to that", remedy)
+        if job.nodes is None and better != _NONE:
+            return warn(GLOO, f"{shown}: fine on one node, not on several", remedy)
+        return ok(GLOO, shown)
+    return _virtual(GLOO, choice, job, present, "GLOO_SOCKET_IFNAME") or ok(GLOO, shown)
+
+
+def nccl(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) -> Finding:
+    """What there is to say of NCCL's choice. used: jobs on this machine have GPUs."""
+    bad = fail if used else warn
+    if choice.address is None:
+        names = ", ".join(dict.fromkeys(one.name for one in present if one.up)) or "none"
+        return bad(
+            NCCL,
+            f"{choice.why}: no interface that is up fits",
+            f"those that are up: {names}; eth0 is a prefix, =eth0 a whole name, ^docker leaves out",
+        )
+    shown = f"NCCL would meet at {choice.address} on {choice.interface} ({choice.why})"
+    if choice.address.is_loopback:
+        remedy = f"set NCCL_SOCKET_IFNAME={_suggestion(present)}"
+        if job.several_nodes:
+            return bad(NCCL, f"{shown}: other nodes cannot connect to that", remedy)
+        return ok(NCCL, shown)
+    return _virtual(NCCL, choice, job, present, "NCCL_SOCKET_IFNAME") or ok(NCCL, shown)
+
+
+def _virtual(
+    check: str, choice: Choice, job: Job, present: Sequence[Interface], variable: str
+) -> Finding | None:
+    """A bridge to containers, or an address of the link alone, where other nodes must come in."""
+    if job.nodes == 1 or choice.address is None:
+        return None
+    shown = f"{check} would use {choice.address} on {choice.interface} ({choice.why})"
+    remedy = f"set {variable}={_suggestion(present)}"
+    if choice.interface.startswith(_VIRTUAL):
+        return warn(check, f"{shown}: a bridge of this machine, which others do not reach", remedy)
+    if choice.address.is_link_local:
+        return warn(check, f"{shown}: an address of the link alone", remedy)
+    return None
+
+
+def _suggestion(present: Sequence[Interface]) -> str:
+    """The interface that other nodes most likely reach."""
+    for one in present:
+        address = one.address
+        if (
+            one.up
+            and not (address.is_loopback or address.is_link_local)
+            and not one.name.startswith((*_VIRTUAL, "veth", "lo"))
+        ):
+            return one.name
+    return _NONE
+
+
+def _owner(address: IPv4Address | IPv6Address, present: Sequence[Interface]) -> str:
+    """The interface that has an address, empty where none has: bind(2) would fail."""
+    for one in present:
+        if one.address == address:
+            return one.name
+    return "lo" if address.version == 4 and address.is_loopback else ""  # noqa: PLR2004

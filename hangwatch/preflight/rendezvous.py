@@ -1,0 +1,231 @@
+"""The place where the ranks meet: does its name resolve, is it here, does somebody listen."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from hangwatch.preflight.finding import Finding, fail, ok, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from ipaddress import IPv4Address, IPv6Address
+
+    from hangwatch.preflight.interfaces import Interface
+    from hangwatch.preflight.job import Job
+    from hangwatch.preflight.network import Resolve
+
+CHECK = "rendezvous"
+CONNECT_S = 3.0
+
+
+class Answer(StrEnum):
+    """What came of an attempt to connect."""
+
+    LISTENS = "listens"
+    REFUSED = "refused"
+    """The machine is there, and nobody listens at the port (yet)."""
+    SILENT = "silent"
+    """Nothing came back: no such machine, or a firewall that drops."""
+    UNREACHABLE = "unreachable"
+    """The network says that there is no way."""
+
+
+_UNREACHABLE = frozenset(
+    {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EACCES, errno.EPERM}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the ranks meet, as far as it could be found out."""
+
+    host: str
+    port: int
+    addresses: tuple[IPv4Address | IPv6Address, ...]
+    """In the resolver's order; empty where the name does not resolve."""
+    error: str = ""
+    """Why it does not."""
+    here: bool = False
+    """One of them is of this machine."""
+    own_name: bool = False
+    """The host is called by the name of this machine."""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def connect(address: str, port: int, timeout_s: float = CONNECT_S) -> Answer:
+    """Connect over TCP and close at once: a store takes that for a client that left."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as one:
+            one.settimeout(timeout_s)
+            one.connect((address, port))
+    except TimeoutError:
+        return Answer.SILENT
+    except OSError as error:
+        return Answer.UNREACHABLE if error.errno in _UNREACHABLE else Answer.REFUSED
+    return Answer.LISTENS
+
+
+def place(
+    host: str, port: int, present: Sequence[Interface], resolver: Resolve, hostname: str
+) -> Place:
+    """Look a meeting place up."""
+    try:
+        addresses = tuple(ip_address(text) for text in resolver(host))
+    except (OSError, ValueError) as error:
+        return Place(host, port, (), getattr(error, "strerror", None) or str(error))
+    own = {one.address for one in present}
+    here = any(address in own or address.is_loopback for address in addresses)
+    named = host in (hostname, hostname.partition(".")[0]) or host.startswith(f"{hostname}.")
+    return Place(host, port, addresses, here=here, own_name=named)
+
+
+def resolution(where: Place, job: Job) -> Finding | None:
+    """What is wrong with the name, None where it is fine.
+
+    The machine itself may know its own name as 127.0.1.1 (Debian's /etc/hosts): the
+    store there listens at all addresses. Any other node would connect to itself.
+    """
+    if not where.addresses:
+        return fail(
+            CHECK,
+            f"{where.host} does not resolve here ({where.error}): no rank of this node can come",
+            f"use its address, or put {where.host} into DNS or /etc/hosts of every node",
+        )
+    first = where.addresses[0]
+    itself = where.own_name and job.node_rank in (None, 0)
+    if first.is_loopback and job.several_nodes and not itself:
+        shown = (
+            where.host if where.host == str(first) else f"{where.host} resolves to {first}, which"
+        )
+        return fail(
+            CHECK,
+            f"{shown} is this node itself, on a job of {job.nodes} nodes",
+            "use the address of the first node that the others reach, on all nodes alike",
+        )
+    return None
+
+
+def reachable(
+    where: Place, job: Job, probe: Callable[[str, int], Answer], owner: Callable[[int], str]
+) -> Finding:
+    """Whether a rank of this node would get there.
+
+    probe(address, port) connects; owner(port) says which process listens here.
+    """
+    if where.here:
+        holder = owner(where.port)
+        if holder:
+            return warn(
+                CHECK,
+                f"{where} is this machine, and {holder} listens there",
+                "fine if that is this job; if it is another one, use another port",
+            )
+        return ok(CHECK, f"{where} is this machine, and the port is free")
+    answers = {str(one): probe(str(one), where.port) for one in where.addresses}
+    shown = ", ".join(answers)
+    if Answer.LISTENS in answers.values():
+        silent = [one for one, answer in answers.items() if answer is not Answer.LISTENS]
+        if silent and next(iter(answers.values())) is not Answer.LISTENS:
+            return warn(
+                CHECK,
+                f"{where} answers, but not at {silent[0]}, which is tried first",
+                f"use the address that answers in the place of {where.host}",
+            )
+        return ok(CHECK, f"{where} answers ({shown})")
+    if Answer.REFUSED in answers.values():
+        return warn(
+            CHECK,
+            f"{where} is reached ({shown}), and nobody listens at the port",
+            "fine before the first node has started; else it has ended, or uses another port",
+        )
+    why = "no route" if Answer.UNREACHABLE in answers.values() else "no answer"
+    return fail(
+        CHECK,
+        f"{where} is not reached from here ({shown}: {why} within {CONNECT_S:g} s)",
+        _way(where, job),
+    )
+
+
+def _way(where: Place, job: Job) -> str:
+    family = {address.version for address in where.addresses}
+    only = "IPv6 " if family == {6} else ""
+    port = f"port {where.port} and, for the ranks, all ports above 1024"
+    nodes = "between the nodes" if job.several_nodes else "to it"
+    return f"check the address and the {only}route, and let the firewall pass {port} {nodes}"
+
+
+def listener(port: int, proc: str = "/proc") -> str:
+    """Who listens at a port of this network namespace: ``pid (command line)``, or empty.
+
+    A process of another user's has no name: then it is "another process".
+    """
+    inodes = {inode for inode, _ in _sockets(port, "0A", proc)}
+    if not inodes:
+        return ""
+    for name in _pids(proc):
+        if inodes & _open_sockets(f"{proc}/{name}/fd"):
+            line = _read(f"{proc}/{name}/cmdline").replace("\0", " ").strip()
+            return f"process {name} ({line[:60]})" if line else f"process {name}"
+    return "another process"
+
+
+def peers(port: int, proc: str = "/proc") -> list[str]:
+    """The addresses that are connected to a port of this machine, without its own."""
+    found = (address for _, address in _sockets(port, "01", proc))
+    return sorted({address for address in found if not ip_address(address).is_loopback})
+
+
+def _sockets(port: int, state: str, proc: str) -> list[tuple[str, str]]:
+    """Inode and remote address of the sockets at a local port, as proc_net_tcp describes."""
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in _read(f"{proc}/net/{table}").splitlines()[1:]:
+            words = line.split()
+            if len(words) > 9 and words[3] == state and words[1].endswith(f":{port:04X}"):  # noqa: PLR2004 (the inode is the tenth)
+                found.append((words[9], _remote(words[2])))
+    return found
+
+
+def _remote(text: str) -> str:
+    """An address of /proc/net/tcp: words in host order, each of four bytes."""
+    raw = bytes.fromhex(text.partition(":")[0])
+    address = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def _open_sockets(directory: str) -> set[str]:
+    found = set()
+    try:
+        for name in os.listdir(directory):  # noqa: PTH208 (names only)
+            target = os.readlink(f"{directory}/{name}")  # noqa: PTH115 (as above)
+            if target.startswith("socket:["):
+                found.add(target[len("socket:[") : -1])
+    except OSError:
+        return found
+    return found
+
+
+def _pids(proc: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(proc) if name.isdecimal()]  # noqa: PTH208 (names only)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 (many)
+            return file.read()
+    except OSError:
+        return ""
