@@ -31,7 +31,7 @@ usage: hangwatch [OPTIONS] COMMAND [ARG...]      run COMMAND under watch
        hangwatch report [PATH]                   print stored reports: text, JSON, HTML, a list
        hangwatch analyze PATH... [--json]        judge Flight Recorder dumps or rank pages
        hangwatch demo                            see it find a planted hang
-       hangwatch doctor                          what works on this machine
+       hangwatch doctor [-- COMMAND...]          what would make a job hang here, or COMMAND
        hangwatch path                            directory for PYTHONPATH, with HANGWATCH=1,
                                                  where no COMMAND can be put below hangwatch
 `hangwatch top --help`, and so on, says more of each.
@@ -125,12 +125,9 @@ def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.arguments import Arguments  # noqa: PLC0415 (as above)
-    from hangwatch.doctor import examine  # noqa: PLC0415
+    from hangwatch.doctor.command import doctor  # noqa: PLC0415 (as above)
 
-    Arguments("doctor", "Say what works on this machine, and what would help.").parse_args(words)
-    _print("".join(f"{finding}\n" for finding in examine(environ)))
-    return 0
+    return doctor(words, environ)
 
 
 def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -388,17 +388,17 @@ def doctor(fake: FakeNvml) -> str:
 
 def test_the_doctor_says_what_nvml_says(fake: FakeNvml, tmp_path: Path) -> None:
     fake.gpus(4)
-    assert doctor(fake) == "ok    gpus      4 x NVIDIA H100 80GB HBM3, driver 570.1"
+    assert doctor(fake) == "ok    gpus       4 x NVIDIA H100 80GB HBM3, driver 570.1"
     fake.gpu(1, all=error(LOST))
     fake.gpu(2, power=error(UNKNOWN))
     del fake.values["3.xids"]
     said = doctor(fake)
-    assert said.startswith("NOTE  gpus      3 x NVIDIA H100 80GB HBM3, 1 x unknown GPU, driver")
+    assert said.startswith("warn  gpus       3 x NVIDIA H100 80GB HBM3, 1 x unknown GPU, driver")
     assert "GPU 1 is lost; GPU 2 does not give: power; no Xid errors are told of GPU-3" in said
     fake.values["init"] = error(MISMATCH)
-    assert "NOTE  gpus      the driver in the kernel is of another version" in doctor(fake)
+    assert "warn  gpus       the driver in the kernel is of another version" in doctor(fake)
     fake.library = tmp_path
-    assert doctor(fake) == "ok    gpus      none: no NVIDIA driver is installed here"
+    assert doctor(fake) == "ok    gpus       none: no NVIDIA driver is installed here"
 
 
 def test_random_names_stay_text(fake: FakeNvml, reader: Reader) -> None:

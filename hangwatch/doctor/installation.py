@@ -1,4 +1,4 @@
-"""``hangwatch doctor``: what works on this machine, and what would make it better."""
+"""Whether hangwatch itself works on this machine, and how well."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import platform
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.errors import EvidenceError
 from hangwatch.gpu.examine import examine_gpus
 from hangwatch.gpu.nvml import NO_DRIVER
+from hangwatch.preflight.finding import Finding, ok, warn
 from hangwatch.watchdog.stacks import find_py_spy, parse, refusal
 
 if TYPE_CHECKING:
@@ -29,41 +29,29 @@ OLDEST_TORCH = (2, 4)
 PY_SPY_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    name: str
-    good: bool
-    what: str
-
-    def __str__(self) -> str:
-        return f"{'ok  ' if self.good else 'NOTE'}  {self.name:9} {self.what}"
-
-
-def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
+def installation(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Look at everything, one finding after the other."""
     where = Path(hangwatch.__file__).parent
-    yield Finding("hangwatch", good=True, what=f"{hangwatch.__version__} in {where}")
-    yield Finding("python", good=True, what=f"{platform.python_version()} ({sys.executable})")
-    for name, look in (
-        ("torch", _torch),
-        ("injection", _injection),
-        ("recorder", _recorder),
-        ("beacons", _beacons),
-        ("stacks", _stacks),
-        ("gpus", examine_gpus),
+    yield ok("hangwatch", f"{hangwatch.__version__} in {where}")
+    yield ok("python", f"{platform.python_version()} ({sys.executable})")
+    for name, look, remedy in (
+        ("torch", _torch, "pip install torch, or run the doctor in the job's environment"),
+        ("injection", _injection, "pip install hangwatch anew"),
+        ("recorder", _recorder, "install hangwatch where there is a C++ compiler"),
+        ("beacons", _beacons, ""),
+        ("stacks", _stacks, ""),
+        ("gpus", examine_gpus, ""),
     ):
-        yield _finding(name, look)
+        yield _finding(name, look, remedy)
     yield _pages(environ)
 
 
-def _finding(name: str, look: Callable[[], str]) -> Finding:
+def _finding(name: str, look: Callable[[], str], remedy: str) -> Finding:
     """What look returns is good; what it raises is worth a note."""
     try:
-        return Finding(name, good=True, what=look())
+        return ok(name, look())
     except (EvidenceError, OSError, ImportError, LookupError) as error:
-        return Finding(name, good=False, what=str(error))
+        return warn(name, str(error), remedy)
 
 
 def _torch() -> str:
@@ -87,10 +75,7 @@ def _recorder() -> str:
     try:
         from hangwatch import _native  # noqa: PLC0415 (it may not be there)
     except ImportError as error:
-        raise ImportError(
-            f"Python: slower, and its pages need the GIL ({error}); for the native one install"
-            " hangwatch where there is a C++ compiler"
-        ) from None
+        raise ImportError(f"Python: slower, and its pages need the GIL ({error})") from None
     return f"native, {_native.PAGE_BYTES >> 10} KiB a rank"
 
 
@@ -148,5 +133,7 @@ def _pages(environ: Mapping[str, str]) -> Finding:
         free = space.f_bavail * space.f_frsize
         tried.append(f"{base} has {free >> 20} MiB free")
         if free >= rundir.ENOUGH_BYTES and os.access(base, os.W_OK | os.X_OK):
-            return Finding("pages", good=len(tried) == 1, what="; ".join(tried))
-    return Finding("pages", good=False, what="; ".join(tried))
+            if len(tried) == 1:
+                return ok("pages", tried[0])
+            return warn("pages", "; ".join(tried), "set HANGWATCH_DIR to a directory in memory")
+    return warn("pages", "; ".join(tried), "set HANGWATCH_DIR to a directory with 16 MiB and more")

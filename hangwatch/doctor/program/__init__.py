@@ -1,0 +1,1 @@
+"""What a trial starts; alone here, since Python puts its directory first in sys.path."""

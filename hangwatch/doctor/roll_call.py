@@ -1,0 +1,123 @@
+"""All ranks of a trial say in the store that they are there; the nodes try their connections.
+
+What fails here would hang or fail inside a backend, without a word on who and where.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.preflight.rendezvous import Answer, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+POLL_S = 0.1
+CONNECT_S = 5.0
+ALL_PAIRS = 16
+"""Nodes that all try each other; of more, each tries its neighbours and the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Who is there."""
+
+    ranks: dict[int, dict[str, Any]]
+    missing: list[int]
+
+    def leaders(self) -> list[int]:
+        """The first rank of each node, in the order of the nodes."""
+        first: dict[str, int] = {}
+        for rank in sorted(self.ranks):
+            first.setdefault(self.ranks[rank]["node"], rank)
+        return list(first.values())
+
+
+def call(store: Any, rank: int, facts: dict[str, Any], world_size: int, within_s: float) -> Roll:
+    """Say that this rank is there, and wait for the others."""
+    store.set(f"rank/{rank}", json.dumps(facts))
+    everybody = range(world_size)
+    missing = await_keys(store, [f"rank/{one}" for one in everybody], within_s)
+    present = [one for one in everybody if f"rank/{one}" not in missing]
+    values = store.multi_get([f"rank/{one}" for one in present])
+    ranks = {one: json.loads(value) for one, value in zip(present, values, strict=True)}
+    return Roll(ranks, [one for one in everybody if one not in ranks])
+
+
+def await_keys(store: Any, keys: Sequence[str], within_s: float) -> set[str]:
+    """Wait until all keys are set; those that are not, when the time is over."""
+    deadline = time.monotonic() + within_s
+    missing = list(keys)
+    while True:
+        if store.check(missing):
+            return set()
+        if time.monotonic() > deadline:
+            return {key for key in missing if not store.check([key])}
+        time.sleep(POLL_S)
+
+
+def try_connections(
+    store: Any, rank: int, roll: Roll, address: str, within_s: float
+) -> list[dict[str, str]]:
+    """Listen at the address that the backend would take, and connect to those of the others.
+
+    For the first rank of each node. Returns what failed, of all nodes.
+    """
+    leaders = roll.leaders()
+    names = {one: str(roll.ranks[one]["host"]) for one in leaders}
+    with socket.create_server(
+        (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
+    ) as server:
+        threading.Thread(target=_accept, args=(server,), daemon=True).start()
+        port = server.getsockname()[1]
+        store.set(f"address/{rank}", json.dumps([address, port]))
+        failed = []
+        for other in partners(leaders, rank):
+            await_keys(store, [f"address/{other}"], within_s)
+            its_address, its_port = json.loads(store.get(f"address/{other}"))
+            why = _why_not(its_address, its_port)
+            if why:
+                failed.append(
+                    {"from": names[rank], "to": names[other], "address": its_address, "why": why}
+                )
+        store.set(f"connected/{rank}", json.dumps(failed))
+        keys = [f"connected/{one}" for one in leaders]
+        silent = await_keys(store, keys, within_s)
+        answers = store.multi_get([key for key in keys if key not in silent])
+    return [failure for answer in answers for failure in json.loads(answer)]
+
+
+def partners(leaders: Sequence[int], rank: int) -> Iterable[int]:
+    """The nodes that one connects to."""
+    if len(leaders) <= ALL_PAIRS:
+        return [one for one in leaders if one != rank]
+    place = leaders.index(rank)
+    near = {leaders[place - 1], leaders[(place + 1) % len(leaders)], leaders[0]}
+    return sorted(near - {rank})
+
+
+def _why_not(address: str, port: int) -> str:
+    """Why another node's address is of no use, empty where it answers."""
+    if address.startswith("127.") or address == "::1":
+        return "a loopback address, which no other node reaches"
+    answer = connect(address, port, CONNECT_S)
+    if answer is Answer.LISTENS:
+        return ""
+    return {
+        Answer.REFUSED: "refused",
+        Answer.SILENT: f"no answer within {CONNECT_S:g} s",
+        Answer.UNREACHABLE: "no route",
+    }[answer]
+
+
+def _accept(server: socket.socket) -> None:
+    while True:
+        try:
+            server.accept()[0].close()
+        except OSError:
+            return
