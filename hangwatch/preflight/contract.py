@@ -49,12 +49,8 @@ def _order(given: Mapping[str, str]) -> Iterator[Finding]:
     """Ranks are counted from 0, and no node has more ranks than the job."""
     for low, high in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         rank, size = number(given, low), number(given, high)
-        if rank is not None and size is not None and rank >= size:
-            yield fail(
-                CHECK,
-                f"{low}={rank} with {high}={size}: ranks count from 0 to {max(size - 1, 0)}",
-                f"start each rank with a {low} of its own below {high}",
-            )
+        if rank is not None and size is not None:
+            yield from out_of_range(rank, size, low, high)
     for low, high in (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("LOCAL_RANK", "RANK")):
         less, more = number(given, low), number(given, high)
         if less is not None and more is not None and less > more:
@@ -63,6 +59,18 @@ def _order(given: Mapping[str, str]) -> Iterator[Finding]:
                 f"{low}={less} is more than {high}={more}: they cannot be of one job",
                 "let one launcher set all of them; an old `export` may be left in this shell",
             )
+
+
+def out_of_range(
+    rank: int, size: int, low: str = "RANK", high: str = "WORLD_SIZE"
+) -> Iterator[Finding]:
+    """A rank that the job does not have."""
+    if rank >= size:
+        yield fail(
+            CHECK,
+            f"{low}={rank} with {high}={size}: ranks count from 0 to {max(size - 1, 0)}",
+            f"start each rank with a {low} of its own below {high}",
+        )
 
 
 def _address(given: Mapping[str, str]) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.incidents import Event, Stage
 from hangwatch.watchdog.joining import Joining
 from hangwatch.watchdog.look import QUIET_S, Look, Looker
+from hangwatch.watchdog.preflight import Preflight
 from hangwatch.watchdog.processes import PROC, alive
 from hangwatch.watchdog.progress import Progress
 from hangwatch.watchdog.schedule import Schedule
@@ -73,6 +74,7 @@ class Monitor:
         self._looker = Looker(pages, self._alive, now_ns)
         self._schedule = Schedule()
         self._absence = Absence(hello.commands, news, proc)
+        self._preflight = Preflight(hello, news, proc)
         self._progress = Progress()
         self._agreement = Agreement()
         self._asked_incarnation = -1
@@ -118,6 +120,7 @@ class Monitor:
         await self._ranks_gone()
         self._pages.all_ended()
         self._look()
+        await self._preflight.conclude()
         while self._pages.superseded:
             await self._go_on_to_next()
         if self._pages.any_ever:
@@ -191,6 +194,7 @@ class Monitor:
         waits = {r: None if since is None else since / 1e9 for r, since in look.waits.items()}
         self._cadence.observe(look.now_ns / 1e9, moved=look.moved, waits=waits)
         self._gpus.look(look)
+        self._preflight.look(look)
         self._last_look = look
         self._telemetry.looked(began_ns)
         self._publish()
