@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from statistics import median
@@ -24,6 +25,9 @@ CHECK, TIMES, LINKS, VERSIONS, VARIABLES, DEVICES = (
 SLOW = 3.0
 """A link that takes so many times as long as the median one is at fault."""
 SHOWN = 8
+_VERDICT = ("hangwatch: FAILED", "hangwatch: HANG", "hangwatch: SLOW")
+_ERROR = re.compile(r"(?:\[[^]]*\]: ?)?(?:[\w.]*(?:Error|Exception)\b|\S+: error:)")
+"""Such as ``RuntimeError: ...``, behind torchrun's ``[rank0]:`` too."""
 _MUST_AGREE = ("torch", "cuda", "nccl")
 
 
@@ -124,8 +128,9 @@ def _stuck(first: Outcome, trial: Trial, job: Job) -> Iterator[Finding]:
             f" {first.error or 'no end'}",
             f"see the verdict and: {_last_words(trial)}",
         )
-    for report in trial.reports:
-        yield fail("verdict", report["verdict"]["headline"], " ".join(report["verdict"]["advice"]))
+        for report in trial.reports[:1]:
+            verdict = report["verdict"]
+            yield fail("verdict", verdict["headline"], " ".join(verdict["advice"]))
 
 
 def _came(first: Outcome) -> str:
@@ -263,7 +268,8 @@ def _count(number: int, what: str) -> str:
 
 
 def _last_words(trial: Trial) -> str:
-    """What was printed last that says something."""
-    telling = [line for line in trial.output if "Error" in line or "error" in line]
-    lines = telling or trial.output
-    return lines[-1].strip()[:200] if lines else "nothing was printed"
+    """What was printed last that says something, by others than hangwatch."""
+    own = next((at for at, line in enumerate(trial.output) if line.startswith(_VERDICT)), None)
+    lines = [line for line in trial.output[:own] if not line.startswith("hangwatch")]
+    telling = [line for line in lines if _ERROR.match(line)]
+    return (telling or lines or ["nothing was printed"])[-1].strip()[:200]

@@ -13,6 +13,19 @@ from pathlib import Path
 from typing import Any
 
 PATTERN = "outcome-*.json"
+STEP_S = 20.0
+"""For what the store is asked for, once all ranks are there."""
+_LEAST_INIT_S = 15.0
+
+
+def init_s(patience_s: float) -> float:
+    """The timeout of the process group of a trial: thousands of ranks take their time."""
+    return max(_LEAST_INIT_S, patience_s / 2)
+
+
+def longest_s(patience_s: float) -> float:
+    """When a rank of a trial ends by itself, whatever hangs."""
+    return patience_s + 2 * init_s(patience_s) + 2 * STEP_S
 
 
 class Stage(StrEnum):

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from hangwatch import __version__
 from hangwatch.doctor import roll_call, timing
-from hangwatch.doctor.outcome import Outcome, Stage
+from hangwatch.doctor.outcome import STEP_S, Outcome, Stage, init_s, longest_s
 from hangwatch.preflight import network
 from hangwatch.preflight.interfaces import interfaces
 from hangwatch.preflight.job import number
@@ -52,20 +52,20 @@ ALIKE = (
     "TORCH_NCCL_BLOCKING_WAIT",
 )
 """Variables that all ranks have to share."""
-STEP_S = 20.0
-"""For what the store is asked for, once all are there."""
-INIT_S = 30.0
 _OVERTIME_S = 5.0
 
 
 def main(arguments: Sequence[str]) -> None:
-    """arguments: the directory for the outcome, the seconds until all have to be there."""
-    directory, patience_s = arguments[0], float(arguments[1])
+    """arguments: the directory for the outcome, the seconds until all have to be there.
+
+    Some launchers put a --local_rank before them.
+    """
+    directory, patience_s = arguments[-2], float(arguments[-1])
     known = ranked(os.environ)
     if known is None:
         Outcome(-1, 0, error="the line starts a process that is no rank").leave(directory)
         return
-    _end_in(patience_s + 2 * INIT_S + 2 * STEP_S)
+    _end_in(longest_s(patience_s))
     trial = _Trial(directory, patience_s, Outcome(*known))
     try:
         trial.run()
@@ -147,7 +147,7 @@ class _Trial:
             store=dist.PrefixStore("group", store),
             rank=rank,
             world_size=size,
-            timeout=timedelta(seconds=INIT_S),
+            timeout=timedelta(seconds=init_s(self.patience_s)),
         )
         dist.all_reduce(torch.ones(1, device=self.device))
         self._at(Stage.TIMING)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hangwatch.preflight.interfaces import Interface
     from hangwatch.preflight.job import Job
+    from hangwatch.preflight.network import Resolve
 
 RESOLVE_S = 10.0
 _DEVICE = re.compile(r"nvidia[0-9]+")
@@ -76,13 +77,15 @@ def meeting_place(job: Job, present: Sequence[Interface], hostname: str) -> Iter
         yield rendezvous.reachable(where, job, rendezvous.connect, rendezvous.listener)
 
 
-def in_time(name: str, within_s: float = RESOLVE_S) -> Sequence[str]:
+def in_time(
+    name: str, within_s: float = RESOLVE_S, resolver: Resolve = network.resolve
+) -> Sequence[str]:
     """The addresses of a name, without waiting for a dead name server. Raises OSError."""
     answers: queue.SimpleQueue[Sequence[str] | OSError] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            answers.put(network.resolve(name))
+            answers.put(resolver(name))
         except OSError as error:
             answers.put(error)
 

@@ -34,18 +34,13 @@ PROGRAM = Path(__file__).parent / "program" / "trial.py"
 PATIENCE_S = 120.0
 """Until all ranks have to be there, and the first of this node: on several nodes a person
 starts the line on each."""
-REST_S = 110.0
-"""More than what the ranks give themselves once they are there (rank.py)."""
+START_S = 20.0
+"""A launcher and an import of torch may take this long, however short the patience."""
 GRACE_S = 10.0
-SHOWN_LINES = 12
+KEPT_LINES = 40
 _LOOK_S = 0.1
-_WATCH = (
-    "--suspect-after=5",
-    "--hang-after=10",
-    "--on-hang=abort",
-    "--metrics-addr=off",
-    "--no-gpu",
-)
+_WATCH = ("--on-hang=abort", "--metrics-addr=off", "--no-gpu")
+_LEAST_S = 5.0
 
 
 @dataclass(slots=True)
@@ -89,12 +84,13 @@ def _watched(
     words: list[str], environ: Mapping[str, str], job: Job, patience_s: float, directory: Path
 ) -> Trial:
     trial = Trial(words)
+    hang_s = max(_LEAST_S, outcome.init_s(patience_s) / 3)  # before torch's own timeout
     began = time.monotonic()
     with (directory / "output").open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 (the user's own line)
             [
                 *(sys.executable, "-m", "hangwatch", "--report-dir", str(directory / "reports")),
-                *_WATCH,
+                *(f"--suspect-after={hang_s / 2:g}", f"--hang-after={hang_s:g}", *_WATCH),
                 *("run", "--", *words),
             ],
             env={"OMP_NUM_THREADS": "1", **environ, "HANGWATCH": "1"},
@@ -116,7 +112,7 @@ def _watched(
         for path in sorted((directory / "reports").glob("[!l]*/incident-*/report.json"))
     ]
     text = (directory / "output").read_text("utf-8", "replace")
-    trial.output = [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
+    trial.output = [line for line in text.splitlines() if line.strip()][-KEPT_LINES:]
     return trial
 
 
@@ -126,7 +122,8 @@ def _wait(process: subprocess.Popen[bytes], directory: Path, patience_s: float) 
     while process.poll() is None:
         waited_s = time.monotonic() - began
         started = any(directory.glob(outcome.PATTERN))
-        if waited_s > patience_s + (REST_S if started else 0):
+        start_s = max(patience_s, START_S)
+        if waited_s > start_s + (outcome.longest_s(patience_s) if started else 0):
             return
         time.sleep(_LOOK_S)
 

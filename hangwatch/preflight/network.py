@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 GLOO, NCCL = "gloo", "nccl"
 _VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc")
 """Bridges to the containers of this machine: no other machine is behind them."""
-_NONE = "INTERFACE"
 _FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
 _AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 
@@ -56,7 +55,7 @@ def gloo_choice(
 ) -> Choice:
     """What gloo would listen at."""
     wanted = environ.get("GLOO_SOCKET_IFNAME", "")
-    if wanted:
+    if len(wanted) > 1:  # as torch counts it
         for name in wanted.split(","):
             if not any(one.name == name for one in present):
                 return Choice(None, name, f"GLOO_SOCKET_IFNAME={wanted}")
@@ -142,10 +141,10 @@ def gloo(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) 
     shown = f"gloo would use {choice.address} on {choice.interface} ({choice.why})"
     if choice.address.is_loopback:
         better = _suggestion(present)
-        remedy = f"set GLOO_SOCKET_IFNAME={better}, or correct /etc/hosts"
+        remedy = f"{_naming('GLOO_SOCKET_IFNAME', present)}, or correct /etc/hosts"
         if job.several_nodes:
             return bad(GLOO, f"{shown}: ranks of other nodes cannot connect to that", remedy)
-        if job.nodes is None and better != _NONE:
+        if job.nodes is None and better:
             return warn(GLOO, f"{shown}: fine on one node, not on several", remedy)
         return ok(GLOO, shown)
     return _virtual(GLOO, choice, job, present, "GLOO_SOCKET_IFNAME") or ok(GLOO, shown)
@@ -163,7 +162,7 @@ def nccl(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) 
         )
     shown = f"NCCL would meet at {choice.address} on {choice.interface} ({choice.why})"
     if choice.address.is_loopback:
-        remedy = f"set NCCL_SOCKET_IFNAME={_suggestion(present)}"
+        remedy = _naming("NCCL_SOCKET_IFNAME", present)
         if job.several_nodes:
             return bad(NCCL, f"{shown}: other nodes cannot connect to that", remedy)
         return ok(NCCL, shown)
@@ -177,7 +176,7 @@ def _virtual(
     if job.nodes == 1 or choice.address is None:
         return None
     shown = f"{check} would use {choice.address} on {choice.interface} ({choice.why})"
-    remedy = f"set {variable}={_suggestion(present)}"
+    remedy = _naming(variable, present)
     if choice.interface.startswith(_VIRTUAL):
         return warn(check, f"{shown}: a bridge of this machine, which others do not reach", remedy)
     if choice.address.is_link_local:
@@ -185,8 +184,15 @@ def _virtual(
     return None
 
 
+def _naming(variable: str, present: Sequence[Interface]) -> str:
+    better = _suggestion(present)
+    if better:
+        return f"set {variable}={better}"
+    return f"bring up the interface that the others reach, and name it by {variable}"
+
+
 def _suggestion(present: Sequence[Interface]) -> str:
-    """The interface that other nodes most likely reach."""
+    """The interface that other nodes most likely reach, empty where there is none."""
     for one in present:
         address = one.address
         if (
@@ -195,7 +201,7 @@ def _suggestion(present: Sequence[Interface]) -> str:
             and not one.name.startswith((*_VIRTUAL, "veth", "lo"))
         ):
             return one.name
-    return _NONE
+    return ""
 
 
 def _owner(address: IPv4Address | IPv6Address, present: Sequence[Interface]) -> str:

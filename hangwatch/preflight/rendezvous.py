@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CHECK = "rendezvous"
 CONNECT_S = 3.0
+_INODE = 9
+"""Place of the inode in a line of /proc/net/tcp."""
 
 
 class Answer(StrEnum):
@@ -165,11 +167,11 @@ def _way(where: Place, job: Job) -> str:
 
 
 def listener(port: int, proc: str = "/proc") -> str:
-    """Who listens at a port of this network namespace: ``pid (command line)``, or empty.
+    """Who listens at a port of this network namespace: ``process PID (command)``, or empty.
 
     A process of another user's has no name: then it is "another process".
     """
-    inodes = {inode for inode, _ in _sockets(port, "0A", proc)}
+    inodes = {one.inode for one in _sockets(proc) if one.listens and one.local[1] == port}
     if not inodes:
         return ""
     for name in _pids(proc):
@@ -179,29 +181,55 @@ def listener(port: int, proc: str = "/proc") -> str:
     return "another process"
 
 
+def listens_at(pid: int, address: str, proc: str = "/proc") -> bool:
+    """Whether a process listens at an address, whatever the port."""
+    own = _open_sockets(f"{proc}/{pid}/fd")
+    found = _sockets(f"{proc}/{pid}")
+    return any(one.listens and one.local[0] == address and one.inode in own for one in found)
+
+
 def peers(port: int, proc: str = "/proc") -> list[str]:
     """The addresses that are connected to a port of this machine, without its own."""
-    found = (address for _, address in _sockets(port, "01", proc))
-    return sorted({address for address in found if not ip_address(address).is_loopback})
+    found = [one for one in _sockets(proc) if one.connected and one.local[1] == port]
+    return sorted({one.remote[0] for one in found if one.remote[0] != one.local[0]})
 
 
-def _sockets(port: int, state: str, proc: str) -> list[tuple[str, str]]:
-    """Inode and remote address of the sockets at a local port, as proc_net_tcp describes."""
+@dataclass(frozen=True, slots=True)
+class _Socket:
+    """A line of /proc/net/tcp (proc_net_tcp.rst)."""
+
+    local: tuple[str, int]
+    remote: tuple[str, int]
+    state: str
+    inode: str
+
+    @property
+    def listens(self) -> bool:
+        return self.state == "0A"
+
+    @property
+    def connected(self) -> bool:
+        return self.state == "01"
+
+
+def _sockets(root: str) -> list[_Socket]:
     found = []
     for table in ("tcp", "tcp6"):
-        for line in _read(f"{proc}/net/{table}").splitlines()[1:]:
+        for line in _read(f"{root}/net/{table}").splitlines()[1:]:
             words = line.split()
-            if len(words) > 9 and words[3] == state and words[1].endswith(f":{port:04X}"):  # noqa: PLR2004 (the inode is the tenth)
-                found.append((words[9], _remote(words[2])))
+            if len(words) > _INODE:
+                ends = _end(words[1]), _end(words[2])
+                found.append(_Socket(*ends, words[3], words[_INODE]))
     return found
 
 
-def _remote(text: str) -> str:
-    """An address of /proc/net/tcp: words in host order, each of four bytes."""
-    raw = bytes.fromhex(text.partition(":")[0])
-    address = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
+def _end(text: str) -> tuple[str, int]:
+    """Address and port: the address in words of four bytes, each in the host's order."""
+    address, _, port = text.partition(":")
+    raw = bytes.fromhex(address)
+    read = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))
+    mapped = getattr(read, "ipv4_mapped", None)
+    return str(mapped or read), int(port, 16)
 
 
 def _open_sockets(directory: str) -> set[str]:

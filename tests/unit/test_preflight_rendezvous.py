@@ -125,12 +125,14 @@ def test_addresses_of_the_kernels_tables(tmp_path: Path) -> None:
         f"   1: 00000000:72D8 00000000:0000 0A {tail.format(12)}"
     )
     mapped = "0000000000000000FFFF00000300000A"
+    here = "0000000000000000FFFF00000100000A"
     six = "000077FD000000000000000001000000"
     (tmp_path / "net" / "tcp6").write_text(
-        f"{header}   0: {mapped}:72D8 {mapped}:9C40 01 {tail.format(13)}"
-        f"   1: {six}:72D8 {six}:9C41 01 {tail.format(14)}"
+        f"{header}   0: {here}:72D8 {mapped}:9C40 01 {tail.format(13)}"
+        f"   1: {six}:72D8 {six[:-8]}02000000:9C41 01 {tail.format(14)}"
+        f"   2: {six}:72D8 {six}:9C42 01 {tail.format(15)}"
     )
-    assert peers(29400, str(tmp_path)) == ["10.0.0.2", "10.0.0.3", "fd77::1"]
+    assert peers(29400, str(tmp_path)) == ["10.0.0.2", "10.0.0.3", "fd77::2"]
     assert peers(29401, str(tmp_path)) == []
     assert listener(29400, str(tmp_path)) == "another process"
     assert listener(29401, str(tmp_path)) == ""
