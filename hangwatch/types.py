@@ -660,6 +660,35 @@ class Moment:
     """The rank that it is about, -1 for the job as a whole."""
 
 
+class Cost(StrEnum):
+    """A mistake that hangs nothing and costs dear all the same."""
+
+    ONE_GPU = "one_gpu"
+    """All ranks of a node use one GPU while others lie idle."""
+    SAME_ORDER = "same_order"
+    """Every epoch goes through the data in the same order."""
+    SAME_DATA = "same_data"
+    """The replicas of a model are trained on the same data."""
+    SYNC_EACH_BATCH = "sync_each_batch"
+    """Gradients are averaged at each micro-batch of an accumulation."""
+    UNUSED_SEARCH = "unused_search"
+    """Unused parameters are looked for where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What people are told of a costly mistake, in whole sentences."""
+
+    cost: Cost
+    ranks: tuple[int, ...]
+    what: str
+    costs: str
+    advice: str
+    link: str
+    """Where the official documentation tells of it."""
+    site: Site | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RasAnswer:
     """What NCCL's RAS service said of the job (hangwatch/nccl)."""
@@ -699,3 +728,5 @@ class Evidence:
     """Oldest first."""
     lost: tuple[str, ...] = ()
     """What hangwatch could not do in this run, and why, for people."""
+    notes: tuple[Note, ...] = ()
+    """Costly mistakes of this node's ranks that do not explain the incident."""

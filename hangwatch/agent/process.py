@@ -17,6 +17,7 @@ from hangwatch.agent.groups import Groups
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.periodic import Periodic
 from hangwatch.agent.post_import import record_failure
+from hangwatch.agent.practice import Practice
 from hangwatch.agent.sampler import PERIOD_S, Sampler
 from hangwatch.agent.streams import use_current_streams
 from hangwatch.agent.unwrapped import Unwrapped
@@ -73,6 +74,7 @@ class Process:
             sys.modules["torch._C._distributed_c10d"], answer_request=recorder.answer_request
         )
         self._exceptions = Exceptions(recorder, self._prefixes)
+        self._practice = Practice(self.groups, self._prefixes)
         recorder.set_internal_prefixes(self._prefixes)
 
     @property
@@ -136,6 +138,7 @@ class Process:
             self.open_page(rank, world_size, meeting=_url(args, kwargs))
         self._set_phase("init")
         self._start_sampling()
+        self._practice.attach()
 
     def after_init(self, *, failed: bool) -> None:
         """The default group is there, or could not be made."""
@@ -189,6 +192,7 @@ class Process:
             return
         if self._thread is not None and self._thread.stop() and self._sampler is not None:
             self._sampler.sample_groups()
+        self._practice.finish(self.page)
         raised = self._exceptions.record_uncaught()
         self._set_phase("raised" if raised else "exited")
         self._recorder.stop_heartbeat()
@@ -210,6 +214,8 @@ class Process:
             def run() -> None:
                 sampler.sample()
                 self.custom.end_finished_waits()
+                if not sampler.leave_groups_alone:
+                    self._practice.look(self.page)
 
             self._sampler = sampler
             self._thread = Periodic(run, PERIOD_S, self.guard, self._recorder)

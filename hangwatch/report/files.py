@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.errors import ReportError
 from hangwatch.notice import printable
 from hangwatch.report.model import SCHEMA, build_report
+from hangwatch.report.notes import notes_content
 from hangwatch.report.page import render_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hangwatch.types import Evidence
+    from hangwatch.types import Evidence, Note
 
 RUN_SCHEMA = "hangwatch.run/1"
 LATEST = "latest"
@@ -215,6 +216,7 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
     duration_s: float,
     exit_code: int,
     lost: Iterable[str] = (),
+    notes: Iterable[Note] = (),
 ) -> Path:
     """Write run.json, which every run leaves, and return its path. Raises ReportError.
 
@@ -236,6 +238,7 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
             "exit_code": exit_code,
             "incidents": incidents,
             "lost": list(lost),
+            "notes": notes_content(notes),
         }
         fresh = run_dir / f".{RUN}-{secrets.token_hex(8)}"
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.report.calls import calls_content, chosen_ranks
 from hangwatch.report.chains import next_towards
 from hangwatch.report.groups import FOR_SHOWN, Groups, Sites, places_content
+from hangwatch.report.notes import notes_content
 from hangwatch.report.ranks import Stacks, rank_content
 from hangwatch.report.sites import group_label, site_content
 
@@ -79,6 +80,7 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
         "exit_code": job.exit_code,
         "unseen": list(job.unseen),
         "lost": list(evidence.lost),
+        "notes": notes_content(evidence.notes),
     }
 
 

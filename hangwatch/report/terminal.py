@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hangwatch.notice import printable
 from hangwatch.report.chains import chain
+from hangwatch.report.notes import note_text
 from hangwatch.report.places import places_of, towards_of
 from hangwatch.report.sites import fold_ranks, ranges
 
@@ -90,10 +91,27 @@ def format_verdict(
     for other in report.get("also", ()):
         yield from _labelled("also", [_sentence(other)], style)
     yield from _labelled("what to do", _bullets(verdict["advice"]), style)
+    notes = [f"{note_text(note)} {note['advice']}" for note in report.get("notes", ())]
+    yield from _labelled("at a cost", _bullets(notes), style)
     yield from _labelled("not seen", _bullets([*report["unseen"], *_missing(report)]), style)
     if stored:
         written = [_near(where)] if where else ["none could be written"]
         yield from _labelled("report", written, style)
+
+
+def format_notes(notes: Sequence[Mapping[str, Any]], style: Style = PLAIN) -> Iterator[str]:
+    """The lines that tell at the end of a run what was done at a cost; none for no notes.
+
+    notes: of run.json or report.json.
+    """
+    if not notes:
+        return
+    yield style.paint("hangwatch: nothing hung of it, but this run paid for", "1")
+    for note in notes:
+        first, *more = _wrap(note_text(note), style.columns - 4)
+        yield f"  - {first}"
+        told = [*more, *_wrap(note["advice"], style.columns - 4), printable(note["link"])]
+        yield from (f"    {line}" for line in told)
 
 
 def _headline(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:

@@ -92,6 +92,7 @@ class Account:
             ras=self._ras,
             timeline=tuple(sorted((*self._timeline, *lines), key=lambda one: one.at)),
             lost=tuple(lost),
+            notes=judged.collected.notes,
         )
 
     def forget(self) -> None:

@@ -25,11 +25,13 @@ from hangwatch.watchdog.judge import Judge
 from hangwatch.watchdog.monitor import Monitor
 from hangwatch.watchdog.news import News
 from hangwatch.watchdog.pages import Pages
+from hangwatch.watchdog.practice import Practice
 from hangwatch.watchdog.reporter import Reporter
 from hangwatch.watchdog.stacks import PySpy
 from hangwatch.watchdog.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from hangwatch.types import Note
     from hangwatch.watchdog.hello import Hello, Supervisor
 
 CONCLUDE_S = 9.0
@@ -64,6 +66,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     exits = Exits()
     pages = Pages(hello.run_dir, news, ended=exits.ended)
     gpus = GpuWatch(Gpus("" if hello.config.gpu else "--no-gpu"), news)
+    practice = Practice(pages, lambda: gpus.findings)
     gatherer = Gatherer(
         pages=pages,
         exits=exits,
@@ -72,6 +75,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         node=node,
         commands=hello.commands,
         gpus=gpus.by_rank,
+        notes=practice.notes,
     )
     reporter = Reporter(hello.report_dir, news, hello.config.hook, stderr_fd)
     judge = Judge(hello, gatherer, reporter, news, diagnose, node)
@@ -84,6 +88,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         judge=judge,
         telemetry=telemetry,
         gpus=gpus,
+        practice=practice,
     )
     telemetry.open()
     try:
@@ -105,7 +110,9 @@ async def _watch_to_the_end(
     deadline = time.monotonic() + CONCLUDE_S
     with suppress(TimeoutError):
         await asyncio.wait_for(monitor.conclude(exit_code), CONCLUDE_S)
-    _leave_run_file(hello, news, exit_code)
+    if monitor.tells_notes:
+        reporter.notes(monitor.notes)
+    _leave_run_file(hello, news, exit_code, monitor.notes)
     with suppress(OSError):
         concluded.touch(mode=0o600)
     await reporter.finish(max(0.0, deadline - time.monotonic()))
@@ -113,7 +120,7 @@ async def _watch_to_the_end(
     return 0
 
 
-def _leave_run_file(hello: Hello, news: News, exit_code: int) -> None:
+def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note, ...]) -> None:
     if hello.report_dir is None:
         return
     try:
@@ -128,6 +135,7 @@ def _leave_run_file(hello: Hello, news: News, exit_code: int) -> None:
             duration_s=duration_s,
             exit_code=exit_code,
             lost=news.lost,
+            notes=notes,
         )
     except (ReportError, ValueError, TypeError) as error:
         news.lose("report-dir", str(error))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hangwatch.types import (
         FlightDump,
         GpuState,
+        Note,
         RankPage,
         RankSnapshot,
         RasAnswer,
@@ -86,6 +87,8 @@ class Collected:
     sources: dict[str, str] = field(default_factory=dict)
     pages: dict[int, bytes] = field(default_factory=dict)
     flights: dict[int, bytes] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+    """Costly mistakes of these ranks."""
 
 
 class Gatherer:
@@ -101,6 +104,7 @@ class Gatherer:
         node: str,
         commands: Callable[[], Sequence[int]],
         gpus: Callable[[], Mapping[int, GpuState]] = dict,
+        notes: Callable[[], tuple[Note, ...]] = tuple,
         proc: str = PROC,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -111,6 +115,7 @@ class Gatherer:
         self._node = node
         self._commands = commands
         self._gpus = gpus
+        self._notes = notes
         self._proc = proc
         self._now_ns = now_ns
 
@@ -193,6 +198,7 @@ class Gatherer:
             sources=await self._sources(ranks, seen) if level >= Level.FULL else {},
             pages=dict(_raw_pages(seen)) if level >= Level.FULL else {},
             flights={rank: one.raw_flight for rank, one in found.items() if one.raw_flight},
+            notes=self._notes() if level >= Level.FULL else (),
         )
 
     def _state(self, seen: Seen) -> ProcessState:

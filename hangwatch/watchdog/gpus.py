@@ -8,10 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch.costly import Finding
 from hangwatch.diagnosis.phrases import the_ranks
 from hangwatch.diagnosis.xids import Weight, meaning
 from hangwatch.gpu.ranks import LocalRank
-from hangwatch.types import GpuHealth
+from hangwatch.types import Cost, GpuHealth
 from hangwatch.watchdog.processes import PROC, environment
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class GpuWatch:
     proc: str = PROC
     device: str = DEVICE
     """How the paths of the devices begin."""
+    findings: tuple[Finding, ...] = ()
+    """Costly mistakes that the GPUs show."""
     _processes: dict[int, _Process] = field(default_factory=dict)
     _told_ns: int = 0
     _since_ns: dict[str, int] = field(default_factory=dict)
@@ -137,6 +140,7 @@ class GpuWatch:
         crowded = self.gpus.crowded()
         if self._lasts("crowded", now_ns, CROWDED_S, so=crowded is not None) and crowded:
             idle = sum(not gpu.ranks for gpu in node.gpus)
+            self.findings = (Finding(Cost.ONE_GPU, crowded.ranks, count=crowded.index, other=idle),)
             self.news.once(
                 "gpu-crowded",
                 f"all {len(crowded.ranks)} ranks of this node use {_name(crowded)}, and none of "

@@ -28,12 +28,14 @@ from hangwatch.watchdog.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hangwatch.types import Note
     from hangwatch.watchdog.exits import Exits
     from hangwatch.watchdog.gpus import GpuWatch
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.judge import Judge
     from hangwatch.watchdog.news import News
     from hangwatch.watchdog.pages import Pages
+    from hangwatch.watchdog.practice import Practice
     from hangwatch.watchdog.telemetry import Telemetry
 
 SAVE_S = 10.0
@@ -56,6 +58,7 @@ class Monitor:
         judge: Judge,
         telemetry: Telemetry,
         gpus: GpuWatch,
+        practice: Practice,
         proc: str = PROC,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -67,6 +70,11 @@ class Monitor:
         self._judge = judge
         self._telemetry = telemetry
         self._gpus = gpus
+        self._practice = practice
+        self.notes: tuple[Note, ...] = ()
+        """Costly mistakes of the ranks, known once the command has ended."""
+        self.tells_notes = False
+        """Whether it is this node that tells them, which is that of rank 0."""
         self._proc = proc
         self._now_ns = now_ns
         config = hello.config
@@ -123,12 +131,20 @@ class Monitor:
         await self._preflight.conclude()
         while self._pages.superseded:
             await self._go_on_to_next()
+        self._take_notes()
         if self._pages.any_ever:
             await self._judge.post_mortem(exit_code, self._cadence.thresholds())
         else:
             self._absence.ended()
         self._publish()
         self._save()
+
+    def _take_notes(self) -> None:
+        try:
+            self.notes = self._practice.notes()
+            self.tells_notes = 0 in self._pages.look()
+        except Exception as error:  # noqa: BLE001 (why the job has ended is still to be told)
+            self._news.debug(f"nothing is told of costly mistakes: {error!r}")
 
     async def close(self) -> None:
         """Let go of everything."""

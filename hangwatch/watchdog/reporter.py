@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.errors import ReportError
 from hangwatch.report.files import write_incident
 from hangwatch.report.model import build_report
-from hangwatch.report.terminal import Style, format_verdict
+from hangwatch.report.notes import notes_content
+from hangwatch.report.terminal import Style, format_notes, format_verdict
 from hangwatch.types import Evidence, Moment
 from hangwatch.watchdog.actions import hook_variables, run_hook
 from hangwatch.watchdog.incidents import Announce
 from hangwatch.watchdog.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from hangwatch.types import Note
     from hangwatch.watchdog.messages import Published
     from hangwatch.watchdog.news import News
 
@@ -76,6 +78,11 @@ class Reporter:
             "node": published.node,
             "report": published.report,
         }
+
+    def notes(self, notes: Sequence[Note]) -> None:
+        """Print what the job did at a cost; nothing where that is nothing."""
+        lines = format_notes(notes_content(notes), _style(self.stderr_fd))
+        self.news.write("".join(f"{line}\n" for line in lines))
 
     async def finish(self, timeout_s: float) -> None:
         """Wait for hooks; one that takes longer goes on without us."""

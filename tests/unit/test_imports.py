@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "page": BOTTOM | {"json_page"},
     "diagnosis": BOTTOM,
     "flight": BOTTOM,
+    "costly": BOTTOM | {"diagnosis"},
     "agent": BOTTOM | READERS | {"companions", "election", "rundir"},
     "report": BOTTOM | READERS | {"flight"},
     "companions": frozenset(),
@@ -38,13 +39,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "nccl": BOTTOM | {"report"},
     "watchdog": BOTTOM
     | READERS
-    | {"companions", "diagnosis", "flight", "gpu", "metrics", "nccl", "pidfd"}
+    | {"companions", "costly", "diagnosis", "flight", "gpu", "metrics", "nccl", "pidfd"}
     | {"preflight", "report"},
 }
 """What a part may import; those that are not named are the command line and its like."""
 BANNED: dict[str, frozenset[str]] = {
     "diagnosis": frozenset({"os", "time", "logging", "torch"}),
     "agent": frozenset({"asyncio", "orjson", "prometheus_client", "jinja2"}),
+    "costly": frozenset({"os", "time", "logging", "torch"}),
     "types": frozenset({"hangwatch"}),
     "supervisor": frozenset({"torch", "asyncio", "threading"}),
     "companions": frozenset({"torch", "asyncio", "threading"}),

@@ -123,6 +123,7 @@ def test_run_json_tells_how_the_run_ended(run_dir: Path) -> None:
         "exit_code": 3,
         "incidents": ["incident-001"],
         "lost": ["something"],
+        "notes": [],
     }
 
 

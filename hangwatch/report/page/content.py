@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hangwatch.report.notes import note_text
 from hangwatch.report.page.evidence import evidence
 from hangwatch.report.page.graph import Graph, graph
 from hangwatch.report.page.lanes import Panel, panels
@@ -112,6 +113,8 @@ class Page:
     timeline: tuple[Moment, ...]
     versions: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
+    notes: tuple[tuple[str, str, str], ...]
+    """Costly mistakes: what, what to do, and where that is documented."""
     unseen: tuple[str, ...]
     evidence: str
 
@@ -130,6 +133,7 @@ class Page:
             "stacks": ("Stacks", self.stacks),
             "nodes": ("Nodes", self.machines),
             "timeline": ("Timeline", self.timeline),
+            "notes": ("At a cost", self.notes),
             "unseen": ("Not seen", self.unseen),
             "evidence": ("Bug report", self.evidence),
         }
@@ -176,6 +180,10 @@ def page_of(report: Mapping[str, Any]) -> Page:
         tuple(_moments(report)),
         tuple((name, shortened(value)) for name, value in run["versions"].items()),
         tuple((name, shortened(value)) for name, value in report["environment"].items()),
+        tuple(
+            (shortened(note_text(note), LONG), shortened(note["advice"], LONG), note["link"])
+            for note in report.get("notes", ())[:MOST_ALSO]
+        ),
         (*failed, *_unseen(report)),
         text,
     )

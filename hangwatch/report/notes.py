@@ -1,0 +1,35 @@
+"""Costly mistakes as run.json and report.json tell them, and as people read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.report.sites import site_content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hangwatch.types import Note
+
+
+def notes_content(notes: Iterable[Note]) -> list[dict[str, Any]]:
+    """Plain values: ``notes`` of both files."""
+    return [
+        {
+            "cost": note.cost.value,
+            "ranks": list(note.ranks),
+            "what": note.what,
+            "costs": note.costs,
+            "advice": note.advice,
+            "link": note.link,
+            "site": site_content(note.site, {}, context=False),
+        }
+        for note in notes
+    ]
+
+
+def note_text(note: Mapping[str, Any]) -> str:
+    """What it is and what it costs, with the line of code where it is known."""
+    site = note["site"]
+    where = f" ({site['file'].rpartition('/')[2]}:{site['line']})" if site else ""
+    return f"{str(note['what']).removesuffix('.')}{where}. {note['costs']}"

@@ -1,0 +1,54 @@
+"""Mistakes that do not hang: told once, at the end, and never of a healthy job."""
+
+from __future__ import annotations
+
+import pytest
+from harness import PROGRAMS, Result, watch
+
+MISTAKES = PROGRAMS / "costly" / "mistakes.py"
+SAID = "nothing hung of it, but this run paid for"
+pytestmark = pytest.mark.timeout(240)
+
+
+def train(*arguments: str) -> Result:
+    return watch(MISTAKES, arguments=arguments, nproc=2)
+
+
+def costs(result: Result) -> list[str]:
+    assert result.run is not None
+    return [note["cost"] for note in result.run["notes"]]
+
+
+def test_several_mistakes_are_told_once_at_the_end() -> None:
+    result = train("5", "order", "sync")
+    assert result.exit_code == 0
+    assert costs(result) == ["same_order", "sync_each_batch"]
+    assert result.run is not None
+    source = MISTAKES.read_text().splitlines()
+    lines = [source[note["site"]["line"] - 1] for note in result.run["notes"]]
+    assert "in enumerate(loader)" in lines[0]
+    assert "DistributedDataParallel(" in lines[1]
+    assert result.stderr.count(SAID) == 1
+    said = " ".join(result.stderr[result.stderr.index(SAID) :].split())
+    assert "set_epoch was not called" in said
+    assert "about 4 times for each" in said
+    assert said.count("https://docs.pytorch.org/") == 2
+
+
+def test_ranks_that_read_the_same_data_are_told_so_also_where_the_run_fails() -> None:
+    result = train("1", "data", "fail")
+    assert result.exit_code == 1
+    assert costs(result) == ["same_data"]
+    (report,) = result.reports
+    (note,) = report["notes"]
+    assert note["cost"] == "same_data"
+    assert note["ranks"] == [0, 1]
+    assert "at a cost  Ranks 0 and 1 trained on the same data" in result.stderr
+    assert result.stderr.count(SAID) == 1
+
+
+def test_a_healthy_job_is_told_nothing() -> None:
+    result = train("2")
+    assert result.exit_code == 0
+    assert costs(result) == []
+    assert SAID not in result.stderr
