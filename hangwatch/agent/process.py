@@ -21,6 +21,7 @@ from hangwatch.agent.practice import Practice
 from hangwatch.agent.sampler import PERIOD_S, Sampler
 from hangwatch.agent.streams import use_current_streams
 from hangwatch.agent.unwrapped import Unwrapped
+from hangwatch.notice import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,7 +105,7 @@ class Process:
                 self._make_page(rank, world_size)
         except OSError as error:
             self.disarm(f"its page cannot be made: {error}")
-            record_failure(self._directory, error)
+            self._tell(error)
         if self._unwrapped is not None:
             self._see_to_watch(self._unwrapped)
 
@@ -121,7 +122,13 @@ class Process:
         try:
             unwrapped.see_to_watch(wanted=bool(self.page))
         except OSError as error:
-            record_failure(self._directory, error)
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        """Leave word for the watchdog; where there may be none, the first rank here says it."""
+        record_failure(self._directory, error)
+        if self._unwrapped is not None and ranks.number(self._environ, "LOCAL_RANK", 0) == 0:
+            say(f"the ranks of this node run unwatched: {error}")
 
     def disarm(self, reason: str) -> None:
         """Stop recording for good; the job goes on alone."""
