@@ -96,26 +96,40 @@ def endpoint(text: str, otherwise: int) -> tuple[str, int]:
 
 def _launched(line: Line, environ: Mapping[str, str]) -> Job:
     options = line.options
-    host, port = _meeting_place(line)
-    if line.launcher == "torchrun" and "--standalone" in options:
-        return Job(line.launcher, 1, 0, local_ranks=_count(options.get("--nproc-per-node", "1")))
-    nodes = options.get(_NODES[line.launcher]) or environ.get("PET_NNODES", "")
+    if line.launcher == "torchrun":
+        options = {**_torchruns_own(environ), **options}
+        if "--standalone" in options:
+            ranks = _count(options.get("--nproc-per-node", "1"))
+            return Job(line.launcher, 1, 0, local_ranks=ranks)
+    host, port = _meeting_place(line.launcher, options)
+    nodes = options.get(_NODES[line.launcher], "")
     return Job(
         line.launcher,
         _count(nodes.partition(":")[0]) if nodes else _default_nodes(line),
         _count(options.get(_NODE_RANK[line.launcher], "")),
         host,
         port,
-        _local_ranks(line),
+        _local_ranks(line.launcher, options),
     )
 
 
-def _meeting_place(line: Line) -> tuple[str, int | None]:
-    options = line.options
+def _torchruns_own(environ: Mapping[str, str]) -> dict[str, str]:
+    """Each option of torchrun also as a variable: PET_RDZV_ENDPOINT for --rdzv-endpoint."""
+    found = {
+        f"--{name.removeprefix('PET_').lower().replace('_', '-')}": value
+        for name, value in environ.items()
+        if name.startswith("PET_")
+    }
+    if found.get("--standalone", "1") != "1":
+        del found["--standalone"]
+    return found
+
+
+def _meeting_place(launcher: str, options: Mapping[str, str]) -> tuple[str, int | None]:
     if options.get("--rdzv-endpoint"):
         static = options.get("--rdzv-backend", "static") == "static"
         return endpoint(options["--rdzv-endpoint"], MASTER_PORT if static else RENDEZVOUS_PORT)
-    address, port = _ADDRESS[line.launcher]
+    address, port = _ADDRESS[launcher]
     if not options.get(address):
         return "", None
     return options[address], _count(options.get(port, "")) or MASTER_PORT
@@ -126,11 +140,10 @@ def _default_nodes(line: Line) -> int | None:
     return 1 if line.launcher == "torchrun" else None
 
 
-def _local_ranks(line: Line) -> int | None:
-    options = line.options
-    if line.launcher == "torchrun":
+def _local_ranks(launcher: str, options: Mapping[str, str]) -> int | None:
+    if launcher == "torchrun":
         return _count(options.get("--nproc-per-node", "1"))
-    if line.launcher == "deepspeed":
+    if launcher == "deepspeed":
         return _count(options.get("--num-gpus", "") or options.get("--num-accelerators", ""))
     total = _count(options.get("--num-processes", ""))
     machines = _count(options.get("--num-machines", "1"))

@@ -111,6 +111,21 @@ def test_what_a_line_says_of_the_job(line: str, expected: Job) -> None:
     assert job(stale, line.split()) == expected
 
 
+def test_torchrun_takes_its_options_from_the_environment_too() -> None:
+    """As the PyTorchJob of Kubernetes sets them."""
+    environ = {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "8",
+        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+    }
+    expected = Job("torchrun", 2, None, "job-worker-0", 23456, 8)
+    assert job(environ, ["torchrun", "train.py"]) == expected
+    assert job(environ, ["torchrun", "--nnodes=3", "train.py"]).nodes == 3
+    assert job({"PET_STANDALONE": "0"}, ["torchrun", "a.py"]).nodes == 1
+    assert job({"PET_NNODES": "2"}, ["accelerate", "launch", "a.py"]).nodes is None
+
+
 def test_what_the_environment_says_of_the_job() -> None:
     environ = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "n0", "MASTER_PORT": "9"}
     assert job(environ) == Job("", 2, None, "n0", 9, 8)
