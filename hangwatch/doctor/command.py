@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hangwatch.arguments import Arguments
 from hangwatch.doctor import shown
 from hangwatch.doctor.installation import installation
+from hangwatch.doctor.jobs import jobs
 from hangwatch.doctor.judgement import figures, judge
 from hangwatch.doctor.surroundings import surroundings
 from hangwatch.doctor.trial import PATIENCE_S, no_script, run
@@ -44,6 +45,7 @@ def doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
                 _print(shown.lines(finding, shown.columns(sys.stdout)))
 
     note(installation(environ))
+    note(jobs(environ))
     note(surroundings(environ, told))
     if command:
         trial = run(command, environ, told, arguments.timeout)

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.config import PREFIX
 from hangwatch.doctor import outcome
 from hangwatch.errors import UsageError
 from hangwatch.preflight.launchers import read
 from hangwatch.preflight.rendezvous import peers
+from hangwatch.top.runs import DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,7 +95,7 @@ def _watched(
                 *(f"--suspect-after={hang_s / 2:g}", f"--hang-after={hang_s:g}", *_WATCH),
                 *("run", "--", *words),
             ],
-            env={"OMP_NUM_THREADS": "1", **environ, "HANGWATCH": "1"},
+            env=_environment(environ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -114,6 +116,16 @@ def _watched(
     text = (directory / "output").read_text("utf-8", "replace")
     trial.output = [line for line in text.splitlines() if line.strip()][-KEPT_LINES:]
     return trial
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The user's, less what is set for the watch of a real job: its hook and the like."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name == DIRECTORY or not name.startswith(PREFIX)
+    }
+    return {"OMP_NUM_THREADS": "1", **kept, "HANGWATCH": "1"}
 
 
 def _wait(process: subprocess.Popen[bytes], directory: Path, patience_s: float) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,6 @@ from hangwatch.preflight.job import Job, job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 TWO_NODES = Job("torchrun", 2, 0, "node-0", 29400, 2)
 COMMAND = ["torchrun", "--nnodes=2", "trial.py"]
@@ -165,6 +165,15 @@ def test_the_figures_are_plain_json() -> None:
         content = json.loads(json.dumps(figures(trial)))
         assert content["command"] == COMMAND
         assert set(content) == set(figures(Trial(COMMAND)))
+
+
+def test_each_key_is_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
+    answer = shown.as_json([ok("a", "b")], figures(done([rank(0), rank(2)])))
+    keys = {*answer, *answer["findings"][0], *answer["trial"], *answer["trial"]["ranks"][0]}
+    measured = answer["trial"]["times"]
+    keys |= {*measured, *measured["all_reduce"][1], *measured["pairs"][0], *Stage}
+    assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
 
 
 def test_what_a_rank_leaves_is_read_again(tmp_path: Path) -> None:
