@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source import Guard, LeftLoop, Source
     from hangwatch.diagnosis.spots import Spot, Wait
     from hangwatch.diagnosis.wording import Text
-    from hangwatch.types import Certainty, Kind, Site
+    from hangwatch.types import Certainty, Kind, OpRecord, Site
 
 
 _T = TypeVar("_T")
@@ -151,7 +151,15 @@ class Case:
         record = self.job.record(rank, place)
         if record is not None and record.site is not None:
             return with_source(record.site, self.texts)
+        if record is not None and self._is_apart(rank, record):
+            return None
         return with_source(self._raised_at(rank), self.texts) or self.waiting_site(rank)
+
+    def _is_apart(self, rank: int, record: OpRecord) -> bool:
+        """Whether a thread that Python started made a call: the main one tells nothing of it."""
+        threads = self.job.ranks[rank].threads or ()
+        frames = next((thread.frames for thread in threads if thread.tid == record.thread), ())
+        return bool(frames) and frames[-1].file.endswith("/threading.py")
 
     def _raised_at(self, rank: int) -> Site | None:
         """The line at which a peer's end threw a rank out of what C++ had issued."""

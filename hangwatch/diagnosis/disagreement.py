@@ -117,6 +117,19 @@ def undecided(found: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> 
     )
 
 
+def two_threads(
+    ranks: Ranks, camps: Sequence[tuple[Ranks, str]], where: str, site: Site | None
+) -> Text:
+    """A group that two threads of each rank use. camps: by the main thread, by another."""
+    (main, mine), (beside, theirs) = camps
+    return Text(
+        f"{capital(the_ranks(ranks))} use one group from two threads each, and nothing orders "
+        f"their calls: as {where}, {the_ranks(main)} entered {mine} from the main thread"
+        f"{at_line(site)}, {the_ranks(beside)} entered {theirs} from another thread.",
+        "No rank left the common program: in one group, calls have to come in one order.",
+    )
+
+
 def signature(scene: Scene, found: Split, by_cpp: Ranks = ()) -> Text:
     """One collective with tensors or roots that do not fit.
 

@@ -209,7 +209,7 @@ BY_LIBRARY: tuple[Remedy, ...] = (
         'async_save(..., process_group=dist.new_group(backend="gloo")). In one group the calls of '
         "its thread and those of the training come in another order on each rank.",
         f"{TUTORIALS}/recipes/distributed_async_checkpoint_recipe.html",
-        kinds=_MISMATCH,
+        kinds=_APART,
         uses=(Use.ASYNC_CHECKPOINT,),
     ),
     Remedy(

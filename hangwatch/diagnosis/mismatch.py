@@ -14,6 +14,7 @@ from hangwatch.diagnosis.history import habit, step
 from hangwatch.diagnosis.phrases import Ranks, spot_text
 from hangwatch.diagnosis.signatures import Differs, Split, split
 from hangwatch.diagnosis.spots import Place
+from hangwatch.diagnosis.threads import judge_threads
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.types import Certainty, Collective, Kind, Reason
 
@@ -75,6 +76,9 @@ def judge_dispute(case: Case, place: Place) -> Finding | None:
     found = split(case.job.places(place.gid).get(place.seq, {}))
     if found is None:
         return None
+    racing = judge_threads(case, place)
+    if racing is not None:
+        return racing
     parts = [ranks for _, ranks in found.parts]
     majority = parts[0] if len(parts[0]) > len(parts[1]) else None
     if majority is None:

@@ -32,6 +32,7 @@ from hangwatch.types import (
     OpState,
     RankSnapshot,
     State,
+    ThreadStack,
     Verdict,
 )
 
@@ -72,6 +73,46 @@ LOOP = """
         dist.barrier()
         evaluate()
     """
+
+
+# --- Threads ----------------------------------------------------------------------------------
+
+SAVER = ThreadStack(
+    "AsyncCheckpointExecutor_0",
+    77,
+    active=False,
+    owns_gil=False,
+    frames=(frame(5, "wait", "/usr/lib/python3.11/threading.py"),),
+)
+
+
+def saving(number: int, *, first: bool, both: bool = True) -> RankSnapshot:
+    """A rank whose main thread and whose saver make calls in one group."""
+    own = [op(W, 6, line=8, thread=1000 + number)]
+    beside = [op(W, 5, "gather_object", line=None, thread=77)] if both else []
+    main = blocked(W, 7, line=8, thread=1000 + number)
+    saver = blocked(W, 7, "gather_object", line=None, thread=77)
+    threads = (*main_thread(frame(8)), SAVER)
+    calls = [*beside, *own, saver if first else main]
+    return rank(number, W, *calls, threads=threads)
+
+
+def test_the_calls_of_two_threads_in_one_group_are_nobodys_departure() -> None:
+    verdict = only(job(*(saving(number, first=number == 1) for number in range(4))))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (0, 1, 2, 3))
+    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.site == site(8)
+    assert verdict.headline.endswith(
+        "ranks 0, 2 and 3 entered all_reduce from the main thread at train.py:8, rank 1 entered "
+        "gather_object from another thread."
+    )
+
+
+def test_a_thread_that_one_rank_alone_has_is_its_departure() -> None:
+    ranks = [saving(number, first=number == 1, both=number == 1) for number in range(4)]
+    verdict = only(job(*ranks))
+    assert verdict.culprits == (1,)
+    assert verdict.site is None  # the main thread's line says nothing of it
 
 
 # --- Signatures -------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ def main():
     weights = distribute_tensor(torch.randn(64, 8), mesh, [Shard(0)])
     for step in range(1, 21):
         inputs = torch.randn(8, 4)
-        product = weights @ distribute_tensor(inputs, mesh, [Replicate()])
-        columns = product.redistribute(mesh, [Shard(1)])  # victim
+        product = weights @ distribute_tensor(inputs, mesh, [Replicate()])  # victim
+        columns = product.redistribute(mesh, [Shard(1)])
         norm = columns.to_local().norm().reshape(1)
         dist.all_reduce(norm)
         if step == 10 and ("--first-rank" not in sys.argv or rank == 0):

@@ -1,0 +1,93 @@
+"""Finds groups that two threads of each rank use at once.
+
+Nothing orders the calls of two threads: one rank comes to the one first, and another rank
+to the other. No rank has left the common program then. An asynchronous checkpoint that
+has no group of its own is the usual case.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis import disagreement
+from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.phrases import group_text
+from hangwatch.types import Certainty, Collective, Kind, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hangwatch.diagnosis.case import Case
+    from hangwatch.diagnosis.phrases import Ranks
+    from hangwatch.diagnosis.spots import Place
+    from hangwatch.types import OpRecord, RankSnapshot
+
+_BOOTSTRAP = re.compile(r"/threading\.py$")
+"""Where a thread that Python started begins; autograd's threads belong to the main one."""
+
+
+def judge_threads(case: Case, place: Place) -> Finding | None:
+    """The finding where at a place some are by their main thread, others by another one.
+
+    None unless all of them use the group from both.
+    """
+    records = case.job.places(place.gid).get(place.seq, {})
+    kinds = {rank: _is_main(case.job.ranks[rank], record) for rank, record in records.items()}
+    main = tuple(sorted(rank for rank, is_main in kinds.items() if is_main))
+    beside = tuple(sorted(rank for rank, is_main in kinds.items() if is_main is False))
+    if not main or not beside or None in kinds.values():
+        return None
+    both = tuple(sorted((*main, *beside)))
+    if not all(_uses_both(case, rank, place.gid) for rank in both):
+        return None
+    sure = all(_started(case.job.ranks[rank], records[rank]) is not None for rank in beside)
+    named = {camp: _op(records, camp) for camp in (main, beside)}
+    waits = case.waits_at(place)
+    about = records[main[0]]
+    return Finding(
+        kind=Kind.OP_MISMATCH,
+        reason=Reason.USER_CODE,
+        certainty=Certainty.LIKELY if sure else Certainty.POSSIBLE,
+        culprits=both,
+        victims=tuple(rank for rank in case.victims_of(both, [place]) if rank not in both),
+        text=disagreement.two_threads(
+            both,
+            [(main, named[main]), (beside, named[beside])],
+            f"#{place.seq} of {group_text(case.job, place.gid)}",
+            case.site_at(main[0], place),
+        ),
+        final=True,
+        spot=place,
+        collective=Collective(named[main], place.seq, about.dtype, about.shape),
+        site=case.site_at(main[0], place),
+        waits=waits,
+    )
+
+
+def _op(records: Mapping[int, OpRecord], ranks: Ranks) -> str:
+    record = records[ranks[0]]
+    return record.op or record.wire
+
+
+def _is_main(rank: RankSnapshot, record: OpRecord) -> bool | None:
+    """Whether the main thread made a call; None where that is not known."""
+    if record.source != "page" or record.thread == 0:
+        return None
+    if record.thread == rank.pid:
+        return True
+    return None if record.device or _started(rank, record) is False else False
+
+
+def _started(rank: RankSnapshot, record: OpRecord) -> bool | None:
+    """Whether Python started the thread that made a call; None where it cannot be seen."""
+    thread = next((t for t in rank.threads or () if t.tid == record.thread), None)
+    if thread is None or not thread.frames:
+        return None
+    return bool(_BOOTSTRAP.search(thread.frames[-1].file))
+
+
+def _uses_both(case: Case, rank: int, gid: int) -> bool:
+    """Whether a rank has made calls of a group from its main thread and from another."""
+    made = [record for at, record in case.job.ops.get(rank, ()) if at == gid and not record.p2p]
+    return {True, False} <= {_is_main(case.job.ranks[rank], record) for record in made}
