@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.spots import Spot
     from hangwatch.types import OpRecord
 
-UNDER_WAY = (OpState.ISSUED, OpState.BLOCKED)
 MAX_SENDERS = 4096
 """Who may answer a recv from any source; a larger group is cut, not searched."""
 
@@ -30,7 +29,7 @@ def turn(job: Job, rank: int, position: int) -> tuple[int, int]:
         and earlier.p2p
         and (earlier.wire, earlier.peer, earlier.tag) == (record.wire, record.peer, record.tag)
     ]
-    under_way = sum(1 for earlier in alike if earlier.state in UNDER_WAY)
+    under_way = _under_way(alike)
     calls = _in_group(job, rank, gid)
     known = _is_whole(calls) and not _any_from_anyone(calls, record.wire)
     return under_way, len(alike) if known else -1
@@ -120,7 +119,15 @@ def _wanted(spot: Channel) -> str:
 
 
 def _under_way(calls: Iterable[OpRecord]) -> int:
-    return sum(1 for call in calls if call.state in UNDER_WAY)
+    """How many of some calls are not complete.
+
+    One that nobody waits for stays ISSUED when it is, unless a device tells.
+    """
+    return sum(
+        1
+        for call in calls
+        if call.state is OpState.BLOCKED or (call.state is OpState.ISSUED and call.device)
+    )
 
 
 def _any_from_anyone(calls: Iterable[OpRecord], wire: str) -> bool:

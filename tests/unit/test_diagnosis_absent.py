@@ -340,6 +340,15 @@ def test_along_a_pipeline_the_stage_that_left_it_is_named() -> None:
     assert verdict.victims == (1, 2, 3)
 
 
+def test_a_send_that_nobody_waited_for_does_not_answer_a_later_recv() -> None:
+    # The rings have wrapped: how many calls there were before is not known.
+    came = [op(W, seq, "recv", peer=1, line=22) for seq in (40, 41)]
+    waiting = rank(0, W, *came, blocked(W, 42, "recv", peer=1, line=22))
+    sent = [op(W, seq, "send", state=OpState.ISSUED, peer=0, line=21) for seq in (60, 61)]
+    verdict = only(job(waiting, rank(1, W, *sent, threads=main_thread(SLEEP))))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (1,))
+
+
 def test_calls_are_matched_by_their_order_and_tag() -> None:
     peer = rank(1, W, blocked(W, 1, "recv", peer=0, tag=7))
     assert only(job(sending(0, 1, tag=7), peer)).kind is Kind.COLLECTIVE_STUCK
