@@ -261,6 +261,9 @@ def _inversion(case: Case, camps: dict[Spot, list[Wait]], left: Divergence | Non
     sure = Certainty.PROVED if firm else Certainty.LIKELY
     if left is None and any(isinstance(s, Channel) and s.peer == ANYONE for s in camps):
         sure = Certainty.POSSIBLE  # nothing tells whose message is missing, or if any is
+    parted = left is not None and left.parted
+    if parted:
+        sure = Certainty.POSSIBLE
     # Who finished early is to blame for where the others wait, else for where it waits.
     about = (rest if kind is Kind.FINISHED_EARLY else guilty)[0].spot if left else ordered[0][0]
     sites = (case.victims_site(guilty), case.victims_site(rest)) if left else _sites(parts)
@@ -270,7 +273,7 @@ def _inversion(case: Case, camps: dict[Spot, list[Wait]], left: Divergence | Non
         certainty=sure,
         culprits=culprits,
         victims=case.victims_of(culprits, camps),
-        text=text or wording.cycle(parts, culprits if left else ()),
+        text=text or wording.cycle(parts, culprits if left else (), parted=parted),
         final=firm,
         spot=about,
         collective=case.collective(about, case.waits_at(about)),

@@ -38,6 +38,8 @@ class Divergence:
     """The loop that ``culprits`` have left and ``others`` are in."""
     guard: Guard | None = None
     """The condition that ``culprits`` alone took, to call what the others never do."""
+    parted: bool = False
+    """``culprits`` parted from each other, and which of them left nothing tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def _judged(case: Case, waits: Sequence[Wait], inside: set[int]) -> Divergence |
         if found is not None and set(found.culprits) <= alone:
             return found
         culprits = tuple(sorted(alone))
-        return Divergence(culprits, _rest(culprits, everyone))
+        return Divergence(culprits, _rest(culprits, everyone), parted=len(culprits) > 1)
     return _by_source(case, waits) or _by_habit(case, waits, everyone)
 
 

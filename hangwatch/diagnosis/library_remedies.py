@@ -94,12 +94,30 @@ BY_LIBRARY: tuple[Remedy, ...] = (
         kinds=(Kind.FINISHED_EARLY,),
         uses=(Use.LIGHTNING,),
     ),
+    Remedy(
+        "agree",
+        "Where a callback or hook decides something on one rank (stop, skip, save), decide it for "
+        "all: trainer.strategy.reduce_boolean_decision(), or a metric that is logged with "
+        "sync_dist=True.",
+        f"{LIGHTNING}/common/early_stopping.html",
+        kinds=(Kind.OP_MISMATCH,),
+        uses=(Use.LIGHTNING,),
+    ),
     # --- Transformers -------------------------------------------------------------------------
     Remedy(
         "move out",
         "trainer.{call}() is for all processes, it gathers from each: call it on all, and guard "
         "only what you do with the result (trainer.is_world_process_zero()).",
         TRAINER,
+        kinds=_APART,
+        uses=(Use.TRANSFORMERS,),
+        call=_OF_TRAINER,
+    ),
+    Remedy(
+        "everyone",
+        "To evaluate or save from a callback, set control.should_evaluate or "
+        "control.should_save there, on all processes: the Trainer does it then, on all of them.",
+        "https://huggingface.co/docs/transformers/main_classes/callback",
         kinds=_APART,
         uses=(Use.TRANSFORMERS,),
         call=_OF_TRAINER,
@@ -150,6 +168,15 @@ BY_LIBRARY: tuple[Remedy, ...] = (
         awaited=_OF_ACCELERATOR,
     ),
     Remedy(
+        "first",
+        "To let one process go first and the others after it, use "
+        "`with accelerator.main_process_first():` on all of them.",
+        f"{ACCELERATE}/package_reference/accelerator",
+        kinds=_ALONE,
+        uses=(Use.ACCELERATE,),
+        call=r"wait_for_everyone",
+    ),
+    Remedy(
         "same tensor",
         "Before `gather`, bring tensors to one size with accelerator.pad_across_processes(); "
         "gather_for_metrics also drops what was added to the last batch.",
@@ -188,11 +215,20 @@ BY_LIBRARY: tuple[Remedy, ...] = (
     ),
     Remedy(
         "sharded",
-        "With ZeRO-3 the forward pass itself gathers parameters from all ranks: evaluation, and "
-        "GatheredParameters, have to run on all of them, as often.",
+        "With ZeRO-3 the forward pass itself gathers parameters from all ranks: evaluation, "
+        "GatheredParameters and each module have to run on all of them, as often.",
         f"{DEEPSPEED}/zero3.html",
         kinds=_APART,
         uses=(Use.DEEPSPEED,),
+    ),
+    Remedy(
+        "skipped step",
+        "A rank may not leave out backward() or step() of the engine alone (a loss that is not "
+        "finite, an exception): multiply its loss by 0 instead, or agree on it before.",
+        f"{DEEPSPEED}/training.html",
+        kinds=_MISMATCH,
+        uses=(Use.DEEPSPEED,),
+        awaited=r"backward|step",
     ),
     Remedy(
         "join",

@@ -317,10 +317,12 @@ def frozen(scene: Scene, activity: Activity) -> Text:
     )
 
 
-def cycle(parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = ()) -> Text:
+def cycle(
+    parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = (), *, parted: bool = False
+) -> Text:
     """Ranks that wait for each other in different spots.
 
-    strange: those that did not do so before.
+    strange: those that did not do so before. parted: one of them, nothing tells which.
     """
     everyone = {rank for ranks, _, _ in parts for rank in ranks}
     where = ", ".join(f"{the_ranks(ranks)} in {spot}{at_line(site)}" for ranks, spot, site in parts)
@@ -328,8 +330,11 @@ def cycle(parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = ()) 
         f"{capital(the_ranks(everyone))} wait for each other: {where}.",
         sentences(
             "Each waits for one that comes to it only after what it waits in itself.",
-            f"{capital(the_ranks(strange))} {verb(strange, 'has', 'have')} not done it in this "
-            "order before, all others have."
+            f"Of {the_ranks(strange)}, which did alike until then, one left the common program: "
+            "nothing tells which."
+            if parted
+            else f"{capital(the_ranks(strange))} {verb(strange, 'has', 'have')} not done it in "
+            "this order before, all others have."
             if strange
             else "",
             *(

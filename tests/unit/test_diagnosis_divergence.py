@@ -7,7 +7,7 @@ from textwrap import dedent
 
 from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, site, world
 
-from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis import diagnose, wording
 from hangwatch.diagnosis.source import Source
 from hangwatch.types import (
     Certainty,
@@ -61,6 +61,13 @@ def test_in_a_cycle_the_rank_that_does_what_it_never_did_at_this_point_is_the_cu
     assert (verdict.culprits, verdict.victims) == ((3,), (0, 1, 2))
     assert verdict.site == site(12)
     assert "Rank 3 has not done it in this order before" in verdict.explanation
+
+
+def test_of_ranks_that_parted_from_each_other_none_is_said_to_have_left_alone() -> None:
+    parts = [((1,), "all_reduce #2", None), ((3,), "barrier #1", None)]
+    text = wording.cycle(parts, (1, 3), parted=True)
+    assert "Of ranks 1 and 3, which did alike until then, one left" in text.explanation
+    assert "all others have" not in text.explanation
 
 
 def test_without_a_past_all_ranks_of_a_cycle_are_named() -> None:
