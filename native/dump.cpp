@@ -8,6 +8,8 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <memory>
+#include <new>
 #include <string>
 
 #include "cuda.hpp"
@@ -23,14 +25,13 @@ constexpr const char* kDumps[] = {"_ZN4c10d20dump_nccl_trace_jsonB5cxx11Ebb",
                                   "_ZN4c10d18dump_fr_trace_jsonB5cxx11Ebb"};
 constexpr const char* kLibraries[] = {"libtorch_cuda.so", "libtorch_cpu.so"};
 
-// Not freed while a thread is at it, nor in a fork's child.
 struct Paths {
   std::string request;
   std::string draft;
   std::string answer;
 };
-Paths* g_paths = nullptr;
-int g_beats = 0;  // for how many beats a request has been there
+Paths* g_paths = nullptr;  // not freed in a fork's child
+int g_beats = 0;           // for how many beats a request has been there
 std::atomic<bool> g_busy{false};
 
 // A function in a library that this process has loaded, or nullptr.
@@ -81,25 +82,28 @@ void write_dump(const Paths& paths) {
 }
 
 void* thread_main(void* argument) {
+  const std::unique_ptr<const Paths> paths(static_cast<const Paths*>(argument));
   try {
-    write_dump(*static_cast<const Paths*>(argument));
+    write_dump(*paths);
   } catch (...) {  // c10d's, or no memory: the watchdog does without
   }
   g_busy.store(false);
   return nullptr;
 }
 
-void start_thread(Paths* paths) {
+void start_thread() {
   if (g_busy.exchange(true)) return;
+  auto* paths = new (std::nothrow) Paths(*g_paths);  // its own: the page may be closed meanwhile
   // No signal of the job's may be handled by it.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_t thread;
-  if (pthread_create(&thread, nullptr, thread_main, paths) == 0) {
+  if (paths != nullptr && pthread_create(&thread, nullptr, thread_main, paths) == 0) {
     pthread_detach(thread);
   } else {
+    delete paths;
     g_busy.store(false);
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -116,7 +120,7 @@ void open(const char* page) noexcept try {
 }
 
 void close() noexcept {
-  if (!g_busy.load()) delete g_paths;
+  delete g_paths;
   g_paths = nullptr;
 }
 
@@ -125,16 +129,21 @@ void disown() noexcept {
   g_busy.store(false, std::memory_order_relaxed);
 }
 
-bool answer() noexcept {
+bool answer() noexcept try {
   if (g_paths == nullptr || !can_dump()) return false;
-  start_thread(g_paths);
+  start_thread();
   return true;
+} catch (...) {
+  g_busy.store(false);
+  return false;
 }
 
-void look() noexcept {
+void look() noexcept try {
   if (g_paths == nullptr) return;
   g_beats = access(g_paths->request.c_str(), F_OK) == 0 ? g_beats + 1 : 0;
-  if (g_beats >= 2) start_thread(g_paths);
+  if (g_beats >= 2) start_thread();
+} catch (...) {
+  g_busy.store(false);
 }
 
 }  // namespace hangwatch::dump

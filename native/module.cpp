@@ -110,7 +110,13 @@ PyObject* py_ring(PyObject*, PyObject*) {
   return none();
 }
 
-PyObject* py_answer_request(PyObject*, PyObject*) { return PyBool_FromLong(dump::answer()); }
+PyObject* py_answer_request(PyObject*, PyObject*) {
+  bool answered = false;
+  Py_BEGIN_ALLOW_THREADS;  // the loader of libraries may be busy
+  answered = dump::answer();
+  Py_END_ALLOW_THREADS;
+  return PyBool_FromLong(answered);
+}
 
 PyObject* py_ring_at(PyObject*, PyObject* args) {
   PyObject* path = nullptr;
