@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-from harness import PROGRAMS, Result, watch
+import json
+import subprocess
+import sys
 
+import pytest
+from harness import PROGRAMS, Result, environment, watch
+
+from hangwatch.types import Cost
+
+OBSERVED = PROGRAMS / "costly" / "observed.py"
 MISTAKES = PROGRAMS / "costly" / "mistakes.py"
 SAID = "nothing hung of it, but this run paid for"
 pytestmark = pytest.mark.timeout(240)
@@ -52,3 +59,21 @@ def test_a_healthy_job_is_told_nothing() -> None:
     assert result.exit_code == 0
     assert costs(result) == []
     assert SAID not in result.stderr
+
+
+def test_of_many_ways_to_train_only_the_mistaken_ones_are_told() -> None:
+    done = subprocess.run(  # noqa: S603 (our own program)
+        [sys.executable, "-W", "ignore", OBSERVED],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=220,
+        env=environment({}),
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert sum(name.startswith("healthy") for name in told) > 20
+    for name, found in told.items():
+        expected = [cost.value for cost in Cost if name.startswith(cost.value)]
+        assert found == expected, name
+    assert {found[0] for found in told.values() if found} == set(Cost) - {Cost.ONE_GPU}
