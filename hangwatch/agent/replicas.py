@@ -98,8 +98,8 @@ class Replicas:
             self._optimizers.append(weakref.ref(optimizer))
 
     def in_training(self) -> bool:
-        """Whether a module is in training mode."""
-        return any(module.training for module in self._alive())
+        """Whether a model is in training mode: the user's own, which frameworks switch alone."""
+        return any(module.module.training for module in self._alive())
 
     def progress(self) -> Progress:
         """How far the training has come."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 from harness import PROGRAMS, Result, environment, watch
 
 from hangwatch.types import Cost
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 OBSERVED = PROGRAMS / "costly" / "observed.py"
+UNNOTICED = PROGRAMS / "costly" / "unnoticed.py"
 MISTAKES = PROGRAMS / "costly" / "mistakes.py"
 SAID = "nothing hung of it, but this run paid for"
 pytestmark = pytest.mark.timeout(240)
@@ -19,6 +24,20 @@ pytestmark = pytest.mark.timeout(240)
 
 def train(*arguments: str) -> Result:
     return watch(MISTAKES, arguments=arguments, nproc=2)
+
+
+def run(program: Path) -> str:
+    """What a program prints that looks at itself, without being watched."""
+    done = subprocess.run(  # noqa: S603 (our own program)
+        [sys.executable, "-W", "ignore", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=220,
+        env=environment({}),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def costs(result: Result) -> list[str]:
@@ -62,18 +81,13 @@ def test_a_healthy_job_is_told_nothing() -> None:
 
 
 def test_of_many_ways_to_train_only_the_mistaken_ones_are_told() -> None:
-    done = subprocess.run(  # noqa: S603 (our own program)
-        [sys.executable, "-W", "ignore", OBSERVED],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=220,
-        env=environment({}),
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = json.loads(run(OBSERVED))
     assert sum(name.startswith("healthy") for name in told) > 20
     for name, found in told.items():
         expected = [cost.value for cost in Cost if name.startswith(cost.value)]
         assert found == expected, name
     assert {found[0] for found in told.values() if found} == set(Cost) - {Cost.ONE_GPU}
+
+
+def test_what_is_observed_compiles_and_travels_as_without_us() -> None:
+    assert run(UNNOTICED).endswith("good\n")
