@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.batches import largest_tensor
@@ -141,7 +142,9 @@ class Replicas:
         iteration = int(told.get("iteration", 0))
         if iteration <= 0 or iteration == replica.facts.get("iteration"):
             return
-        self._compare_versions(replica)
+        searches = bool(module.find_unused_parameters) and not module.static_graph
+        if searches:
+            self._compare_versions(replica)
         replica.readings += 1
         replica.unused_readings += bool(told.get("unused_parameter_size", 0))
         file, line, function = replica.place
@@ -157,7 +160,7 @@ class Replicas:
             "buckets": int(told.get("num_buckets_reduced", 0)),
             "broadcasts": replica.broadcasts,
             "hooked": bool(getattr(module, "_comm_hooks", ())),
-            "find_unused": bool(module.find_unused_parameters) and not module.static_graph,
+            "find_unused": searches,
             "readings": replica.readings,
             "unused_readings": replica.unused_readings,
             "uneven": replica.uneven,
@@ -181,8 +184,8 @@ class Replicas:
             if optimizer is None or not type(optimizer).__module__.startswith("torch.optim"):
                 continue
             for group in optimizer.param_groups:
-                ours = [p for p in group["params"] if id(p) in replica.identities]
-                for parameter in ours[:_PROBED]:
+                ours = (p for p in group["params"] if id(p) in replica.identities)
+                for parameter in islice(ours, _PROBED):
                     steps = max(steps, _steps_of(optimizer, group, parameter))
         return steps
 
