@@ -61,9 +61,8 @@ class Absence:
         else:
             self.news.lose(
                 "absence",
-                "no rank checked in on this node: no process here had RANK and WORLD_SIZE or "
-                "called init_process_group, so there was nothing to watch. If there should have "
-                "been: "
+                "no rank checked in on this node: no process had RANK and WORLD_SIZE or called "
+                "init_process_group, so there was nothing to watch. If there should have been: "
                 f"{_WHY}",
             )
 
