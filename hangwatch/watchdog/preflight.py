@@ -56,7 +56,7 @@ class Start:
 
     command: tuple[str, ...]
     commands: tuple[int, ...]
-    """Pids of what the supervisors have started."""
+    """Pids of what the supervisors have started, where each is a process of its own."""
     ranks: tuple[RankPage, ...]
     """Inside init_process_group, or ended by an exception before."""
     variables: dict[str, str]
@@ -125,7 +125,8 @@ class Preflight:
             return
         self._asked.add(when)
         variables = self._variables[ranks[0].identity.pid] if ranks else {}
-        commands = tuple(self.hello.commands())
+        # Ranks that nobody has wrapped may have inherited a RANK that is not theirs.
+        commands = () if self.hello.self_started else tuple(self.hello.commands())
         start = Start(self.hello.run.command, commands, tuple(ranks), variables, late, self.proc)
         thread = threading.Thread(target=self._answer, args=(start,), daemon=True)
         self._threads.append(thread)
@@ -150,8 +151,11 @@ def certain(start: Start, resolver: network.Resolve = network.resolve) -> Iterat
     """What keeps the job from starting, beyond doubt; may take as long as a name server."""
     for page in start.ranks:
         yield from out_of_range(page.identity.rank, page.identity.world_size)
-    if len(start.commands) > 1:
-        yield from same_ranks(_variables(pid, start.proc) for pid in start.commands)
+    announced = {
+        str(page.identity.rank) for page in start.ranks if page.identity.pid in start.commands
+    }
+    environs = [_variables(pid, start.proc) for pid in start.commands]
+    yield from same_ranks(one for one in environs if one.get("RANK") in announced)
     if start.ranks:
         told = job(start.variables)
         yield from _gloo_on_loopback(start, told, resolver)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -105,6 +106,19 @@ def started(
 
 def loopback(_: str) -> Sequence[str]:
     return ("127.0.0.1",)
+
+
+def test_two_commands_of_one_rank_are_told_where_that_rank_waits(tmp_path: Path) -> None:
+    for pid in (11, 12, 13):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "environ").write_bytes(b"RANK=%d\0" % min(pid - 11, 1))
+    start = Start(
+        ("python",), (11, 12, 13), (waits(1, pid=12),), NODES, late=False, proc=str(tmp_path)
+    )
+    (finding,) = certain(start, loopback)
+    assert finding.what.startswith("2 processes of this node have RANK=1")
+    # Children that the commands have started inherit what is not theirs.
+    assert list(certain(replace(start, ranks=(waits(1, pid=99),)), loopback)) == []
 
 
 def test_gloo_on_the_loopback_is_told_where_a_rank_listens_there() -> None:
