@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.diagnosis.phrases import the_ranks
@@ -23,7 +22,7 @@ CHECK, TIMES, LINKS, VERSIONS, VARIABLES, DEVICES = (
     *("trial", "times", "links", "versions", "variables", "devices"),
 )
 SLOW = 3.0
-"""A link that takes so many times as long as the median one is at fault."""
+"""A link that takes so many times as long as usual is at fault."""
 SHOWN = 8
 _VERDICT = ("hangwatch: FAILED", "hangwatch: HANG", "hangwatch: SLOW")
 _ERROR = re.compile(r"(?:\[[^]]*\]: ?)?(?:[\w.]*(?:Error|Exception)\b|\S+: error:)")
@@ -227,11 +226,15 @@ def _times(first: Outcome) -> Iterator[Finding]:
 
 
 def slow_pairs(pairs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that stand out from the others, in time or in bandwidth."""
+    """Those that stand out from the others, in time or in bandwidth.
+
+    What is usual is the better quarter: of three nodes a bad one is in two of three pairs.
+    """
     if len(pairs) < 3:  # noqa: PLR2004 (of two nobody knows which one is slow)
         return []
-    usual_s = median(float(pair["round_trip_s"]) for pair in pairs)
-    usual = median(float(pair["bytes_per_s"]) for pair in pairs)
+    quarter = len(pairs) // 4
+    usual_s = sorted(float(pair["round_trip_s"]) for pair in pairs)[quarter]
+    usual = sorted((float(pair["bytes_per_s"]) for pair in pairs), reverse=True)[quarter]
     return [
         pair
         for pair in pairs

@@ -109,6 +109,8 @@ def test_a_slow_pair_of_nodes_stands_out() -> None:
     trial = done(ranks, times=times(1e-3, 2e-5, 2e-5, 2e-5))
     (finding,) = told(trial, "links", Grade.WARN)
     assert finding.what.startswith("between node-0 and node-1: round trip 1 ms")
+    of_one_node = slow_pairs(times(2e-5, 1e-3, 1e-3)["pairs"])
+    assert [pair["ranks"] for pair in of_one_node] == [[2, 4], [4, 6]]
     even = times(2.5e-5, 2e-5, 2e-5)["pairs"]
     assert slow_pairs(even) == []
     assert slow_pairs(times(2e-5, 2e-5, 2e-5, bytes_per_s=1e9)["pairs"]) != []
