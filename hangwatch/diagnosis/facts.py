@@ -67,6 +67,7 @@ _SOURCE: tuple[tuple[Use, re.Pattern[str]], ...] = (
     (Use.JOIN, re.compile(r"\bJoin\(")),
     (Use.NO_SYNC, re.compile(r"\bno_sync\(|\bset_requires_gradient_sync\(")),
     (Use.COMM_HOOK, re.compile(r"\bregister_comm_hook\(")),
+    (Use.CHECKPOINT, re.compile(r"\btorch\.distributed\.checkpoint\b")),
     # Without a group of its own.
     (Use.ASYNC_CHECKPOINT, re.compile(r"\basync_save\((?![\s\S]{0,400}process_group)")),
     (Use.DTENSOR, re.compile(r"\btorch\.distributed\.tensor\b")),
@@ -74,6 +75,8 @@ _SOURCE: tuple[tuple[Use, re.Pattern[str]], ...] = (
 )
 """What the text of the files tells in which ranks are."""
 
+OUTERMOST = 2
+"""So many functions from the user's line inwards are what the user called, not how it works."""
 _CALLED = re.compile(r"(\w+)\s*\(")
 _HIDDEN = re.compile(r"^(?:wrapper|inner|decorate_context|<.*>|_.*)$")
 """Functions that only lead to the one that was called."""
@@ -83,8 +86,8 @@ _HIDDEN = re.compile(r"^(?:wrapper|inner|decorate_context|<.*>|_.*)$")
 class Facts:
     """``values``: what texts may name, each there only where it is known.
 
-    calls, awaited: functions of libraries that the culprits, and the others, are in at their
-    line, from there inwards; where no stack tells, those that the line calls.
+    calls, awaited: functions of libraries that the line of the culprits, and that of the
+    others, is in, from there inwards; where no stack tells, those that the line names.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -132,11 +135,12 @@ def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
     for frame in frames:
         if is_user_file(frame.file):
             if (frame.file, frame.line) == (site.file, site.line):
-                yield from reversed(inside)
+                yield from inside[: -1 - OUTERMOST : -1]
                 return
             break
-        if not _HIDDEN.match(frame.function):
-            inside.append(frame.function)
+        name = frame.function.rpartition(".")[2]  # without its class
+        if not _HIDDEN.match(name):
+            inside.append(name)
     yield from _CALLED.findall(site.source or "")
 
 

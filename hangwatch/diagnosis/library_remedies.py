@@ -36,7 +36,7 @@ _OF_ENGINE = r"save_checkpoint|save_16bit_model|load_checkpoint"
 _OF_CHECKPOINT = r"async_save|save|load"
 _OF_FSDP = (
     r"full_tensor|get_model_state_dict|get_optimizer_state_dict|get_state_dict|state_dict"
-    r"|summon_full_params|clip_grad_norm_|optim_state_dict|full_optim_state_dict|unshard"
+    r"|summon_full_params|clip_grad_norm_|optim_state_dict|full_optim_state_dict"
 )
 
 BY_LIBRARY: tuple[Remedy, ...] = (

@@ -70,7 +70,8 @@ class Remedy:
         if any(name not in values for name in self.names):
             return None
         text = self.text.format_map(values)
-        text = text[:1].upper() + text[1:]
+        if self.text.startswith("{"):
+            text = text[:1].upper() + text[1:]
         return f"{text} {self.link}" if self.link else text
 
     @property

@@ -108,7 +108,7 @@ BRANCH = """
 
 
 def test_the_call_under_a_condition_and_the_condition_are_named() -> None:
-    inside = library("accelerate/accelerator.py", "_gpu_gather", "gather_for_metrics")
+    inside = library("accelerate/accelerator.py", "_gpu_gather", "Accelerator.gather_for_metrics")
     alone = in_call(0, "all_gather_into_tensor", 5, *inside)
     others = [in_call(number, "barrier", 6) for number in (1, 2, 3)]
     text = said(job(alone, *others, **source(BRANCH)))
@@ -121,10 +121,26 @@ def test_the_call_under_a_condition_and_the_condition_are_named() -> None:
 
 def test_what_a_plain_program_called_is_named_where_the_stack_tells() -> None:
     plain = BRANCH.replace("from accelerate import Accelerator", "import torch")
-    alone = in_call(0, "all_gather", 5, *library("torch/distributed/c10d.py", "all_gather"))
+    alone = in_call(
+        0,
+        "all_gather",
+        5,
+        *library("torch/distributed/c10d.py", "all_gather", "_log.<locals>.wrapper"),
+    )
     others = [in_call(number, "barrier", 6) for number in (1, 2, 3)]
     text = said(job(alone, *others, **source(plain)))
     assert "`all_gather` depends on `if accelerator.is_main_process` at train.py:4" in text
+
+
+def test_what_a_forward_pass_does_inside_is_not_what_the_program_called() -> None:
+    path = "torch/distributed/fsdp/_runtime_utils.py"
+    inside = library(path, "state_dict", "gather", "Linear.forward")
+    alone = in_call(0, "all_gather_into_tensor", 5, *inside, *library("torch/nn.py", "M.forward"))
+    others = [in_call(number, "barrier", 6) for number in (1, 2, 3)]
+    text = said(job(alone, *others, **source(BRANCH.replace("accelerate", "fully_shard"))))
+    assert "`forward` depends on `if accelerator.is_main_process` at train.py:4" in text
+    assert "With FSDP the forward pass itself gathers" in text
+    assert "`state_dict`" not in text
 
 
 LOOP = """
