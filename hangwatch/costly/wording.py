@@ -25,7 +25,7 @@ class _Words(NamedTuple):
 
 _TABLE = {
     Cost.ONE_GPU: _Words(
-        "All {who} of this node used GPU {count}, and none of them the {other} other{s}.",
+        "{Who}, all that are on this node, used GPU {count}, while {other} other{s} lay idle.",
         "They shared the memory and the time of one device.",
         "Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything uses CUDA.",
         f"{_DOCS}/generated/torch.cuda.set_device.html",

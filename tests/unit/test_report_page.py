@@ -12,6 +12,7 @@ import pytest
 from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 from snapshots import blocked, op, rank, site
 
+from hangwatch.costly import Finding, note_of
 from hangwatch.errors import ReportError
 from hangwatch.report import build_report, load, open_run, render_page, write_incident
 from hangwatch.report.page.axis import Axis
@@ -22,11 +23,13 @@ from hangwatch.report.page.progress import MOST_ROWS, progress
 from hangwatch.report.page.ranksets import RankSet, seconds, shortened
 from hangwatch.types import (
     OK,
+    Cost,
     GroupKey,
     GroupProgress,
     JobSnapshot,
     Kind,
     RankSnapshot,
+    Site,
     Wait,
 )
 
@@ -92,6 +95,20 @@ def test_a_page_that_advice_ends_in_is_a_link_and_code_is_code() -> None:
 def test_nothing_else_that_advice_ends_in_is_a_link(end: str) -> None:
     (advice,) = told(f"See {end}").advice
     assert (advice.parts, advice.link) == ((f"See {end}",), "")
+
+
+def test_costly_mistakes_have_a_part_of_their_own_with_a_link() -> None:
+    note = note_of(Finding(Cost.SYNC_EACH_BATCH, (0, 1), Site("/home/ada/a<b>.py", 7, "f"), 4, 90))
+    report = build_report(replace(EVIDENCE, notes=(note,)))
+    ((what, advice),) = page_of(report).notes
+    assert "about 4 times for each of 90 optimizer steps" in what
+    assert "(a<b>.py:7)" in what
+    assert advice.parts[1] == "with model.no_sync():"
+    assert advice.link.endswith("DistributedDataParallel.no_sync")
+    shown = render_page(report)
+    assert 'href="#notes"' in shown
+    assert "a&lt;b&gt;.py:7" in shown
+    assert 'id="notes"' not in render_page(build_report(EVIDENCE))
 
 
 # --- Top ------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 
+from hangwatch.costly import Finding, note_of
 from hangwatch.report import build_report, format_verdict
 from hangwatch.report.sites import fold_ranks
-from hangwatch.report.terminal import PLAIN, Style
-from hangwatch.types import OK, Certainty, GroupKey, Kind, Reason, Site, State, Verdict, Wait
+from hangwatch.report.terminal import PLAIN, Style, format_notes
+from hangwatch.types import OK, Certainty, Cost, GroupKey, Kind, Reason, Site, State, Verdict, Wait
 
 WHERE = Path("hangwatch-reports/night-7/incident-001")
 
@@ -181,3 +182,20 @@ def test_ranks_are_folded_as_people_write_them(ranks: list[int], folded: str) ->
 def test_a_file_is_known_by_the_end_of_its_path() -> None:
     assert "at ada/train.py:9" in "\n".join(lines())
     assert TRAIN.endswith("ada/train.py")
+
+
+def test_costly_mistakes_stand_in_a_block_of_their_own_at_the_end() -> None:
+    notes = (note_of(Finding(Cost.ONE_GPU, (0, 1), count=2, other=1)),)
+    report = build_report(replace(EVIDENCE, notes=notes))
+    assert list(format_notes(report["notes"], Style(80))) == [
+        "hangwatch: nothing hung of it, but this run paid for",
+        "  - Ranks 0 and 1, all that are on this node, used GPU 2, while 1 other lay",
+        "    idle. They shared the memory and the time of one device.",
+        "    Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything",
+        "    uses CUDA.",
+        "    https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html",
+    ]
+    assert list(format_notes(())) == []
+    assert any(
+        line.startswith("  at a cost  Ranks 0 and 1, all") for line in format_verdict(report)
+    )

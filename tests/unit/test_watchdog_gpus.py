@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from made_pages import page, write
 
+from hangwatch.costly import Finding
 from hangwatch.gpu.reader import Gpus
-from hangwatch.types import GpuHealth, GpuState, NodeGpus, Xid
+from hangwatch.types import Cost, GpuHealth, GpuState, NodeGpus, Xid
 from hangwatch.watchdog.gpus import GpuWatch
 from hangwatch.watchdog.look import Looker
 from hangwatch.watchdog.news import News
@@ -162,6 +163,7 @@ def test_ranks_that_share_a_gpu_for_a_moment_are_no_news(bench: Bench) -> None:
     said = bench.look(shared, idle, after_s=20)
     assert "all 2 ranks of this node use GPU 1, and none of them the 1 other" in said
     assert bench.look(shared, idle, after_s=20) == said
+    assert bench.watch.findings == (Finding(Cost.ONE_GPU, (0, 1), count=1, other=1),)
 
 
 def test_an_error_of_ours_costs_the_gpus_alone(bench: Bench) -> None:

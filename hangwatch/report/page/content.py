@@ -113,8 +113,8 @@ class Page:
     timeline: tuple[Moment, ...]
     versions: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
-    notes: tuple[tuple[str, str, str], ...]
-    """Costly mistakes: what, what to do, and where that is documented."""
+    notes: tuple[tuple[str, Advice], ...]
+    """Costly mistakes, and what to do."""
     unseen: tuple[str, ...]
     evidence: str
 
@@ -181,7 +181,7 @@ def page_of(report: Mapping[str, Any]) -> Page:
         tuple((name, shortened(value)) for name, value in run["versions"].items()),
         tuple((name, shortened(value)) for name, value in report["environment"].items()),
         tuple(
-            (shortened(note_text(note), LONG), shortened(note["advice"], LONG), note["link"])
+            (shortened(note_text(note), LONG), _advice(f"{note['advice']} {note['link']}"))
             for note in report.get("notes", ())[:MOST_ALSO]
         ),
         (*failed, *_unseen(report)),
