@@ -122,7 +122,7 @@ class Replicas:
         """
         self._looks += 1
         enough = all(one.readings >= ENOUGH_READINGS for one in self._replicas)
-        if (enough and self._looks % SELDOM) or not self._replicas or _at_work():
+        if (enough and self._looks % SELDOM) or not self._replicas or at_work():
             return
         for replica in self._replicas:
             module = replica.module()
@@ -220,7 +220,7 @@ def _calls(module: Any) -> int:
         return -1
 
 
-def _at_work() -> bool:
+def at_work() -> bool:
     """Whether a thread is in a backward pass, or in C++ below DistributedDataParallel's code."""
     for frame in sys._current_frames().values():
         if frame.f_code.co_filename.endswith(_REPLICATION):
