@@ -7,10 +7,11 @@ another prefix, or run on another node.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hangwatch.types import Frame, Site
+from hangwatch.types import Frame, PackageCall, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,11 @@ _INTERNAL = re.compile(
     r"|/torchinductor_[^/]+/"
     r"|\.(?:so|c|cc|cpp|h|pyx|S)(?:[.\d]*)$"
 )
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
+_LOCAL = "<locals>"
+_NO_PACKAGES = frozenset({"torch", "functorch", "hangwatch"})
+"""Their calls are told as operations; torch also lies between a line and what it calls
+(no_grad, Module.__call__)."""
 
 
 def is_user_file(file: str) -> bool:
@@ -49,7 +55,7 @@ def with_source(site: Site | None, sources: Mapping[str, str]) -> Site | None:
     """A site with its line, where it has none yet and the source is at hand."""
     if site is None or site.source is not None:
         return site
-    return Site(site.file, site.line, site.function, line_of(sources, site.file, site.line))
+    return replace(site, source=line_of(sources, site.file, site.line))
 
 
 def line_of(sources: Mapping[str, str], file: str, line: int) -> str | None:
@@ -69,5 +75,35 @@ def _lines(text: str) -> list[str]:
 
 def innermost_user_site(frames: Sequence[Frame], sources: Mapping[str, str]) -> Site | None:
     """Where the user's code is in a stack given innermost first, or None."""
-    found = user_frames(frames)
-    return site_of(found[0], sources) if found else None
+    for depth, frame in enumerate(frames):
+        if frame.line > 0 and is_user_file(frame.file):
+            return replace(site_of(frame, sources), call=package_call(frames[:depth]))
+    return None
+
+
+def package_call(inside: Sequence[Frame]) -> PackageCall | None:
+    """What a line calls of an installed package, by the frames inside it, innermost first.
+
+    Wrappers that a decorator has made (``<locals>``) have no name that anybody knows, so
+    what they wrap is named; where there is nothing else, the decorator is.
+    """
+    of_packages = [
+        (found[1], frame.function)
+        for frame in reversed(inside)
+        if frame.line > 0
+        and (found := _PACKAGE.search(frame.file))
+        and found[1] not in _NO_PACKAGES
+    ]
+    if not of_packages:
+        return None
+    named = [(package, name) for package, name in of_packages if _LOCAL not in name]
+    package, function = (named or of_packages)[0]
+    inner = next((name for _, name in reversed(named) if _is_public_method(name)), "")
+    inner = "" if inner == function else inner
+    return PackageCall(package, function.partition(f".{_LOCAL}")[0], inner)
+
+
+def _is_public_method(name: str) -> bool:
+    """Whether a name says something without its module: a class's, and not for its own use."""
+    owner, _, last = name.rpartition(".")
+    return bool(owner) and (not last.startswith(("_", "<")) or last.endswith("__"))

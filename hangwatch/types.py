@@ -116,6 +116,20 @@ class OpState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PackageCall:
+    """What a line of the user's code has called of an installed package other than torch.
+
+    ``function`` is the outermost such function on the stack, with its class: what the
+    line itself calls, as far as a stack tells. ``inner`` is the innermost public method,
+    of whatever package, empty where that is the same or there is none.
+    """
+
+    package: str
+    function: str
+    inner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """A line of code. ``source`` is the stripped line where it could be read."""
 
@@ -123,6 +137,8 @@ class Site:
     line: int
     function: str
     source: str | None = None
+    call: PackageCall | None = field(default=None, compare=False)
+    """What the line has called, where a stack shows it."""
 
 
 @dataclass(frozen=True, slots=True)

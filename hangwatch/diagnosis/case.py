@@ -150,7 +150,7 @@ class Case:
         """The user's line that entered a place, with its text."""
         record = self.job.record(rank, place)
         if record is not None and record.site is not None:
-            return with_source(record.site, self.texts)
+            return self._with_call(rank, with_source(record.site, self.texts))
         if record is not None and self._is_apart(rank, record):
             return None
         return with_source(self._raised_at(rank), self.texts) or self.waiting_site(rank)
@@ -181,8 +181,18 @@ class Case:
 
     def victims_site(self, waits: Iterable[Wait]) -> Site | None:
         """The line that most of those who wait are at."""
-        found = Counter(site for wait in waits if (site := self.wait_site(wait)) is not None)
-        return _most_common(found)
+        at = {wait.rank: site for wait in waits if (site := self.wait_site(wait)) is not None}
+        most = _most_common(Counter(at.values()))
+        rank = next((rank for rank, site in at.items() if site == most), -1)
+        return self._with_call(rank, most)
+
+    def _with_call(self, rank: int, site: Site | None) -> Site | None:
+        """A site with what it has called, where the rank's stack is still there."""
+        if site is None or site.call is not None:
+            return site
+        here = self.waiting_site(rank)
+        same = here is not None and (here.file, here.line) == (site.file, site.line)
+        return replace(site, call=here.call) if here is not None and same else site
 
     def waits_at(self, spot: Spot | None) -> tuple[Wait, ...]:
         """All waits at a spot."""

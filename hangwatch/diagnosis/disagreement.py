@@ -11,6 +11,7 @@ from hangwatch.diagnosis.phrases import (
     short_file,
     the_ranks,
     verb,
+    within,
 )
 from hangwatch.diagnosis.signatures import Differs
 from hangwatch.diagnosis.wording import Scene, Text, sentences
@@ -35,11 +36,23 @@ def subset(scene: Scene, guard: Guard | None, went_on: str) -> Text:
 
 def other_op(scene: Scene, ops: tuple[str, str], guard: Guard | None) -> Text:
     """Different collectives (the culprits', the others') at one place."""
+    mine, theirs, end = at_line(scene.site), at_line(scene.other_site), ""
+    if _in_one_call(scene):
+        mine, theirs = within(scene.site), within(scene.other_site)
+        end = f", all{at_line(scene.site)}"
     headline = (
-        f"{scene.they} entered {ops[0]}{at_line(scene.site)} where {the_ranks(scene.others)} "
-        f"entered {ops[1]}{at_line(scene.other_site)}, as {scene.where}."
+        f"{scene.they} entered {ops[0]}{mine} where {the_ranks(scene.others)} "
+        f"entered {ops[1]}{theirs}, as {scene.where}{end}."
     )
     return Text(headline, sentences(_took(scene, guard), *_both(scene)))
+
+
+def _in_one_call(scene: Scene) -> bool:
+    """Whether both are in one call of a package, which they came to from one line."""
+    mine, theirs = scene.site, scene.other_site
+    if mine is None or theirs is None or mine.call is None or theirs.call is None:
+        return False
+    return mine == theirs and mine.call.function == theirs.call.function
 
 
 def skipped(scene: Scene, entered: str, guard: Guard | None) -> Text:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
     from hangwatch.diagnosis.spots import Spot
-    from hangwatch.types import ExceptionRecord, Site
+    from hangwatch.types import ExceptionRecord, PackageCall, Site
 
 Ranks = tuple[int, ...]
 
@@ -108,8 +108,22 @@ def line(site: Site | None) -> str:
 
 
 def at_line(site: Site | None) -> str:
-    """`` at train.py:41``, empty for no site."""
-    return f" at {line(site)}" if site else ""
+    """`` at train.py:41``, with what was called there if it is a package's; empty for no site."""
+    if site is None:
+        return ""
+    if site.call is not None:
+        return f" in {called(site.call)}, called at {line(site)}"
+    return f" at {line(site)}"
+
+
+def within(site: Site | None) -> str:
+    """`` in DDPStrategy.reduce``: how deep in a package's call; empty where that is not known."""
+    return f" in {site.call.inner}" if site and site.call and site.call.inner else ""
+
+
+def called(call: PackageCall) -> str:
+    """``Accelerator.gather of accelerate``."""
+    return f"{call.function} of {call.package}"
 
 
 def place_in_code(site: Site | None) -> str:
@@ -119,7 +133,13 @@ def place_in_code(site: Site | None) -> str:
     where = line(site)
     if site.function and site.function != "<module>":
         where += f" in {site.function}"
-    return f"{where}: `{site.source}`" if site.source else where
+    where = f"{where}: `{site.source}`" if site.source else where
+    return f"{where}, in {_through(site.call)}" if site.call else where
+
+
+def _through(call: PackageCall) -> str:
+    """``Trainer.train of transformers, there in Accelerator.gather``."""
+    return f"{called(call)}, there in {call.inner}" if call.inner else called(call)
 
 
 def group_text(job: Job, gid: int) -> str:
@@ -184,9 +204,10 @@ def _in_function(site: Site | None) -> str:
     """``slow_read, data.py:12``."""
     if site is None:
         return ""
+    inside = f", in {called(site.call)}" if site.call else ""
     if site.function and site.function != "<module>":
-        return f"{site.function}, {line(site)}"
-    return line(site)
+        return f"{site.function}, {line(site)}{inside}"
+    return f"{line(site)}{inside}"
 
 
 def ended(end: Ending) -> str:

@@ -18,7 +18,10 @@ CONTEXT_LINES = 2
 def site_content(
     site: Site | None, sources: Mapping[str, str], *, context: bool = True
 ) -> dict[str, Any] | None:
-    """A site with its line, and the lines around it where its file is at hand."""
+    """A site with its line, and the lines around it where its file is at hand.
+
+    ``call`` is there where the line has called something of an installed package.
+    """
     if site is None:
         return None
     content: dict[str, Any] = {
@@ -27,9 +30,21 @@ def site_content(
         "function": site.function,
         "source": site.source or line_of(sources, site.file, site.line),
     }
+    if site.call is not None:
+        content["call"] = {
+            "package": site.call.package,
+            "function": site.call.function,
+            "inner": site.call.inner or None,
+        }
     if context:
         content["context"] = _context(sources, site.file, site.line)
     return content
+
+
+def call_text(site: Mapping[str, Any]) -> str:
+    """What a stored site has called, as people read it; empty for nothing of a package."""
+    call = site.get("call")
+    return f"{call['function']} of {call['package']}" if call else ""
 
 
 def _context(sources: Mapping[str, str], file: str, line: int) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from hangwatch.notice import printable
 from hangwatch.report.chains import chain
 from hangwatch.report.notes import note_text
 from hangwatch.report.places import places_of, towards_of
-from hangwatch.report.sites import fold_ranks, ranges
+from hangwatch.report.sites import call_text, fold_ranks, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -199,7 +199,9 @@ def _site(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
     site = verdict["site"]
     if not site:
         return
-    yield from _labelled("code", [f"{_place(site, full=True)} in {site['function']}"], style)
+    called = f", calling {call_text(site)}" if site.get("call") else ""
+    text = f"{_place(site, full=True)} in {site['function']}{called}"
+    yield from _labelled("code", [text], style)
     context = site.get("context")
     if not context:
         if site["source"]:
@@ -220,7 +222,8 @@ def _stack(report: Mapping[str, Any], style: Style) -> Iterator[str]:
     frames = _culprit_stack(report, verdict)
     if not frames:
         return
-    shown = [frame for index, frame in enumerate(frames) if index == 0 or frame["user"]]
+    called = _called_frame(frames, verdict["site"] or {})
+    shown = [f for i, f in enumerate(frames) if i in (0, called) or f["user"]]
     lines = [f"{frame['function']}  {_place(frame)}" for frame in shown[:MAX_FRAMES]]
     if len(shown) > MAX_FRAMES:
         lines.append(f"... {len(shown) - MAX_FRAMES} more")
@@ -243,6 +246,19 @@ def _culprit_stack(
                 return list(frames)
         return list(stacks[0]) if stacks else []
     return []
+
+
+def _called_frame(frames: Sequence[Mapping[str, Any]], site: Mapping[str, Any]) -> int:
+    """Which frame of a stack is the package's function that the site calls; -1 for none."""
+    call = site.get("call")
+    if not call:
+        return -1
+    found = [
+        index
+        for index, frame in enumerate(frames)
+        if frame["function"] == call["function"] and f"/{call['package']}" in frame["file"]
+    ]
+    return found[-1] if found else -1
 
 
 def _missing(report: Mapping[str, Any]) -> list[str]:

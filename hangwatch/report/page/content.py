@@ -17,6 +17,7 @@ from hangwatch.report.page.nodes import Machines, machines
 from hangwatch.report.page.progress import Progress, progress
 from hangwatch.report.page.ranksets import RankSet, place, seconds, shortened, words
 from hangwatch.report.page.stacks import Stacks, stacks
+from hangwatch.report.sites import call_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +67,8 @@ class Code:
     file: str
     line: int
     function: str
+    calls: str
+    """What of an installed package the line has called, empty for nothing."""
     lines: tuple[CodeLine, ...]
 
 
@@ -264,7 +267,12 @@ def _code(site: Mapping[str, Any], title: str) -> Code:
     elif site["source"]:
         lines.append(CodeLine(site["line"], shortened(site["source"], 400), here=True))
     return Code(
-        title, shortened(site["file"], 200), site["line"], shortened(site["function"]), tuple(lines)
+        title,
+        shortened(site["file"], 200),
+        site["line"],
+        shortened(site["function"]),
+        shortened(call_text(site)),
+        tuple(lines),
     )
 
 
