@@ -36,6 +36,8 @@ class Habit:
     """Neither camp has made this call at another place: the program may just go on."""
     by_line: bool
     """One of the calls has a line; else only their sizes tell them from others."""
+    apart: bool
+    """Both have a line, and not the same."""
 
 
 def step(record: OpRecord) -> Step:
@@ -66,6 +68,7 @@ def habit(job: Job, place: Place, here: Iterable[int], there: Iterable[int]) -> 
         here_is_new=not any(my_step in _steps(job, place, rank) for rank in both),
         there_known_here=other_step in _steps(job, place, mine[0]),
         by_line=bool(my_step[1] or other_step[1]),
+        apart=bool(my_step[1] and other_step[1]) and my_step[1:3] != other_step[1:3],
     )
 
 

@@ -60,8 +60,13 @@ class Evidence:
 
         Then what they entered is not one call with two signatures.
         """
-        if self.guard is None or self.loop is not None:
-            return self.loop is not None
+        if self.loop is not None:
+            return True
+        usual = self.habit
+        if usual and usual.apart and usual.there_is_usual and not usual.here_is_usual:
+            return True  # at this point they always came to the line that the others are at
+        if self.guard is None:
+            return False
         alone = self.guard.on_rank and self.guard.for_few
         return alone and not self.guard.other_branch_communicates
 
@@ -190,22 +195,27 @@ def _evidence(case: Case, place: Place, here: Ranks, there: Ranks) -> Evidence:
         theirs[-1].file,
         theirs[-1].line,
     )
+    usual = habit(case.job, place, here, there)
     return Evidence(
         loop=case.source.left_loop(fork) if fork else None,
         outlasts=case.source.left_loop(back) if back else None,
         guard=guard,
-        skips=_skips(case, fork, back),
-        habit=habit(case.job, place, here, there),
+        skips=_skips(case, fork, back, usual),
+        habit=usual,
         same_line=same_line,
         source_known=bool(mine) and case.source.tree(mine[-1].file) is not None,
     )
 
 
-def _skips(case: Case, fork: Fork | None, back: Fork | None) -> Guard | None:
+def _skips(case: Case, fork: Fork | None, back: Fork | None, usual: Habit | None) -> Guard | None:
     guard = case.source.guard(back) if back else None
-    if guard is not None and not guard.other_branch_communicates:
+    if guard is None or guard.other_branch_communicates:
+        guard = case.source.jump(fork) if fork else None
+    if guard is None or fork is None or usual is None:
         return guard
-    return case.source.jump(fork) if fork else None
+    # One that passed over it and came round to a line before it calls there what it always does.
+    extra = usual.by_line and usual.there_is_usual and usual.here_is_new
+    return None if fork.here < guard.line and extra else guard
 
 
 def _other_op(

@@ -32,7 +32,7 @@ from hangwatch.diagnosis.syntax import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.syntax import Function
     from hangwatch.types import Frame
@@ -218,7 +218,7 @@ class Source:
         has come out of. One under which ``there`` is as well, or whose other branch
         communicates too, says nothing: both kinds of ranks have their part to do.
         """
-        theirs = {(guard.file, guard.line) for frame in there if (guard := self.rank_guard(frame))}
+        theirs = {(guard.file, guard.line) for frame in there for guard in self._rank_guards(frame)}
         for frame in here[_shared(here, there) :]:
             guard = self.rank_guard(frame)
             if guard is None or (guard.file, guard.line) in theirs:
@@ -228,17 +228,20 @@ class Source:
 
     def rank_guard(self, frame: Frame) -> Guard | None:
         """The innermost condition on the rank that a line stands under."""
+        return next(reversed(list(self._rank_guards(frame))), None)
+
+    def _rank_guards(self, frame: Frame) -> Iterator[Guard]:
+        """The conditions on the rank that a line stands under, from the outside in."""
         tree = self.tree(frame.file)
         if tree is None:
-            return None
+            return
         scope = scope_at(tree, frame.line)
-        found = None
         for node in own(scope):
             if not isinstance(node, ast.If) or not self._asks_for_rank(frame.file, node.test):
                 continue
             for branch, other in _branches(scope, node):
                 if spans(branch, frame.line):
-                    found = Guard(
+                    yield Guard(
                         frame.file,
                         node.lineno,
                         self.text(frame.file, node),
@@ -246,7 +249,6 @@ class Source:
                         other_branch_communicates=communicates(other),
                         for_few=asks_for_most(node.test) is (branch is node.orelse),
                     )
-        return found
 
 
 def _shared(here: Sequence[Frame], there: Sequence[Frame]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from textwrap import dedent
 from typing import Any
 
@@ -444,6 +445,49 @@ def test_the_condition_that_left_it_out_is_quoted() -> None:
     verdict = only(job(*most, odd, **source(text)))
     assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (2,))
     assert "`if not batch.isnan().any():` at train.py:3 decides it" in verdict.explanation
+
+
+def test_a_call_that_nobody_made_before_is_no_way_round_a_condition_after_it() -> None:
+    text = """
+        def main():
+            for step in range(30):
+                loss = model(batch)
+                if bad_on(rank):
+                    continue
+                dist.all_reduce(x)
+        """
+    steps = [call for n in (1, 3) for call in (op(PAIR, n, "gather", line=3), op(PAIR, n + 1))]
+    usual = at(6, blocked(PAIR, 6, line=6), *steps, op(PAIR, 5, "gather", line=3), number=1)
+    inside = (frame(23, "forward"), frame(3), frame(99, "<module>"))
+    extra = replace(blocked(PAIR, 6, "broadcast"), site=site(23, "forward"))
+    odd = rank(0, PAIR, *steps, op(PAIR, 5, "gather", line=3), extra, threads=main_thread(*inside))
+    steps[1] = steps[3] = op(PAIR, 2, line=6)
+    made = [replace(call, seq=n) for n, call in enumerate(steps, 1)]
+    ranks = [replace(one, ops=(*made, *one.ops[len(made) :])) for one in (odd, usual)]
+    verdict = only(job(*ranks, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (0,))
+    assert "continue" not in verdict.explanation
+    assert "decides it" not in verdict.explanation
+
+
+def test_a_size_from_another_line_is_that_of_another_call() -> None:
+    text = """
+        def main():
+            for step in range(30):
+                if step != 5 or rank != 1:
+                    dist.all_reduce(norm)
+                dist.all_reduce(gradients)
+        """
+    made = [
+        call
+        for n in (1, 3)
+        for call in (op(PAIR, n, line=4, shape=()), op(PAIR, n + 1, line=5, shape=(610,)))
+    ]
+    usual = at(4, blocked(PAIR, 5, line=4, shape=()), *made, number=0)
+    odd = at(5, blocked(PAIR, 5, line=5, shape=(610,)), *made, number=1)
+    verdict = only(job(usual, odd, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (1,))
+    assert verdict.headline.startswith("Rank 1 skipped all_reduce #5")
 
 
 def test_what_came_before_decides_between_two_ranks() -> None:

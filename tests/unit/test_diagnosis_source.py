@@ -324,3 +324,11 @@ def test_a_source_that_is_not_at_hand_says_nothing() -> None:
 def test_lines_beyond_the_file_are_no_error() -> None:
     fork = LOOPS.fork([at(400)], [at(4)])
     assert fork is None or LOOPS.guard(fork) is None
+
+
+def test_a_condition_that_both_stand_under_says_nothing_though_one_is_in_another_as_well() -> None:
+    text = source("if rank != 1:\n    backward()\n    if rank != 2:\n        step()\n")
+    assert text.guard_beyond([at(2)], [at(4)]) is None
+    beyond = text.guard_beyond([at(4)], [at(2)])
+    assert beyond is not None
+    assert beyond.line == 3
