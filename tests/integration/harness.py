@@ -69,8 +69,11 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
     until: Callable[[Sequence[Mapping[str, Any]]], bool] | None = None,
     until_printed: str = "",
     bound_s: float = BOUND_S,
+    python: str = sys.executable,
 ) -> Result:
     """Run a program by torchrun under watch until a condition holds or it has ended.
+
+    python: that of the environment to run it in.
 
     options: of hangwatch, launch: of torchrun. until: judges the reports so far.
     until_printed: what the program prints. With neither the program comes to its
@@ -81,7 +84,7 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
     condition = _Condition(until, until_printed)
     directory = Path(tempfile.mkdtemp(prefix="hangwatch-test-"))
     reports = directory / "reports"
-    command = (sys.executable, "-m", "hangwatch", "--report-dir", str(reports), *options)
+    command = (python, "-m", "hangwatch", "--report-dir", str(reports), *options)
     command = (*command, *torchrun, str(program), *arguments)
     token = uuid.uuid4().hex
     announced: dict[str, float] = {}
@@ -91,7 +94,7 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(  # noqa: S603 (the command is made above)
                 command,
-                env=environment(env or {}) | {TOKEN: token},
+                env=environment(env or {}, python) | {TOKEN: token},
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -121,10 +124,10 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def environment(extra: Mapping[str, str]) -> dict[str, str]:
+def environment(extra: Mapping[str, str], python: str = sys.executable) -> dict[str, str]:
     """The environment of a run: ours, but for what a launcher or hangwatch set."""
     kept = {key: value for key, value in os.environ.items() if not _LEFT_OUT.fullmatch(key)}
-    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
+    kept["PATH"] = f"{Path(python).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
     return {**kept, "OMP_NUM_THREADS": "1", **extra}
 
 

@@ -11,6 +11,7 @@ arguments add up.
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,9 +82,9 @@ class Expectation:
         return bool(re.search(several, self.program.read_text()))
 
 
-def expectations() -> Iterator[Expectation]:
-    """All cases of all programs, in the order of their names."""
-    for program in sorted(PROGRAMS.glob("*.py")):
+def expectations(programs: Path = PROGRAMS) -> Iterator[Expectation]:
+    """All cases of all programs of a directory, in the order of their names."""
+    for program in sorted(programs.glob("*.py")):
         cases: dict[str, dict[str, str]] = {}
         text = program.read_text()
         for line in text.splitlines():
@@ -108,8 +109,11 @@ def marked_line(program: Path, marker: str) -> int:
     return found[0]
 
 
-def run(case: Expectation) -> Result:
-    """Run a program under watch for as long as its verdict needs."""
+def run(case: Expectation, python: str = sys.executable) -> Result:
+    """Run a program under watch for as long as its verdict needs.
+
+    python: that of the environment to run it in.
+    """
     quick = QUICK if case.patient and not case.options else ()
     return watch(
         case.program,
@@ -118,6 +122,7 @@ def run(case: Expectation) -> Result:
         arguments=case.arguments,
         launch=case.launch,
         until=None if case.ends else reaches("hang"),
+        python=python,
     )
 
 
@@ -195,6 +200,8 @@ def values_of(report: Mapping[str, Any], result: Result) -> dict[str, Any]:
         "site": _place(verdict["site"]),
         "victim_site": _place(verdict.get("victim_site")),
         "function": (verdict["site"] or {}).get("function"),
+        "call": _called(verdict["site"]),
+        "victim_call": _called(verdict.get("victim_site")),
         "exit": result.exit_code,
     }
 
@@ -207,6 +214,11 @@ def _value(case: Expectation, key: str, text: str) -> Any:
     if key in _SITES:
         return str(case.program), marked_line(case.program, text)
     return int(text) if key == "exit" else text
+
+
+def _called(site: Mapping[str, Any] | None) -> str | None:
+    call = (site or {}).get("call")
+    return call["function"] if call else None
 
 
 def _place(site: Mapping[str, Any] | None) -> tuple[str, int] | None:
