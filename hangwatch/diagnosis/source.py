@@ -20,6 +20,7 @@ from hangwatch.diagnosis.syntax import (
     call_line,
     communicates,
     following,
+    for_one_rank,
     in_body,
     jumps_to,
     leaves,
@@ -236,6 +237,12 @@ class Source:
         if tree is None:
             return
         scope = scope_at(tree, frame.line)
+        decorator = for_one_rank(scope)
+        if decorator is not None:
+            text = f"@{ast.unparse(decorator)}"
+            yield Guard(
+                frame.file, decorator.lineno, text, on_rank=True, other_branch_communicates=False
+            )
         for node in own(scope):
             if not isinstance(node, ast.If) or not self._asks_for_rank(frame.file, node.test):
                 continue

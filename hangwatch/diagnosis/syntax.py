@@ -19,6 +19,12 @@ _RANK = re.compile(
 )
 """Names for the rank, and for being one of a few: of programs, accelerate, transformers
 (``is_world_process_zero``), lightning (``is_global_zero``)."""
+_FOR_ONE_RANK = re.compile(
+    r"rank_?(?:zero|0)|(?:rank|process|master|main|leader|chief)\w*_only$"
+    r"|^on_(?:\w+_)?(?:process|rank)$|^only_on_",
+    re.IGNORECASE,
+)
+"""Names of decorators: lightning's ``rank_zero_only``, accelerate's ``on_main_process``, ..."""
 _COMMUNICATES = re.compile(
     r"^(?:i?send|i?recv|barrier|monitored_barrier|broadcast\w*|all_\w+|reduce|reduce_scatter\w*"
     r"|gather\w*|scatter\w*|backward|batch_isend_irecv|reduce_tensor|synchronize)$"
@@ -107,6 +113,17 @@ def names_the_rank(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return "RANK" in node.value
     return isinstance(name, str) and bool(_RANK.search(name))
+
+
+def for_one_rank(scope: Function) -> ast.expr | None:
+    """The decorator by which only one or a few ranks run a function, if it has one."""
+    decorators = [] if isinstance(scope, ast.Module | ast.Lambda) else scope.decorator_list
+    for decorator in decorators:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = getattr(called, "id", None) or getattr(called, "attr", None)
+        if isinstance(name, str) and _FOR_ONE_RANK.search(name):
+            return decorator
+    return None
 
 
 def asks_for_most(test: ast.expr) -> bool:

@@ -332,3 +332,28 @@ def test_a_condition_that_both_stand_under_says_nothing_though_one_is_in_another
     beyond = text.guard_beyond([at(4)], [at(2)])
     assert beyond is not None
     assert beyond.line == 3
+
+
+@pytest.mark.parametrize(
+    "decorator",
+    [
+        "rank_zero_only",
+        "pl.utilities.rank_zero_only",
+        "accelerator.on_main_process",
+        "master_only",
+        "accelerator.on_process(process_index=0)",
+        "PartialState().on_local_main_process",
+    ],
+)
+def test_a_function_that_a_decorator_lets_one_rank_run_is_under_a_condition_on_it(
+    decorator: str,
+) -> None:
+    guard = source(f"@{decorator}\ndef report():\n    dist.barrier()\n").rank_guard(at(3))
+    assert guard is not None
+    assert (guard.line, guard.text, guard.for_few) == (1, f"@{decorator}", True)
+
+
+@pytest.mark.parametrize("decorator", ["record", "torch.no_grad()", "ranked", "time_per_rank"])
+def test_other_decorators_say_nothing_of_the_rank(decorator: str) -> None:
+    text = source(f"@{decorator}\ndef report():\n    dist.barrier()\n")
+    assert text.rank_guard(at(3)) is None
