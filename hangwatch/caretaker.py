@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch import __version__, options, rundir, runfacts
 from hangwatch.agent.environment import CARRIED, carried
 from hangwatch.agent.unwrapped import LOCK_FD, WATCH_FD
-from hangwatch.companions import WATCH, Companions
+from hangwatch.companions import CONCLUDED, WATCH, Companions
 from hangwatch.config import Config, new_run_id
 from hangwatch.errors import HangwatchError, ReportError
 from hangwatch.greeting import greeting
@@ -57,10 +57,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     run_dir, pid = arguments
     held = rundir.RunDir(Path(run_dir), LOCK_FD, shared=True)
+    caretaker = Caretaker(held, dict(environ), int(pid), Signals.block(()))
     try:
-        caretaker = Caretaker(held, dict(environ), int(pid), Signals.block(()))
         companions = Companions(held.path)
         companions.watch = WATCH_FD
+        if (held.path / CONCLUDED).exists():  # a rank came as the one before was about to end
+            caretaker.start_afresh()
         while caretaker.take_care(companions):
             companions = Companions(held.path)
             if not companions.take_watch():
@@ -68,6 +70,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             caretaker.start_afresh()
     except (HangwatchError, OSError) as error:
         say(f"the ranks of this node run unwatched: {error}")
+        while caretaker.ranks.look():  # whoever took the watch now would say the same
+            caretaker.ranks.wait(LOOK_S)
         return 1
     finally:
         held.remove()
@@ -130,6 +134,7 @@ class Caretaker:
 
     def start_afresh(self) -> None:
         """Leave nothing of the job that is over to the ranks that run now."""
+        self.ranks.look()
         self.ranks.forget_ended()
         self.rank_pid = self.ranks.pids()[0] if self.ranks.pids() else self.rank_pid
         pages = {path.name for path in self.held.path.glob(f"*{SUFFIX}")}

@@ -94,9 +94,9 @@ class Unwrapped:
         run_id = ranks.named_run(self._environ)
         if not (self._environ.get("MASTER_ADDR") and self._environ.get("MASTER_PORT")):
             parent = os.getppid()
-            return shared_name(
-                self._environ, run_id, meeting or f"{parent}-{ranks.start_ticks(parent)}"
-            )
+            # The first process of a container has none that could be seen.
+            since = ranks.start_ticks(parent) if parent else 0
+            return shared_name(self._environ, run_id, meeting or f"{parent}-{since}")
         return shared_name(self._environ, run_id)
 
     def _start(self, held: RunDir, watch: int) -> None:
