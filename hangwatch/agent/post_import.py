@@ -90,9 +90,10 @@ def load_package() -> None:
 def record_failure(directory: str, error: BaseException) -> None:
     """Leave word for the watchdog that this process is not recorded; never raises.
 
-    Without a directory there is no watchdog.
+    Without a directory there is no watchdog that could say it.
     """
     if not directory:
+        say_unwatched(error)
         return
     text = f"process {os.getpid()} is not recorded: {type(error).__name__}: {error}\n"
     try:
@@ -101,6 +102,17 @@ def record_failure(directory: str, error: BaseException) -> None:
             record.write(text)
             record.write(_where(error))
     except (OSError, ValueError):
+        return
+
+
+def say_unwatched(error: BaseException) -> None:
+    """Say on standard error, once on a node, that nobody watches its ranks; never raises."""
+    if "RANK" not in os.environ or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    try:
+        sys.stderr.write(f"hangwatch: the ranks of this node run unwatched: {error}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
         return
 
 

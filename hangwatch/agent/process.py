@@ -16,12 +16,11 @@ from hangwatch.agent.flight import FlightRecorder
 from hangwatch.agent.groups import Groups
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.periodic import Periodic
-from hangwatch.agent.post_import import record_failure
+from hangwatch.agent.post_import import record_failure, say_unwatched
 from hangwatch.agent.practice import Practice
 from hangwatch.agent.sampler import PERIOD_S, Sampler
 from hangwatch.agent.streams import use_current_streams
 from hangwatch.agent.unwrapped import Unwrapped
-from hangwatch.notice import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,10 +124,10 @@ class Process:
             self._tell(error)
 
     def _tell(self, error: OSError) -> None:
-        """Leave word for the watchdog; where there may be none, the first rank here says it."""
+        """Leave word for the watchdog; where there may be none, say it."""
         record_failure(self._directory, error)
-        if self._unwrapped is not None and ranks.number(self._environ, "LOCAL_RANK", 0) == 0:
-            say(f"the ranks of this node run unwatched: {error}")
+        if self._unwrapped is not None and self._directory:
+            say_unwatched(error)
 
     def disarm(self, reason: str) -> None:
         """Stop recording for good; the job goes on alone."""
