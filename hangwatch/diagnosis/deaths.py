@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis import wording
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.endings import How, last_call
+from hangwatch.diagnosis.mismatch import judge_aborted
 from hangwatch.diagnosis.spots import Place
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.frames import with_source
@@ -42,6 +43,9 @@ def died(
     )
     # gloo aborts the rank that is sent more than it expects, who need not be the one at fault.
     aborted = end.signal == signal.SIGABRT and _communicated(case, first)
+    sized = judge_aborted(case, spot) if aborted and isinstance(spot, Place) else None
+    if sized is not None:
+        return sized
     vague = aborted or end.how is How.GONE
     peers = _rivals(case, spot, culprits, direct) if aborted else ()
     return Finding(

@@ -121,6 +121,29 @@ def judge_lines(case: Case, place: Place) -> Finding | None:
     return replace(finding, final=False)
 
 
+def judge_aborted(case: Case, place: Place) -> Finding | None:
+    """A few brought a list of all_gather another size, and gloo aborted a rank that got it.
+
+    The backend may allow such sizes, so that only the abort tells that it did not. None
+    where no majority brought one size.
+    """
+    records = case.job.places(place.gid).get(place.seq, {})
+    if {record.wire for record in records.values()} != {"all_gather"}:
+        return None
+    sizes = Counter(record.shape for record in records.values())
+    usual, most = sizes.most_common(1)[0]
+    culprits = tuple(sorted(rank for rank, record in records.items() if record.shape != usual))
+    if not culprits or 2 * most <= len(case.job.members(place.gid)):
+        return None
+    others = tuple(sorted(records.keys() - set(culprits)))
+    found = Split(
+        Differs.SHAPE,
+        tuple((f"shape {list(records[camp[0]].shape)}", camp) for camp in (others, culprits)),
+    )
+    finding = _other_signature(case, place, found, culprits, Certainty.LIKELY)
+    return replace(finding, victims=others, final=True)
+
+
 def _blame(
     case: Case, place: Place, found: Split, camps: tuple[Ranks, Ranks], certainty: Certainty
 ) -> Finding:

@@ -547,3 +547,16 @@ def test_a_difference_that_the_program_makes_on_purpose_does_not_explain_a_wait(
     late = rank(3, W, op(W, 1), *common, threads=main_thread(frame(12)))
     verdict = only(job(odd, *waiting, late))
     assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (3,))
+
+
+def test_a_rank_that_gloo_aborted_for_the_size_of_another_is_not_its_cause() -> None:
+    def there(number: int, size: int, **fields: Any) -> RankSnapshot:
+        call = blocked(W, 7, "all_gather", shape=(size,), age=4.0)
+        return rank(number, W, op(W, 6), call, **fields)
+
+    odd = there(2, 3, **raised("RuntimeError", "Connection closed by peer", 20, age=3.0))
+    ranks = there(0, 2), there(1, 2), odd, there(3, 2, **killed(6))
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (2,))
+    assert verdict.victims == (0, 1, 3)
+    assert "with shape [3], ranks 0, 1 and 3 with shape [2]" in verdict.headline
