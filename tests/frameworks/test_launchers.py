@@ -77,7 +77,8 @@ def test_a_healthy_run_is_left_alone(
     command = ["hangwatch", *launcher, str(PROGRAMS / program)]
     with Launched(tmp_path, command, ON_CPU, python=framework_python) as job:
         assert job.wait() == 0
-        assert {"done 0 of 2", "done 1 of 2"} <= set(job.printed().splitlines())
+        # With python -u, as torchrun starts it, the newlines come by themselves.
+        assert all(f"done {rank} of 2" in job.printed() for rank in range(2))
         assert len(job.news()) == 1  # that it watches
         job.until_nothing_runs()
     assert job.reports() == []
