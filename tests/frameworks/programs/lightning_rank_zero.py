@@ -1,10 +1,10 @@
-"""Lightning: code for rank zero only, in a hook, gathers from all; the others come to their end."""
+"""Lightning: code for rank zero only, in a hook, gathers from all; the others go on to a barrier."""
 
 # launched with --nproc-per-node=2
 # watched with --hang-after 60
-# expect: state=hang kind=subset_entered culprits=0 victims=
+# expect: state=hang kind=subset_entered culprits=0 victims=1
 # expect: op=all_gather function=report site=gathers call=LightningModule.all_gather
-# expect: text=@rank_zero_only
+# expect: victim_site=waits victim_call=DDPStrategy.barrier text=@rank_zero_only
 import lightning
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -46,3 +46,4 @@ trainer = lightning.Trainer(
 )
 data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
 trainer.fit(Model(), DataLoader(data, batch_size=4), DataLoader(data, batch_size=8))
+trainer.strategy.barrier()  # waits
