@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import wording
@@ -11,6 +12,7 @@ from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.endings import How, last_call
 from hangwatch.diagnosis.mismatch import judge_aborted
 from hangwatch.diagnosis.spots import Place
+from hangwatch.diagnosis.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.frames import with_source
 from hangwatch.types import Certainty, Kind
@@ -43,9 +45,9 @@ def died(
     )
     # gloo aborts the rank that is sent more than it expects, who need not be the one at fault.
     aborted = end.signal == signal.SIGABRT and _communicated(case, first)
-    sized = judge_aborted(case, spot) if aborted and isinstance(spot, Place) else None
-    if sized is not None:
-        return sized
+    mismatch = _mismatch(case, spot, first) if aborted else None
+    if mismatch is not None:
+        return mismatch
     vague = aborted or end.how is How.GONE
     peers = _rivals(case, spot, culprits, direct) if aborted else ()
     return Finding(
@@ -63,6 +65,26 @@ def died(
         waits=waits,
         ended=culprits,
     )
+
+
+def _mismatch(case: Case, spot: Spot | None, aborted: int) -> Finding | None:
+    """What gloo aborted a rank for, where it is known enough of what all entered there."""
+    places = [one for one in (spot, _last_recorded(case, aborted)) if isinstance(one, Place)]
+    for place in places:
+        found = judge_aborted(case, place)
+        if found is not None:
+            return found
+        members = case.job.members(place.gid)
+        known = sum(case.job.record(rank, place) is not None for rank in members)
+        even = 2 * known == len(members)
+        # The pages tell by whom Python made its call; the others, who are there as well, had C++'s.
+        if even or not all(case.job.arrived(rank, place) for rank in members):
+            continue
+        found = judge_unrecorded(case, place)
+        if found is not None and found.certainty is not Certainty.POSSIBLE:
+            victims = tuple(rank for rank in members if rank not in found.culprits)
+            return replace(found, victims=victims, final=True)
+    return None
 
 
 def _communicated(case: Case, rank: int) -> bool:

@@ -58,7 +58,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         pending_age_s=_age_s(page.pending_since_ns, now_ns),
         threads=threads,
         children=children,
-        flight=flight is not None,
+        flight=flight is not None and bool(flight.entries),  # with a buffer of size 0 it has none
         recorder=page.recorder,
         missing_evidence=missing,
     )

@@ -188,7 +188,7 @@ def test_an_error_that_is_known_has_its_remedy() -> None:
 
 def test_who_was_aborted_is_told_what_gloo_aborts_for() -> None:
     aborted = rank(2, W, op(W, 4), blocked(W, 5), **killed(6))
-    others = [rank(number, W, op(W, 4), blocked(W, 6)) for number in (0, 1, 3)]
+    others = [rank(number, W, op(W, 4), op(W, 5), blocked(W, 6)) for number in (0, 1, 3)]
     assert "it ended rank 2 with SIGABRT" in said(job(aborted, *others))
 
 

@@ -179,6 +179,24 @@ def test_an_abort_where_most_made_one_call_is_likely_the_fault_of_the_one_aborte
     assert verdict.certainty is Certainty.LIKELY
 
 
+def test_where_all_but_the_one_aborted_were_in_a_call_of_cpp_it_left_the_program() -> None:
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    aborted = rank(2, W, op(W, 4), blocked(W, 5), **killed(6))
+    others = [rank(n, W, op(W, 4), enqueued=5, **ended) for n in (0, 1, 3)]
+    verdict = only(job(*others, aborted, ended=True, exit_code=1))
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1, 3))
+    assert (verdict.kind, verdict.certainty) == (Kind.OP_MISMATCH, Certainty.LIKELY)
+
+
+def test_one_aborted_in_a_call_of_cpp_like_most_is_not_who_left_the_program() -> None:
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    aborted = rank(2, W, op(W, 4), enqueued=5, **killed(6))
+    others = [rank(n, W, op(W, 4), enqueued=5, **ended) for n in (0, 3)]
+    culprit = rank(1, W, op(W, 4), blocked(W, 5), **ended)
+    verdict = only(job(*others, culprit, aborted, ended=True, exit_code=1))
+    assert (verdict.culprits, verdict.victims) == ((1,), (0, 2, 3))
+
+
 def test_of_two_that_raised_by_themselves_the_first_that_others_wait_for_comes_first() -> None:
     late = rank(1, W, op(W, 4), **raised("KeyError", age=1.0))
     found = job(failed(0), late, dead(**raised("ValueError", age=9.0)), ended=True, exit_code=1)
