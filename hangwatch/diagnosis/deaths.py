@@ -76,9 +76,8 @@ def _mismatch(case: Case, spot: Spot | None, aborted: int) -> Finding | None:
             return found
         members = case.job.members(place.gid)
         known = sum(case.job.record(rank, place) is not None for rank in members)
-        even = 2 * known == len(members)
-        # The pages tell by whom Python made its call; the others, who are there as well, had C++'s.
-        if even or not all(case.job.arrived(rank, place) for rank in members):
+        # A few pages tell of a call of Python's; most, who are there as well, had one of C++'s.
+        if 2 * known >= len(members) or not all(case.job.arrived(rank, place) for rank in members):
             continue
         found = judge_unrecorded(case, place)
         if found is not None and found.certainty is not Certainty.POSSIBLE:
