@@ -4,7 +4,7 @@ The other goes on to the gradients of the step. The callback stands in no functi
 the other is in. gloo may abort the first, and torchrun end the other before its recorder
 is read: then that is all that can be known, and that the other was there too.
 """
-# expect: state=failed|hang kind=subset_entered|died certainty=likely|possible culprits=0|0,1
+# expect: state=failed|hang kind=subset_entered|died certainty=likely culprits=0
 # expect: op=all_reduce group=default_pg site=culprit
 # launched with --nproc-per-node=2
 
