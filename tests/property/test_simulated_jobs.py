@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
 JOBS = 500
 """In a chunk."""
-CHUNKS = 20
+CHUNKS = 40
 IN_A_CHECK = 10
 """Chunks that ``make check`` has time for."""
 _ORDER = (Certainty.POSSIBLE, Certainty.LIKELY, Certainty.PROVED)
