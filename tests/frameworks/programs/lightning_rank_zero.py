@@ -1,4 +1,4 @@
-"""Lightning: code for rank zero only, in a hook, gathers from all; the others go on to a barrier."""
+"""Lightning: code for rank zero only, in a hook, gathers from all; the others come to a barrier."""
 
 # launched with --nproc-per-node=2
 # watched with --hang-after 60
