@@ -520,6 +520,7 @@ class GroupProgress:
     """How far a rank has come in a group; ``enqueued`` is its last place.
 
     ``started``: the last place that its device has come to, -1 where unknown.
+    ``by_python``: how many of its collectives Python issued, -1 where unknown.
     """
 
     key: GroupKey
@@ -529,6 +530,7 @@ class GroupProgress:
     p2p: int = 0
     alive: bool = True
     started: int = -1
+    by_python: int = -1
 
 
 @dataclass(frozen=True, slots=True)

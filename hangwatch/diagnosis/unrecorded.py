@@ -50,7 +50,9 @@ def _page_would_know(case: Case, rank: int, place: Place) -> bool:
     if snapshot is None or snapshot.flight:
         return False
     if rank in case.ended and not case.job.ops.get(rank):
-        return False  # nothing of its ring is left
+        # Either nothing of its ring is left, or Python never made a call.
+        progress = case.job.progress.get(rank, {}).get(place.gid)
+        return progress is not None and progress.by_python == 0
     ops = case.job.ops.get(rank, ())
     seqs = [r.seq for gid, r in ops if gid == place.gid and not r.p2p]
     if seqs:

@@ -100,7 +100,14 @@ def group_progress(group: PageGroup) -> GroupProgress:
             completed = max(completed, group.passed)
         started = max(completed, group.reached)
     return GroupProgress(
-        group.key, group.name, group.enqueued, completed, group.p2p, group.alive, started
+        group.key,
+        group.name,
+        group.enqueued,
+        completed,
+        group.p2p,
+        group.alive,
+        started,
+        by_python=group.entered,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -195,6 +196,18 @@ def test_one_aborted_in_a_call_of_cpp_like_most_is_not_who_left_the_program() ->
     culprit = rank(1, W, op(W, 4), blocked(W, 5), **ended)
     verdict = only(job(*others, culprit, aborted, ended=True, exit_code=1))
     assert (verdict.culprits, verdict.victims) == ((1,), (0, 2, 3))
+
+
+def test_ranks_that_never_made_a_call_of_pythons_were_in_one_of_cpp() -> None:
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    aborted = rank(2, W, blocked(W, 5), **killed(6))
+    came = GroupProgress(W, "0", enqueued=5, completed=4, by_python=0)
+    lost = replace(came, by_python=3)
+    for progress, kind in ((came, Kind.OP_MISMATCH), (lost, Kind.DIED)):
+        others = [rank(n, groups=(progress,), **ended) for n in (0, 1, 3)]
+        verdict = only(job(*others, aborted, ended=True, exit_code=1))
+        assert verdict.kind is kind
+        assert (verdict.culprits == (2,)) is (progress is came)
 
 
 def test_of_two_that_raised_by_themselves_the_first_that_others_wait_for_comes_first() -> None:
