@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness import reaches, watch
 
+from hangwatch.diagnosis.unrecorded import BY_CPP
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -190,6 +192,8 @@ def _differences(case: Expectation, report: Mapping[str, Any], result: Result) -
         if key in ("text", "may_be"):
             continue
         wanted = [_value(case, key, one) for one in text.split("|")]
+        if key == "op" and _has_lost(report):
+            wanted.append(BY_CPP)  # which one it was only the recorder knew
         if found[key] not in wanted:
             shown = f"{wanted[0]}" if len(wanted) == 1 else f"one of {wanted}"
             yield f"{key} is {found[key]}, not {shown}"
