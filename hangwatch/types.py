@@ -521,6 +521,7 @@ class GroupProgress:
 
     ``started``: the last place that its device has come to, -1 where unknown.
     ``by_python``: how many of its collectives Python issued, -1 where unknown.
+    ``in_order``: its calls complete in their order, so that all up to ``completed`` have.
     """
 
     key: GroupKey
@@ -531,6 +532,7 @@ class GroupProgress:
     alive: bool = True
     started: int = -1
     by_python: int = -1
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Job:
     _gid_by_id: dict[int, int] = field(default_factory=dict)
     _by_group: list[list[tuple[int, OpRecord]]] = field(default_factory=list)
     _by_place: dict[int, dict[int, dict[int, OpRecord]]] = field(default_factory=dict)
+    _settled: dict[int, int] = field(default_factory=dict)
 
     def gid(self, key: GroupKey) -> int:
         """The number of a group, a new one for a group not seen before."""
@@ -87,6 +88,17 @@ class Job:
     def arrived(self, rank: int, place: Place) -> bool:
         """Whether a rank has entered a place."""
         return self.reached[place.gid].get(rank, 0) >= place.seq
+
+    def settled(self, gid: int) -> int:
+        """The last place of a group that all its members have entered and one has completed."""
+        found = self._settled.get(gid)
+        if found is None:
+            members, reached = self.members(gid), self.reached[gid]
+            known = (self.progress.get(rank, {}).get(gid) for rank in members)
+            entered = min((reached.get(rank, 0) for rank in members), default=0)
+            completed = max((one.completed for one in known if one is not None), default=0)
+            found = self._settled[gid] = min(entered, completed)
+        return found
 
     def record(self, rank: int, place: Place) -> OpRecord | None:
         """What a rank issued at a place, where that is still known."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hangwatch.diagnosis.job import Job
-    from hangwatch.types import OpRecord, RankSnapshot
+    from hangwatch.types import GroupProgress, OpRecord, RankSnapshot
 
 
 def living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
@@ -162,22 +162,35 @@ def pending(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
 def by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     """Where a rank waits, as far as c10d's counters tell.
 
-    They say that something is unfinished, not in which group, and on gloo not
-    which place is the last complete one: the last one entered is taken then.
+    They say that something is unfinished, not in which group, nor always how far all
+    before it is complete: the last place entered is taken where nothing was completed.
     """
     if rank.flight or rank.pending_age_s is None:
         return
     for gid, progress in job.progress.get(rank.rank, {}).items():
         if progress.alive and progress.enqueued > max(0, progress.completed):
-            known = progress.completed >= 0
-            place = Place(gid, progress.completed + 1 if known else progress.enqueued)
+            complete = _complete(job, gid, progress)
+            if complete < 0 or complete >= progress.enqueued:
+                complete = progress.enqueued - 1
+            place = Place(gid, complete + 1)
             record = job.record(rank.rank, place)
             if record is None or record.state is OpState.ISSUED:
                 yield Wait(rank.rank, place, seconds(rank.pending_age_s), firm=False, vague=True)
+
+
+def _complete(job: Job, gid: int, progress: GroupProgress) -> int:
+    """The last place of a group that is complete on a rank, by its counters; -1 for none.
+
+    Threads of gloo's note what they have completed in any order, so its count may be one
+    of long before. What all have entered and another has completed is complete here, too.
+    """
+    if progress.in_order or progress.completed < 0:
+        return progress.completed
+    return max(progress.completed, job.settled(gid))
 
 
 def _unfinished(job: Job, rank: RankSnapshot, gid: int, record: OpRecord) -> bool:
     if rank.flight:
         return True
     progress = job.progress.get(rank.rank, {}).get(gid)
-    return progress is not None and 0 <= progress.completed < record.seq
+    return progress is not None and 0 <= _complete(job, gid, progress) < record.seq

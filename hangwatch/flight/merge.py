@@ -29,7 +29,7 @@ Place = tuple[int, int]
 
 
 _NCCL_ALONE = ("nccl", "cuda:nccl")
-"""Backends of groups in which everything runs on a device."""
+"""Backends of groups in which everything runs on a device, in its order."""
 SET_NS = 30 * 10**9
 """Clocks that differ by more than that were set in the meantime."""
 
@@ -95,8 +95,9 @@ def rank_ops(
 def group_progress(group: PageGroup) -> GroupProgress:
     """How far a rank has come in a group, as far as its page tells."""
     completed, started = group.completed, -1
+    in_order = group.backend in _NCCL_ALONE
     if group.reached >= 0:
-        if group.backend in _NCCL_ALONE:  # which runs all of a group in its order
+        if in_order:
             completed = max(completed, group.passed)
         started = max(completed, group.reached)
     return GroupProgress(
@@ -108,6 +109,7 @@ def group_progress(group: PageGroup) -> GroupProgress:
         group.alive,
         started,
         by_python=group.entered,
+        in_order=in_order,
     )
 
 

@@ -186,7 +186,7 @@ class _Look:
                     p2p += 1
                 elif issue.mode is not Mode.CPP or call.issued_s <= self.sampled_s:
                     entered = call.seq
-            completed = -1 if pending else self._sampled(group)
+            completed = self._completed(group) if pending else self._sampled(group)
             key = self.layout.keys[group]
             found.append(GroupProgress(key, str(name), entered, completed, p2p))
         return tuple(found)
@@ -199,6 +199,16 @@ class _Look:
             call.issue.group == group and not call.issue.p2p and call.issued_s <= self.sampled_s
             for call in self.rank.calls
         )
+
+    def _completed(self, group: int) -> int:
+        """What c10d says was completed last: threads note it, and one of them may be late."""
+        over = [
+            call.seq
+            for call in self.rank.calls
+            if call.issue.group == group and not call.issue.p2p and _over_s(call) <= self.sampled_s
+        ]
+        late = self.rank.number % 3 and self.rank.number != min(self.layout.members(group))
+        return over[-min(len(over), 4 if late else 1)] if over else -1
 
     def _ops(self, *, pending: bool) -> tuple[OpRecord, ...]:
         issued = [call for call in self.rank.calls if call.issued_s <= self.at_s]

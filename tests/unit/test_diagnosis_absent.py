@@ -28,6 +28,7 @@ from hangwatch.types import (
     Child,
     Frame,
     GroupKey,
+    GroupProgress,
     JobSnapshot,
     Kind,
     OpState,
@@ -233,6 +234,27 @@ def test_without_records_the_counters_tell_who_waits() -> None:
     assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))
     assert verdict.certainty is Certainty.POSSIBLE
     assert "collective #41 of group default_pg" in verdict.headline
+
+
+@pytest.mark.parametrize("completed", [7, 39, 40])
+def test_a_completed_count_that_lags_hides_no_rank_that_has_not_come(completed: int) -> None:
+    waiting = [rank(n, W, enqueued=41, completed=completed, pending_age_s=20.0) for n in (0, 1, 3)]
+    verdict = only(job(*waiting, rank(2, W, enqueued=40, completed=40)))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))
+    assert "collective #41 of group default_pg" in verdict.headline
+
+
+def test_a_device_is_where_its_count_says_though_hosts_differ() -> None:
+    """They issue ahead of it, and not all as much."""
+
+    def ahead(number: int, enqueued: int) -> RankSnapshot:
+        progress = GroupProgress(W, "0", enqueued, 7, in_order=True)
+        return replace(rank(number, pending_age_s=400.0), groups=(progress,))
+
+    verdict = only(job(ahead(0, 41), ahead(1, 40), ahead(2, 41), ahead(3, 41)))
+    assert verdict.kind is Kind.COLLECTIVE_STUCK
+    assert verdict.collective is not None
+    assert verdict.collective.seq == 8
 
 
 def test_the_counters_of_a_rank_whose_sampler_is_stuck_say_nothing() -> None:
