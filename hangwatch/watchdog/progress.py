@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.watchdog.look import QUIET_S
-from hangwatch.watchdog.waits import moved_ns
+from hangwatch.watchdog.waits import OVER, moved_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,8 +72,16 @@ class Progress:
         waits = look.waits
         if not waits or not self.waited.keys() <= waits.keys():
             return False  # one has ended: a job that falls apart has not recovered
+        if any(waits[rank] is None and _fails(look, rank) for rank in self.waited or waits):
+            return False
         if not self.waited:
             return all(moved_ns(look.seen[rank].light) > self._told_ns for rank in waits)
         return all(
             (now := waits[rank]) is None or now > since for rank, since in self.waited.items()
         )
+
+
+def _fails(look: Look, rank: int) -> bool:
+    """Whether a rank waits no more since it has failed, or is about to."""
+    seen = look.seen.get(rank)
+    return seen is not None and (seen.light.phase in OVER or bool(seen.light.handling))

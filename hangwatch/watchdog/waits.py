@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 UNFINISHED = "unfinished_work"
 """Stands for the call where only c10d knows that something is not done."""
-_OVER = frozenset({Phase.EXITED, Phase.RAISED})
+OVER = frozenset({Phase.EXITED, Phase.RAISED})
+"""Phases of a rank that issues nothing more."""
 
 Position = tuple[object, ...]
 """What changes on a page when its rank goes on."""
@@ -47,7 +48,7 @@ def longest_wait(light: RankPage, blocked: Waiting | None) -> Waiting | None:
     call (init_process_group), or for work that c10d has not finished. Which of
     them it is said to wait in is decided in this order; since when, by the longest.
     """
-    if light.phase in _OVER:
+    if light.phase in OVER:
         return None
     waits = [] if blocked is None else [blocked]
     if light.in_call:
@@ -61,7 +62,7 @@ def longest_wait(light: RankPage, blocked: Waiting | None) -> Waiting | None:
 
 def may_wait(light: RankPage, now_ns: int, after_s: float) -> bool:
     """Whether a page without its events leaves it open that the rank waits so long."""
-    if light.phase in _OVER:
+    if light.phase in OVER:
         return False
     return (
         bool(light.in_call)

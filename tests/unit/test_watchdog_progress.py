@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from made_pages import group, page
 
+from hangwatch.types import Phase
 from hangwatch.watchdog.look import Look
 from hangwatch.watchdog.pages import Seen
 from hangwatch.watchdog.progress import Progress
@@ -67,6 +69,19 @@ def test_a_job_that_falls_apart_has_not_recovered(progress: Progress) -> None:
     for second in range(21, 60):
         assert progress.passed_after_s(look(second, {0: None, 2: None})) is None
         assert progress.passed_after_s(look(second + 0.5, {})) is None
+
+
+@pytest.mark.parametrize(
+    "failing", [{"phase": Phase.RAISED}, {"handling": "RuntimeError"}], ids=["raised", "handling"]
+)
+def test_a_rank_that_fails_in_its_wait_has_not_gone_on(
+    progress: Progress, failing: dict[str, Any]
+) -> None:
+    no_page = cast("OpenPage", None)
+    seen = {1: Seen(no_page, page(1, phase_ns=0, **failing))}
+    for second in range(21, 60):
+        found = look(second, {0: None, 1: None, 2: None})
+        assert progress.passed_after_s(replace(found, seen=seen)) is None
 
 
 def test_what_another_node_reported_passes_with_the_waits_of_this_one() -> None:
