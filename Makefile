@@ -14,6 +14,8 @@ PIP := $(BIN)/pip install $(PIP_OPTIONS)
 # The launchers and frameworks, apart: they bring much that hangwatch must do without.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/pip install $(PIP_OPTIONS) -c tests/frameworks/constraints.txt
+# Most tests wait more than they compute.
+PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 # What the installed package is built from; its Python files are read in place.
 BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*)
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
@@ -37,10 +39,10 @@ types: $(VENV)/tested
 	$(BIN)/mypy
 
 unit: $(VENV)/tested
-	$(BIN)/pytest -q -m 'not many' tests/unit tests/property
+	$(PYTEST) -q -m 'not many' tests/unit tests/property
 
 tests: $(VENV)/tested $(FRAMEWORKS)/installed
-	$(BIN)/pytest
+	$(PYTEST)
 
 packages:
 	sh tests/packages.sh

@@ -29,7 +29,7 @@ sys.path.insert(0, str(TESTS / "integration"))
 import harness  # noqa: E402 (found by the line above)
 from dashboard_panels import HUES, Picture, Shown  # noqa: E402
 from monitoring import boards  # noqa: E402
-from prometheus_server import Prometheus, Series, free_port, prometheus, wait_for  # noqa: E402
+from prometheus_server import Prometheus, Series, prometheus, wait_for  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,7 +53,7 @@ def job(where: Path) -> Iterator[tuple[Prometheus, Path]]:
     )
     printed = where / "stdout"
     with (
-        prometheus(where / "prometheus", base / "hangwatch-metrics", free_port()) as server,
+        prometheus(where / "prometheus", base / "hangwatch-metrics", harness.free_port()) as server,
         printed.open("wb") as stdout,
     ):
         process = subprocess.Popen(  # noqa: S603 (the command is made above)

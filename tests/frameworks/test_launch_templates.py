@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import free_port
 from hosts import needs_hosts
 from launching import PROGRAMS, Launched, line_of
 
@@ -29,12 +30,6 @@ def block(page: str, language: str) -> str:
     found = re.search(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     assert found
     return found[1]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
 
 
 def stall_and_stop(job: Launched) -> list[dict[str, Any]]:

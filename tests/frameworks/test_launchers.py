@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from harness import free_port
 from hosts import hosts, needs_hosts, wait_for
 from launching import Launched, line_of, until
 
@@ -17,17 +18,26 @@ pytestmark = pytest.mark.timeout(400)
 PROGRAMS = Path(__file__).parent / "programs" / "launched"
 FAKE_SHELL = Path(__file__).parent / "fake_remote_shell.py"
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
+PORT = free_port()
+"""Instead of the one that each launcher takes: other tests may run beside these."""
 # With --cpu accelerate starts several processes only by mpirun; so it does not ask for GPUs,
 # and the program takes the CPU.
-ACCELERATE = ("accelerate", "launch", "--multi_gpu", "--num_processes=2")
-ACCELERATE_CONFIG = """\
+ACCELERATE = (
+    "accelerate",
+    "launch",
+    "--multi_gpu",
+    "--num_processes=2",
+    f"--main_process_port={PORT}",
+)
+ACCELERATE_CONFIG = f"""\
 compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU
+main_process_port: {PORT}
 num_machines: 1
 num_processes: 2
 mixed_precision: 'no'
 """
-DEEPSPEED = ("deepspeed", "--num_gpus=2")
+DEEPSPEED = ("deepspeed", "--num_gpus=2", f"--master_port={PORT}")
 ON_CPU = {"DS_ACCELERATOR": "cpu"}
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -22,6 +21,7 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
+from harness import free_port
 from monitoring import DASHBOARDS
 
 if TYPE_CHECKING:
@@ -195,11 +195,3 @@ def _running(command: Sequence[str], log: Path) -> Iterator[None]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as one:
-        one.bind((LOCAL, 0))
-        port: int = one.getsockname()[1]
-        return port

@@ -34,9 +34,10 @@ class Terminal:
     ) -> None:
         self._master, slave = os.openpty()
         self.resize(columns, lines)
+        told = {key: value for key, value in env.items() if key not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(  # noqa: S603 (the command is the test's own)
             command,
-            env={**env, "TERM": "xterm-256color"},
+            env={**told, "TERM": "xterm-256color"},
             stdin=slave,
             stdout=slave,
             stderr=slave,

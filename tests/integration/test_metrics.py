@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from harness import free_port
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_server import free_port, prometheus, wait_for
+from prometheus_server import prometheus, wait_for
 from steady import Job
 
 if TYPE_CHECKING:

@@ -53,8 +53,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """A job that goes on until it is told to stop, under watch."""
-    with Job(tmp_path) as job:
+    """A job that goes on until it is told to stop, under watch, and the only one in its base."""
+    with Job(tmp_path, env={"HANGWATCH_DIR": str(tmp_path)}) as job:
         job.until_running()
         yield job
 
@@ -109,7 +109,7 @@ def test_top_follows_a_job_to_its_end(job: Job) -> None:
         "hangwatch top",  # noqa: S607
         shell=True,
         cwd=job.where,
-        env=environment({}),
+        env=environment({"HANGWATCH_DIR": str(job.where)}),
         stdout=subprocess.PIPE,
         text=True,
     ) as top:

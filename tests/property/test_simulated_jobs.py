@@ -7,7 +7,6 @@ with its ranks renamed, and with evidence taken away. The seed of a job is its n
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import cache
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -32,71 +31,44 @@ IN_A_CHECK = 10
 """Chunks that ``make check`` has time for."""
 _ORDER = (Certainty.POSSIBLE, Certainty.LIKELY, Certainty.PROVED)
 
-chunks = pytest.mark.parametrize(
+ROOT = "the planted root is named once it is visible, and nobody else is"
+PROVED = "proved is only what no future event undoes"
+HEALTHY = "a slow or healthy job is neither proved nor called a hang early"
+RENAMED = "the verdict does not depend on how ranks are numbered"
+LESS = "with less evidence nobody else is named but as possible"
+CERTAINTY = "with less evidence a verdict is not more certain unless it is right"
+DESYNC = "ranks are called out of step only where one at fault is among them"
+
+
+@pytest.mark.parametrize(
     "chunk",
     [
         pytest.param(number, marks=() if number < IN_A_CHECK else pytest.mark.many)
         for number in range(CHUNKS)
     ],
 )
-
-
-@chunks
-def test_the_planted_root_is_named_once_it_is_visible_and_nobody_else_is(chunk: int) -> None:
-    assert not complaints(chunk)["root"]
-
-
-@chunks
-def test_proved_is_only_what_no_future_event_undoes(chunk: int) -> None:
-    assert not complaints(chunk)["proved"]
-
-
-@chunks
-def test_a_slow_or_healthy_job_is_neither_proved_nor_called_a_hang_early(chunk: int) -> None:
-    assert not complaints(chunk)["healthy"]
-
-
-@chunks
-def test_the_verdict_does_not_depend_on_how_ranks_are_numbered(chunk: int) -> None:
-    assert not complaints(chunk)["renamed"]
-
-
-@chunks
-def test_with_less_evidence_nobody_else_is_named_but_as_possible(chunk: int) -> None:
-    assert not complaints(chunk)["less"]
-
-
-@chunks
-def test_with_less_evidence_a_verdict_is_not_more_certain_unless_it_is_right(chunk: int) -> None:
-    assert not complaints(chunk)["certainty"]
-
-
-@chunks
-def test_ranks_are_called_out_of_step_only_where_one_at_fault_is_among_them(chunk: int) -> None:
-    assert not complaints(chunk)["desync"]
-
-
-@cache
-def complaints(chunk: int) -> dict[str, list[str]]:
-    """What is wrong with the verdicts on the jobs of a chunk, by property."""
-    found: dict[str, list[str]] = defaultdict(list)
+def test_verdicts_on_simulated_jobs_are_right(chunk: int) -> None:
+    complaints: dict[str, list[str]] = defaultdict(list)
     for number in range(chunk * JOBS, (chunk + 1) * JOBS):
-        rng = Random(number)  # noqa: S311 (no secrets)
-        job = simulate(rng)
-        late = job.seen(job.quiet_s + rng.choice((12, 40, 350)), Sight())
-        verdicts = _verdicts(late)
-        wrong = wrong_in_the_end(job, verdicts)
-        if wrong:
-            found["root"].append(f"job {number}: {wrong}: {verdicts[0].headline}")
-        for check in (_at_a_moment, _while_slow, _with_other_names, _with_less, _out_of_step):
-            for name, what in check(job, late, verdicts, rng):
-                found[name].append(f"job {number}: {what}")
-        found["proved"].extend(
-            f"job {number}: {verdict.headline}"
-            for verdict in verdicts
-            if proved_wrongly(job, verdict)
-        )
-    return found
+        for rule, what in _complaints(number):
+            complaints[rule].append(f"job {number}: {what}")
+    assert not complaints
+
+
+def _complaints(number: int) -> Iterator[tuple[str, str]]:
+    """What is wrong with the verdicts on a job, with the rule that they break."""
+    rng = Random(number)  # noqa: S311 (no secrets)
+    job = simulate(rng)
+    late = job.seen(job.quiet_s + rng.choice((12, 40, 350)), Sight())
+    verdicts = _verdicts(late)
+    wrong = wrong_in_the_end(job, verdicts)
+    if wrong:
+        yield ROOT, f"{wrong}: {verdicts[0].headline}"
+    for check in (_at_a_moment, _while_slow, _with_other_names, _with_less, _out_of_step):
+        yield from check(job, late, verdicts, rng)
+    for verdict in verdicts:
+        if proved_wrongly(job, verdict):
+            yield PROVED, verdict.headline
 
 
 def _verdicts(job: JobSnapshot) -> tuple[Verdict, ...]:
@@ -112,11 +84,11 @@ def _at_a_moment(
     sight = Sight(ring, flight=rng.random() < 0.7, stacks=rng.random() < 0.7)
     for verdict in _verdicts(job.seen(at_s, sight)):
         if proved_wrongly(job, verdict):
-            yield "proved", verdict.headline
+            yield PROVED, verdict.headline
         if job.is_well and (verdict.state is State.HANG or verdict.certainty is Certainty.PROVED):
-            yield "healthy", verdict.headline
+            yield HEALTHY, verdict.headline
         if verdict.certainty is Certainty.PROVED and names_wrongly(job, verdict):
-            yield "root", verdict.headline
+            yield ROOT, verdict.headline
 
 
 def _while_slow(
@@ -126,9 +98,9 @@ def _while_slow(
         at_s = begins_s + lasts_s * rng.random()
         for verdict in _verdicts(job.seen(at_s, Sight(flight=rng.random() < 0.5))):
             if verdict.state is not State.SLOW or verdict.certainty is Certainty.PROVED:
-                yield "healthy", verdict.headline
+                yield HEALTHY, verdict.headline
             if names_wrongly(job, verdict):
-                yield "root", verdict.headline
+                yield ROOT, verdict.headline
 
 
 def _with_other_names(
@@ -138,7 +110,7 @@ def _with_other_names(
     rng.shuffle(names)
     found = sorted(repr(gist(verdict)) for verdict in _verdicts(renamed(late, names)))
     if found != sorted(repr(gist(verdict, names)) for verdict in verdicts):
-        yield "renamed", f"{names}: {found}"
+        yield RENAMED, f"{names}: {found}"
 
 
 def _with_less(
@@ -148,11 +120,11 @@ def _with_less(
     for verdict in _verdicts(lessened(rng, late)):
         wrong = names_wrongly(job, verdict) or (job.is_well and "a healthy job is accused")
         if wrong and verdict.certainty is not Certainty.POSSIBLE:
-            yield "less", f"{wrong}: {verdict.headline}"
+            yield LESS, f"{wrong}: {verdict.headline}"
         if wrong and _ORDER.index(verdict.certainty) > most:
-            yield "certainty", verdict.headline
+            yield CERTAINTY, verdict.headline
         if proved_wrongly(job, verdict):
-            yield "proved", verdict.headline
+            yield PROVED, verdict.headline
 
 
 def _out_of_step(
@@ -161,4 +133,4 @@ def _out_of_step(
     at_s = rng.random() * (job.quiet_s + 2.5)
     found = find_desync(job.seen(at_s, Sight(rng.choice((8, 40, 200)))))
     if found is not None and (job.is_well or names_wrongly(job, found)):
-        yield "desync", found.headline
+        yield DESYNC, found.headline

@@ -49,7 +49,7 @@ def test_the_innermost_user_frame_is_the_place() -> None:
 
 
 def test_without_a_user_frame_there_is_no_place() -> None:
-    everywhere = (*PREFIXES, "/")
+    everywhere = (*PREFIXES, "/", "<string>")
     assert user_place(stack((C10D, "all_reduce")), everywhere) == NOWHERE
     assert user_place(None, PREFIXES) == NOWHERE
 
