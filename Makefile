@@ -72,12 +72,13 @@ $(VENV)/tested: $(VENV)/installed
 	touch $@
 
 # Also when its versions have changed: from scratch, so that nothing old stays in it. What
-# DeepSpeed would compile when it first trains is compiled here.
+# DeepSpeed would compile when it first trains is compiled here; pip may have kept it without.
 $(FRAMEWORKS)/frameworks: tests/frameworks/constraints.txt | $(VENV)/torch
 	$(PYTHON) -m venv --clear $(FRAMEWORKS)
 	$(FRAMEWORKS_PIP) torch numpy setuptools wheel packaging ninja
 	$(FRAMEWORKS_PIP) accelerate lightning transformers
-	DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1 $(FRAMEWORKS_PIP) --no-build-isolation deepspeed
+	DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1 \
+	$(FRAMEWORKS_PIP) --no-build-isolation --no-cache-dir deepspeed
 	touch $@
 
 $(FRAMEWORKS)/installed: $(FRAMEWORKS)/frameworks $(BUILD)
