@@ -20,6 +20,8 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stub import Group, Work
+
 from hangwatch import _native
 from hangwatch.page import parse_page
 
@@ -42,30 +44,6 @@ class Tensor:
     def get_device(self) -> int:
         """The device's number."""
         return 0
-
-
-class Work:
-    """A stub of torch's Work."""
-
-    def wait(self) -> bool:
-        """Return at once."""
-        return True
-
-
-class Group:
-    """A stub of torch's ProcessGroup, as NCCL numbers its calls."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.work = Work()
-
-    def allreduce(self, tensors: list[Any]) -> Work:  # noqa: ARG002 (as torch has it)
-        """Count, and do nothing."""
-        self.number += 1
-        return self.work
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self.number
 
 
 class Pages:

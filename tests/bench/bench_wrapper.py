@@ -16,7 +16,9 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stub import Group, Work
 
 from hangwatch import _native
 
@@ -25,30 +27,6 @@ if TYPE_CHECKING:
 
 CALLS = 2000
 """In a block of the stub's calls: a fraction of a millisecond."""
-
-
-class Work:
-    """A stub of torch's Work."""
-
-    def wait(self) -> bool:
-        """Return at once."""
-        return True
-
-
-class Group:
-    """A stub of torch's ProcessGroup, whose number costs next to nothing."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.work = Work()
-
-    def allreduce(self, tensors: list[Any]) -> Work:  # noqa: ARG002 (as torch has it)
-        """Count, and do nothing."""
-        self.number += 1
-        return self.work
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self.number
 
 
 def measure(

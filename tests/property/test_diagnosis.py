@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from evidence import gist, renamed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import SCRIPT, Planted, healthy_jobs, planted_faults, stuck_jobs
@@ -29,7 +30,6 @@ from hangwatch.types import (
     State,
     ThreadStack,
     Thresholds,
-    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -152,44 +152,6 @@ def test_no_snapshot_makes_it_raise(job: JobSnapshot) -> None:
         assert not set(verdict.culprits) & set(verdict.victims)
         assert verdict.headline.endswith(".")
         assert (verdict.kind is None) == (verdict == OK)
-
-
-def renamed(job: JobSnapshot, names: list[int]) -> JobSnapshot:
-    """The same job with other numbers for its ranks."""
-
-    def key(group: GroupKey) -> GroupKey:
-        return replace(group, ranks=tuple(names[rank] for rank in group.ranks))
-
-    def record(op: OpRecord) -> OpRecord:
-        return replace(
-            op,
-            group=key(op.group),
-            root=names[op.root] if op.root >= 0 else -1,
-            peer=names[op.peer] if op.peer >= 0 else -1,
-        )
-
-    def rank(snapshot: RankSnapshot) -> RankSnapshot:
-        return replace(
-            snapshot,
-            rank=names[snapshot.rank],
-            groups=tuple(replace(group, key=key(group.key)) for group in snapshot.groups),
-            ops=tuple(map(record, snapshot.ops)),
-        )
-
-    return replace(job, ranks=tuple(sorted(map(rank, job.ranks), key=lambda r: r.rank)))
-
-
-def gist(verdict: Verdict) -> tuple[object, ...]:
-    """What must not depend on how ranks are numbered."""
-    return (
-        verdict.state,
-        verdict.kind,
-        verdict.reason,
-        verdict.certainty,
-        verdict.culprits,
-        verdict.victims,
-        verdict.stuck_age_s,
-    )
 
 
 @given(stuck_jobs(), st.data())
