@@ -71,8 +71,13 @@ def _out_of_step(
                 by_shift[found.shift][other] = found
         others = max(by_shift.values(), key=len, default={})
         if others and 2 * len(others) >= len(ranks):
-            first = next(iter(others.values()))
-            camps = tuple(one for one in ranks if one not in others), tuple(others)
+            model, first = next(iter(others.items()))
+            # One that nowhere differs from the others has only not come far enough to tell.
+            apart = {one for one in ranks if one not in others and _differ(steps, one, model)}
+            camps = (
+                tuple(one for one in ranks if one in apart or one == rank),
+                tuple(one for one in ranks if one not in apart and one != rank),
+            )
             if not first.known and len(camps[0]) >= len(camps[1]):
                 return  # neither when it began nor who it was: too little to alarm people
             yield _verdict_of_drift(job, Place(gid, first.seq), first, camps, places)
@@ -81,6 +86,12 @@ def _out_of_step(
 
 def _steps(places: Mapping[int, Mapping[int, OpRecord]], rank: int) -> dict[int, Step]:
     return {seq: step(records[rank]) for seq, records in places.items() if rank in records}
+
+
+def _differ(steps: Mapping[int, Mapping[int, Step]], one: int, other: int) -> bool:
+    """Whether two ranks did different things at a place."""
+    mine, theirs = steps[one], steps[other]
+    return any(mine[seq] != theirs[seq] for seq in mine.keys() & theirs.keys())
 
 
 def _drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:

@@ -107,12 +107,15 @@ def unnoticed(scene: Scene, found: Split) -> Text:
 def _since(scene: Scene, shift: int, *, known: bool) -> str:
     count = abs(shift)
     calls = "one collective" if count == 1 else f"{count} collectives"
-    how = f"left out {calls}" if shift > 0 else f"made {calls} more"
+    has = verb(scene.culprits, "it has", "they have")
+    how = f"{has} issued {calls} {'fewer' if shift > 0 else 'more'} than they"
+    if known:
+        it = verb(scene.culprits, "it", "they")
+        how = f"{it} {f'left out {calls}' if shift > 0 else f'made {calls} more'} there"
     where = f"{scene.where}{at_line(scene.other_site if shift > 0 else scene.site)}"
     return (
         f"{scene.they} {verb(scene.culprits, 'is', 'are')} out of step with "
-        f"{the_ranks(scene.others)} since {where if known else f'before {where}'}: "
-        f"{verb(scene.culprits, 'it', 'they')} {how} {'there' if known else 'than they'}."
+        f"{the_ranks(scene.others)} since {where if known else f'before {where}'}: {how}."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from snapshots import job, op, rank, world
@@ -48,6 +49,14 @@ def test_a_rank_that_left_one_call_out_is_named_with_the_call() -> None:
     assert "Nothing is stuck yet" in found.explanation
 
 
+def test_a_rank_that_has_not_come_far_enough_to_tell_is_not_named_with_it() -> None:
+    at = range(12, 26)
+    for slow, left_out, fast in product(at, at, at):
+        running_on = calls(slow), calls(slow), calls(left_out, left_out=14), calls(fast)
+        found = find_desync(running(*running_on))
+        assert found is None or found.culprits == (2,), (slow, left_out, fast)
+
+
 def test_a_rank_that_made_one_call_more_is_named_with_it() -> None:
     found = find_desync(running(calls(30), calls(30, more=11), calls(30), calls(30)))
     assert found is not None
@@ -68,6 +77,7 @@ def test_where_the_rings_have_wrapped_it_began_before_them() -> None:
     assert found is not None
     assert found.culprits == (3,)
     assert "since before" in found.headline
+    assert found.headline.endswith("it has issued one collective fewer than they.")
 
 
 def test_two_ranks_of_which_no_common_beginning_is_known_are_not_judged() -> None:
