@@ -151,14 +151,23 @@ class Incidents:
         self._stands(event, verdict)
         if announce is None or verdict is None:
             return announce
-        key = f"{announce}|{signature(verdict, incarnation)}"
-        if key in self.announced:
+        if not self.remember(announce, verdict, incarnation):
             return None
         if before in (Stage.HEALTHY, Stage.SUSPECTED):
             self.number += 1
-        self.announced = (*self.announced, key)[-_KEPT:]
         self.told[verdict.state, verdict.kind] += 1
         return announce
+
+    def remember(self, announce: Announce, verdict: Verdict, incarnation: int) -> bool:
+        """Note a verdict as announced; False where it was already."""
+        if self.knows(announce, verdict, incarnation):
+            return False
+        self.announced = (*self.announced, _news(announce, verdict, incarnation))[-_KEPT:]
+        return True
+
+    def knows(self, announce: Announce, verdict: Verdict, incarnation: int) -> bool:
+        """Whether the same was announced."""
+        return _news(announce, verdict, incarnation) in self.announced
 
     def _stands(self, event: Event, verdict: Verdict | None) -> None:
         if event is Event.DESYNC:
@@ -178,6 +187,10 @@ class Incidents:
             "desync": _plain(self.desync),
             "told": [[state, kind, count] for (state, kind), count in self.told.items()],
         }
+
+
+def _news(announce: Announce, verdict: Verdict, incarnation: int) -> str:
+    return f"{announce}|{signature(verdict, incarnation)}"
 
 
 def restored(values: Mapping[str, Any]) -> Incidents:

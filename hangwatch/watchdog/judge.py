@@ -114,13 +114,19 @@ class Judge:
         """
         if not self.incidents.would_tell(Event.DESYNC):
             return
+        incarnation = self.gatherer.incarnation
         collected = await self.gatherer.collect(Level.LIGHT)
-        found = find_desync(self._job(collected))
-        if found is None or not self._happens(Event.DESYNC, found):
+        light = find_desync(self._job(collected))
+        if light is None or self.incidents.knows(Announce.DESYNC, light, incarnation):
             return
         collected = await self.gatherer.collect(Level.FULL)
         job = self._job(collected)
-        judged = Judged((find_desync(job) or found,), job, collected)
+        judged = Judged((find_desync(job) or light,), job, collected)
+        told = self._happens(Event.DESYNC, judged.verdicts[0])
+        # With less to see it may look like something else, which is not news each time.
+        self.incidents.remember(Announce.DESYNC, light, incarnation)
+        if told is None:
+            return
         account = Account(self.hello.run)
         account.add(Announce.DESYNC, judged.verdicts[0])
         evidence = account.evidence(judged, self.news.lost)

@@ -204,6 +204,15 @@ def test_that_ranks_are_out_of_step_stands_whatever_else_comes_and_goes() -> Non
     assert standing(incidents) == []
 
 
+def test_what_is_remembered_is_no_news_and_no_incident() -> None:
+    incidents, seen = Incidents(), verdict(State.DESYNC)
+    assert incidents.remember(Announce.DESYNC, seen, 0)
+    assert not incidents.remember(Announce.DESYNC, seen, 0)
+    assert incidents.happen(Event.DESYNC, seen) is None
+    assert (incidents.number, dict(incidents.told)) == (0, {})
+    assert not incidents.knows(Announce.DESYNC, seen, 1), "of another incarnation"
+
+
 def test_what_stands_and_what_was_told_is_known_to_the_next_watchdog() -> None:
     incidents = Incidents()
     incidents.happen(Event.DESYNC, verdict(State.DESYNC))
