@@ -128,6 +128,10 @@ def _values(series: list[Series]) -> set[str]:
     return {one["value"][1] for one in series}
 
 
+def _by_rank(series: list[Series]) -> dict[str, str]:
+    return {one["metric"]["rank"]: one["value"][1] for one in series}
+
+
 @pytest.mark.timeout(400)
 def test_a_stall_is_seen_told_and_over(tmp_path: Path) -> None:
     with _job(tmp_path) as job:
@@ -196,16 +200,12 @@ def _stalled(job: Job) -> None:
     assert _value(_panel(job, "job", "Of its patience")) > 1
     (verdict,) = _panel(job, "job", "Verdict")
     assert (verdict["metric"]["state"], verdict["metric"]["culprits"]) == ("hang", CULPRIT)
-    states = {
-        one["metric"]["rank"]: one["value"][1] for one in _panel(job, "job", "Ranks over time")
-    }
-    assert states == {"0": "1", "1": "2", "2": "1"}
+    # Once it has lasted longer than usual, which the job itself has shown.
+    states = {"0": "1", "1": "2", "2": "1"}
+    wait_for(lambda: _by_rank(_panel(job, "job", "Ranks over time")) == states, "their states")
     waits = {one["metric"]["rank"] for one in _panel(job, "job", "Who is behind", 3)}
     assert waits == {"0", "2"}
-    behind = {
-        one["metric"]["rank"]: one["value"][1] for one in _panel(job, "job", "Who is behind", 1)
-    }
-    assert behind == {"0": "0", "1": "1", "2": "0"}
+    assert _by_rank(_panel(job, "job", "Who is behind", 1)) == {"0": "0", "1": "1", "2": "0"}
     last = _panel(job, "job", "Last to arrive")
     assert max(last, key=lambda one: float(one["value"][1]))["metric"]["rank"] == CULPRIT
     assert _value(_panel(job, "fleet", "Hang or failed")) == 1

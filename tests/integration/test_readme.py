@@ -53,7 +53,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """A job that goes on until it is told to stop, under watch, and the only one in its base."""
+    """A job that goes on until it is told to stop, under watch."""
     with Job(tmp_path, env={"HANGWATCH_DIR": str(tmp_path)}) as job:
         job.until_running()
         yield job
@@ -105,11 +105,14 @@ def test_inspect_shows_the_ranks_of_a_job_that_runs(job: Job) -> None:
 
 
 def test_top_follows_a_job_to_its_end(job: Job) -> None:
+    (lock,) = job.where.glob("hangwatch-*/*/lock")
+    # As below the job, since others may be watched on this machine.
+    here = {"HANGWATCH_DIR": str(lock.parent)}
     with subprocess.Popen(  # noqa: S602 (a line of our README)
         "hangwatch top",  # noqa: S607
         shell=True,
         cwd=job.where,
-        env=environment({"HANGWATCH_DIR": str(job.where)}),
+        env=environment(here),
         stdout=subprocess.PIPE,
         text=True,
     ) as top:
