@@ -6,6 +6,16 @@ import os
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Nothing here depends on how fast the machine is.
+settings.register_profile(
+    "unhurried",
+    parent=settings.default,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)

@@ -142,7 +142,7 @@ garbage = st.builds(
 
 
 @given(garbage)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_no_snapshot_makes_it_raise(job: JobSnapshot) -> None:
     verdicts = diagnose(job, THRESHOLDS)
     assert verdicts
@@ -155,7 +155,7 @@ def test_no_snapshot_makes_it_raise(job: JobSnapshot) -> None:
 
 
 @given(stuck_jobs(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_verdict_is_the_same_under_any_renaming_of_ranks(
     job: JobSnapshot, data: DataObject
 ) -> None:
@@ -194,7 +194,7 @@ def lessened(draw: DataObject, job: JobSnapshot) -> JobSnapshot:
 
 
 @given(stuck_jobs(), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_less_evidence_never_proves_it_of_somebody_else(job: JobSnapshot, data: DataObject) -> None:
     whole = diagnose(job, THRESHOLDS)
     less = diagnose(lessened(data, job), THRESHOLDS)
@@ -205,7 +205,7 @@ def test_less_evidence_never_proves_it_of_somebody_else(job: JobSnapshot, data: 
 
 
 @given(planted_faults())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_planted_culprit_is_named_and_alone_where_a_majority_knows_better(
     planted: Planted,
 ) -> None:
@@ -219,7 +219,7 @@ def test_the_planted_culprit_is_named_and_alone_where_a_majority_knows_better(
 
 
 @given(healthy_jobs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_healthy_job_is_never_proved_to_hang(job: JobSnapshot) -> None:
     for verdict in diagnose(job, THRESHOLDS):
         assert verdict.state in (State.OK, State.SLOW)

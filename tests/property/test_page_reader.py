@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 HEAD = 24
 """Magic, version and size: with these changed, it is no page at all."""
 
-SETTINGS = settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SETTINGS = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

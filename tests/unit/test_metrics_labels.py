@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_pages import event, group, page, write
 from node_metrics import Node
@@ -102,7 +102,6 @@ def test_beyond_the_limit_groups_are_left_out(monkeypatch: pytest.MonkeyPatch) -
         max_size=20,
     )
 )
-@settings(deadline=None)
 def test_groups_that_come_and_go_need_no_more_labels_than_live_at_once(
     lives: list[tuple[bool, int, str]],
 ) -> None:

@@ -177,7 +177,7 @@ def test_a_plain_line_of_many_ranks_stays_short() -> None:
     assert len(said) < 300
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 300),
     st.integers(1, 100),
