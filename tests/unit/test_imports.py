@@ -12,12 +12,15 @@ import hangwatch
 
 PACKAGE = Path(hangwatch.__file__).parent
 
-BOTTOM = frozenset({"types", "errors", "frames", "notice", "collector", "_native", "__init__"})
+BOTTOM = frozenset(
+    {"types", "errors", "frames", "moments", "notice", "collector", "_native", "__init__"}
+)
 READERS = frozenset({"config", "page", "json_page"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset(),
     "errors": frozenset(),
     "__init__": frozenset(),
+    "moments": frozenset(),
     "notice": frozenset(),
     "collector": frozenset(),
     "frames": frozenset({"types"}),
