@@ -105,10 +105,20 @@ class Launched:
         return [pid for pid, line in processes(self.token).items() if part in line]
 
     def only(self, part: str) -> int:
-        """The pid of the only one of its processes with this in its command line."""
-        until(lambda: self.running(part), part)
-        (pid,) = self.running(part)
-        return pid
+        """The pid of the only one of its processes with this in its command line.
+
+        What is about to become another program shows the command line of its parent
+        until then, and a program given by ``-c`` that of what it starts.
+        """
+        found: list[int] = []
+
+        def alone() -> bool:
+            lines = processes(self.token).items()
+            found[:] = [pid for pid, line in lines if part in line and " -c " not in line]
+            return len(found) == 1
+
+        until(alone, f"a single process of {part}")
+        return found[0]
 
     def until_nothing_runs(self) -> None:
         """Wait until no process of it is left, nor a directory of a run."""
