@@ -11,14 +11,54 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 
 VARIABLE = "HANGWATCH_MOMENTS"
 _LOOK_S = 0.005
 
 
-class CrashForTestError(Exception):
-    """What a process meets at a moment that a test has set to crash."""
+class Point(StrEnum):
+    """The moments of a watchdog, in the order in which an incident comes by them."""
+
+    WATCHING = "watching"
+    """It knows what to watch, and is about to look for the first time."""
+    SUSPECTED = "suspected"
+    """A rank waits for longer than a moment; nobody was told."""
+    CLAIMED = "claimed"
+    """The incident is this node's among several, and the others are about to be asked."""
+    ASKED = "asked"
+    """Another node has claimed an incident, and this one is about to answer."""
+    GATHERING = "gathering"
+    """The stacks and recorders of the ranks are about to be taken."""
+    GATHERED = "gathered"
+    """They have been, and the diagnosis is about to be made."""
+    JUDGED = "judged"
+    """There is a verdict that is news; nothing of it is written yet."""
+    REPORTED = "reported"
+    """Its report is written, and it is about to be printed."""
+    HOOK_STARTED = "hook-started"
+    """The user's command runs."""
+    TOLD = "told"
+    """It has been printed, and the other nodes have been told."""
+    HEARD = "heard"
+    """The verdict of another node has come."""
+    BEFORE_ABORT = "before-abort"
+    """There are ranks to end, and nothing has been done to any of them."""
+    BEFORE_TERM = "before-term"
+    """Handles on them are open; they are about to be looked at again and to get SIGTERM."""
+    BEFORE_KILL = "before-kill"
+    """Some have outlived that; they are about to be looked at again and to get SIGKILL."""
+    ENDED = "ended"
+    """The ranks that were to be ended are."""
+    RECOVERED = "recovered"
+    """What was waited for has come; it is about to be said."""
+    RESTARTED = "restarted"
+    """The launcher has started the ranks anew, and those are about to be watched."""
+    CONCLUDING = "concluding"
+    """The command has ended; it is about to be said why."""
+    CONCLUDED = "concluded"
+    """All is said and written."""
 
 
 def reach(name: str) -> None:
@@ -33,3 +73,7 @@ def reach(name: str) -> None:
     hold = Path(directory, f"{name}.hold")
     while hold.exists():
         time.sleep(_LOOK_S)
+
+
+class CrashForTestError(Exception):
+    """What a process meets at a moment that a test has set to crash."""

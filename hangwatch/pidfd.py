@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import struct
 
 _INFO = struct.Struct("=QQ11Ii")
@@ -23,6 +24,14 @@ def open_pid(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except OSError:
         return None
+
+
+def send(pidfd: int, number: signal.Signals) -> None:
+    """Signal the process that the pidfd stands for: never another one that has its pid by now.
+
+    Raises OSError, ProcessLookupError where it was reaped.
+    """
+    signal.pidfd_send_signal(pidfd, number)
 
 
 def kept_status(pidfd: int | None) -> int | None:

@@ -37,6 +37,8 @@ class Judged:
     collected: Collected
     round: int = 0
     ras: RasAnswer | None = None
+    read_ns: int = 0
+    """When the gathering began (CLOCK_MONOTONIC)."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What is done at a verdict beside telling people: the hook, and ending the ranks."""
+"""The user's command that is run at a verdict."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from hangwatch.moments import Point, reach
 from hangwatch.notice import printable
-from hangwatch.watchdog.processes import PROC, alive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from hangwatch.types import Evidence
     from hangwatch.watchdog.news import News
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 HOOK_S = 60.0
 HOOK_CULPRITS = 1000
 """So many culprits are named to a hook: an environment has bounds (execve(2))."""
-TERM_S = 2.0
-ABORTED = "aborted"
-"""File in the run directory that tells the supervisor that ranks were ended."""
-_LOOK_S = 0.05
 _SAID_BYTES = 4096
 
 
@@ -74,6 +70,7 @@ async def run_hook(
         except (OSError, ValueError) as error:
             news.lose("hook", f"--hook {command}: it cannot be run ({error})")
             return
+        reach(Point.HOOK_STARTED)
         try:
             await asyncio.wait_for(process.wait(), timeout_s)
         except TimeoutError:
@@ -85,33 +82,6 @@ async def run_hook(
         if process.returncode:
             code, last = process.returncode, _last_line(output)
             news.lose("hook", f"--hook {command}: exit code {code} ({last})")
-
-
-async def end_ranks(
-    ranks: Iterable[tuple[int, int]], run_dir: Path, news: News, proc: str = PROC
-) -> int:
-    """SIGTERM, then SIGKILL, to processes known by pid and start; how many there were.
-
-    The file ABORTED is made first: the launcher may end at once.
-    """
-    targets = [one for one in ranks if alive(*one, proc)]
-    if not targets:
-        return 0
-    try:
-        (run_dir / ABORTED).touch(mode=0o600)
-    except OSError as error:
-        news.lose("aborted", f"the exit code will not be 75: {error.strerror}")
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid, start_ticks in targets:
-            if alive(pid, start_ticks, proc):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-        deadline = asyncio.get_running_loop().time() + TERM_S
-        while any(alive(*one, proc) for one in targets):
-            if asyncio.get_running_loop().time() > deadline:
-                break
-            await asyncio.sleep(_LOOK_S)
-    return len(targets)
 
 
 def _output() -> IO[bytes]:

@@ -16,6 +16,7 @@ from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
 from hangwatch.gpu.reader import Gpus
 from hangwatch.metrics.gpu import gpu_metrics
+from hangwatch.moments import Point, reach
 from hangwatch.report.files import write_run
 from hangwatch.watchdog.evidence import Gatherer
 from hangwatch.watchdog.exits import Exits
@@ -104,6 +105,7 @@ async def _watch_to_the_end(
     with suppress(OSError):
         concluded.unlink(missing_ok=True)
     ended = asyncio.ensure_future(all_ended(hello.run_dir) if hello.shared else pipe.ended())
+    reach(Point.WATCHING)
     exit_code = await monitor.watch(ended)
     if exit_code is None:
         return 0  # the supervisor is gone: leave everything as it is
@@ -115,6 +117,7 @@ async def _watch_to_the_end(
     _leave_run_file(hello, news, exit_code, monitor.notes)
     with suppress(OSError):
         concluded.touch(mode=0o600)
+    reach(Point.CONCLUDED)
     await reporter.finish(max(0.0, deadline - time.monotonic()))
     await monitor.close()
     return 0

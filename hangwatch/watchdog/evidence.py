@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import EvidenceError, FlightError, PageError
 from hangwatch.flight import parse_dump
+from hangwatch.moments import Point, reach
 from hangwatch.nccl import ras
 from hangwatch.types import Child, Phase, ProcessState
 from hangwatch.watchdog import flights, sources
@@ -24,6 +25,7 @@ from hangwatch.watchdog.processes import (
 )
 from hangwatch.watchdog.snapshot import launched_snapshot, rank_snapshot, waits_itself
 from hangwatch.watchdog.stacks import NoStacksError
+from hangwatch.watchdog.standing import Standing, standings
 from hangwatch.watchdog.threads import in_thread
 
 if TYPE_CHECKING:
@@ -129,13 +131,11 @@ class Gatherer:
         """How many ranks this node should have, as far as they know; 0 if unknown."""
         return max((local_size(one.light) for one in self._pages.look().values()), default=0)
 
-    def living(self) -> list[tuple[int, int]]:
-        """Pid and start of each rank of this node that still runs."""
+    def standing(self) -> dict[int, Standing]:
+        """Where each rank of this node that lives stands at this moment, by its page."""
         seen = self._pages.look()
-        identities = [one.light.identity for one in seen.values()]
-        known = [(one.pid, one.start_ticks) for one in identities]
-        known += [(one.pid, one.start_ticks) for one in self._launched_without_page(seen)]
-        return [one for one in known if alive(*one, self._proc)]
+        found = standings(seen, self._launched_without_page(seen))
+        return {rank: one for rank, one in found.items() if alive(*one.process, self._proc)}
 
     def ask_in_passing(self) -> None:
         """Have each rank that lives leave its Flight Recorder beside its page."""
@@ -159,6 +159,8 @@ class Gatherer:
             for one in launched
         }
         jobs: list[Coroutine[Any, Any, None]] = []
+        if level >= Level.FULL:
+            reach(Point.GATHERING)
         if level >= Level.FLIGHT:
             jobs += [self._flight(seen[rank], found[rank]) for rank in seen]
         if level >= Level.FULL:

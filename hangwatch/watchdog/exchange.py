@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hangwatch.moments import Point, reach
 from hangwatch.watchdog import codec, rounds
 from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Incident, Local, Node, Published
 from hangwatch.watchdog.packing import pack
@@ -131,6 +132,7 @@ class Exchange:
                 store = self._joined()
                 number = min(self._open, default=self._next)
                 if number not in self._open and await rounds.claim(store, number, incident):
+                    reach(Point.CLAIMED)
                     found = await self._gather(store, number, budget_s)
                     if not await rounds.is_taken_over(store, number):
                         return found
@@ -221,6 +223,7 @@ class Exchange:
             if incident.owner == own or store is None:
                 return
             self._opened(number)
+            reach(Point.ASKED)
             local = await self._answer(incident.full)
             message, blobs = pack(own, local, self._world_size, full=incident.full)
             await rounds.send(store, number, own, message, blobs)

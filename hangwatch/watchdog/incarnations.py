@@ -41,13 +41,18 @@ def split(
     for name in sorted(pages, key=lambda name: _order(pages[name])):
         page = pages[name]
         # The tick in which it was started, to its end: it may have been started in all of it.
-        started_ns = (page.identity.start_ticks + 1) * _TICK_NS - ahead_ns
+        started_ns = start_ns(page.identity.start_ticks, ahead_ns)
         if page.identity.restart != restart or started_ns >= over_ns:
             found.append(set())
             restart, over_ns = page.identity.restart, 0
         found[-1].add(name)
         over_ns = max(over_ns, _ended_ns(page, alive, ended))
     return [frozenset(names) for names in found]
+
+
+def start_ns(start_ticks: int, boot_ns: int | None = None) -> int:
+    """When a process was started at the latest (CLOCK_MONOTONIC). boot_ns: as in split()."""
+    return (start_ticks + 1) * _TICK_NS - (_boot_ns() if boot_ns is None else boot_ns)
 
 
 def _order(page: RankPage) -> tuple[int, int]:

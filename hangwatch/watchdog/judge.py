@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.config import OnHang
 from hangwatch.diagnosis import find_desync
+from hangwatch.moments import Point, reach
 from hangwatch.nccl import status
 from hangwatch.types import (
     Certainty,
@@ -18,8 +19,8 @@ from hangwatch.types import (
     Thresholds,
     Verdict,
 )
+from hangwatch.watchdog.aborting import Aborting
 from hangwatch.watchdog.account import Account, Judged
-from hangwatch.watchdog.actions import end_ranks
 from hangwatch.watchdog.assembly import whole_job
 from hangwatch.watchdog.evidence import Collected, Level
 from hangwatch.watchdog.incidents import Announce, Event, Incidents, Stage, event_of, restored
@@ -56,11 +57,12 @@ class Judge:
     diagnose: Callable[[JobSnapshot, Thresholds], tuple[Verdict, ...]]
     node: str
     incidents: Incidents = field(default_factory=Incidents)
+    hang_after_s: Callable[[], float] = lambda: math.inf
+    """How long a hang takes in this job, as far as this node has learnt."""
     exchange: Exchange | None = None
     store_address: str = ""
     """The IP address of the host that has the job's store, empty while unknown."""
-    aborted_incarnation: int = -1
-    """The incarnation whose ranks we have ended."""
+    aborting: Aborting = field(init=False)
     _account: Account = field(init=False)
     _telling: asyncio.Task[None] | None = None
     _told_elsewhere: bool = False
@@ -70,6 +72,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._account = Account(self.hello.run)
+        self.aborting = Aborting(self.hello, self.gatherer, self.news)
 
     @property
     def name(self) -> str:
@@ -99,10 +102,15 @@ class Judge:
             judged = await self._judge(Level.FULL, thresholds)
         if judged is None:
             return not ours or self._told_elsewhere
+        hung_before = self._is_hung()
         announce = self._happen(judged)
+        if self._is_hung() and not hung_before:
+            proved_ns = judged.read_ns if self._proved_here(judged, thresholds) else 0
+            self.aborting.begin(judged.verdicts[0], thresholds.hang_after_s, proved_ns)
         if announce is None:
             await self._publish(judged, told=False)
         else:
+            reach(Point.JUDGED)
             self._telling = asyncio.ensure_future(self._tell(announce, judged))
             await asyncio.shield(self._telling)
         return True
@@ -140,7 +148,9 @@ class Judge:
     async def recovered(self, how: str) -> None:
         """What was waited for has come; how is what the job does, for people."""
         if self.incidents.happen(Event.PROGRESS) is Announce.RECOVERED:
-            what = f"the job {how}; what was reported has passed"
+            spared = ", and no rank is ended" if self.aborting.forget() else ""
+            what = f"the job {how}; what was reported has passed{spared}"
+            reach(Point.RECOVERED)
             await self.reporter.follow_up(Announce.RECOVERED, what)
         self._forget()
 
@@ -148,6 +158,7 @@ class Judge:
         """The launcher has started the ranks anew."""
         if self.incidents.happen(Event.RESTART) is Announce.RESTARTED:
             self.news.say(f"the launcher has started the ranks anew (restart {restart})")
+        reach(Point.RESTARTED)
         self._last_words.forget()
         self._guessed = False
         self._forget()
@@ -185,7 +196,7 @@ class Judge:
         collected, absent = await asyncio.gather(
             self.gatherer.collect(Level.FULL, POST_MORTEM_S), self._look_for(gathered)
         )
-        if not collected.ranks or self.gatherer.incarnation == self.aborted_incarnation:
+        if not collected.ranks or self.gatherer.incarnation == self.aborting.incarnation:
             return
         if exit_code is None and not any(_failed(rank.process) for rank in collected.ranks):
             return  # they were ended since nodes joined or left, or came to their end
@@ -210,17 +221,22 @@ class Judge:
         event = event_of(main)
         if event is Event.FAILED and (self._guessed or self._is_hung()):
             return  # this node tells, or has told what comes before it
-        if event and self._happens(event, main):
+        hung_before = self._is_hung()
+        told = event is not None and self._happens(event, main) is not None
+        if self._is_hung() and not hung_before:
+            # By its word nobody is ended: that takes what the pages of this node show.
+            self.aborting.begin(main, self.hang_after_s())
+            self.aborting.keep()
+        if told:
             self.reporter.remote(published)
             self._told_elsewhere = not self._account.is_open
-            if event is Event.HANG:
-                self._telling = asyncio.ensure_future(self._abort_if_asked())
+        reach(Point.HEARD)
 
     def export(self) -> dict[str, Any]:
         """Plain values for restore()."""
         return {
             "incidents": self.incidents.export(),
-            "aborted_incarnation": self.aborted_incarnation,
+            "aborting": self.aborting.export(),
             "account": self._account.export(),
             "told_elsewhere": self._told_elsewhere,
         }
@@ -231,7 +247,7 @@ class Judge:
         Raises KeyError, TypeError or ValueError for what export() never gives.
         """
         self.incidents = restored(values["incidents"])
-        self.aborted_incarnation = int(values["aborted_incarnation"])
+        self.aborting.restore(values["aborting"])
         self._account.restore(values["account"])
         self._told_elsewhere = bool(values["told_elsewhere"])
 
@@ -240,16 +256,19 @@ class Judge:
         gathered = await self._ask(full=level is Level.FULL)
         if gathered is not None and not gathered.owner:
             return None
+        read_ns = time.monotonic_ns()
         if level is Level.FULL:
             collected, absent, ras = await asyncio.gather(
                 self.gatherer.collect(level), self._look_for(gathered), self.gatherer.ras()
             )
+            reach(Point.GATHERED)
         else:
             collected, absent, ras = await self.gatherer.collect(level), None, None
         job = self._job(collected, gathered, absent)
         verdicts = self.diagnose(job, thresholds)
         ras = status.read(ras, job) if ras is not None else None
-        return Judged(verdicts, job, collected, gathered.round if gathered else 0, ras)
+        asked = gathered.round if gathered else 0
+        return Judged(verdicts, job, collected, asked, ras, read_ns)
 
     async def _ask(self, *, full: bool) -> Gathered | None:
         """The other nodes' evidence, None where there are none that could be asked."""
@@ -314,8 +333,8 @@ class Judge:
         evidence = self._account.evidence(judged, self.news.lost)
         await self.reporter.verdict(evidence, same_incident=follows)
         await self._publish(judged, told=True)
-        if announce is Announce.HANG:
-            await self._abort_if_asked()
+        self.aborting.keep()
+        reach(Point.TOLD)
 
     async def _publish(self, judged: Judged, *, told: bool) -> None:
         if self.exchange is not None and judged.round:
@@ -323,12 +342,18 @@ class Judge:
             verdicts = judged.verdicts if told else ()
             await self.exchange.publish(judged.round, Published(self.node, verdicts, report))
 
-    async def _abort_if_asked(self) -> None:
-        if self.hello.config.on_hang is not OnHang.ABORT:
-            return
-        self.aborted_incarnation = self.gatherer.incarnation
-        count = await end_ranks(self.gatherer.living(), self.hello.run_dir, self.news)
-        self.news.say(f"ended {count} ranks of this node (--on-hang abort)")
+    def _proved_here(self, judged: Judged, thresholds: Thresholds) -> bool:
+        """Whether a hang is proved also by what this node has seen itself, and by that alone."""
+        main = judged.verdicts[0]
+        if main.certainty is not Certainty.PROVED:
+            return False
+        found = self.diagnose(self._job(judged.collected), thresholds)
+        return (
+            bool(found)
+            and found[0].state is State.HANG
+            and found[0].certainty is Certainty.PROVED
+            and found[0].culprits == main.culprits
+        )
 
     def _is_hung(self) -> bool:
         return self.incidents.stage is Stage.HANG
@@ -336,6 +361,7 @@ class Judge:
     def _forget(self) -> None:
         """The incident is over; the next one has a report of its own."""
         self._account.forget()
+        self.aborting.forget()
         self._told_elsewhere = False
 
 

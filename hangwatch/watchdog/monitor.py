@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.moments import Point, reach
 from hangwatch.watchdog import state
 from hangwatch.watchdog.absence import Absence
-from hangwatch.watchdog.actions import ABORTED
 from hangwatch.watchdog.agreement import Agreement
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.incidents import Event, Stage
@@ -79,6 +78,8 @@ class Monitor:
         self._now_ns = now_ns
         config = hello.config
         self._cadence = Cadence(config.suspect_after_s, config.hang_after_s)
+        judge.hang_after_s = lambda: self._cadence.thresholds().hang_after_s
+        judge.aborting.keep = self._save
         self._looker = Looker(pages, self._alive, now_ns)
         self._schedule = Schedule()
         self._absence = Absence(hello.commands, news, proc)
@@ -123,6 +124,7 @@ class Monitor:
 
     async def conclude(self, exit_code: int) -> None:
         """The command has ended: say why if that is news."""
+        reach(Point.CONCLUDING)
         self._pages.command_ended()
         await self._judge.settle(UNDER_WAY_S)
         await self._ranks_gone()
@@ -172,7 +174,7 @@ class Monitor:
         thresholds = self._judge.in_turn(self._cadence.thresholds())
         age_s = look.longest_wait_s
         if age_s >= QUIET_S:
-            self._judge.incidents.happen(Event.WAIT)
+            self._suspect()
         self._joining.look(look)
         asking = self._judge.exchange is not None and self._judge.exchange.joined
         if not self._joining.under_way(look.now_ns) and self._schedule.due(
@@ -186,11 +188,19 @@ class Monitor:
                 self._progress.begin(look)
                 self._save()
         await self._notice_progress(look)
+        await self._judge.aborting.go_on(self._cadence.thresholds().hang_after_s)
         if self._agreement.look_due(look):
             await self._judge.compare()
         self._notice_revival(look)
         if self._now_ns() - self._saved_ns >= SAVE_S * 1e9:
             self._save()
+
+    def _suspect(self) -> None:
+        """Somebody waits for longer than a moment."""
+        before = self._judge.incidents.stage
+        self._judge.incidents.happen(Event.WAIT)
+        if self._judge.incidents.stage is not before:
+            reach(Point.SUSPECTED)
 
     def _look(self) -> Look:
         """Look at all pages, and take note of who is there and what is odd."""
@@ -256,12 +266,10 @@ class Monitor:
 
     def _notice_revival(self, look: Look) -> None:
         """After an abort the exit code is the job's own again once a restart works."""
-        if not 0 <= self._judge.aborted_incarnation < self._pages.incarnation:
+        if not 0 <= self._judge.aborting.incarnation < self._pages.incarnation:
             return
         if any(group.enqueued for seen in look.seen.values() for group in seen.light.groups):
-            with suppress(OSError):
-                (self._hello.run_dir / ABORTED).unlink(missing_ok=True)
-            self._judge.aborted_incarnation = -1
+            self._judge.aborting.take_back()
 
     async def _ranks_gone(self) -> None:
         """Wait for the ranks to end, so that how they ended is known."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import ReportError
+from hangwatch.moments import Point, reach
 from hangwatch.report.files import write_incident
 from hangwatch.report.model import build_report
 from hangwatch.report.notes import notes_content
@@ -50,6 +51,7 @@ class Reporter:
         """Keep and print a verdict. same_incident: it takes the place of the last report."""
         self.report = await self._write(evidence, self.report if same_incident else None)
         self.last = evidence
+        reach(Point.REPORTED)
         style = _style(self.stderr_fd)
         lines = format_verdict(build_report(evidence), self.report, style)
         self.news.write("".join(f"{line}\n" for line in lines))

@@ -27,6 +27,9 @@ if fault == "undumpable":
     ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: only CAP_SYS_PTRACE may look inside
 import torch
 import torch.distributed as dist
+if fault.startswith("deaf"):
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
 going = torch.ones(1)
@@ -37,7 +40,11 @@ while going.item():
     steps += 1
     if steps == 5 and rank == 0:
         open("running", "w").close()
-    if steps == 20 and fault == "hang" and rank == 1:
+    if steps % 10 == 0 and rank == 0:
+        with open(".steps", "w") as told:
+            told.write(str(steps))
+        os.replace(".steps", "steps")
+    if steps == 20 and fault.endswith("hang") and rank == 1:
         time.sleep(3600)
     while rank == 1 and os.path.exists("pause"):
         time.sleep(0.02)

@@ -1,14 +1,10 @@
-"""The hook, the end of hung ranks, and what is said on standard error."""
+"""The hook, and what is said on standard error."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,20 +12,17 @@ from typing import TYPE_CHECKING
 import pytest
 from incident import EVIDENCE, VERDICT
 
-from hangwatch.watchdog import actions, state
+from hangwatch.watchdog import state
 from hangwatch.watchdog.absence import Absence
-from hangwatch.watchdog.actions import end_ranks, hook_variables, run_hook
+from hangwatch.watchdog.actions import hook_variables, run_hook
 from hangwatch.watchdog.news import News
-from hangwatch.watchdog.processes import read_stat
 from hangwatch.watchdog.threads import Worker, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 WAIT_S = 20.0
 HOOK_VARIABLES = ("REPORT", "HEADLINE", "STATE", "KIND", "CULPRITS", "RUN_ID")
-IDLE = "print(1, flush=True); input()"
 
 
 @pytest.fixture
@@ -40,22 +33,6 @@ def said(tmp_path: Path) -> Path:
 @pytest.fixture
 def news(said: Path) -> News:
     return News(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
-
-
-@contextmanager
-def child(code: str) -> Iterator[tuple[subprocess.Popen[bytes], tuple[int, int]]]:
-    """A Python child that has printed a line; its pid and when it started."""
-    with subprocess.Popen(  # noqa: S603 (our own Python)
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        stat = read_stat(process.pid)
-        assert stat is not None
-        try:
-            yield process, (process.pid, stat.start_ticks)
-        finally:
-            process.kill()
 
 
 def hook(command: str, news: News, report: Path | None = None, timeout_s: float = WAIT_S) -> None:
@@ -121,40 +98,6 @@ def test_a_hook_that_takes_too_long_is_ended_with_all_that_it_started(
 def test_the_hooks_output_stays_away_from_the_job(news: News, said: Path) -> None:
     hook("sh -c 'echo chatter; echo noise >&2'", news)
     assert said.read_text() == ""
-
-
-def test_ranks_are_ended_and_the_supervisor_told(tmp_path: Path, news: News) -> None:
-    deaf = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "print(1, flush=True); time.sleep(600)"
-    )
-    with child(IDLE) as (one, first), child(deaf) as (other, second):
-        assert asyncio.run(end_ranks([first, second], tmp_path, news)) == 2
-        assert one.wait(WAIT_S) == -signal.SIGTERM
-        assert other.wait(WAIT_S) == -signal.SIGKILL
-    assert (tmp_path / actions.ABORTED).exists()
-
-
-def test_a_stopped_rank_is_ended_too(tmp_path: Path, news: News) -> None:
-    with child(IDLE) as (one, identity):
-        one.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, one.pid, os.WSTOPPED | os.WNOWAIT)
-        assert asyncio.run(end_ranks([identity], tmp_path, news)) == 1
-        assert one.wait(WAIT_S) == -signal.SIGKILL
-
-
-def test_a_process_that_only_has_a_ranks_old_pid_is_left_alone(tmp_path: Path, news: News) -> None:
-    assert asyncio.run(end_ranks([(os.getpid(), 1)], tmp_path, news)) == 0
-    assert not (tmp_path / actions.ABORTED).exists()
-
-
-def test_a_run_directory_that_is_gone_does_not_save_the_ranks(
-    tmp_path: Path, news: News, said: Path
-) -> None:
-    with child(IDLE) as (one, identity):
-        assert asyncio.run(end_ranks([identity], tmp_path / "gone", news)) == 1
-        assert one.wait(WAIT_S) == -signal.SIGTERM
-    assert "will not be 75" in said.read_text()
 
 
 def test_news_is_said_once_and_kept_for_reports(news: News, said: Path) -> None:

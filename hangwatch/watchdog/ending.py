@@ -1,0 +1,113 @@
+"""Ends processes, each by a handle on it, and only while it is where it has to be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from typing import TYPE_CHECKING
+
+from hangwatch import pidfd
+from hangwatch.moments import Point, reach
+from hangwatch.watchdog.processes import PROC, alive
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping
+
+    from hangwatch.watchdog.news import News
+
+TERM_S = 2.0
+"""How long a process may take to end after a signal."""
+_LOOK_S = 0.05
+_SIGNALS = (signal.SIGTERM, Point.BEFORE_TERM), (signal.SIGKILL, Point.BEFORE_KILL)
+
+
+async def end_ranks(
+    ranks: Mapping[int, tuple[int, int]],
+    standing: Callable[[Collection[int]], Awaitable[Collection[int]]],
+    begin: Callable[[], None],
+    news: News,
+    proc: str = PROC,
+) -> int:
+    """SIGTERM, then SIGKILL, to ranks known by pid and start; how many got one.
+
+    standing: looks anew which of some ranks are still to be ended; it is asked right
+    before each signal. begin is called before the first one is sent.
+    """
+    handles: dict[int, int] = {}
+    ended: set[int] = set()
+    try:
+        for rank, (pid, start_ticks) in ranks.items():
+            handle = _handle(pid, start_ticks, news, proc)
+            if handle is not None:
+                handles[rank] = handle
+        for number, point in (
+            (signal.SIGTERM, Point.BEFORE_TERM),
+            (signal.SIGKILL, Point.BEFORE_KILL),
+        ):
+            candidates = ended or handles.keys()
+            left = [rank for rank in candidates if not _is_over(handles[rank])]
+            if not left:
+                break
+            reach(point)
+            still = await standing(left)
+            # Nothing is awaited from here to the signal: what was seen holds.
+            for rank in still:
+                if not ended:
+                    begin()
+                if _send(handles[rank], number, rank, news):
+                    ended.add(rank)
+            if not ended:
+                break
+            await _over([handles[rank] for rank in ended])
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+    return len(ended)
+
+
+def _handle(pid: int, start_ticks: int, news: News, proc: str) -> int | None:
+    """A handle on a process that lives and is the one that is meant, else None."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    except OSError as error:
+        news.lose(
+            "abort",
+            "the ranks are not ended: this kernel gives no safe handle on a process "
+            f"(pidfd_open: {error.strerror}; Linux 5.3 does); end the job by hand",
+        )
+        return None
+    # Looked at only now: the handle stays with the process, the number may not.
+    if alive(pid, start_ticks, proc):
+        return handle
+    os.close(handle)
+    return None
+
+
+def _send(handle: int, number: signal.Signals, rank: int, news: News) -> bool:
+    """Send a signal; whether that could be done."""
+    try:
+        pidfd.send(handle, number)
+    except ProcessLookupError:
+        return False
+    except OSError as error:
+        news.lose("abort", f"rank {rank} cannot be ended ({error.strerror}): end the job by hand")
+        return False
+    return True
+
+
+def _is_over(handle: int) -> bool:
+    """Whether its process has ended, reaped or not."""
+    looking = select.poll()
+    looking.register(handle, select.POLLIN)
+    return bool(looking.poll(0))
+
+
+async def _over(handles: Collection[int]) -> None:
+    """Wait until all have ended, TERM_S at most."""
+    deadline = asyncio.get_running_loop().time() + TERM_S
+    while not all(map(_is_over, handles)) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 (bounded)
+        await asyncio.sleep(_LOOK_S)

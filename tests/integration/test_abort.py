@@ -1,0 +1,192 @@
+"""``--on-hang abort`` ends ranks that hang, and no others: whatever comes over the store, and
+whatever happens between the verdict and the end.
+
+The jobs are real ones; watchdogs are held at named moments, not by sleeping.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from harness import free_port
+from steady import Job
+
+from hangwatch.moments import VARIABLE, Point
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(300)
+HANG = "hangwatch: HANG ("
+PATIENCE_S = 2.5
+OPTIONS = ("--suspect-after", "1", "--hang-after", str(PATIENCE_S), "--on-hang", "abort")
+
+STRANGER = """
+import sys
+from torch.distributed import TCPStore
+from hangwatch.types import Certainty, Kind, Reason, State, Verdict
+from hangwatch.watchdog import codec
+from hangwatch.watchdog.messages import Incident, Published
+port = int(sys.argv[1])
+store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+below = "/hangwatch/job/2/"
+verdict = Verdict(State.HANG, Kind.DIED, Reason.SIGNAL, Certainty.PROVED, culprits=(0, 1),
+                  victims=(0, 1), headline="A stranger says so.")
+for number in range(1, 4):
+    store.set(f"{below}incident/{number}", codec.dumps(Incident("a:b", str(number), full=False)))
+    store.set(f"{below}verdict/{number}", codec.dumps(Published("a", (verdict,))))
+print("forged", flush=True)
+"""
+
+
+@pytest.fixture
+def moments(tmp_path: Path) -> Path:
+    path = tmp_path / "moments"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+def reached(moments: Path, point: Point) -> bool:
+    return (moments / point).exists()
+
+
+def held(moments: Path, point: Point) -> Path:
+    """Have a watchdog stay at a moment for as long as the file is there."""
+    hold = moments / f"{point}.hold"
+    hold.touch()
+    return hold
+
+
+def nodes(tmp_path: Path, moments: Path, stack: ExitStack) -> tuple[list[Job], int]:
+    """A job of two ranks, each below a supervisor of its own as if on two nodes; the store."""
+    port = free_port()
+    jobs = []
+    for rank in range(2):
+        where = tmp_path / str(rank)
+        where.mkdir()
+        env = {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            VARIABLE: str(moments),
+        }
+        job = Job(where, "-v", *OPTIONS, env=env, launch=(sys.executable,))
+        jobs.append(stack.enter_context(job))
+    for job in jobs:
+        job.until_said("nodes know each other")
+    return jobs, port
+
+
+def test_a_stranger_at_the_store_ends_no_job_that_trains(
+    tmp_path: Path, moments: Path, stack: ExitStack
+) -> None:
+    jobs, port = nodes(tmp_path, moments, stack)
+    forging = [sys.executable, "-c", STRANGER, str(port)]
+    subprocess.run(forging, check=True, timeout=120)  # noqa: S603 (our own Python)
+    for job in jobs:
+        job.until_said("A stranger says so.")
+        job.until_said("what was reported has passed, and no rank is ended")
+    began = time.monotonic()
+    jobs[0].until(lambda: time.monotonic() - began > 2 * PATIENCE_S, "twice a hang's time")
+    jobs[0].stop()
+    for job in jobs:
+        assert job.wait() == 0
+        assert "ended " not in job.said()
+        assert not reached(moments, Point.BEFORE_ABORT)
+    assert (tmp_path / "0" / "out").read_text() == "finished\n"
+
+
+def test_waits_on_one_node_and_the_culprit_on_another_are_ended_by_their_own_pages(
+    tmp_path: Path, moments: Path, stack: ExitStack
+) -> None:
+    jobs, _ = nodes(tmp_path, moments, stack)
+    jobs[1].pause()
+    for job in jobs:
+        assert job.wait() == 75
+        job.says_once("ended 1 rank of this node (--on-hang abort)")
+    seen = {one.name for one in moments.iterdir()}
+    assert {Point.CLAIMED, Point.ASKED, Point.HEARD} <= seen
+
+
+@pytest.mark.parametrize(
+    "point", [Point.JUDGED, Point.REPORTED, Point.BEFORE_ABORT, Point.BEFORE_TERM]
+)
+def test_a_job_that_has_recovered_since_the_verdict_is_not_ended(
+    tmp_path: Path, moments: Path, point: Point
+) -> None:
+    with Job(tmp_path, *OPTIONS, env={VARIABLE: str(moments)}) as job:
+        hold = held(moments, point)
+        job.until_running()
+        job.pause()
+        job.until(lambda: reached(moments, point), point)
+        job.go_on()
+        hold_until_steps(job)
+        hold.unlink()
+        job.until_said("what was reported has passed, and no rank is ended")
+        job.ends_well()
+        job.says_once("what was reported has passed")
+        assert "ended " not in job.said()
+        assert not reached(moments, Point.ENDED)
+
+
+def hold_until_steps(job: Job) -> None:
+    """Wait until the ranks have done a step since they could."""
+    mark = job.where / "steps"
+    before = mark.read_text() if mark.exists() else ""
+    job.until(lambda: mark.exists() and mark.read_text() != before, "another step")
+
+
+def test_a_rank_that_recovers_after_sigterm_gets_no_sigkill(tmp_path: Path, moments: Path) -> None:
+    with Job(tmp_path, *OPTIONS, fault="deaf", env={VARIABLE: str(moments)}) as job:
+        hold = held(moments, Point.BEFORE_KILL)
+        job.until_running()
+        job.pause()
+        job.until(lambda: reached(moments, Point.BEFORE_KILL), "the look before SIGKILL")
+        job.go_on()
+        hold_until_steps(job)
+        hold.unlink()
+        job.ends_well()
+
+
+def test_a_watchdog_that_is_killed_before_it_ends_the_ranks_leaves_that_to_the_next(
+    tmp_path: Path, moments: Path
+) -> None:
+    with Job(tmp_path, *OPTIONS, fault="hang", env={VARIABLE: str(moments)}) as job:
+        hold = held(moments, Point.BEFORE_ABORT)
+        job.until(lambda: reached(moments, Point.BEFORE_ABORT), "the moment")
+        (pid,) = job.watchdogs()
+        os.kill(pid, signal.SIGKILL)
+        hold.unlink()
+        assert job.wait() == 75
+        job.says_once(HANG)
+        job.says_once("(--on-hang abort)")
+
+
+ALONE = {*Point} - {Point.CLAIMED, Point.ASKED, Point.HEARD, Point.RECOVERED, Point.RESTARTED}
+"""What a hang on one node comes by that ends the job."""
+
+
+def test_a_hang_that_is_ended_comes_by_every_moment(tmp_path: Path, moments: Path) -> None:
+    options = (*OPTIONS, "--hook", "true")
+    with Job(tmp_path, *options, fault="deaf-hang", env={VARIABLE: str(moments)}) as job:
+        job.until_running()
+        assert job.wait() == 75
+        job.says_once(HANG)
+    assert {path.name for path in moments.iterdir()} == set(ALONE)

@@ -1,0 +1,125 @@
+"""Processes are ended by a handle, and only while they are where they have to be."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hangwatch.watchdog.ending import end_ranks
+from hangwatch.watchdog.news import News
+from hangwatch.watchdog.processes import read_stat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from pathlib import Path
+
+WAIT_S = 20.0
+IDLE = "print(1, flush=True); input()"
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "print(1, flush=True); time.sleep(600)"
+)
+Process = tuple[int, int]
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Path:
+    return tmp_path / "stderr"
+
+
+@pytest.fixture
+def news(said: Path) -> News:
+    return News(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
+
+
+@contextmanager
+def child(code: str) -> Iterator[tuple[subprocess.Popen[bytes], Process]]:
+    """A Python child that has printed a line; its pid and when it started."""
+    with subprocess.Popen(  # noqa: S603 (our own Python)
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        stat = read_stat(process.pid)
+        assert stat is not None
+        try:
+            yield process, (process.pid, stat.start_ticks)
+        finally:
+            process.kill()
+
+
+def ended(
+    ranks: Mapping[int, Process],
+    news: News,
+    standing: Callable[[Collection[int]], Collection[int]] = lambda ranks: ranks,
+) -> tuple[int, int]:
+    """How many got a signal, and how often it was said that this begins."""
+    begun = []
+
+    async def look(ranks: Collection[int]) -> Collection[int]:
+        return standing(ranks)
+
+    count = asyncio.run(end_ranks(ranks, look, lambda: begun.append(1), news))
+    return count, len(begun)
+
+
+def test_ranks_are_ended_by_sigterm_and_the_deaf_by_sigkill(news: News) -> None:
+    with child(IDLE) as (one, first), child(DEAF) as (other, second):
+        assert ended({0: first, 1: second}, news) == (2, 1)
+        assert one.wait(WAIT_S) == -signal.SIGTERM
+        assert other.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_a_stopped_rank_is_ended_too(news: News) -> None:
+    with child(IDLE) as (one, identity):
+        one.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, one.pid, os.WSTOPPED | os.WNOWAIT)
+        assert ended({0: identity}, news) == (1, 1)
+        assert one.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_a_process_that_only_has_a_ranks_old_pid_is_left_alone(news: News) -> None:
+    assert ended({0: (os.getpid(), 1)}, news) == (0, 0)
+
+
+def test_a_process_that_is_gone_is_no_error(news: News, said: Path) -> None:
+    with child(IDLE) as (one, identity):
+        one.kill()
+        one.wait(WAIT_S)
+        assert ended({0: identity}, news) == (0, 0)
+    assert said.read_text() == ""
+
+
+def test_a_rank_that_goes_on_before_the_signal_is_spared(news: News) -> None:
+    with child(IDLE) as (one, first), child(IDLE) as (other, second):
+        assert ended({0: first, 1: second}, news, lambda _: {1}) == (1, 1)
+        assert one.poll() is None
+        assert other.wait(WAIT_S) == -signal.SIGTERM
+
+
+def test_who_goes_on_after_sigterm_gets_no_sigkill(news: News) -> None:
+    looks = iter(({0}, set[int]()))
+    with child(DEAF) as (one, identity):
+        assert ended({0: identity}, news, lambda _: next(looks)) == (1, 1)
+        assert one.poll() is None
+
+
+def test_a_kernel_without_handles_on_processes_ends_nobody(
+    news: News, said: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with child(IDLE) as (one, identity):
+        assert ended({0: identity, 1: identity}, news) == (0, 0)
+        assert one.poll() is None
+    assert said.read_text().count("the ranks are not ended: this kernel gives no safe handle") == 1
