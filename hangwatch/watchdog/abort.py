@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 SOON_NS = 10**9
 """Ranks that come due so soon are waited for, to be ended together with the others."""
+ALONE_NS = 5 * 10**9
+"""How much later the culprit is ended on a node where nobody waits: the end of those that
+wait on other nodes may be enough, and there it is what ends the job."""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class Abort:
     _stood: dict[int, Standing] = field(default_factory=dict)
     """The ranks that may be ended, and the culprits, as they were seen last."""
     _held_since_ns: int = 0
+    _alone_since_ns: int = 0
 
     def begin(self, seen: Mapping[int, Standing], now_ns: int, patience_ns: int) -> None:
         """Remember how the ranks of this node stand at the verdict."""
@@ -56,6 +60,7 @@ class Abort:
         before = {rank: one for rank, one in self._stood.items() if rank in seen}
         if any(not seen[rank].is_where(one) for rank, one in before.items()):
             self._stood.clear()
+            self._alone_since_ns = 0
             self.proving, self.not_before_ns = frozenset(), now_ns + patience_ns
             return frozenset()
         waiting = {rank for rank, one in seen.items() if _waits_long(one, now_ns, patience_ns)}
@@ -66,6 +71,12 @@ class Abort:
             and now_ns - seen[rank].moved_ns >= patience_ns
             and (waiting or self.ended_any or seen[rank].has_page)
         }
+        if waiting or self.ended_any:
+            self._alone_since_ns = 0
+        elif idle:
+            self._alone_since_ns = self._alone_since_ns or now_ns
+            if now_ns - self._alone_since_ns < ALONE_NS:
+                idle = set()
         self._stood = {**{rank: seen[rank] for rank in waiting | idle}, **before}
         found = ((waiting | idle) & before.keys()) | (self.proving & before.keys())
         if not found or now_ns < self.not_before_ns:

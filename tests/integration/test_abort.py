@@ -1,7 +1,7 @@
-"""``--on-hang abort`` ends ranks that hang, and no others: whatever comes over the store, and
-whatever happens between the verdict and the end.
+"""``--on-hang abort`` ends ranks that hang, and no others.
 
-The jobs are real ones; watchdogs are held at named moments, not by sleeping.
+Whatever comes over the store, and whatever happens between the verdict and the end. The
+jobs are real ones; watchdogs are held at named moments, not by sleeping.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 HANG = "hangwatch: HANG ("
 PATIENCE_S = 2.5
-OPTIONS = ("--suspect-after", "1", "--hang-after", str(PATIENCE_S), "--on-hang", "abort")
+"""What OPTIONS say of a hang."""
+OPTIONS = ("--suspect-after", "2.5", "--hang-after", "2.5", "--on-hang", "abort")
 
 STRANGER = """
 import sys
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 from hangwatch.types import Certainty, Kind, Reason, State, Verdict
 from hangwatch.watchdog import codec
 from hangwatch.watchdog.messages import Incident, Published
 port = int(sys.argv[1])
-store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-below = "/hangwatch/job/2/"
+tcp = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+store = PrefixStore("hangwatch/job/2", tcp)
 verdict = Verdict(State.HANG, Kind.DIED, Reason.SIGNAL, Certainty.PROVED, culprits=(0, 1),
                   victims=(0, 1), headline="A stranger says so.")
 for number in range(1, 4):
-    store.set(f"{below}incident/{number}", codec.dumps(Incident("a:b", str(number), full=False)))
-    store.set(f"{below}verdict/{number}", codec.dumps(Published("a", (verdict,))))
+    store.set(f"incident/{number}", codec.dumps(Incident("a:b", str(number), full=False)))
+    store.set(f"verdict/{number}", codec.dumps(Published("a", (verdict,))))
 print("forged", flush=True)
 """
 

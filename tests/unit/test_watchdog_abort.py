@@ -122,6 +122,15 @@ def test_ranks_that_come_due_in_a_moment_are_ended_together() -> None:
     assert abort.due(seen, NOW + S // 2 + 1, PATIENCE) == {0, 1}
 
 
+def test_where_nobody_waits_the_culprit_is_ended_after_those_that_wait_elsewhere() -> None:
+    seen = {1: idle(11, 12)}
+    abort = begun(seen, 1)
+    assert abort.due(seen, NOW, PATIENCE) == set()
+    assert abort.due(seen, NOW + 5 * S - 1, PATIENCE) == set()
+    assert abort.due(seen, NOW + 5 * S, PATIENCE) == {1}
+    assert abort.due({1: idle(11, -5.5)}, NOW + 6 * S, PATIENCE) == set()
+
+
 def test_a_rank_without_a_page_is_ended_only_where_others_wait() -> None:
     absent = replace(idle(11, 50), has_page=False)
     assert begun({1: absent}, 1).due({1: absent}, NOW, PATIENCE) == set()
