@@ -70,12 +70,16 @@ def beat(handling: str, pending: bool, pending_changed: bool) -> None:
 
 def define_group(
     slot: int, name: str, desc: str, ranks: Sequence[int], index: int, backend: str
-) -> None:
+) -> bool:
     """Fill a slot (0 <= slot < MAX_GROUPS). ranks: global, in group order.
 
     backend decides how c10d's numbers are read: "gloo", "nccl", or a
     configuration such as "cpu:gloo,cuda:nccl" (dist.get_backend_config).
+    Returns False where there is no memory for the slot, or no page.
     """
+
+def set_groups_left_out(groups: int) -> None:
+    """How many groups of this process have found no slot."""
 
 MAX_GROUPS: int
 
@@ -97,12 +101,20 @@ def retire_group(slot: int) -> None:
 
 # --- Wrapping -------------------------------------------------------------------
 
-def wrap_methods(process_group: type, work: type, resolve: Callable[[Any], int]) -> list[str]:
+def wrap_methods(
+    process_group: type,
+    work: type,
+    resolve: Callable[[Any], int],
+    is_foreign: Callable[[BaseException], bool] | None = None,
+) -> list[str]:
     """Replace the collectives of the class and Work.wait by recording wrappers.
 
     resolve(group) is called once for each group not seen before and returns
-    its slot, or -1 to leave it unrecorded. Returns the names that were wrapped;
-    names that this torch lacks are left out. Idempotent.
+    its slot, or -1 to leave it unrecorded, or -2 to be asked again at the next call.
+    It keeps its own errors to itself: what it raises is meant for the program (a signal
+    handler has raised it), which gets it in the place of the call. is_foreign tells of an
+    Exception that comes up elsewhere in us whether it is such a one. Returns the names
+    that were wrapped; names that this torch lacks are left out. Idempotent.
     """
 
 def unwrap_methods() -> None:

@@ -290,6 +290,8 @@ class RankPage:
     """Oldest first."""
     beacons: str = "the Python recorder writes none"
     """Why the GPU does not tell how far it has come; empty if it does."""
+    groups_left_out: int = 0
+    """Groups that the process made when there was no room for more in the page."""
 
 
 # --- Flight Recorder ----------------------------------------------------------

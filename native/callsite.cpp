@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "foreign.hpp"
 #include "page.hpp"
 #include "writer.hpp"
 
@@ -45,6 +46,7 @@ struct LineEntry {
 };
 LineEntry g_lines[kLines];
 std::size_t g_line_count = 0;
+std::uint64_t g_forgotten = 0;  // how often all was forgotten
 
 std::size_t slot_of(const void* address, std::size_t salt, std::size_t size) {
   const auto bits = reinterpret_cast<std::uintptr_t>(address) / 16 + salt * 0x9e37'79b1;
@@ -79,6 +81,7 @@ bool text_of(PyObject* object, const char* name, Ref& holder, std::string_view& 
   Py_ssize_t size = 0;
   const char* utf8 = PyUnicode_AsUTF8AndSize(holder.get(), &size);
   if (utf8 == nullptr) {
+    if (foreign::is_set()) return false;
     // A file name that is no UTF-8 (surrogates) is told as far as it can be.
     PyErr_Clear();
     holder = Ref(PyUnicode_AsEncodedString(holder.get(), "utf-8", "replace"));
@@ -162,8 +165,11 @@ bool site_of(PyFrameObject* frame, PyObject* code, std::uint32_t& site) {
     }
     i = (i + 1) & (kLines - 1);
   }
+  const std::uint64_t forgotten = g_forgotten;
   if (!make_site(frame, code, site)) return false;
-  if (g_line_count < kLines / 2) {
+  // That may have run code which came here: the place may be taken, or the reference gone.
+  while (g_lines[i].code != nullptr) i = (i + 1) & (kLines - 1);
+  if (g_line_count < kLines / 2 && forgotten == g_forgotten) {
     g_lines[i] = LineEntry{code, lasti, site};
     ++g_line_count;
   }
@@ -196,6 +202,7 @@ void set_internal_prefixes(std::vector<std::string> prefixes) {
 }
 
 void forget() {
+  ++g_forgotten;
   std::vector<PyObject*> codes;
   codes.reserve(g_code_count);
   for (CodeEntry& entry : g_codes) {

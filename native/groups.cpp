@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
+#include "foreign.hpp"
 #include "writer.hpp"
 
 namespace hangwatch::groups {
@@ -16,16 +18,31 @@ constexpr std::uint64_t kBarrierPlaces = 2;
 Slot g_slots[kMaxGroups];
 // No references: an address is forgotten when its group is retired.
 std::unordered_map<PyObject*, std::int64_t>* g_slot_of = nullptr;
+// Groups that are not recorded; one that is defined may be among them.
+std::unordered_set<PyObject*>* g_unrecorded = nullptr;
 PyObject* g_last_group = nullptr;
 std::int64_t g_last_slot = -1;
 PyObject* g_get_number = nullptr;
+// Grows with every change of what stands above: an answer from before may be wrong.
+std::uint64_t g_changes = 0;
+std::uint64_t g_definitions = 0;
 
-void forget_addresses(std::int64_t slot) {
+void forget_address(Slot& slot) {
   g_last_group = nullptr;
-  if (g_slot_of == nullptr) return;
-  for (auto it = g_slot_of->begin(); it != g_slot_of->end();) {
-    it = it->second == slot ? g_slot_of->erase(it) : std::next(it);
+  ++g_changes;
+  if (slot.address != nullptr && g_slot_of != nullptr) g_slot_of->erase(slot.address);
+  slot.address = nullptr;
+}
+
+void remember_address(PyObject* group, std::int64_t index) {
+  if (index < 0) {
+    g_unrecorded->insert(group);
+    return;
   }
+  Slot& slot = g_slots[index];
+  if (slot.address != nullptr && slot.address != group) g_slot_of->erase(slot.address);
+  slot.address = group;
+  (*g_slot_of)[group] = index;
 }
 
 // How c10d numbers the calls of a group, by its backends ("gloo",
@@ -47,14 +64,14 @@ Slot::Number number_kind(std::string_view backends) {
   return gloo ? Slot::Number::gloo : Slot::Number::nccl;
 }
 
-// False where it cannot be read; never leaves an exception.
+// False where it cannot be read, perhaps with an exception that is not ours.
 bool read_number(PyObject* group, std::uint64_t& number) {
   if (g_get_number == nullptr) return false;
   PyObject* args[2] = {nullptr, group};
   const Ref value(PyObject_Vectorcall(g_get_number, args + 1, 1 | kArgumentsOffset, nullptr));
   if (value) number = PyLong_AsUnsignedLongLong(value.get());
   if (PyErr_Occurred() == nullptr) return true;
-  PyErr_Clear();
+  if (!foreign::is_set()) PyErr_Clear();
   return false;
 }
 
@@ -90,6 +107,7 @@ std::int64_t places_of(Call call) {
 
 bool setup(PyObject* process_group_type) {
   if (g_slot_of == nullptr) g_slot_of = new std::unordered_map<PyObject*, std::int64_t>;
+  if (g_unrecorded == nullptr) g_unrecorded = new std::unordered_set<PyObject*>;
   // Taken from the class once: a subclass may do anything in its own.
   g_get_number = PyObject_GetAttrString(process_group_type, "_get_sequence_number_for_group");
   if (g_get_number == nullptr && PyErr_ExceptionMatches(PyExc_AttributeError) != 0) PyErr_Clear();
@@ -105,7 +123,13 @@ void teardown() {
 void reset() {
   for (Slot& slot : g_slots) slot = Slot{};
   g_last_group = nullptr;
+  ++g_changes;
   if (g_slot_of != nullptr) g_slot_of->clear();
+  if (g_unrecorded != nullptr) g_unrecorded->clear();
+}
+
+bool is_still(std::size_t slot, std::uint64_t definition) {
+  return g_slots[slot].definition == definition;
 }
 
 Slot* at(std::int64_t slot) {
@@ -118,14 +142,15 @@ void define(std::size_t index, const std::vector<std::int64_t>& ranks, std::stri
   slot.defined = true;
   slot.number = number_kind(backend);
   slot.ranks = ranks;
+  slot.definition = ++g_definitions;
+  forget_address(g_slots[index]);
   g_slots[index] = std::move(slot);
-  forget_addresses(static_cast<std::int64_t>(index));
-  forget_addresses(-1);
+  if (g_unrecorded != nullptr) g_unrecorded->clear();
 }
 
 void retire(std::size_t index) {
   g_slots[index].defined = false;
-  forget_addresses(static_cast<std::int64_t>(index));
+  forget_address(g_slots[index]);
 }
 
 std::int64_t known_slot_of(PyObject* group) {
@@ -135,18 +160,17 @@ std::int64_t known_slot_of(PyObject* group) {
 
 std::int64_t slot_of(PyObject* group, PyObject* resolve) {
   if (group == g_last_group) return g_last_slot;
-  const auto known = g_slot_of->find(group);
-  std::int64_t slot = -1;
-  if (known != g_slot_of->end()) {
-    slot = known->second;
-  } else {
+  std::int64_t slot = known_slot_of(group);
+  if (slot < 0 && g_unrecorded->count(group) == 0) {
+    const std::uint64_t changes = g_changes;
     PyObject* args[2] = {nullptr, group};
     const Ref answer(PyObject_Vectorcall(resolve, args + 1, 1 | kArgumentsOffset, nullptr));
-    if (answer) slot = PyLong_AsLongLong(answer.get());
-    const bool raised = PyErr_Occurred() != nullptr;
-    if (raised || at(slot) == nullptr) slot = -1;
-    (*g_slot_of)[group] = slot;
-    if (raised) return -2;
+    const std::int64_t told = answer ? PyLong_AsLongLong(answer.get()) : -1;
+    if (PyErr_Occurred() != nullptr) return kRaised;
+    slot = at(told) == nullptr ? -1 : told;
+    // Groups may have come and gone while it was asked for.
+    if (told == kAskAgain || changes != g_changes) return slot;
+    remember_address(group, slot);
   }
   g_last_group = group;
   g_last_slot = slot;
@@ -160,7 +184,7 @@ std::int32_t global_rank(const Slot& slot, std::int64_t rank) {
 
 Place begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now) {
   Slot& slot = g_slots[index];
-  Place place{0, 0, false, false, call, device};
+  Place place{0, 0, false, false, call, device, slot.definition};
   if (call == Call::p2p) {
     place.seq = ++slot.p2p;
     writer::count_p2p(index, now);
@@ -175,7 +199,13 @@ Place begin(std::size_t index, PyObject* group, Call call, Device device, std::u
   // A send or a recv has no place; the number matters where it grows with it.
   if (slot.number != Slot::Number::own && (call != Call::p2p || grows != 0)) {
     place.was_read = read_number(group, place.before);
-    if (!place.was_read) slot.number = Slot::Number::own;
+    if (!place.was_read) {
+      if (PyErr_Occurred() != nullptr) {
+        place.seq = 0;
+        return place;
+      }
+      slot.number = Slot::Number::own;
+    }
   }
   place.unsettled = slot.number != Slot::Number::own && grows != places_of(call);
   if (call != Call::p2p) {
@@ -198,8 +228,28 @@ Place begin(std::size_t index, PyObject* group, Call call, Device device, std::u
   return place;
 }
 
+void cancel(std::size_t index, const Place& place) {
+  Slot& slot = g_slots[index];
+  if (slot.definition != place.definition) return;
+  if (slot.in_flight > 0) --slot.in_flight;
+  ++slot.generation;
+  if (place.unsettled && slot.unsettled > 0) --slot.unsettled;
+  if (place.call == Call::p2p) {
+    if (slot.p2p > 0) --slot.p2p;
+    writer::uncount_p2p(index);
+    return;
+  }
+  slot.own -= static_cast<std::uint64_t>(places_of(place.call));
+  writer::uncount_entered(index);
+  if (place.seq == 0) return;
+  const std::uint64_t last = place.seq + static_cast<std::uint64_t>(places_of(place.call)) - 1;
+  if (slot.last_place == last) slot.last_place = place.seq - 1;
+  writer::lower_enqueued(index, place.seq, place.seq - 1);
+}
+
 void end(std::size_t index, PyObject* group, const Place& place, bool failed) {
   Slot& slot = g_slots[index];
+  if (slot.definition != place.definition) return;  // the group went amid its call
   if (slot.in_flight > 0) --slot.in_flight;
   ++slot.generation;
   if (place.unsettled && slot.unsettled > 0) --slot.unsettled;
@@ -219,7 +269,8 @@ void end(std::size_t index, PyObject* group, const Place& place, bool failed) {
   PyErr_Fetch(&type, &value, &traceback);
   std::uint64_t after = 0;
   const bool was_read = place.was_read && read_number(group, after) && after >= place.before;
-  PyErr_Restore(type, value, traceback);
+  foreign::restore_unless_set(type, value, traceback);
+  if (slot.definition != place.definition) return;
   if (!was_read) {
     if (!failed) slot.number = Slot::Number::own;
     return;

@@ -35,7 +35,9 @@ struct Slot {
   std::uint32_t generation;  // grows with every call
   std::uint64_t last_place;
   std::uint64_t coalesced_place;
-  std::int32_t device = -1;  // the CUDA device of its last call with a tensor on one
+  std::uint64_t definition;     // no two groups of the process have the same
+  PyObject* address = nullptr;  // of the group, once it was resolved; no reference
+  std::int32_t device = -1;     // the CUDA device of its last call with a tensor on one
   std::vector<std::int64_t> ranks;
 };
 
@@ -47,6 +49,7 @@ struct Place {
   bool unsettled;
   Call call;
   Device device;
+  std::uint64_t definition;  // of the slot; another group may have it by the end
 };
 
 bool setup(PyObject* process_group_type);  // false with an exception set
@@ -54,11 +57,16 @@ void teardown();
 void reset();  // for a new page
 
 Slot* at(std::int64_t slot);
+// Whether it is that of the same group still, be it retired.
+bool is_still(std::size_t slot, std::uint64_t definition);
 void define(std::size_t slot, const std::vector<std::int64_t>& ranks, std::string_view backend);
 void retire(std::size_t slot);
 
-// Slot of a group, -1 where it is not to be recorded. Asks `resolve` once for
-// each group. Returns -2 with an exception set.
+// Slot of a group, -1 where it is not to be recorded. Asks `resolve` once for each group,
+// and again where that says kAskAgain. Returns kRaised with an exception set: resolve keeps
+// its own errors to itself, so it is one that a signal handler has raised, or another thread.
+constexpr std::int64_t kAskAgain = -2;
+constexpr std::int64_t kRaised = -3;
 std::int64_t slot_of(PyObject* group, PyObject* resolve);
 
 // As slot_of, but -1 for a group not seen before; runs no Python code.
@@ -67,13 +75,17 @@ std::int64_t known_slot_of(PyObject* group);
 // Global rank of a rank of the group.
 std::int32_t global_rank(const Slot& slot, std::int64_t rank);
 
-// Numbers a call that is about to be made, and counts it in the page.
+// Numbers a call that is about to be made, and counts it in the page. May leave an
+// exception that is not ours: the call is to be cancelled then.
 Place begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now);
-// The call has returned or raised (with its exception still set).
+// The call is not made.
+void cancel(std::size_t index, const Place& place);
+// The call has returned or raised (with its exception still set). May leave an exception
+// that is not ours, in the place of the call's own.
 void end(std::size_t index, PyObject* group, const Place& place, bool failed);
 
 // Takes c10d's number into the page; what Python and C++ issued so far, or -1
-// where it cannot be told now. Never leaves an exception.
+// where it cannot be told now. May leave an exception that is not ours.
 std::int64_t sample(std::size_t index, PyObject* group, std::int64_t completed);
 
 void begin_coalescing(std::size_t index, PyObject* group);

@@ -14,6 +14,8 @@
 namespace hangwatch::writer {
 namespace {
 
+constexpr time_t kJoinS = 2;  // how long an ending process waits for a beat
+
 struct Heartbeat {
   pthread_mutex_t mutex;
   pthread_cond_t wake;
@@ -27,8 +29,12 @@ void* heartbeat_main(void* argument) {
   auto* beat = static_cast<Heartbeat*>(argument);
   pthread_mutex_lock(&beat->mutex);
   while (!beat->stop) {
+    // Nobody has to wait for what this does.
+    pthread_mutex_unlock(&beat->mutex);
     if (Page* p = page()) p->heartbeat_ns.store(now_ns(), std::memory_order_relaxed);
     dump::look();
+    pthread_mutex_lock(&beat->mutex);
+    if (beat->stop) break;
     timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     const std::uint64_t ns = static_cast<std::uint64_t>(until.tv_nsec) + beat->interval_ns;
@@ -78,7 +84,13 @@ void stop_heartbeat() noexcept {
   beat->stop = true;
   pthread_cond_signal(&beat->wake);
   pthread_mutex_unlock(&beat->mutex);
-  pthread_join(beat->thread, nullptr);
+  timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += kJoinS;
+  if (pthread_timedjoin_np(beat->thread, nullptr, &until) != 0) {
+    pthread_detach(beat->thread);  // what it looks at does not answer: it keeps all it uses
+    return;
+  }
   pthread_cond_destroy(&beat->wake);
   pthread_mutex_destroy(&beat->mutex);
   delete beat;

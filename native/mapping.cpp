@@ -17,11 +17,24 @@ namespace hangwatch::writer {
 namespace {
 
 std::atomic<Page*> g_page{nullptr};
+
+// The file, to be opened again where it needs more memory. A descriptor that stayed open
+// might be closed by the program, which closes all that it does not know, and be another
+// file's by then. Not freed in a fork's child.
+struct File {
+  std::string path;
+  dev_t device;
+  ino_t inode;
+};
+const File* g_file = nullptr;
+bool g_follows_forks = false;
+
 thread_local std::uint32_t t_thread = 0;
 
 // In a fork's child the mapping is still there, but it is the parent's.
 void disown_after_fork() {
   g_page.store(nullptr, std::memory_order_relaxed);
+  g_file = nullptr;
   t_thread = 0;
   disown_tables();
   disown_heartbeat();
@@ -29,18 +42,58 @@ void disown_after_fork() {
   dump::disown();
 }
 
+// Without room set aside, a full file system answers the first write to a page of
+// memory with SIGBUS. Returns an errno.
+int allocate(int fd, std::size_t begin, std::size_t end) noexcept {
+  int error = 0;
+  do {
+    error = posix_fallocate(fd, static_cast<off_t>(begin), static_cast<off_t>(end - begin));
+  } while (error == EINTR);
+  return error;
+}
+
+// Both parts of the file that the slots lie in, from one slot to another.
+int allocate_slots(int fd, std::size_t first, std::size_t last) noexcept {
+  const std::size_t groups = offsetof(Page, groups);
+  const std::size_t beacons = offsetof(Page, beacons);
+  const int error =
+      allocate(fd, groups + first * sizeof(GroupSlot), groups + last * sizeof(GroupSlot));
+  if (error != 0) return error;
+  return allocate(fd, beacons + first * sizeof(BeaconSlot), beacons + last * sizeof(BeaconSlot));
+}
+
 int create_file(const char* path, int& fd) noexcept {
   fd = ::open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return errno;
-  // Without room set aside, a full file system answers the first write to a
-  // page of memory with SIGBUS.
-  int error = 0;
-  do {
-    error = posix_fallocate(fd, 0, static_cast<off_t>(kPageBytes));
-  } while (error == EINTR);
+  int error = allocate(fd, 0, offsetof(Page, groups));
+  if (error == 0) error = allocate_slots(fd, 0, kSlotsAtOnce);
+  if (error == 0 && ftruncate(fd, static_cast<off_t>(kPageBytes)) != 0) error = errno;
   if (error == 0) return 0;
   ::close(fd);
   unlink(path);
+  return error;
+}
+
+const File* remember(const char* path, int fd) noexcept try {
+  struct stat status;
+  if (fstat(fd, &status) != 0) return nullptr;
+  return new File{path, status.st_dev, status.st_ino};
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
+
+// For slots that come into use later. Returns an errno.
+int allocate_more(std::size_t first, std::size_t last) noexcept {
+  if (g_file == nullptr) return ENOENT;
+  const int fd = ::open(g_file->path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return errno;
+  struct stat status;
+  int error = fstat(fd, &status) != 0 ? errno : 0;
+  if (error == 0 && (status.st_dev != g_file->device || status.st_ino != g_file->inode)) {
+    error = ESTALE;  // another file has its name now
+  }
+  if (error == 0) error = allocate_slots(fd, first, last);
+  ::close(fd);
   return error;
 }
 
@@ -89,18 +142,22 @@ std::uint64_t coarse_now_ns() noexcept {
 
 int open(const char* path, const Identity& identity) noexcept {
   if (page() != nullptr) return EALREADY;
-  static const int at_fork = pthread_atfork(nullptr, nullptr, disown_after_fork);
-  if (at_fork != 0) return at_fork;
+  if (!g_follows_forks) {  // no static, whose guard a fork amid it would leave locked
+    if (const int error = pthread_atfork(nullptr, nullptr, disown_after_fork)) return error;
+    g_follows_forks = true;
+  }
   int fd = -1;
   if (const int error = create_file(path, fd)) return error;
   void* memory = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   int error = memory == MAP_FAILED ? errno : 0;
+  const File* file = remember(path, fd);
   ::close(fd);
-  if (error == 0 && !open_tables()) {
+  if (error == 0 && (file == nullptr || !open_tables())) {
     munmap(memory, kPageBytes);
     error = ENOMEM;
   }
   if (error != 0) {
+    delete file;
     unlink(path);
     return error;
   }
@@ -113,11 +170,21 @@ int open(const char* path, const Identity& identity) noexcept {
   NoteData no_beacons{};
   no_beacons.text.set(kBeaconsNotAllowed);
   p->beacons_off.write(no_beacons);
-  for (GroupSlot& slot : p->groups) slot.completed.store(-1, std::memory_order_relaxed);
+  p->slots.store(kSlotsAtOnce, std::memory_order_relaxed);
+  g_file = file;
   p->magic.store(kMagic, std::memory_order_release);
   g_page.store(p, std::memory_order_release);
   dump::open(path);
   return 0;
+}
+
+bool make_room(Page* p, std::size_t slot) noexcept {
+  const std::uint64_t slots = p->slots.load(std::memory_order_relaxed);
+  if (slot < slots) return true;
+  const std::size_t wanted = (slot / kSlotsAtOnce + 1) * kSlotsAtOnce;
+  if (wanted > kMaxGroups || allocate_more(slots, wanted) != 0) return false;
+  p->slots.store(wanted, std::memory_order_release);
+  return true;
 }
 
 void close() noexcept {
@@ -128,6 +195,8 @@ void close() noexcept {
   beacon::close();
   munmap(p, kPageBytes);
   close_tables();
+  delete g_file;
+  g_file = nullptr;
 }
 
 bool is_open() noexcept { return page() != nullptr; }

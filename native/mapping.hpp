@@ -34,15 +34,8 @@ void close_tables() noexcept;
 void disown_tables() noexcept;
 void disown_heartbeat() noexcept;
 
-// Held while a group is defined or retired, against other threads of this process.
-// Readers know nothing of it. Not a mutex, since a child that was forked while
-// another thread held it must be able to start afresh.
-class Exclusive {
- public:
-  Exclusive() noexcept;
-  ~Exclusive();
-  Exclusive(const Exclusive&) = delete;
-  Exclusive& operator=(const Exclusive&) = delete;
-};
+// Sets memory aside for a slot, and those beside it. False where there is none. For the
+// holder of the GIL, as all that defines groups.
+bool make_room(Page* page, std::size_t slot) noexcept;
 
 }  // namespace hangwatch::writer

@@ -11,6 +11,7 @@
 #include "beacon.hpp"
 #include "callsite.hpp"
 #include "dump.hpp"
+#include "foreign.hpp"
 #include "python.hpp"
 #include "reader.hpp"
 #include "record.hpp"
@@ -220,10 +221,11 @@ PyObject* py_define_group(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
     std::vector<std::int64_t> members;
     if (!integers(ranks, members)) return nullptr;
-    writer::define_group(static_cast<std::size_t>(slot), name.view, desc.view, members, index,
-                         backend.view);
-    groups::define(static_cast<std::size_t>(slot), members, backend.view);
-    return none();
+    const auto place = static_cast<std::size_t>(slot);
+    const bool defined =
+        writer::define_group(place, name.view, desc.view, members, index, backend.view);
+    if (defined) groups::define(place, members, backend.view);
+    return PyBool_FromLong(defined ? 1 : 0);
   });
 }
 
@@ -246,7 +248,15 @@ PyObject* py_sample_number(PyObject*, PyObject* args) {
   if (PyArg_ParseTuple(args, "nO|L", &slot, &group, &completed) == 0 || !slot_in_range(slot)) {
     return nullptr;
   }
-  return PyLong_FromLongLong(groups::sample(static_cast<std::size_t>(slot), group, completed));
+  const std::int64_t places = groups::sample(static_cast<std::size_t>(slot), group, completed);
+  return PyErr_Occurred() == nullptr ? PyLong_FromLongLong(places) : nullptr;
+}
+
+PyObject* py_set_groups_left_out(PyObject*, PyObject* args) {
+  unsigned long long count = 0;
+  if (PyArg_ParseTuple(args, "K", &count) == 0) return nullptr;
+  writer::set_groups_left_out(count);
+  return none();
 }
 
 PyObject* py_retire_group(PyObject*, PyObject* args) {
@@ -261,10 +271,12 @@ PyObject* py_wrap_methods(PyObject*, PyObject* args) {
   PyObject* process_group = nullptr;
   PyObject* work = nullptr;
   PyObject* resolve = nullptr;
-  if (PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &process_group, &PyType_Type, &work,
-                       &resolve) == 0) {
+  PyObject* is_foreign = nullptr;
+  if (PyArg_ParseTuple(args, "O!O!O|O", &PyType_Type, &process_group, &PyType_Type, &work, &resolve,
+                       &is_foreign) == 0) {
     return nullptr;
   }
+  foreign::set_judge(is_foreign);
   return guarded([&] { return wrap::wrap_methods(process_group, work, resolve); });
 }
 
@@ -338,7 +350,8 @@ PyObject* py_record_begin(PyObject*, PyObject* args) {
     event.tag = tag;
     event.ndim = static_cast<std::uint16_t>(std::min(shape.size(), kMaxDims));
     std::copy_n(shape.begin(), event.ndim, event.shape);
-    return PyLong_FromLongLong(record::add(event));
+    const std::int64_t index_ = record::add(event);
+    return PyErr_Occurred() == nullptr ? PyLong_FromLongLong(index_) : nullptr;
   });
 }
 
@@ -375,6 +388,7 @@ PyMethodDef kFunctions[] = {
     {"define_group", py_define_group, METH_VARARGS, nullptr},
     {"sample_group", py_sample_group, METH_VARARGS, nullptr},
     {"sample_number", py_sample_number, METH_VARARGS, nullptr},
+    {"set_groups_left_out", py_set_groups_left_out, METH_VARARGS, nullptr},
     {"retire_group", py_retire_group, METH_VARARGS, nullptr},
     {"wrap_methods", py_wrap_methods, METH_VARARGS, nullptr},
     {"unwrap_methods", py_unwrap_methods, METH_NOARGS, nullptr},
@@ -404,6 +418,11 @@ PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
 
 PyMODINIT_FUNC PyInit__native() {
   using namespace hangwatch;
+  // Its objects are laid out otherwise, whatever loaded us by our path.
+  if (std::string_view(Py_GetVersion()).find("free-threading") != std::string_view::npos) {
+    PyErr_SetString(PyExc_ImportError, "the native module needs a Python with the GIL");
+    return nullptr;
+  }
   if (!record::setup()) return nullptr;
   Ref module(PyModule_Create(&kModule));
   if (!module || PyModule_AddIntConstant(module.get(), "PAGE_VERSION", kVersion) != 0 ||

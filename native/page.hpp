@@ -25,8 +25,11 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 4;
-constexpr std::size_t kMaxGroups = 64;
+constexpr std::uint32_t kVersion = 5;
+constexpr std::size_t kMaxGroups = 512;
+// Slots get memory so many at a time: most ranks never need more than the first.
+constexpr std::size_t kSlotsAtOnce = 64;
+static_assert(kMaxGroups % kSlotsAtOnce == 0);
 constexpr std::size_t kRingEvents = 256;
 constexpr std::size_t kCheckpoints = 8;
 constexpr std::uint64_t kCheckpointPlaces = 32;
@@ -283,6 +286,8 @@ struct Page {
   std::atomic<std::uint64_t> swallowed;
   std::atomic<std::uint64_t> dropped;  // writes that found no room or a busy record
   std::atomic<std::uint64_t> next_event;
+  std::atomic<std::uint64_t> slots;            // how many have memory: look at no others
+  std::atomic<std::uint64_t> groups_left_out;  // groups of the rank that found no slot
   std::atomic<std::uint32_t> requests;  // a futex: grows when the watchdog asks for something
   std::uint32_t reserved;
   Record<IdentityData> identity;
@@ -292,10 +297,12 @@ struct Page {
   Record<NoteData> handling;
   Record<NoteData> disarmed;
   Record<NoteData> beacons_off;  // why there are no beacons; empty if there are
-  GroupSlot groups[kMaxGroups];
   EventSlot events[kRingEvents];
   SiteTable sites;
   StringTable strings;
+  // The slots, for which room is set aside as they come into use (Page::slots). To
+  // read another one would be to make room for it, and SIGBUS where there is none.
+  GroupSlot groups[kMaxGroups];
   BeaconSlot beacons[kMaxGroups];  // last: the driver pins the memory from here to the end
 };
 

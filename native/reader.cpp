@@ -48,7 +48,8 @@ std::int64_t come_to(const Beacon (&beacons)[kBeacons]) {
 
 void read_groups(const Page& page, PageView& view, std::uint32_t (&generations)[kMaxGroups]) {
   std::size_t room = kMaxMembersOfPage;
-  for (std::size_t slot = 0; slot < kMaxGroups; ++slot) {
+  const std::uint64_t slots = std::min<std::uint64_t>(page.slots.load(kRelaxed), kMaxGroups);
+  for (std::size_t slot = 0; slot < slots; ++slot) {
     const GroupSlot& source = page.groups[slot];
     GroupData data;
     if (!source.data.read(data) || data.defined != 1) continue;
@@ -153,6 +154,7 @@ std::string read_page(const unsigned char* data, std::size_t size, bool with_eve
   view.pending_since_ns = page.pending_since_ns.load(kRelaxed);
   view.swallowed = page.swallowed.load(kRelaxed);
   view.dropped = page.dropped.load(kRelaxed);
+  view.groups_left_out = page.groups_left_out.load(kRelaxed);
   std::uint32_t generations[kMaxGroups] = {};
   read_groups(page, view, generations);
   if (with_events) read_events(page, view, generations);

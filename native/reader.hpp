@@ -42,6 +42,7 @@ struct PageView {
   ExceptionData exception;
   std::string handling, disarmed, beacons_off;
   std::uint64_t heartbeat_ns, gil_ns, pending_since_ns, swallowed, dropped;
+  std::uint64_t groups_left_out;
   std::vector<GroupView> groups;
   std::vector<EventView> events;  // oldest first
 };

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "callsite.hpp"
+#include "foreign.hpp"
 #include "streams.hpp"
 #include "tensor.hpp"
 #include "writer.hpp"
@@ -21,8 +22,8 @@ bool g_sized[signature::kMethodCount];
 // Which events a Work object stands for. By address, without a reference: an
 // entry is replaced when its address is used anew, or room is needed. A Work
 // that nobody waits for costs nothing but its entry.
-constexpr Wait kNoWait{writer::kNoEvent, 0, -1, 0, nullptr, false, true, 0, -1};
-constexpr Call kNoCall{writer::kNoEvent, -1, nullptr, {}, false, -1};
+constexpr Wait kNoWait{writer::kNoEvent, 0, -1, 0, nullptr, false, true, 0, 0, -1};
+constexpr Call kNoCall{writer::kNoEvent, -1, nullptr, {}, false, -1, false};
 
 struct Work {
   PyObject* object;
@@ -101,9 +102,23 @@ std::int32_t mark_reached(groups::Slot& slot, std::int64_t index, std::uint64_t 
   return streams::mark(BeaconKind::reached, index, place, device) ? device : -1;
 }
 
-void mark_passed(const Wait& wait) {
-  if (wait.device < 0 || wait.collectives == 0) return;
+// Calls have returned, or what was waited for has.
+void count_left(std::int64_t slot, std::uint64_t definition, std::uint64_t calls) {
+  const auto index = static_cast<std::size_t>(slot);
+  if (groups::is_still(index, definition)) writer::count_left(index, calls);
+}
+
+// False where an exception that is not ours is set.
+bool mark_passed(const Wait& wait) {
+  if (wait.device < 0 || wait.collectives == 0) return true;
   streams::mark(BeaconKind::passed, wait.slot, wait.place, wait.device);
+  return PyErr_Occurred() == nullptr;
+}
+
+Call interrupted() {
+  Call call = kNoCall;
+  call.interrupted = true;
+  return call;
 }
 
 }  // namespace
@@ -133,7 +148,8 @@ void disarm() { g_disarmed = true; }
 
 bool armed() noexcept { return !g_disarmed && writer::is_open(); }
 
-void swallow() noexcept try {
+bool swallow() noexcept try {
+  if (foreign::is_set()) return false;
   std::string why = "unknown error";
   PyObject* type = nullptr;
   PyObject* value = nullptr;
@@ -146,13 +162,17 @@ void swallow() noexcept try {
   Py_XDECREF(type);
   Py_XDECREF(value);
   Py_XDECREF(traceback);
-  PyErr_Clear();
   writer::count_swallowed();
-  if (++g_failures < kMaxFailures || g_disarmed) return;
-  g_disarmed = true;
-  writer::set_disarmed("recording failed " + std::to_string(g_failures) + " times: " + why);
+  if (++g_failures >= kMaxFailures && !g_disarmed) {
+    g_disarmed = true;
+    writer::set_disarmed("recording failed " + std::to_string(g_failures) + " times: " + why);
+  }
+  if (foreign::is_set()) return false;  // it came while the text was asked for
+  PyErr_Clear();
+  return true;
 } catch (...) {
   g_disarmed = true;
+  return PyErr_Occurred() == nullptr;
 }
 
 Call begin(std::size_t method, PyObject* group, const signature::Arguments& arguments,
@@ -160,7 +180,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   Call call = kNoCall;
   const signature::Method& m = signature::kMethods[method];
   const std::int64_t index = groups::slot_of(group, resolve);
-  if (index == -2) swallow();
+  if (index == groups::kRaised) return interrupted();
   groups::Slot* slot = groups::at(index);
   if (slot == nullptr) return call;
   EventData event{};
@@ -173,19 +193,25 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   event.p2p = m.call == groups::Call::p2p ? 1 : 0;
   groups::Device device = groups::Device::unknown;
   const bool is_gloo = slot->number == groups::Slot::Number::gloo;
-  if (!signature::read(m, arguments, *slot, !is_gloo || streams::wanted(), event, device)) {
-    swallow();
+  if (!signature::read(m, arguments, *slot, !is_gloo || streams::wanted(), event, device) &&
+      !swallow()) {
+    return interrupted();
   }
   const std::int32_t on_device = event.device;
   event.device = -1;  // before there is a beacon
   callsite::Site site{};
-  if (!callsite::find(site)) swallow();
+  if (!callsite::find(site) && !swallow()) return interrupted();
+  if (!slot->defined) return call;  // all that could run a handler, which destroyed it
   event.site = site.site;
   event.op = site.op == kNone ? event.wire : site.op;
   const std::uint64_t now = writer::now_ns();
   call.slot = index;
   call.caller = site.caller;
   call.place = groups::begin(static_cast<std::size_t>(index), group, m.call, device, now);
+  if (PyErr_Occurred() != nullptr) {
+    groups::cancel(static_cast<std::size_t>(index), call.place);
+    return interrupted();
+  }
   // wait() returns early where the work is only queued on a stream of a device.
   call.completes = is_gloo || device == groups::Device::cpu || m.tensor.position < 0;
   event.seq = call.place.seq;
@@ -194,33 +220,40 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   event.state = static_cast<std::uint64_t>(OpState::blocked);
   call.event = writer::add_event(event);
   if (event.p2p == 0) {
-    writer::agree(event, g_sized[method]);
     call.device = mark_reached(*slot, index, event.seq, on_device, m.tensor.position >= 0);
+    if (PyErr_Occurred() != nullptr) {
+      groups::cancel(static_cast<std::size_t>(index), call.place);
+      writer::move_event(call.event, static_cast<std::size_t>(index), OpState::failed, false);
+      return interrupted();
+    }
     if (call.device >= 0) {
       writer::set_event_device(call.event, static_cast<std::size_t>(index), call.device);
     }
+    writer::agree(event, g_sized[method]);
   }
   return call;
 } catch (...) {
-  swallow();
-  return kNoCall;
+  return swallow() ? kNoCall : interrupted();
 }
 
-void end(const Call& call, PyObject* group, PyObject* result) noexcept {
+bool end(const Call& call, PyObject* group, PyObject* result) noexcept {
   if (call.slot < 0) {
     if (result != nullptr) take(result);  // its address was another's before
-    return;
+    return true;
   }
-  if (!armed()) return;
+  if (!armed()) return true;
   const auto slot = static_cast<std::size_t>(call.slot);
   groups::end(slot, group, call.place, result == nullptr);
+  const bool good = result == nullptr || PyErr_Occurred() == nullptr;
   const std::uint64_t collectives = call.place.call == groups::Call::p2p ? 0 : 1;
-  const Wait wait{call.event,     call.event, call.slot,      collectives, call.caller,
-                  call.completes, true,       call.place.seq, call.device};
+  const Wait wait{call.event,     call.event, call.slot,      collectives,           call.caller,
+                  call.completes, true,       call.place.seq, call.place.definition, call.device};
   Coalescing& coalescing = g_coalescing[slot];
   if (result == nullptr) {
     writer::move_event(call.event, slot, OpState::failed, false);
-    writer::count_left(slot, collectives);
+    count_left(call.slot, call.place.definition, collectives);
+  } else if (!groups::is_still(slot, call.place.definition)) {
+    writer::move_event(call.event, slot, OpState::done, false);  // of a group that is gone
   } else if (coalescing.open && call.event != writer::kNoEvent) {
     writer::move_event(call.event, slot, OpState::issued, true);
     if (coalescing.calls.slot < 0) coalescing.calls = wait;
@@ -233,35 +266,41 @@ void end(const Call& call, PyObject* group, PyObject* result) noexcept {
   } else {
     const OpState state = call.completes ? OpState::done : OpState::issued;
     writer::move_event(call.event, slot, state, false);
-    writer::count_left(slot, collectives);
-    mark_passed(wait);
+    count_left(call.slot, call.place.definition, collectives);
+    return good && mark_passed(wait);
   }
+  return good;
 }
 
-void coalescing_began(PyObject* group, PyObject* resolve) noexcept {
+bool coalescing_began(PyObject* group, PyObject* resolve) noexcept try {
   const std::int64_t slot = groups::slot_of(group, resolve);
-  if (slot == -2) swallow();
-  if (groups::at(slot) == nullptr) return;
+  if (slot == groups::kRaised) return false;
+  if (groups::at(slot) == nullptr) return true;
   g_coalescing[slot] = Coalescing{true, kNoWait};
   groups::begin_coalescing(static_cast<std::size_t>(slot), group);
+  if (PyErr_Occurred() == nullptr) return true;
+  g_coalescing[slot] = Coalescing{false, kNoWait};
+  groups::end_coalescing(static_cast<std::size_t>(slot));
+  return false;
+} catch (...) {
+  return swallow();
 }
 
-void coalescing_ended(PyObject* group, PyObject* result) noexcept {
+bool coalescing_ended(PyObject* group, PyObject* result) noexcept {
   const std::int64_t slot = groups::known_slot_of(group);
-  if (groups::at(slot) == nullptr) return;
-  if (!g_coalescing[slot].open) return;
+  if (groups::at(slot) == nullptr) return true;
+  if (!g_coalescing[slot].open) return true;
   const Wait calls = g_coalescing[slot].calls;
   g_coalescing[slot] = Coalescing{false, kNoWait};
   groups::end_coalescing(static_cast<std::size_t>(slot));
-  if (calls.slot < 0) return;
-  if (result == nullptr) {
-    wait_end(calls, false, true);
-  } else if (result != Py_None) {
+  if (calls.slot < 0) return true;
+  if (result == nullptr) return wait_end(calls, false, true);
+  if (result != Py_None) {
     remember(result, calls);
-  } else {
-    writer::count_left(static_cast<std::size_t>(slot), calls.collectives);
-    mark_passed(calls);
+    return true;
   }
+  count_left(slot, calls.definition, calls.collectives);
+  return mark_passed(calls);
 }
 
 Wait wait_begin(PyObject* work) noexcept {
@@ -273,20 +312,20 @@ Wait wait_begin(PyObject* work) noexcept {
   return wait;
 }
 
-void wait_end(const Wait& wait, bool completes, bool failed) noexcept {
-  if (wait.slot < 0 || !armed()) return;
+bool wait_end(const Wait& wait, bool completes, bool failed) noexcept {
+  if (wait.slot < 0 || !armed()) return true;
   const OpState state = failed                        ? OpState::failed
                         : completes && wait.completes ? OpState::done
                                                       : OpState::issued;
   move_all(wait, state);
-  writer::count_left(static_cast<std::size_t>(wait.slot), wait.collectives);
-  if (!failed) mark_passed(wait);
+  count_left(wait.slot, wait.definition, wait.collectives);
+  return failed || mark_passed(wait);
 }
 
 std::int64_t add(EventData& event) noexcept {
   if (!armed() || groups::at(event.slot) == nullptr) return -1;
   callsite::Site site{};
-  if (!callsite::find(site)) swallow();
+  if (!callsite::find(site) && !swallow()) return -1;
   event.site = site.site;
   event.issued_ns = event.blocked_ns = writer::now_ns();
   event.state = static_cast<std::uint64_t>(OpState::blocked);

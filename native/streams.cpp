@@ -1,6 +1,7 @@
 #include "streams.hpp"
 
 #include "beacon.hpp"
+#include "foreign.hpp"
 
 namespace hangwatch::streams {
 namespace {
@@ -27,6 +28,7 @@ bool mark(BeaconKind kind, std::int64_t slot, std::uint64_t place, std::int32_t 
               : nullptr);
   const std::uint64_t stream = handle ? PyLong_AsUnsignedLongLong(handle.get()) : 0;
   if (PyErr_Occurred() != nullptr) {
+    if (foreign::is_set()) return false;
     PyErr_Clear();
     beacon::turn_off("torch does not tell its current stream");
     return false;

@@ -1,7 +1,5 @@
 // The page's tables of strings and sites: each stands there once.
 
-#include <sched.h>
-
 #include <new>
 #include <unordered_map>
 
@@ -33,8 +31,24 @@ std::uint64_t hash_of(std::string_view text) {
 
 std::atomic_flag g_busy = ATOMIC_FLAG_INIT;
 
-// For the holder of the lock.
-std::uint32_t intern_locked(Page* p, std::string_view text) {
+// Had by one thread at a time; who finds it taken does without rather than wait. All that
+// comes here has the GIL, and runs no Python meanwhile, so that it is free but for faults.
+class Turn {
+ public:
+  Turn() noexcept : had_(!g_busy.test_and_set(std::memory_order_acquire)) {}
+  ~Turn() {
+    if (had_) g_busy.clear(std::memory_order_release);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  explicit operator bool() const { return had_; }
+
+ private:
+  const bool had_;
+};
+
+// For who has the turn.
+std::uint32_t intern_in_turn(Page* p, std::string_view text) {
   const auto known = g_tables->strings.find(std::string(text));
   if (known != g_tables->strings.end()) return known->second;
   StringTable& table = p->strings;
@@ -78,32 +92,33 @@ std::uint64_t site_hash(std::uint32_t index) noexcept {
   return index < kMaxSites ? g_site_hashes[index] : 0;
 }
 
-Exclusive::Exclusive() noexcept {
-  while (g_busy.test_and_set(std::memory_order_acquire)) sched_yield();
-}
-
-Exclusive::~Exclusive() { g_busy.clear(std::memory_order_release); }
-
 std::uint32_t intern(std::string_view text) noexcept try {
-  const Exclusive lock;
   Page* p = page();
-  return p == nullptr ? kNone : intern_locked(p, text);
+  if (p == nullptr) return kNone;
+  const Turn turn;
+  if (turn) return intern_in_turn(p, text);
+  dropped(p);
+  return kNone;
 } catch (const std::bad_alloc&) {
   return kNone;
 }
 
 std::uint32_t intern_site(std::string_view file, std::uint64_t line,
                           std::string_view function) noexcept try {
-  const Exclusive lock;
   Page* p = page();
   if (p == nullptr) return kNone;
+  const Turn turn;
+  if (!turn) {
+    dropped(p);
+    return kNone;
+  }
   std::string key(file);
   key.append(1, '\0').append(function).append(1, '\0').append(std::to_string(line));
   const auto known = g_tables->sites.find(key);
   if (known != g_tables->sites.end()) return known->second;
   const std::uint64_t index = p->sites.count.load(kRelaxed);
   const std::uint64_t names =
-      static_cast<std::uint64_t>(intern_locked(p, file)) << 32 | intern_locked(p, function);
+      static_cast<std::uint64_t>(intern_in_turn(p, file)) << 32 | intern_in_turn(p, function);
   if (index >= kMaxSites || names >> 32 == kNone) {
     dropped(p);
     return kNone;

@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "foreign.hpp"
 #include "writer.hpp"
 
 namespace hangwatch::tensor {
@@ -42,7 +43,7 @@ FromObject from_object_of(PyObject* type) {
   const auto* api = capsule ? static_cast<const DlExchangeApi*>(
                                   PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api"))
                             : nullptr;
-  PyErr_Clear();  // torch before 2.10 has no such attribute
+  if (!foreign::is_set()) PyErr_Clear();  // torch before 2.10 has no such attribute
   return api != nullptr && api->major == 1 ? api->dltensor_from_py_object_no_sync : nullptr;
 }
 
@@ -83,7 +84,7 @@ bool is_plain(PyObject* type) {
   const Ref disabled(core ? PyObject_GetAttrString(core.get(), "_disabled_torch_function_impl")
                           : nullptr);
   const Ref own(disabled ? PyObject_GetAttrString(type, "__torch_function__") : nullptr);
-  PyErr_Clear();
+  if (!foreign::is_set()) PyErr_Clear();
   return own && (type == base.get() || own.get() == disabled.get());
 }
 
@@ -93,10 +94,13 @@ Type& type_of(PyTypeObject* type) {
   }
   auto* object = reinterpret_cast<PyObject*>(type);
   const bool plain = is_plain(object);
+  const FromObject from_object = plain ? from_object_of(object) : nullptr;
+  // Told before it is put anywhere: what was asked may have run code that came here.
   Type& entry = g_type_count < kTypes ? g_types[g_type_count++] : g_other;
+  auto* before = reinterpret_cast<PyObject*>(entry.type);
   Py_INCREF(object);  // its address stays its own
-  Py_XDECREF(reinterpret_cast<PyObject*>(entry.type));
-  entry = Type{type, plain, plain ? from_object_of(object) : nullptr};
+  entry = Type{type, plain, from_object};
+  Py_XDECREF(before);
   return entry;
 }
 
@@ -173,10 +177,12 @@ void forget() { g_dtype_count = 0; }
 
 bool read(PyObject* tensor, bool want_device, EventData& event, groups::Device& device) {
   Type& type = type_of(Py_TYPE(tensor));
+  if (PyErr_Occurred() != nullptr) return false;
   if (!type.plain) return true;
   DlTensor seen;
   if (type.from_object != nullptr && type.from_object(tensor, &seen) != 0) {
     // A tensor without memory, or of a dtype that DLPack has not.
+    if (foreign::is_set()) return false;
     PyErr_Clear();
     type.from_object = nullptr;
   }

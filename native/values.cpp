@@ -159,6 +159,7 @@ PyObject* to_dict(const PageView& view, bool with_events) {
       .set("exception", exception_dict(view.exception))
       .set("swallowed", count(view.swallowed))
       .set("dropped", count(view.dropped))
+      .set("groups_left_out", count(view.groups_left_out))
       .set("disarmed", text(view.disarmed))
       .set("beacons", text(view.beacons_off))
       .set("groups", list_of(view.groups, group_dict))

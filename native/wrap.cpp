@@ -55,6 +55,13 @@ PyObject* call_original(PyObject* original, PyObject* self, const Arguments& arg
   return result;
 }
 
+// An exception that is not ours has come up after the call: the program sees that one, as
+// it would if it had come up right behind the call.
+PyObject* dropped(PyObject* result) {
+  Py_XDECREF(result);
+  return nullptr;
+}
+
 template <std::size_t kMethod>
 PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t positional,
                      PyObject* keywords) noexcept {
@@ -62,9 +69,9 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t positio
   PyObject* original = g_wrapped[kMethod].original;
   if (!record::armed()) return call_original(original, self, arguments);
   const record::Call call = record::begin(kMethod, self, arguments, g_resolve);
+  if (call.interrupted) return nullptr;
   PyObject* result = call_original(original, self, arguments);
-  record::end(call, self, result);
-  return result;
+  return record::end(call, self, result) ? result : dropped(result);
 }
 
 template <std::size_t kExtra>
@@ -75,17 +82,17 @@ PyObject* extra(PyObject* self, PyObject* const* values, Py_ssize_t positional,
   if (!record::armed()) return call_original(original, self, arguments);
   PyObject* result = nullptr;
   if constexpr (kExtra == start_coalescing) {
-    record::coalescing_began(self, g_resolve);
+    if (!record::coalescing_began(self, g_resolve)) return nullptr;
     result = call_original(original, self, arguments);
     // A backend that knows no coalescing raises.
     if (result == nullptr) record::coalescing_ended(self, nullptr);
   } else if constexpr (kExtra == end_coalescing) {
     result = call_original(original, self, arguments);
-    record::coalescing_ended(self, result);
+    if (!record::coalescing_ended(self, result)) return dropped(result);
   } else {
     const record::Wait wait_ = record::wait_begin(self);
     result = call_original(original, self, arguments);
-    record::wait_end(wait_, kExtra == wait, result == nullptr);
+    if (!record::wait_end(wait_, kExtra == wait, result == nullptr)) return dropped(result);
   }
   return result;
 }

@@ -28,6 +28,11 @@ std::uint32_t half_word(const Record<T>& record, std::size_t offset) noexcept {
   return half;
 }
 
+// Its memory, or nullptr where it has none.
+GroupSlot* at(Page* p, std::size_t slot) noexcept {
+  return p != nullptr && slot < p->slots.load(kRelaxed) ? &p->groups[slot] : nullptr;
+}
+
 }  // namespace
 
 void set_identity(std::int32_t rank, std::int32_t world_size, std::string_view store_host,
@@ -118,18 +123,20 @@ void beat(std::string_view handling, bool pending, bool pending_changed) noexcep
   p->gil_ns.store(now, kRelaxed);
 }
 
-void define_group(std::size_t slot, std::string_view name, std::string_view desc,
+bool define_group(std::size_t slot, std::string_view name, std::string_view desc,
                   const std::vector<std::int64_t>& ranks, std::uint32_t index,
                   std::string_view backend) noexcept try {
-  const Exclusive lock;
   Page* p = page();
-  if (p == nullptr || slot >= kMaxGroups) return;
+  if (p == nullptr || slot >= kMaxGroups || !make_room(p, slot)) return false;
   GroupSlot& group = p->groups[slot];
   std::string members;  // before the record is locked: it may throw
   const bool whole = encode_members(ranks, sizeof(GroupData::members), members) == ranks.size();
   GroupData data;
   std::uint64_t version = 0;
-  if (!group.data.read(data) || !group.data.lock(version)) return dropped(p);
+  if (!group.data.read(data) || !group.data.lock(version)) {
+    dropped(p);
+    return false;
+  }
   const std::uint32_t generation = data.generation + 1;
   data = GroupData{};
   data.defined = 1;
@@ -157,70 +164,86 @@ void define_group(std::size_t slot, std::string_view name, std::string_view desc
   group.generation.store(generation, kRelaxed);
   group.data.fill(data);
   group.data.unlock(version);
+  return true;
 } catch (const std::bad_alloc&) {
   if (Page* p = page()) dropped(p);
+  return false;
+}
+
+void set_groups_left_out(std::uint64_t groups) noexcept {
+  if (Page* p = page()) p->groups_left_out.store(groups, kRelaxed);
 }
 
 void retire_group(std::size_t slot) noexcept {
-  const Exclusive lock;
   Page* p = page();
-  if (p == nullptr || slot >= kMaxGroups) return;
-  GroupSlot& group = p->groups[slot];
-  GroupData data;
-  if (!group.data.read(data)) return dropped(p);
-  data.alive = 0;
-  if (!group.data.write(data)) dropped(p);
+  GroupSlot* group = at(p, slot);
+  if (group == nullptr) return;
+  Record<GroupData>& record = group->data;
+  std::uint64_t version = 0;
+  if (!record.lock(version)) return dropped(p);
+  static_assert(offsetof(GroupData, alive) == offsetof(GroupData, defined) + 4);
+  // Both halves of one word.
+  const std::uint32_t halves[2] = {half_word(record, offsetof(GroupData, defined)), 0};
+  std::uint64_t word = 0;
+  std::memcpy(&word, halves, sizeof(word));
+  record.set_word(offsetof(GroupData, defined), word);
+  record.unlock(version);
 }
 
 void raise_enqueued(std::size_t slot, std::uint64_t places, std::uint64_t now) noexcept {
-  Page* p = page();
-  if (p == nullptr || slot >= kMaxGroups) return;
-  GroupSlot& group = p->groups[slot];
-  std::uint64_t seen = group.enqueued.load(kRelaxed);
+  GroupSlot* group = at(page(), slot);
+  if (group == nullptr) return;
+  std::uint64_t seen = group->enqueued.load(kRelaxed);
   while (seen < places) {
-    if (group.enqueued.compare_exchange_weak(seen, places, kRelaxed)) {
-      group.changed_ns.store(now, kRelaxed);
+    if (group->enqueued.compare_exchange_weak(seen, places, kRelaxed)) {
+      group->changed_ns.store(now, kRelaxed);
       return;
     }
   }
 }
 
 void raise_completed(std::size_t slot, std::int64_t places) noexcept {
-  Page* p = page();
-  if (p == nullptr || slot >= kMaxGroups) return;
-  std::atomic<std::int64_t>& completed = p->groups[slot].completed;
-  std::int64_t seen = completed.load(kRelaxed);
-  while (seen < places && !completed.compare_exchange_weak(seen, places, kRelaxed)) {
+  GroupSlot* group = at(page(), slot);
+  if (group == nullptr) return;
+  std::int64_t seen = group->completed.load(kRelaxed);
+  while (seen < places && !group->completed.compare_exchange_weak(seen, places, kRelaxed)) {
   }
 }
 
 void lower_enqueued(std::size_t slot, std::uint64_t from, std::uint64_t to) noexcept {
-  Page* p = page();
-  if (p == nullptr || slot >= kMaxGroups || to > from) return;
-  p->groups[slot].enqueued.compare_exchange_strong(from, to, kRelaxed);
+  GroupSlot* group = at(page(), slot);
+  if (group == nullptr || to > from) return;
+  group->enqueued.compare_exchange_strong(from, to, kRelaxed);
 }
 
 void count_entered(std::size_t slot) noexcept {
-  Page* p = page();
-  if (p != nullptr && slot < kMaxGroups) p->groups[slot].entered.fetch_add(1, kRelaxed);
+  if (GroupSlot* group = at(page(), slot)) group->entered.fetch_add(1, kRelaxed);
 }
 
 void count_left(std::size_t slot, std::uint64_t calls) noexcept {
-  Page* p = page();
-  if (p != nullptr && slot < kMaxGroups) p->groups[slot].left.fetch_add(calls, kRelaxed);
+  if (GroupSlot* group = at(page(), slot)) group->left.fetch_add(calls, kRelaxed);
 }
 
 void count_p2p(std::size_t slot, std::uint64_t now) noexcept {
-  Page* p = page();
-  if (p == nullptr || slot >= kMaxGroups) return;
-  p->groups[slot].p2p.fetch_add(1, kRelaxed);
-  p->groups[slot].changed_ns.store(now, kRelaxed);
+  GroupSlot* group = at(page(), slot);
+  if (group == nullptr) return;
+  group->p2p.fetch_add(1, kRelaxed);
+  group->changed_ns.store(now, kRelaxed);
+}
+
+void uncount_entered(std::size_t slot) noexcept {
+  if (GroupSlot* group = at(page(), slot)) group->entered.fetch_sub(1, kRelaxed);
+}
+
+void uncount_p2p(std::size_t slot) noexcept {
+  if (GroupSlot* group = at(page(), slot)) group->p2p.fetch_sub(1, kRelaxed);
 }
 
 std::uint64_t add_event(EventData& event) noexcept {
   Page* p = page();
-  if (p == nullptr || event.slot >= kMaxGroups) return kNoEvent;
-  event.generation = static_cast<std::uint32_t>(p->groups[event.slot].generation.load(kRelaxed));
+  const GroupSlot* group = at(p, event.slot);
+  if (group == nullptr) return kNoEvent;
+  event.generation = static_cast<std::uint32_t>(group->generation.load(kRelaxed));
   event.thread = this_thread();
   event.index = p->next_event.fetch_add(1, kRelaxed);
   if (p->events[event.index % kRingEvents].record.write(event)) return event.index;

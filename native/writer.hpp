@@ -62,9 +62,12 @@ std::uint32_t intern(std::string_view text) noexcept;
 std::uint32_t intern_site(std::string_view file, std::uint64_t line,
                           std::string_view function) noexcept;
 
-void define_group(std::size_t slot, std::string_view name, std::string_view desc,
+// False where there is no room for it, or no page.
+bool define_group(std::size_t slot, std::string_view name, std::string_view desc,
                   const std::vector<std::int64_t>& ranks, std::uint32_t index,
                   std::string_view backend) noexcept;
+// How many groups have found no slot.
+void set_groups_left_out(std::uint64_t groups) noexcept;
 void retire_group(std::size_t slot) noexcept;
 // Both counters only grow, whatever order samples come in.
 void raise_enqueued(std::size_t slot, std::uint64_t places, std::uint64_t now) noexcept;
@@ -74,6 +77,9 @@ void lower_enqueued(std::size_t slot, std::uint64_t from, std::uint64_t to) noex
 void count_entered(std::size_t slot) noexcept;
 void count_left(std::size_t slot, std::uint64_t calls) noexcept;
 void count_p2p(std::size_t slot, std::uint64_t now) noexcept;
+// A call that was counted is not made.
+void uncount_entered(std::size_t slot) noexcept;
+void uncount_p2p(std::size_t slot) noexcept;
 
 // Gives the event its index, generation and thread, and writes it. Returns the
 // index, or kNoEvent.

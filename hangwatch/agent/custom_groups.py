@@ -13,10 +13,11 @@ import sys
 import threading
 import weakref
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import public_name
 from hangwatch.agent.methods import METHODS, Method, read_signature
+from hangwatch.agent.turn import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,16 +30,16 @@ _MARK = "_recorded_by_hangwatch"
 _RETURN_AT_ONCE = frozenset({"isend", "irecv", "batch_isend_irecv"})
 
 
-class Call(NamedTuple):
-    """A call that is being made."""
+class Call(Ticket):
+    """A call that is being made. Over at the latest when its wrapper's frame is gone."""
 
-    event: int
-    """Index of its event."""
-    thread: int
-    group: int
-    """id() of it."""
-    waited_for: bool
-    """Whether torch waits for what it returns before the user's call returns."""
+    def __init__(self, thread: int, group: int) -> None:
+        self.key = thread, group
+        """Ident of the thread, and id() of the group."""
+        self.event = -1
+        """Index of its event, -1 before there is one."""
+        self.waited_for = False
+        """Whether torch waits for what it returns before the user's call returns."""
 
 
 class CustomCalls:
@@ -56,8 +57,8 @@ class CustomCalls:
         self._recorder = recorder
         self._groups = groups
         self._prefixes = prefixes
-        self._inside: set[tuple[int, int]] = set()
-        """(thread, group) of the calls that are being made."""
+        self._inside: dict[tuple[int, int], weakref.ref[Call]] = {}
+        """The calls that are being made."""
         self._handles: dict[tuple[int, int], tuple[weakref.ref[Any], int]] = {}
         """The handle that torch waits for in a thread, and the event of its call."""
 
@@ -66,24 +67,37 @@ class CustomCalls:
     ) -> Call | None:
         """Record a call that is about to be made; None if it is part of another."""
         known = self._groups.find(group)
-        key = threading.get_ident(), id(group)
-        if known is None or known.slot < 0 or key in self._inside:
+        call = Call(threading.get_ident(), id(group))
+        if known is None or known.slot < 0 or self._is_inside(call.key):
             return None
-        self._end_wait(key)
+        self._end_wait(call.key)
         signature = read_signature(method, args, kwargs, known.ranks)
         op = public_name(sys._getframe(), self._prefixes) or method.wire
-        place = known.counts[method.p2p] + 1
-        known.counts[method.p2p] += max(1, method.places)
-        index = self._recorder.record_begin(
-            known.slot, op, method.wire, place, method.p2p, *signature
-        )
-        self._inside.add(key)
-        return Call(index, *key, not signature.is_async and op not in _RETURN_AT_ONCE)
+        call.waited_for = not signature.is_async and op not in _RETURN_AT_ONCE
+        self._inside[call.key] = weakref.ref(call)
+        counts, kind, places = known.counts, method.p2p, max(1, method.places)
+        place = counts[kind] + 1
+        counts[kind] += places
+        try:
+            call.event = self._recorder.record_begin(
+                known.slot, op, method.wire, place, method.p2p, *signature
+            )
+        except BaseException:  # the call is not made, if this is not ours
+            counts[kind] -= places
+            call.over = True
+            raise
+        return call
+
+    def _is_inside(self, key: tuple[int, int]) -> bool:
+        reference = self._inside.get(key)
+        call = reference() if reference is not None else None
+        return call is not None and not call.over
 
     def end(self, call: Call, result: object, *, failed: bool) -> None:
         """The call has returned or raised."""
-        key = call.thread, call.group
-        self._inside.discard(key)
+        key = call.key
+        call.over = True
+        self._inside.pop(key, None)
         if failed or result is None or not call.waited_for:
             self._recorder.record_end(call.event, failed)
             return
@@ -97,8 +111,11 @@ class CustomCalls:
 
     def end_finished_waits(self) -> None:
         """Look at handles that somebody keeps, although they are complete."""
-        for key, (handle, _) in list(self._handles.items()):
-            work = handle()
+        for key in list(self._handles):
+            entry = self._handles.get(key)
+            if entry is None:
+                continue
+            work = entry[0]()
             if work is None or work.is_completed():
                 self._end_wait(key)
 

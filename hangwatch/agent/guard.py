@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, TracebackType
+    from types import CodeType, FrameType, TracebackType
 
 LIMIT = 5
 """After so many swallowed errors something is wrong with us, and we stop."""
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RAISED_WITHOUT_A_WORD = (MemoryError, StopIteration, AssertionError, RecursionError)
+"""What may come up in our own frames without arguments."""
 
 
 class Guard:
     """``with guard:`` around our own statements: what they raise never gets out.
 
-    Only Exception is swallowed, and not what a signal handler of the user's
-    raised while it happened to interrupt us: that is meant for the user's code.
-    count is called for each swallowed error, disarm once with the reason.
+    Only Exception is swallowed, and not what is meant for the user's code: that of a
+    signal handler which happened to interrupt us, or of another thread. count is called
+    for each swallowed error, disarm once with the reason, keep with each error.
     """
 
-    def __init__(self, count: Callable[[], object], disarm: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        count: Callable[[], object],
+        disarm: Callable[[str], object],
+        keep: Callable[[Exception], object] = lambda _: None,
+    ) -> None:
         self._count = count
         self._disarm = disarm
+        self._keep = keep
         self.swallowed = 0
         self.last = ""
         """The last swallowed error, for people."""
@@ -43,26 +54,48 @@ class Guard:
         trace: TracebackType | None,
     ) -> bool:
         """Swallow an Exception of ours; all else goes its way."""
-        if error is None or not isinstance(error, Exception) or _from_signal_handler(trace):
+        if error is None or not isinstance(error, Exception) or is_foreign(error):
             return False
         self.swallow(error)
         return True
 
     def swallow(self, error: Exception) -> None:
-        """Count an error of ours that was kept from the job; never raises."""
+        """Count an error of ours that was kept from the job; raises none of ours."""
         self.swallowed += 1
         try:
             self.last = f"{type(error).__name__}: {error}"
             self._count()
+            self._keep(error)
             if self.swallowed == LIMIT:
                 self._disarm(f"{LIMIT} errors of our own, the last of them {self.last}")
-        except Exception:
+        except Exception as another:
+            if is_foreign(another):
+                raise
             self.swallowed = max(self.swallowed, LIMIT)
 
 
-def _from_signal_handler(trace: TracebackType | None) -> bool:
-    """Whether the traceback passes through a signal handler that is installed now."""
-    handlers: set[CodeType] = set()
+def is_foreign(error: BaseException) -> bool:
+    """Whether an exception that came up in a statement of ours is meant for the user's code.
+
+    What ends a program is, what a signal handler raised, and what another thread has sent
+    (PyThreadState_SetAsyncExc, as time-outs and notebooks do).
+    """
+    if not isinstance(error, Exception):
+        return True
+    handlers = _handlers()
+    before: FrameType | None = None
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code in handlers or (before is not None and _was_given(frame, before)):
+            return True
+        before, trace = frame, trace.tb_next
+    return before is not None and _is_ours(before) and _was_sent(error)
+
+
+def _handlers() -> set[CodeType]:
+    """The code of the signal handlers that are installed now."""
+    found: set[CodeType] = set()
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         handler = getattr(handler, "func", handler)  # functools.partial
@@ -71,9 +104,29 @@ def _from_signal_handler(trace: TracebackType | None) -> bool:
         handler = getattr(handler, "__func__", handler)  # a bound method
         code = getattr(handler, "__code__", None)
         if code is not None:
-            handlers.add(code)
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
-        trace = trace.tb_next
-    return False
+            found.add(code)
+    return found
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OURS)
+
+
+def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
+    """Whether a frame is that of a signal handler, which is given the one that it interrupts.
+
+    It need not be installed any more.
+    """
+    return not _is_ours(frame) and any(v is interrupted for v in frame.f_locals.values())
+
+
+def _was_sent(error: Exception) -> bool:
+    """Whether an exception that came up in a frame of ours can only have been sent to it.
+
+    A class is sent, of which the interpreter makes an instance without arguments. Nothing
+    of ours raises one, nor one of a class that is neither the standard library's nor torch's.
+    """
+    root = type(error).__module__.partition(".")[0]
+    if root not in sys.stdlib_module_names and root not in {"builtins", "torch", "hangwatch"}:
+        return True
+    return not error.args and not isinstance(error, _RAISED_WITHOUT_A_WORD)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import environment, ptrace
 from hangwatch.agent.custom_groups import wrap_class
+from hangwatch.agent.groups import ASK_AGAIN, NO_SLOT
+from hangwatch.agent.guard import is_foreign
 from hangwatch.agent.post_import import record_failure
-from hangwatch.agent.process import Process
+from hangwatch.agent.process import Process, SetupCall
 from hangwatch.agent.recorder import choose
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ class Hooks:
         version = getattr(sys.modules.get("torch"), "__version__", None)
         environment.enable_flight_recorder(os.environ, version)
         self._allow_supervisor()
-        self._recorder.wrap_methods(self._c10d.ProcessGroup, self._c10d.Work, self._native_slot)
+        self._recorder.wrap_methods(
+            self._c10d.ProcessGroup, self._c10d.Work, self._native_slot, is_foreign
+        )
         for name in _NAMES:
             self._wrap(name)
         atexit.register(self._at_exit)
@@ -77,7 +81,13 @@ class Hooks:
         return Process(self._c10d, self._recorder, self._directory, self._adopt)
 
     def _native_slot(self, group: Any) -> int:
-        return self._process.groups.native_slot(group) if self._process is not None else -1
+        process = self._process
+        if process is None:
+            return NO_SLOT
+        with process.guard:
+            process.settle()
+            return process.groups.native_slot(group)
+        return ASK_AGAIN  # an error of ours was swallowed
 
     def _adopt(self, group: Any) -> None:
         wrap_class(type(group), self._c10d.ProcessGroup, self._custom_calls)
@@ -110,33 +120,46 @@ class Hooks:
         process = self._process_for(name)
         if process is None or not process.active:
             return original(*args, **kwargs)
-        with process.guard:
-            self._before(process, name, args, kwargs)
+        destroys = _NAMES[name] == "destroy_process_group"
+        call = SetupCall(_NAMES[name])
+        group = kwargs.get("group", args[0] if args else None) if destroys else None
         failed = True
         try:
+            # What is not ours passes through each of these, and all the rest is done still.
+            with process.guard:
+                self._before(process, call, group, args, kwargs)
             result = original(*args, **kwargs)
             failed = False
             return result
         finally:
-            with process.guard:
-                self._after(process, name, failed=failed)
-            with process.guard:
-                process.leave_call()
+            try:
+                with process.guard:
+                    self._after(process, call, group, failed=failed)
+            finally:
+                with process.guard:
+                    process.leave_call(call)
 
     def _before(
-        self, process: Process, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        process: Process,
+        call: SetupCall,
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
-        if name == "init_process_group":
+        if call.name == "init_process_group":
             process.before_init(args, kwargs)  # first, since it may make the page
-        process.enter_call(_NAMES[name], sys._getframe())
-        if _NAMES[name] == "destroy_process_group":
-            process.before_destroy(kwargs.get("group", args[0] if args else None))
+        process.enter_call(call, sys._getframe())
+        if call.name == "destroy_process_group":
+            process.before_destroy(group)
+            call.destroying = True
 
-    def _after(self, process: Process, name: str, *, failed: bool) -> None:
-        if name == "init_process_group":
+    def _after(self, process: Process, call: SetupCall, group: Any, *, failed: bool) -> None:
+        if call.name == "init_process_group":
             process.after_init(failed=failed)
-        elif _NAMES[name] == "destroy_process_group":
-            process.after_destroy(failed=failed)
+        elif call.name == "destroy_process_group":
+            call.destroying = False
+            process.after_destroy(group, failed=failed)
         else:
             process.groups.update()
 
@@ -146,6 +169,8 @@ class Hooks:
             try:
                 self._process = self._new_process()
             except Exception as error:
+                if is_foreign(error):
+                    raise
                 record_failure(self._directory, error)
         return self._process
 

@@ -33,14 +33,23 @@ class Numbering:
 
     def begin(self, method: Method, group: Any) -> tuple[int, int]:
         """(number of the call, c10d's number before it or -1)."""
-        self._own += method.places
-        self._p2p += method.p2p
         before = self._read(group)
-        if self._shifts(method):
+        places, p2p, shifts = method.places, method.p2p, self._shifts(method)
+        # Nothing is called from here on, so nothing comes in between.
+        self._own += places
+        self._p2p += p2p
+        if shifts:
             self._unsettled += 1
         if method.p2p:
             return self._p2p, before
         return (before - self._adjust if before >= 0 else self._own - method.places) + 1, before
+
+    def cancel(self, method: Method) -> None:
+        """The call is not made."""
+        self._own -= method.places
+        self._p2p -= method.p2p
+        if self._shifts(method):
+            self._unsettled -= 1
 
     def end(self, method: Method, group: Any, before: int) -> None:
         """The call has returned or raised."""

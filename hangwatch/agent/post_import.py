@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TARGET = "torch.distributed.distributed_c10d"
 OLDEST = (3, 11)
+_MESSAGE_CHARS = 1000
+_FRAMES = 20
 
 
 def install(directory: str) -> None:
@@ -43,15 +45,17 @@ def install(directory: str) -> None:
 def attach(c10d: ModuleType, directory: str) -> None:
     """Import the agent from beside this file and hand it the module.
 
-    Never raises Exception: what goes wrong is written to ``agent-<pid>.err`` in
-    the directory of the run.
+    Raises nothing of ours: what goes wrong is written to ``agent-<pid>.err`` in the
+    directory of the run.
     """
     try:
         load_package()
         environment = importlib.import_module("hangwatch.agent.environment")
         directory = directory or environment.wrapped_in(os.environ)
         importlib.import_module("hangwatch.agent.hooks").install(c10d, directory)
-    except (Exception, SystemExit) as error:
+    except Exception as error:
+        if _is_foreign(error):
+            raise
         record_failure(directory, error)
 
 
@@ -105,6 +109,36 @@ def record_failure(directory: str, error: BaseException) -> None:
         return
 
 
+def keep_fault(directory: str, error: BaseException) -> None:
+    """Leave an error that was kept from the job in ``faults-<pid>.log``; never raises.
+
+    Its caller bounds how many there are.
+    """
+    if not directory:
+        return
+    text = f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS] + "\n"
+    lines = _where(error).splitlines(keepends=True)[-_FRAMES:]
+    try:
+        path = os.path.join(directory, f"faults-{os.getpid()}.log")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        record = os.open(path, flags | os.O_NONBLOCK, 0o600)
+        try:
+            os.write(record, (text + "".join(lines)).encode("utf-8", "backslashreplace"))
+        finally:
+            os.close(record)
+    except (OSError, ValueError):
+        return
+
+
+def _is_foreign(error: Exception) -> bool:
+    """Whether a signal handler of the program raised it; see hangwatch.agent.guard."""
+    try:
+        guard = importlib.import_module("hangwatch.agent.guard")
+    except Exception:
+        return False  # the package could not even be loaded
+    return bool(guard.is_foreign(error))
+
+
 def say_unwatched(error: BaseException) -> None:
     """Say on standard error, once on a node, that nobody watches its ranks; never raises."""
     if "RANK" not in os.environ or os.environ.get("LOCAL_RANK", "0") != "0":
@@ -112,7 +146,7 @@ def say_unwatched(error: BaseException) -> None:
     try:
         sys.stderr.write(f"hangwatch: the ranks of this node run unwatched: {error}\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RuntimeError):  # the last: it is being written to
         return
 
 
@@ -148,8 +182,8 @@ class Finder:
         thread = _thread.get_ident()
         if name != TARGET or thread in self._looking:
             return None
-        self._looking.add(thread)
         try:
+            self._looking.add(thread)
             spec = self._ask_others(name, path, target)
         finally:
             self._looking.discard(thread)

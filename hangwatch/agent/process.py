@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,11 @@ from hangwatch.agent.flight import FlightRecorder
 from hangwatch.agent.groups import Groups
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.periodic import Periodic
-from hangwatch.agent.post_import import record_failure, say_unwatched
+from hangwatch.agent.post_import import keep_fault, record_failure, say_unwatched
 from hangwatch.agent.practice import Practice
 from hangwatch.agent.sampler import PERIOD_S, Sampler
 from hangwatch.agent.streams import use_current_streams
+from hangwatch.agent.turn import Ticket
 from hangwatch.agent.unwrapped import Unwrapped
 
 if TYPE_CHECKING:
@@ -29,9 +31,25 @@ if TYPE_CHECKING:
     from hangwatch.agent.recorder import Recorder
 
 HEARTBEAT_MS = 500
+_NAMED_INIT = "init_process_group"
 _INIT = ("backend", "init_method", "timeout", "world_size", "rank")
 """The first parameters of init_process_group."""
 _IN_URL = r"[?&](rank|world_size)=(\d{1,9})(?=&|$)"
+MANY_GROUPS = 64
+"""From so many on only the one that is destroyed is looked at."""
+
+
+class SetupCall(Ticket):
+    """A call of a set-up function of torch's: kept by a local variable of its wrapper.
+
+    What remembers it refers to it weakly, so that it is over at the latest when an
+    exception has taken the wrapper's frame away, wherever in it that struck.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.destroying = False
+        """It is at it."""
 
 
 class Process:
@@ -64,10 +82,18 @@ class Process:
         self._environ = environ
         self._prefixes = tuple(internal_prefixes())
         self._phase = self._phase_before = "born"
-        self._calls = 0
+        self._phase_shown = "born"
+        self._joining = False
+        """init_process_group was entered, and after_init has not come to its end."""
+        self._calls: dict[int, weakref.ref[SetupCall]] = {}
+        """Those that are being made, by id()."""
+        self._shown: tuple[str, str, int, str] | None = None
+        """What the page says that the rank is in: name and place."""
+        self._making = ""
+        """Path of a page that is being made, or is made."""
         self._sampler: Sampler | None = None
         self._thread: Periodic | None = None
-        self.guard = Guard(recorder.count_swallowed, self.disarm)
+        self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
         self.groups = Groups(c10d, recorder, adopt)
         self.custom = CustomCalls(recorder, self.groups, self.guard, self._prefixes)
         self._flight = FlightRecorder(
@@ -111,9 +137,12 @@ class Process:
     def _make_page(self, rank: int, world_size: int) -> None:
         identity = ranks.identity(self._environ, rank, world_size)
         path = ranks.page_path(self._directory, identity["restart"], rank, self.pid)
-        with suppress(FileNotFoundError):
-            os.unlink(path)  # of the program that this process was before it called exec
-        self._recorder.open_page(path, identity)
+        # An exception that is not ours may have struck when it was just made.
+        if path != self._making or not os.path.exists(path):
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # of the program that this process was before it called exec
+            self._making = path
+            self._recorder.open_page(path, identity)
         self.page = path
         use_current_streams(self._recorder)
 
@@ -139,6 +168,7 @@ class Process:
 
     def before_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A rank is about to look for its peers, and may wait for them for ever."""
+        self._joining = True
         rank, world_size = self._announced(args, kwargs)
         if rank >= 0 and not self.page:
             self.open_page(rank, world_size, meeting=_url(args, kwargs))
@@ -149,7 +179,9 @@ class Process:
     def after_init(self, *, failed: bool) -> None:
         """The default group is there, or could not be made."""
         if failed:
-            self._set_phase(self._phase_before)
+            if self._phase == "init":
+                self._set_phase(self._phase_before)
+            self._joining = False
             return
         rank, world_size = self._c10d.get_rank(), self._c10d.get_world_size()
         if not self.page:
@@ -158,39 +190,75 @@ class Process:
         self._recorder.set_identity(rank, world_size, *self._store_address())
         self._set_phase("running")
         self.groups.update()
+        self._joining = False
 
     # Around destroy_process_group and its like.
 
     def before_destroy(self, group: Any) -> None:
         """Groups are about to go: all of them if group is None or the default one."""
-        if group is None or group is self._c10d._world.default_pg:
+        whole = group is None or group is self._c10d._world.default_pg
+        if whole:
             self._set_phase("finalizing")
+        self.groups.update()  # one that an exception kept us from seeing is not to be missed
         if self._sampler is not None:
-            self._sampler.sample_groups()  # the last chance to see what C++ has issued
-            self._sampler.leave_groups_alone = True
+            # The last chance to see what C++ has issued.
+            if whole or len(self.groups) < MANY_GROUPS:
+                self._sampler.sample_groups()
+            else:
+                self._sampler.sample_one(group)
 
-    def after_destroy(self, *, failed: bool) -> None:
+    def after_destroy(self, group: Any, *, failed: bool) -> None:
         """They are gone, or could not be destroyed."""
-        if self._sampler is not None:
-            self._sampler.leave_groups_alone = False
         if failed and self._phase == "finalizing":
             self._set_phase(self._phase_before)
-        self.groups.update()
+        self.groups.update(None if failed else group)
         self._flight.forget_ended()
 
     # Around all of them.
 
-    def enter_call(self, name: str, frame: FrameType | None) -> None:
+    def enter_call(self, call: SetupCall, frame: FrameType | None) -> None:
         """The rank is in a set-up call that may block; the outermost one counts."""
-        self._calls += 1
-        if self._calls == 1:
-            self._recorder.set_in_call(name, *user_place(frame, self._prefixes))
+        outermost = not self._in_call()
+        self._calls[id(call)] = weakref.ref(call)
+        if outermost:
+            self._shown = (call.name, *user_place(frame, self._prefixes))
+            self._recorder.set_in_call(*self._shown)
 
-    def leave_call(self) -> None:
+    def leave_call(self, call: SetupCall) -> None:
         """It has returned or raised."""
-        self._calls = max(0, self._calls - 1)
-        if self._calls == 0:
+        call.over = True
+        self._calls.pop(id(call), None)
+        if not self._in_call():
             self._recorder.set_in_call("", *NOWHERE)
+            self._shown = None
+
+    def settle(self) -> None:
+        """Put right what exceptions that are not ours have left half done."""
+        self.groups.catch_up()
+        if self._joining and not any(call.name == _NAMED_INIT for call in self._in_call()):
+            self.after_init(failed=self._c10d._world.default_pg is None)
+        shown = self._shown
+        if shown is not None and not self._in_call():
+            self._recorder.set_in_call("", *NOWHERE)
+            self._shown = None
+            if self._in_call():  # begun just now, by another thread
+                self._recorder.set_in_call(*shown)
+                self._shown = shown
+        if self._phase != self._phase_shown:
+            self._set_phase(self._phase)
+
+    def _in_call(self) -> list[SetupCall]:
+        """The set-up calls that are being made."""
+        calls = [reference() for reference in list(self._calls.values())]
+        return [call for call in calls if call is not None and not call.over]
+
+    def _leave_groups_alone(self) -> bool:
+        """While groups are destroyed a reference that we held would outlive them."""
+        return any(call.destroying for call in self._in_call())
+
+    def _keep(self, error: Exception) -> None:
+        """Leave an error of ours where people can find it."""
+        keep_fault(self._directory, error)
 
     def finish(self) -> None:
         """The interpreter is ending: stop everything, and say how it ended."""
@@ -207,20 +275,28 @@ class Process:
             self._flight.leave(self.page)
 
     def _set_phase(self, phase: str) -> None:
-        self._phase_before, self._phase = self._phase, phase
+        if phase != self._phase:
+            self._phase_before, self._phase = self._phase, phase
         self._recorder.set_phase(phase)
+        self._phase_shown = phase
 
     def _start_sampling(self) -> None:
         if self.page and self._sampler is None:
             self._recorder.start_heartbeat(HEARTBEAT_MS)
             sampler = Sampler(
-                self._recorder, self.groups, self._flight, self._exceptions, self.page
+                self._recorder,
+                self.groups,
+                self._flight,
+                self._exceptions,
+                self.page,
+                self._leave_groups_alone,
             )
 
             def run() -> None:
+                self.settle()
                 sampler.sample()
                 self.custom.end_finished_waits()
-                if not sampler.leave_groups_alone:
+                if not self._leave_groups_alone():
                     self._practice.look(self.page)
 
             self._sampler = sampler

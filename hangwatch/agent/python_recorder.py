@@ -8,14 +8,13 @@ microseconds. The page says so.
 
 from __future__ import annotations
 
-import _thread
+import itertools
 import mmap
 import os
 import sys
 import threading
 import time
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hangwatch import json_page
@@ -23,6 +22,7 @@ from hangwatch.agent import wrapping
 from hangwatch.agent.call_site import user_place
 from hangwatch.agent.numbering import Numbering
 from hangwatch.agent.periodic import LockBell
+from hangwatch.agent.turn import Ticket, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 RING_EVENTS = 256
 WORKS = 1024
 """Handles of asynchronous calls to remember before the dead ones are swept."""
+MEMBERS_TOLD = 1024
+"""Of a group, where a page is too small for all of them; less where that is still too much."""
 Event = dict[str, Any]
 
 
 class PythonRecorder(LockBell):
     """Does what hangwatch._native does; see its stub for each function."""
 
-    MAX_GROUPS = 64
+    MAX_GROUPS = 512
 
     def __init__(self, reason: str) -> None:
         super().__init__()
@@ -116,6 +118,9 @@ class PythonRecorder(LockBell):
         self._values["swallowed"] += 1
         return int(self._values["swallowed"])
 
+    def set_groups_left_out(self, groups: int) -> None:
+        self._values["groups_left_out"] = groups
+
     def beat(self, handling: str, pending: bool, pending_changed: bool) -> None:
         now = time.monotonic_ns()
         since = self._values["pending_since_ns"]
@@ -128,7 +133,7 @@ class PythonRecorder(LockBell):
 
     def define_group(
         self, slot: int, name: str, desc: str, ranks: Sequence[int], index: int, backend: str
-    ) -> None:
+    ) -> bool:
         self.numbering[slot] = Numbering(backend)
         self._groups[slot] = {
             "slot": slot,
@@ -143,6 +148,7 @@ class PythonRecorder(LockBell):
             "changed_ns": time.monotonic_ns(),
             "alive": True,
         }
+        return True
 
     def sample_number(self, slot: int, group: Any, completed: int) -> int:
         try:
@@ -160,7 +166,11 @@ class PythonRecorder(LockBell):
         self._groups[slot]["alive"] = False
 
     def wrap_methods(
-        self, process_group: type, work: type, resolve: Callable[[Any], int]
+        self,
+        process_group: type,
+        work: type,
+        resolve: Callable[[Any], int],
+        is_foreign: Callable[[BaseException], bool] | None = None,  # noqa: ARG002 (guards know)
     ) -> list[str]:
         return wrapping.wrap_methods(self, process_group, work, resolve)
 
@@ -199,14 +209,15 @@ class PythonRecorder(LockBell):
         if not self.armed or slot not in self._groups:
             return -1
         now = time.monotonic_ns()
+        site = _site(*user_place(sys._getframe(), self.prefixes))
         group = self._groups[slot]
         if p2p:
-            group |= {"p2p": group["p2p"] + 1, "changed_ns": now}
+            group["p2p"] += 1
+            group["changed_ns"] = now
         else:
             group["entered"] += 1
             self._raise(slot, "enqueued", seq)
-        index = self._next_event
-        self._next_event += 1
+        index = next(self._indices)
         event = {
             "index": index,
             "slot": slot,
@@ -224,10 +235,12 @@ class PythonRecorder(LockBell):
             "issued_ns": now,
             "blocked_ns": now,
             "done_ns": 0,
-            "site": _site(*user_place(sys._getframe(), self.prefixes)),
+            "site": site,
             "thread": threading.get_native_id(),
         }
-        self._events.append(event)
+        # By their own indices: another call may have been recorded since that was drawn.
+        self._events[index] = event
+        self._events.pop(index - RING_EVENTS, None)
         return index
 
     def record_end(self, index: int, failed: bool) -> None:
@@ -238,8 +251,10 @@ class PythonRecorder(LockBell):
         self._move(index, "issued")
         self._works[id(work)] = weakref.ref(work), index
         if len(self._works) > WORKS:
-            for key in [key for key, (handle, _) in self._works.items() if handle() is None]:
-                del self._works[key]
+            for key in list(self._works):
+                handle, _ = self._works.get(key, (None, -1))
+                if handle is not None and handle() is None:
+                    self._works.pop(key, None)
 
     def wait_begin(self, work: object) -> int:
         """Somebody waits for ``work``; returns the index of its call, -1 if it is unknown."""
@@ -250,8 +265,7 @@ class PythonRecorder(LockBell):
         return index
 
     def _move(self, index: int, state: str) -> None:
-        first = self._events[0]["index"] if self._events else self._next_event
-        event = self._events[index - first] if first <= index < self._next_event else None
+        event = self._events.get(index)
         if event is None or event["state"] in {"done", "failed"}:
             return
         now = time.monotonic_ns()
@@ -287,28 +301,33 @@ class PythonRecorder(LockBell):
             "in_call_site": None,
             "exception": None,
             "swallowed": 0,
+            "groups_left_out": 0,
             "disarmed": "",
         }
         self._groups: dict[int, dict[str, Any]] = {}
-        self._events: deque[Event] = deque(maxlen=RING_EVENTS)
-        self._next_event = 0
+        self._events: dict[int, Event] = {}
+        self._indices = itertools.count()
         self._works: dict[int, tuple[weakref.ref[object], int]] = {}
         self._generation = 0
         self._disarmed = False
-        self._writing = _thread.allocate_lock()
+        self._writing = Turn()
 
     def _flush(self) -> None:
         """Write the page, unless another thread is at it: the next beat will tell."""
         memory = self._memory
-        if memory is None or self._pid != os.getpid() or not self._writing.acquire(blocking=False):
+        if memory is None or self._pid != os.getpid():
             return
+        ticket = Ticket()
         try:
-            groups = [dict(group) for group in list(self._groups.values())]
-            events = [dict(event) for event in self._events.copy()]
-            self._generation += 1
-            json_page.write(memory, self._generation, _fitting(self._values, groups, events))
+            if self._writing.take(ticket):
+                groups = [dict(group) for group in list(self._groups.values())]
+                events = [dict(event) for event in list(self._events.values())]
+                events.sort(key=_index)
+                text = _fitting(self._values, groups, events[-RING_EVENTS:])
+                self._generation += 1
+                json_page.write(memory, self._generation, text)
         finally:
-            self._writing.release()
+            ticket.over = True
 
     def _after_fork(self) -> None:
         self._memory = None  # the parent's; it stays mapped, and is written no more
@@ -317,15 +336,33 @@ class PythonRecorder(LockBell):
 def _fitting(values: dict[str, Any], groups: list[dict[str, Any]], events: list[Event]) -> bytes:
     """The page's text with as many of the newest events as there is room for.
 
-    Raises ValueError where not even the groups fit.
+    Where not even the groups fit they are told by their first members.
     """
+    told = MEMBERS_TOLD
     while True:
         try:
             return json_page.encode({**values, "groups": groups, "events": events})
         except ValueError:
-            if not events:
+            if events:
+                events = events[len(events) // 2 + 1 :]
+                continue
+            if not told:
                 raise
-            events = events[len(events) // 2 + 1 :]
+            groups, told = [_shortened(group, told) for group in groups], told // 4
+
+
+def _shortened(group: dict[str, Any], told: int) -> dict[str, Any]:
+    """A group with so many of its members at most, and how many there are."""
+    ranks = group["key"]["ranks"]
+    if len(ranks) <= told:
+        return group
+    members = group.get("members", len(ranks))
+    key = {**group["key"], "ranks": ranks[:told]}
+    return {**group, "key": key, "members": members, "truncated": True}
+
+
+def _index(event: Event) -> int:
+    return int(event["index"])
 
 
 def _site(file: str, line: int, function: str) -> dict[str, Any] | None:

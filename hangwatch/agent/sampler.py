@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.exceptions import handled_by_main_thread
 from hangwatch.agent.groups import NO_SLOT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hangwatch.agent.exceptions import Exceptions
     from hangwatch.agent.flight import FlightRecorder
-    from hangwatch.agent.groups import Groups
+    from hangwatch.agent.groups import Groups, Known
     from hangwatch.agent.recorder import Recorder
 
 PERIOD_S = 0.5
@@ -19,21 +21,22 @@ PERIOD_S = 0.5
 class Sampler:
     """One sample at a time, for the thread that takes one every PERIOD_S."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it reads, and where it writes)
         self,
         recorder: Recorder,
         groups: Groups,
         flight: FlightRecorder,
         exceptions: Exceptions,
         page: str,
+        leave_groups_alone: Callable[[], bool],
     ) -> None:
+        """leave_groups_alone: whether a reference to a group would outlive it just now."""
         self._recorder = recorder
         self._groups = groups
         self._flight = flight
         self._exceptions = exceptions
         self._page = page
-        self.leave_groups_alone = False
-        """Set while groups are destroyed: a reference held here would outlive them."""
+        self._leave_groups_alone = leave_groups_alone
 
     def sample(self) -> None:
         """Read everything once; the beat shows that the GIL can be had."""
@@ -50,22 +53,30 @@ class Sampler:
         """
         numbers = self._numbers()
         pending, changed = self._flight.progress()
-        for slot, (group, number) in numbers.items():
+        for known, group, number in numbers:
             # The number was read before the status: all it counts is complete.
-            self._recorder.sample_number(slot, group, number if pending is False else -1)
+            if self._groups.has(known):
+                completed = number if pending is False else -1
+                self._recorder.sample_number(known.slot, group, completed)
         return bool(pending), changed
 
-    def _numbers(self) -> dict[int, tuple[object, int]]:
-        """For each slot its group and c10d's number, -1 where it has none."""
-        numbers: dict[int, tuple[object, int]] = {}
-        if self.leave_groups_alone:
+    def sample_one(self, group: Any) -> None:
+        """Read how far a group has come, without asking what is complete."""
+        known = self._groups.find(group)
+        if known is not None and known.slot != NO_SLOT and not known.python:
+            self._recorder.sample_number(known.slot, group, -1)
+
+    def _numbers(self) -> list[tuple[Known, object, int]]:
+        """Groups and c10d's number for each, -1 where it has none."""
+        numbers: list[tuple[Known, object, int]] = []
+        if self._leave_groups_alone():
             return numbers
         for known in self._groups.known():
             group = known.group()
             if group is None or known.slot == NO_SLOT or known.python:
                 continue
             try:
-                numbers[known.slot] = group, group._get_sequence_number_for_group()
+                numbers.append((known, group, group._get_sequence_number_for_group()))
             except RuntimeError:  # a backend without numbers
-                numbers[known.slot] = group, -1
+                numbers.append((known, group, -1))
         return numbers

@@ -19,6 +19,7 @@ from hangwatch.agent.methods import METHODS, Method, read_signature
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hangwatch.agent.numbering import Numbering
     from hangwatch.agent.python_recorder import PythonRecorder
 
 _MARK = "_recorded_by_hangwatch"
@@ -69,7 +70,7 @@ def _recording(
     original: Any,
 ) -> Any:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call: tuple[int, int, int] | None = None
+        call: tuple[int, Numbering, int] | None = None
         if recorder.armed:
             with guard:
                 call = _begin(recorder, resolve(self), method, (self, *args), kwargs)
@@ -83,8 +84,8 @@ def _recording(
             return result
         finally:
             with guard:
-                index, slot, before = call
-                recorder.numbering[slot].end(method, self, before)
+                index, numbering, before = call
+                numbering.end(method, self, before)
                 if failed or result is None:
                     recorder.record_end(index, failed)
                 else:
@@ -95,8 +96,8 @@ def _recording(
 
 def _begin(
     recorder: PythonRecorder, slot: int, method: Method, call: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[int, int, int] | None:
-    """(event, slot, c10d's number before) of a call that is about to be made.
+) -> tuple[int, Numbering, int] | None:
+    """(event, numbering of its group, c10d's number before) of a call that is about to be made.
 
     call is its arguments, the group first.
     """
@@ -104,10 +105,15 @@ def _begin(
         return None
     group, *args = call
     signature = read_signature(method, args, kwargs, recorder.members(slot))
-    seq, before = recorder.numbering[slot].begin(method, group)
     op = public_name(sys._getframe(), recorder.prefixes) or method.wire
-    index = recorder.record_begin(slot, op, method.wire, seq, method.p2p, *signature)
-    return index, slot, before
+    numbering = recorder.numbering[slot]
+    seq, before = numbering.begin(method, group)
+    try:
+        index = recorder.record_begin(slot, op, method.wire, seq, method.p2p, *signature)
+    except BaseException:  # not ours, perhaps: then the call is not made
+        numbering.cancel(method)
+        raise
+    return index, numbering, before
 
 
 def _waiting(recorder: PythonRecorder, guard: Guard, original: Any) -> Any:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+import sys
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hangwatch.agent.groups import NO_SLOT, Groups
+from hangwatch.agent.groups import ASK_AGAIN, NO_SLOT, Groups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
 
 
 class Group:
@@ -59,8 +66,14 @@ class Recorder:
         self.defined: list[tuple[Any, ...]] = []
         self.retired: list[int] = []
 
-    def define_group(self, *values: Any) -> None:
+        self.left_out = 0
+
+    def define_group(self, *values: Any) -> bool:
         self.defined.append(values)
+        return True
+
+    def set_groups_left_out(self, groups: int) -> None:
+        self.left_out = groups
 
     def retire_group(self, slot: int) -> None:
         self.retired.append(slot)
@@ -223,3 +236,194 @@ def test_a_class_that_cannot_tell_its_description_has_none(
     world.add(Silent(), 0, 1)
     groups.update()
     assert recorder.defined[0][2] == ""
+
+
+class Meddling(Recorder):
+    """Has something else happen amid our own doing, as a handler or a finalizer does."""
+
+    MAX_GROUPS = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meddle: list[Callable[[], object]] = []
+
+    def define_group(self, *values: Any) -> bool:
+        for meddle in [self.meddle.pop() for _ in self.meddle[:1]]:
+            meddle()
+        return super().define_group(*values)
+
+
+def test_who_comes_amid_an_update_does_not_wait_and_is_served(world: World) -> None:
+    recorder: Any = Meddling()
+    groups = Groups(C10d(world), recorder, lambda _: None)
+    first = world.add(Group(), 0, 1)
+    second = Group("made by a handler")
+    answers = []
+
+    def handler() -> None:
+        world.add(second, 0, 1)
+        answers.append(groups.native_slot(second))
+        answers.append(groups.native_slot(first))
+
+    recorder.meddle.append(handler)
+    assert groups.update()
+    assert answers == [ASK_AGAIN, ASK_AGAIN]
+    assert [groups.native_slot(group) for group in (first, second)] == [0, 1]
+    assert [values[:3] for values in recorder.defined] == [
+        (0, "0", ""),
+        (1, "1", "made by a handler"),
+    ]
+
+
+def test_a_group_that_a_finalizer_destroys_amid_an_update_is_retired(world: World) -> None:
+    recorder: Any = Meddling()
+    groups = Groups(C10d(world), recorder, lambda _: None)
+    old = world.add(Group(), 0, 1)
+    groups.update()
+    new = world.add(Group(), 0, 1)
+
+    def finalizer() -> None:
+        world.remove(old)
+        groups.update(old)
+        world.remove(new)
+        groups.update(new)
+
+    recorder.meddle.append(finalizer)
+    groups.update()
+    assert groups.known() == []
+    assert sorted(recorder.retired) == [0, 1]
+
+
+def test_another_thread_does_not_wait_either(world: World) -> None:
+    recorder: Any = Meddling()
+    groups = Groups(C10d(world), recorder, lambda _: None)
+    group = world.add(Group(), 0, 1)
+    answers: list[int] = []
+
+    def meddle() -> None:
+        thread = threading.Thread(target=lambda: answers.append(groups.native_slot(group)))
+        thread.start()
+        thread.join()
+
+    recorder.meddle.append(meddle)
+    groups.update()
+    assert answers == [ASK_AGAIN]
+    assert groups.native_slot(group) == 0
+
+
+def _interrupted_at(line: int, call: Callable[[], object]) -> bool:
+    """Run it with an exception that strikes at the n-th line of ours; False if there are fewer."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("agent/groups.py", "agent/turn.py")):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_exception_at_any_line_costs_no_slot_no_index_and_no_turn() -> None:
+    line = 0
+    while True:
+        line += 1
+        world, recorder = World(), Recorder()
+        held: Any = recorder
+        groups = Groups(C10d(world), held, lambda _: None)
+        gone, stays = (world.add(Group("pair"), 0, 1) for _ in range(2))
+        groups.update()
+        world.remove(gone)
+        fresh = [world.add(Group("pair"), 0, 1) for _ in range(2)]
+        struck = _interrupted_at(line, partial(groups.update, gone))
+        groups.update()
+        alive = [stays, *fresh]
+        assert [known.group() for known in groups.known()] == alive, line
+        slots = [groups.native_slot(group) for group in alive]
+        assert slots == [1, 2, 3], line
+        indices = {values[0]: values[4] for values in recorder.defined}
+        assert indices == {0: 0, 1: 1, 2: 2, 3: 3}, line
+        assert set(recorder.retired) == {0}, line
+        world.remove(fresh[0])
+        groups.update(fresh[0])
+        another = world.add(Group("pair"), 0, 1)
+        assert groups.native_slot(another) == 0, line
+        assert recorder.defined[-1][4] == 4, line
+        if not struck:
+            break
+    assert line > 50
+
+
+def test_groups_that_find_no_slot_are_counted(
+    world: World, recorder: Recorder, groups: Groups
+) -> None:
+    made = [world.add(Group(), 0, 1) for _ in range(7)]
+    groups.update()
+    assert [groups.native_slot(group) for group in made][4:] == [NO_SLOT] * 3
+    assert recorder.left_out == 3
+
+
+def test_a_slot_that_gets_no_memory_leaves_its_group_out(world: World) -> None:
+    class Full(Recorder):
+        def define_group(self, *values: Any) -> bool:
+            return values[0] < 1 and super().define_group(*values)
+
+    recorder: Any = Full()
+    groups = Groups(C10d(world), recorder, lambda _: None)
+    made = [world.add(Group(), 0, 1) for _ in range(3)]
+    groups.update()
+    assert [groups.native_slot(group) for group in made] == [0, NO_SLOT, NO_SLOT]
+    assert recorder.left_out == 2
+
+
+def test_taking_in_many_groups_costs_what_is_new(recorder: Any) -> None:
+    def looked_at(count: int) -> int:
+        world = World()
+        looks = 0
+
+        class Looked(Group):
+            @property
+            def group_desc(self) -> str:
+                nonlocal looks
+                looks += 1
+                return ""
+
+            @group_desc.setter
+            def group_desc(self, value: str) -> None: ...
+
+        groups = Groups(C10d(world), recorder, lambda _: None)
+        lines = 0
+
+        def trace(*_: object) -> Any:
+            nonlocal lines
+            lines += 1
+            return trace
+
+        sys.settrace(trace)
+        try:
+            made = []
+            for _ in range(count):
+                made.append(world.add(Looked(), 0, 1))
+                groups.update()
+            for group in made:
+                world.remove(group)
+                groups.update(group)
+        finally:
+            sys.settrace(None)
+        assert looks == count
+        return lines
+
+    recorder.MAX_GROUPS = 1000
+    assert looked_at(400) < 5 * looked_at(100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hangwatch import _native
+from hangwatch.agent.guard import is_foreign
 from hangwatch.page import parse_page
 from hangwatch.types import OpState, PageEvent, PageGroup, RankPage
 
@@ -73,6 +75,7 @@ class Group:
         return self._call("recv_anysource", tensors, tag)
 
     def monitored_barrier(self, advance: int = 2) -> None:
+        self.calls.append(("monitored_barrier", advance))
         if self.during:
             self.during()
         self.number += advance
@@ -538,19 +541,157 @@ def test_our_errors_never_reach_the_call_and_end_in_disarming(recording: Recordi
     assert len(recording.page.events) == 5
 
 
-def test_a_resolve_that_raises_leaves_the_group_alone(recording: Recording) -> None:
+def interrupting(recording: Recording, times: int = 1) -> None:
+    """Have the first questions for a slot interrupted, as by a signal handler."""
     _native.unwrap_methods()
+    left = [KeyboardInterrupt] * times
 
-    def resolve(group: object) -> int:
-        raise LookupError(group)
+    def resolve(group: Group) -> int:
+        if left:
+            raise left.pop()
+        return recording.resolve(group)
 
     _native.wrap_methods(Group, Work, resolve)
-    group = Group()
-    for _ in range(9):
+
+
+def test_an_interrupt_while_a_group_is_asked_for_is_the_programs(recording: Recording) -> None:
+    group = recording.group()
+    interrupting(recording, times=2)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            group.allreduce([1])
+    assert group.calls == []
+    group.allreduce([1])
+    assert len(group.calls) == 1
+    page = recording.page
+    assert [event.seq for event in page.events] == [1]
+    assert (page.groups[0].entered, page.groups[0].left) == (1, 1)
+    assert (page.swallowed, page.disarmed) == (0, "")
+
+
+def test_an_interrupt_before_coalescing_is_the_programs(recording: Recording) -> None:
+    group = recording.group()
+    interrupting(recording)
+    with pytest.raises(KeyboardInterrupt):
+        group._start_coalescing(0)  # noqa: SLF001 (torch's name)
+    group._start_coalescing(0)  # noqa: SLF001 (torch's name)
+    group.allreduce([1])
+    group._end_coalescing(1)  # noqa: SLF001 (torch's name)
+    assert len(recording.page.events) == 1
+
+
+def test_a_group_that_is_not_known_yet_is_asked_for_again(recording: Recording) -> None:
+    group = recording.group()
+    slot = recording.slots.pop(id(group))
+    _native.unwrap_methods()
+    told = [-2, -2]
+    _native.wrap_methods(Group, Work, lambda _: told.pop() if told else slot)
+    for _ in range(3):
         group.allreduce([1])
-    assert len(group.calls) == 9
-    assert recording.page.swallowed == 1
-    assert recording.page.events == ()
+    assert len(group.calls) == 3
+    assert len(recording.page.events) == 1
+
+
+def test_an_answer_that_another_thread_has_made_wrong_is_not_kept(recording: Recording) -> None:
+    group = recording.group()
+    _native.unwrap_methods()
+
+    def resolve(_: Group) -> int:
+        if not answers:
+            return 0
+        _native.define_group(3, "3", "", [0, 1], 0, "gloo")  # as another thread might
+        return answers.pop()
+
+    answers = [-1]
+    _native.wrap_methods(Group, Work, resolve)
+    group.allreduce([1])
+    group.allreduce([1])
+    assert [event.slot for event in recording.page.events] == [0]
+
+
+class InterruptedOptions:
+    """Options that a signal handler interrupts us at."""
+
+    @property
+    def rootRank(self) -> int:  # noqa: N802 (as torch has it)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_we_look_at_arguments_is_the_programs(recording: Recording) -> None:
+    group = recording.group()
+    group.broadcast([1], Options())
+    with pytest.raises(KeyboardInterrupt):
+        group.broadcast([1], InterruptedOptions())
+    group.broadcast([1], Options())
+    assert len(group.calls) == 2
+    page = recording.page
+    assert [event.seq for event in page.events] == [1, 2]
+    assert (page.groups[0].entered, page.swallowed) == (2, 0)
+
+
+def test_what_a_handler_raises_in_us_is_the_programs(recording: Recording) -> None:
+    class Handled(Exception):  # noqa: N818 (a name of the program's)
+        pass
+
+    class SlowOptions:
+        @property
+        def rootRank(self) -> int:  # noqa: N802 (as torch has it)
+            signal.raise_signal(signal.SIGUSR1)
+            return 1
+
+    def handler(_number: int, _frame: object) -> None:
+        raise Handled
+
+    group = recording.group()
+    _native.unwrap_methods()
+    _native.wrap_methods(Group, Work, recording.resolve, is_foreign)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Handled):
+            group.broadcast([1], SlowOptions())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert group.calls == []
+    assert recording.page.swallowed == 0
+
+
+@pytest.mark.parametrize("backend", ["gloo", "custom"])
+@pytest.mark.parametrize("method", ["allreduce", "monitored_barrier", "send"])
+@pytest.mark.parametrize("look", [1, 2])
+def test_an_interrupt_while_c10d_is_asked_for_its_number_leaves_the_counts_right(
+    recording: Recording, backend: str, method: str, look: int
+) -> None:
+    group = recording.group(backend=backend)
+    arguments: dict[str, tuple[Any, ...]] = {"send": ([1], 1, 0), "allreduce": ([1],)}
+    asked = 0
+
+    def number(group: Group) -> int:
+        nonlocal asked
+        asked += 1
+        if asked == look:
+            raise KeyboardInterrupt
+        return group.number
+
+    _native.unwrap_methods()
+    before = Group._get_sequence_number_for_group  # noqa: SLF001 (torch's name)
+    setattr(Group, "_get_sequence_number_for_group", number)  # noqa: B010 (mypy knows it as a method)
+    try:
+        _native.wrap_methods(Group, Work, recording.resolve)
+        interrupted = made = 0
+        for _ in range(5):
+            try:
+                getattr(group, method)(*arguments.get(method, ()))
+            except KeyboardInterrupt:
+                interrupted += 1
+            made = len(group.calls)
+    finally:
+        setattr(Group, "_get_sequence_number_for_group", before)  # noqa: B010
+    assert interrupted == (asked >= look)
+    assert 5 - interrupted <= made <= 5  # before its call, or behind it
+    page = recording.page
+    (slot,) = page.groups
+    assert (slot.p2p if method == "send" else slot.entered) == made
+    assert page.swallowed == 0
 
 
 def test_disarmed_wrappers_only_call(recording: Recording) -> None:
