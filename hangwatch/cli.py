@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from hangwatch import __version__, options
 from hangwatch.config import enabled
 from hangwatch.errors import HangwatchError, UsageError
-from hangwatch.launch import refusal
+from hangwatch.launch import become
 from hangwatch.notice import say
 
 if TYPE_CHECKING:
@@ -80,23 +79,17 @@ def _main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not words or not words[0]:
         raise UsageError("name the COMMAND to watch, e.g. hangwatch torchrun train.py; see --help")
     if not enabled(environ):
-        return _execute(words, environ)
+        become(words, environ)
     return _watch(words, options.settings(parsed.values, environ), environ)
 
 
-def _execute(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Become COMMAND, as if hangwatch were not there."""
-    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored_by_python, signal.SIG_DFL)
-    try:
-        os.execvpe(words[0], list(words), dict(environ))  # noqa: S606 (the user's command)
-    except (OSError, ValueError) as error:
-        raise UsageError(refusal(words, error, environ)) from None
-
-
 def _watch(words: Sequence[str], config: Config, environ: Mapping[str, str]) -> int:
-    from hangwatch.supervisor import supervise  # noqa: PLC0415 (not needed for the other words)
-
+    try:
+        # Not needed for the other words.
+        from hangwatch.supervisor import supervise  # noqa: PLC0415
+    except Exception as error:  # noqa: BLE001 (too little memory, files that cannot be read)
+        say(f"the job runs unwatched: {type(error).__name__}: {error}")
+        become(words, environ)
     return supervise(words, config, environ)
 
 

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from hangwatch.launch import Signals
 
-PROGRAM = (sys.executable, "-P", "-m", "hangwatch.watchdog")
-"""-P: nothing in the job's working directory may shadow what the watchdog imports."""
+PROGRAM = (sys.executable, "-P", "-W", "ignore", "-m", "hangwatch.watchdog")
+"""-P: nothing in the job's working directory may shadow what the watchdog imports.
+-W: a job that makes errors of its warnings (PYTHONWARNINGS) does not mean ours."""
 MAX_DEATHS = 5
 DEATHS_WITHIN_S = 60.0
 FIRST_BACKOFF_S = 0.25
@@ -69,9 +70,10 @@ class Guardian:
                 env=dict(self._environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
+                stderr=None if sys.stderr else subprocess.DEVNULL,  # it may have been closed
                 start_new_session=True,
                 pass_fds=self._pass_fds,
-                preexec_fn=self._before.restore,  # noqa: PLW1509 (the supervisor has no threads)
+                preexec_fn=self._before.hand_over,  # noqa: PLW1509 (the supervisor has no threads)
             )
         except OSError as error:
             self._died(f"cannot be started: {error}")
@@ -105,6 +107,11 @@ class Guardian:
             self.start()
         self._due = None
         self._send({"ended": code})
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, 0 if there is none."""
+        return self._process.pid if self._process else 0
 
     def gone(self) -> bool:
         """Whether the process has ended (or never was)."""

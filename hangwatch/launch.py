@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from typing import NoReturn
+
+STDERR = 2
+SCARCE = frozenset(
+    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.E2BIG, errno.ENOSPC}
+)
+"""What start() may meet for want of what COMMAND alone would not have needed."""
+
+
+class StarvedError(Exception):
+    """There is not enough (processes, memory, files, room for variables) to run beside COMMAND."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +43,7 @@ class Signals:
     """What signal.getsignal returned; None where it was not set by Python."""
 
     @classmethod
-    def block(cls, wanted: Collection[signal.Signals]) -> Signals:
+    def block(cls, wanted: Collection[int]) -> Signals:
         """Block wanted and SIGCHLD, and return what was in force before.
 
         An ignored SIGCHLD would have the kernel throw exit codes away.
@@ -47,13 +61,43 @@ class Signals:
             signal.signal(signal.SIGCHLD, self.child)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
+    def forget(self) -> None:
+        """Drop what has arrived and was not taken, and restore."""
+        while signal.sigtimedwait(signal.valid_signals(), 0) is not None:
+            pass
+        self.restore()
+
+    def hand_over(self, arrived: Iterable[int] = ()) -> None:
+        """Restore between fork and exec, where Python must not handle SIGINT by itself.
+
+        arrived: signals that were taken from what is to be started, which gets them now.
+        """
+        for number in arrived:
+            os.kill(os.getpid(), number)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self.restore()
+
+
+def keep_streams_closed() -> None:
+    """Have no file of ours take the place of a standard stream that is closed.
+
+    The program that is started then finds it closed, as without us.
+    """
+    with suppress(OSError):
+        while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= STDERR:
+            pass
+        os.close(fd)
+
 
 def start(
-    command: Sequence[str], environ: Mapping[str, str], before: Signals
+    command: Sequence[str], environ: Mapping[str, str], before: Signals, arrived: Iterable[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Start command in our process group, on our terminal, with our open files.
 
-    Raises UsageError, with what to do about it, if it cannot be started.
+    arrived: signals that it is to have got before it runs. Raises UsageError, with what to
+    do about it, if it cannot be started, and StarvedError where it may be started in the
+    place of this process (become).
     """
     try:
         # The supervisor has no threads, so preexec_fn is safe here.
@@ -61,8 +105,33 @@ def start(
             list(command),
             env=dict(environ),
             close_fds=False,
-            preexec_fn=before.restore,  # noqa: PLW1509 (see above)
+            preexec_fn=partial(before.hand_over, arrived),  # noqa: PLW1509 (see above)
         )
+    except (MemoryError, subprocess.SubprocessError) as error:
+        raise StarvedError(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in SCARCE:
+            raise StarvedError(error.strerror) from None
+        raise UsageError(refusal(command, error, environ)) from None
+
+
+def become(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    before: Signals | None = None,
+    arrived: Iterable[int] = (),
+) -> NoReturn:
+    """Become command, as if hangwatch were not there. Raises UsageError.
+
+    before: the signals that this process was started with, where it has changed them.
+    arrived: those that were taken meanwhile and are meant for command.
+    """
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
+    if before:
+        before.hand_over(arrived)
+    try:
+        os.execvpe(command[0], list(command), dict(environ))  # noqa: S606 (the user's command)
     except (OSError, ValueError) as error:
         raise UsageError(refusal(command, error, environ)) from None
 

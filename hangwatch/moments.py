@@ -16,6 +16,16 @@ from pathlib import Path
 
 VARIABLE = "HANGWATCH_MOMENTS"
 _LOOK_S = 0.005
+NAMES = (
+    "supervisor-ended",
+    "supervisor-leaving",
+    "supervisor-spawned",
+    "supervisor-spawning",
+    "supervisor-starting",
+    "supervisor-watching",
+)
+"""All moments there are, sorted. Of the supervisor: signals are blocked (starting), before and
+after COMMAND is started, after the watchdog was, COMMAND has ended, before the clean-up."""
 
 
 class Point(StrEnum):

@@ -32,8 +32,10 @@ from hangwatch.election import job_name
 from hangwatch.errors import ReportError
 from hangwatch.greeting import greeting, to_other_nodes, watch_name
 from hangwatch.guardian import Guardian
-from hangwatch.launch import Signals, start
+from hangwatch.launch import Signals, StarvedError, become, keep_streams_closed, start
+from hangwatch.moments import reach
 from hangwatch.notice import fold_command, say
+from hangwatch.relay import FORWARDED, JOB_CONTROL, Relay, reap_adopted, stop, taken
 from hangwatch.report.files import open_run, write_run
 from hangwatch.witness import Witness
 
@@ -44,14 +46,6 @@ if TYPE_CHECKING:
     from hangwatch.config import Config
     from hangwatch.rundir import RunDir
 
-FORWARDED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
 IMPATIENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the wait for the watchdog once COMMAND has ended."""
 FAREWELL_S = 15.0
@@ -71,8 +65,11 @@ RUN_ID = "HANGWATCH_RUN_ID"
 def supervise(command: Sequence[str], settings: Config, environ: Mapping[str, str]) -> int:
     """Run command under watch and return its exit code (128+n for signal n).
 
-    Raises UsageError if command cannot be started.
+    Signals stay blocked when it returns, so that none that comes late changes what this
+    process ends with; Signals.forget() is for those who go on. Raises UsageError if
+    command cannot be started.
     """
+    keep_streams_closed()
     run = _Run(list(command), settings, dict(environ), Signals.block(FORWARDED))
     try:
         return run.execute()
@@ -94,7 +91,7 @@ class _Run:
     held: RunDir | None = None
     companions: Companions | None = None
     """The supervisors of this job's other ranks on this node, where each rank has its own."""
-    witness: Witness | None = None
+    relay: Relay = field(default_factory=Relay)
     guardian: Guardian | None = None
     """Of the watchdog, None where a companion has it."""
     command_pid: int = 0
@@ -102,20 +99,46 @@ class _Run:
 
     def execute(self) -> int:
         self.run_id = self.settings.run_id or new_run_id()
+        self._come_by("supervisor-starting")
         self._attempt(self._make_run_dir)
         self._attempt(self._make_witness)
         began = time.monotonic()
         self.started_at = _utc_now()
-        child = start(self.command, self._environment(), self.before)
+        environ = self._environment()
+        self._come_by("supervisor-spawning")
+        child = self._start(environ)
         self.command_pid = child.pid
+        self._come_by("supervisor-spawned")
+        self._attempt(partial(self.relay.after_start, child))
         self._attempt(self._begin_watch)
+        self._come_by("supervisor-watching")
         self._attempt(lambda: self._forward_until_end(child))
-        self._forward_until_end(child)  # where that failed: now without a watchdog
-        code = exit_code(child.returncode)
+        self._attempt(lambda: self._forward_until_end(child))  # where that failed: unwatched
+        code = exit_code(child.wait())
+        self._come_by("supervisor-ended")
         self._attempt(lambda: self._see_off(code))
         self._attempt(lambda: self._leave_run_file(code, time.monotonic() - began))
-        aborted = self.held is not None and (self.held.path / ABORTED).exists()
-        return EXIT_ABORTED if aborted and code else code
+        self._come_by("supervisor-leaving")
+        return EXIT_ABORTED if code and self._was_aborted() else code
+
+    def _start(self, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start COMMAND; where there is not enough for both, become it instead."""
+        self._attempt(self.relay.before_start)
+        try:
+            return start(self.command, environ, self.before, self.relay.early)
+        except StarvedError as error:
+            self._lose(f"the job runs unwatched, there is not enough for both: {error}")
+            self.clean_up()
+            become(self.command, self.environ, self.before, self.relay.early)
+
+    def _was_aborted(self) -> bool:
+        with suppress(OSError):
+            return self.held is not None and (self.held.path / ABORTED).exists()
+        return False
+
+    def _come_by(self, moment: str) -> None:
+        """Let a test hold the supervisor here; a failure here is like any other of ours."""
+        self._attempt(partial(reach, moment))
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """Do a step of ours; whatever it raises costs the watch and not the job."""
@@ -166,11 +189,11 @@ class _Run:
         """Let go of everything; never raises."""
         if self.guardian:
             self.guardian.kill()
-        if self.witness:
-            self.witness.close()
+        if self.relay.witness:
+            self.relay.witness.close()
         if self.held:
             self.held.remove()
-        self.before.restore()
+        self.guardian = self.relay.witness = self.held = None
 
     def _make_run_dir(self) -> None:
         try:
@@ -187,7 +210,7 @@ class _Run:
 
     def _make_witness(self) -> None:
         try:
-            self.witness = Witness(FORWARDED)
+            self.relay.witness = Witness(FORWARDED)
         except OSError as error:
             self._lose(f"signals for the whole job may reach COMMAND twice: {error}")
 
@@ -207,6 +230,13 @@ class _Run:
         say(what)
 
     def _environment(self) -> dict[str, str]:
+        try:
+            return self._job_environment()
+        except Exception as error:  # noqa: BLE001 (as in _attempt)
+            self._lose(f"the ranks cannot be watched: {error}")
+            return self.environ
+
+    def _job_environment(self) -> dict[str, str]:
         if not self.held:
             return self.environ
         named = {CARRIED: packed(to_other_nodes(self.settings, self.held, self.run_id))}
@@ -214,30 +244,25 @@ class _Run:
             named[RUN_ID] = self.settings.run_id
         if self.companions:
             named[SUPERVISOR_PID] = ANY_SUPERVISOR
-        try:
-            return {**job_environment(self.environ, self.held.path), **named}
-        except OSError as error:
-            self._lose(f"the ranks cannot be watched: {error}")
-            return self.environ
+        return {**job_environment(self.environ, self.held.path), **named}
 
     def _forward_until_end(self, child: subprocess.Popen[bytes]) -> None:
         while child.poll() is None:
             due = self.guardian.due_in() if self.guardian else None
-            info = signal.sigtimedwait(
-                {*FORWARDED, signal.SIGCHLD}, LOOK_S if due is None else min(due, LOOK_S)
-            )
-            if info is not None and info.si_signo != signal.SIGCHLD and not self._was_for_all(info):
-                child.send_signal(info.si_signo)
+            self.relay.wait(child, LOOK_S if due is None else min(due, LOOK_S))
             if self.guardian:
                 self.guardian.check()
             elif self.companions:
                 self._watch_if_nobody_does()
+            self._reap(child)
 
-    def _was_for_all(self, info: signal.struct_siginfo) -> bool:
-        """Whether the signal was sent to the process group, and so to COMMAND too."""
-        if self.witness:
-            return self.witness.saw(info.si_signo)
-        return info.si_code > 0  # SI_KERNEL: the terminal's driver (sigaction(2))
+    def _reap(self, child: subprocess.Popen[bytes]) -> None:
+        own: dict[int, Callable[[], object]] = {child.pid: child.poll}
+        if self.guardian:
+            own[self.guardian.pid] = self.guardian.gone
+        if self.relay.witness:
+            own[self.relay.witness.pid] = self.relay.witness.reap
+        reap_adopted(own)
 
     def _see_off(self, code: int) -> None:
         """Give the watchdog time to conclude; the user may cut it short."""
@@ -245,16 +270,18 @@ class _Run:
             return
         if not self.guardian and not self.companions:
             return
-        while signal.sigtimedwait(FORWARDED, 0) is not None:
-            pass  # Meant for COMMAND, which is gone.
+        taken(FORWARDED)  # meant for COMMAND, which is gone
         if self.guardian:
             self.guardian.farewell(code)
         deadline = time.monotonic() + FAREWELL_S
         while not self._watchdog_gone():
             left = deadline - time.monotonic()
             wait_s = left if self.guardian else min(left, COMPANION_S)
-            info = signal.sigtimedwait({*IMPATIENT, signal.SIGCHLD}, max(wait_s, 0))
-            if left <= 0 or (info is not None and info.si_signo != signal.SIGCHLD):
+            info = signal.sigtimedwait(FORWARDED, max(wait_s, 0))
+            number = info.si_signo if info else 0
+            if number in JOB_CONTROL:
+                stop(number)
+            if left <= 0 or number in IMPATIENT:
                 self._lose("the watchdog was still at work and was ended: a report may be missing")
                 break
         if self.guardian:

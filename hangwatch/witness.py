@@ -32,7 +32,7 @@ STALE_S = 1.0
 class Witness:
     """The child. Make it before there are threads, with the signals blocked."""
 
-    def __init__(self, signals: Collection[signal.Signals]) -> None:
+    def __init__(self, signals: Collection[int]) -> None:
         self._seen: list[tuple[int, float]] = []
         self._read, write = os.pipe()
         os.set_blocking(self._read, False)
@@ -44,10 +44,15 @@ class Witness:
             finally:
                 os._exit(0)
         os.close(write)
+        self._collected = False
 
-    def saw(self, signum: int) -> bool:
-        """Whether the group was sent the signal that we have just been sent."""
-        deadline = time.monotonic() + GRACE_S
+    def saw(self, signum: int, taken_at: float) -> bool:
+        """Whether the group was sent the signal that we were sent.
+
+        taken_at: time.monotonic() when we took it; for some that came together the same.
+        """
+        deadline = taken_at + GRACE_S
+        self._receive_what_is_there()
         while not self._take(signum):
             left = max(0.0, deadline - time.monotonic())
             ready, _, _ = select.select([self._read], [], [], left)
@@ -55,12 +60,19 @@ class Witness:
                 return False
         return True
 
+    def reap(self) -> None:
+        """Collect the child, if it has ended; its pid may then be somebody else's."""
+        if not self._collected:
+            self._collected = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+
     def close(self) -> None:
         """End the child; never raises."""
-        with suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
-        with suppress(OSError):
-            os.waitpid(self.pid, 0)
+        if not self._collected:
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+            with suppress(OSError):
+                os.waitpid(self.pid, 0)
+            self._collected = True
         os.close(self._read)
 
     def _take(self, signum: int) -> bool:
@@ -72,6 +84,11 @@ class Witness:
                 return True
         return False
 
+    def _receive_what_is_there(self) -> None:
+        with suppress(BlockingIOError):
+            while self._receive():
+                pass
+
     def _receive(self) -> bool:
         """Read what was reported; False once the child is gone."""
         data = os.read(self._read, _RECORD.size * 64)
@@ -80,7 +97,7 @@ class Witness:
         return bool(data)
 
 
-def _watch(signals: Collection[signal.Signals], write: int, parent: int) -> None:
+def _watch(signals: Collection[int], write: int, parent: int) -> None:
     """Report signals until the parent is gone; holds no file but its pipe open."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names are wanted, not paths)
         if int(name) != write:

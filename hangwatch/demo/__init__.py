@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.config import Config, OnHang, new_run_id
 from hangwatch.errors import ReportError, UsageError
+from hangwatch.launch import Signals
 from hangwatch.report import load
 from hangwatch.supervisor import supervise
 
@@ -44,12 +45,16 @@ def demonstrate(environ: Mapping[str, str]) -> int:
         f" --on-hang abort \\\n"
         f"      torchrun --standalone --nproc-per-node={RANKS} {PROGRAM.name}\n"
     )
-    code = supervise(
-        [*_torchrun(), "--standalone", f"--nproc-per-node={RANKS}", str(PROGRAM)],
-        settings,
-        # torchrun would set it too, and say so at length.
-        {"OMP_NUM_THREADS": "1", **environ},
-    )
+    before = Signals.block(())
+    try:
+        code = supervise(
+            [*_torchrun(), "--standalone", f"--nproc-per-node={RANKS}", str(PROGRAM)],
+            settings,
+            # torchrun would set it too, and say so at length.
+            {"OMP_NUM_THREADS": "1", **environ},
+        )
+    finally:
+        before.forget()
     _say(f"\nThe job has ended with exit code {code}.")
     return _judge(Path(settings.report_dir) / settings.run_id)
 
