@@ -33,6 +33,7 @@ from hangwatch.launch import Signals
 from hangwatch.local_ranks import SUFFIX, LocalRanks, launcher_of
 from hangwatch.notice import fold_command, say
 from hangwatch.report.files import open_run
+from hangwatch.watchdog.processes import command_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -189,10 +190,7 @@ def _short(command: Sequence[str]) -> list[str]:
 
 def command_of(pid: int) -> list[str]:
     """The command line of a process, empty if it is gone."""
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        return [word.decode("utf-8", "replace") for word in words]
-    return []
+    return command_words(pid)
 
 
 if __name__ == "__main__":

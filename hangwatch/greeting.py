@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hangwatch import __version__
+from hangwatch import __version__, redaction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def greeting(  # noqa: PLR0913 (the keys of one JSON object, all by keyword)
         "watch": watch_name(held),
         "report_dir": str(report_dir) if report_dir else None,
         "run_id": run_id,
-        "command": shortened(command),
+        "command": shortened(redaction.command(command)),
         "command_pid": command_pid,
         "shared": held.shared,
         "started_at": started_at,

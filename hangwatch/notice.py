@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from hangwatch import redaction
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,10 +17,10 @@ SHOWN_COMMAND = 60
 
 
 def say(text: str, *, version: str = "") -> None:
-    """Write one line to standard error; a closed or broken one is no error."""
+    """Write one line to standard error, without secrets; a closed or broken one is no error."""
     name = f"hangwatch {version}" if version else "hangwatch"
     with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{name}: {printable(text)}\n")
+        sys.stderr.write(f"{name}: {printable(redaction.text(text))}\n")
         sys.stderr.flush()
 
 
@@ -28,6 +30,6 @@ def printable(text: str) -> str:
 
 
 def fold_command(command: Sequence[str]) -> str:
-    """The command on one short line, for people; only its end may be left out."""
-    line = printable(shlex.join(command))
+    """The command on one short line, for people; only its end may be left out, and secrets."""
+    line = printable(shlex.join(redaction.command(command)))
     return line if len(line) <= SHOWN_COMMAND else f"{line[: SHOWN_COMMAND - 3]}..."

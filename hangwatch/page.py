@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hangwatch import json_page
+from hangwatch import json_page, redaction
 from hangwatch.errors import PageError
 from hangwatch.types import RankPage
 
@@ -65,11 +65,14 @@ def _decode_native(data: Any, *, events: bool) -> dict[str, Any]:
 
 
 def _legible(values: dict[str, Any]) -> dict[str, Any]:
-    """Mark groups of which the page could not hold all members.
+    """Mark groups of which the page could not hold all members; and leave secrets out.
 
     The mark stands in the description: it is the same on every rank, so such
     groups still find each other, and people see it.
     """
+    exception = values.get("exception")
+    if isinstance(exception, dict) and isinstance(exception.get("message"), str):
+        exception["message"] = redaction.text(exception["message"])
     groups = values.get("groups")
     if not isinstance(groups, list):
         return values

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangwatch import __version__, rundir, runfacts
+from hangwatch import __version__, redaction, rundir, runfacts
 from hangwatch.agent.environment import (
     ANY_SUPERVISOR,
     CARRIED,
@@ -226,7 +226,7 @@ class _Run:
 
     def _lose(self, what: str) -> None:
         """Say what hangwatch cannot do in this run, and remember it for the report."""
-        self.lost.append(what)
+        self.lost.append(redaction.text(what))
         say(what)
 
     def _environment(self) -> dict[str, str]:
@@ -312,7 +312,7 @@ class _Run:
                     self.report_dir,
                     watch=watch_name(self.held),
                     run_id=self.run_id,
-                    command=self.command,
+                    command=redaction.command(self.command),
                     started_at=self.started_at,
                     duration_s=duration_s,
                     exit_code=code,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hangwatch.agent.recorder import Recorder
 
 MESSAGE_CHARS = 500
+READ_CHARS = 4000
+"""So much of it is looked at: what is cut out of it makes it shorter."""
 
 
 class Exceptions:
@@ -80,8 +82,10 @@ def type_name(kind: type) -> str:
 
 
 def message(error: BaseException) -> str:
-    """What the exception says, cut to MESSAGE_CHARS."""
+    """What the exception says, without secrets, cut to MESSAGE_CHARS."""
     try:
-        return str(error)[:MESSAGE_CHARS]
+        from hangwatch import redaction  # as late as possible: it takes 10 ms
+
+        return redaction.text(str(error), READ_CHARS)[:MESSAGE_CHARS]
     except Exception as failure:
         return f"<its text cannot be had: {type(failure).__name__}>"

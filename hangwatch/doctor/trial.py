@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hangwatch import redaction
 from hangwatch.config import PREFIX
 from hangwatch.doctor import outcome
 from hangwatch.errors import UsageError
@@ -50,7 +51,7 @@ class Trial:
     """What came of it."""
 
     command: list[str]
-    """What was started."""
+    """What was started, without secrets."""
     exit_code: int | None = None
     """None where it was ended by us."""
     seconds: float = 0.0
@@ -85,7 +86,7 @@ def no_script(command: Sequence[str]) -> str:
 def _watched(
     words: list[str], environ: Mapping[str, str], job: Job, patience_s: float, directory: Path
 ) -> Trial:
-    trial = Trial(words)
+    trial = Trial(redaction.command(words))
     hang_s = max(_LEAST_S, outcome.init_s(patience_s) / 3)  # before torch's own timeout
     began = time.monotonic()
     with (directory / "output").open("wb") as output:
@@ -113,7 +114,9 @@ def _watched(
         json.loads(path.read_bytes())
         for path in sorted((directory / "reports").glob("[!l]*/incident-*/report.json"))
     ]
-    text = (directory / "output").read_text("utf-8", "replace")
+    text = redaction.text(
+        (directory / "output").read_text("utf-8", "replace")[-redaction.MAX_CHARS :]
+    )
     trial.output = [line for line in text.splitlines() if line.strip()][-KEPT_LINES:]
     return trial
 

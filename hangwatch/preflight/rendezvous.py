@@ -10,6 +10,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from hangwatch import redaction
 from hangwatch.preflight.finding import Finding, fail, ok, warn
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def listener(port: int, proc: str = "/proc") -> str:
         return ""
     for name in _pids(proc):
         if inodes & _open_sockets(f"{proc}/{name}/fd"):
-            line = _read(f"{proc}/{name}/cmdline").replace("\0", " ").strip()
+            line = " ".join(redaction.command(_read(f"{proc}/{name}/cmdline").split("\0"))).strip()
             return f"process {name} ({line[:60]})" if line else f"process {name}"
     return "another process"
 

@@ -7,6 +7,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from hangwatch import redaction
 from hangwatch.nccl import library
 from hangwatch.watchdog.processes import PROC, environment
 
@@ -48,7 +49,7 @@ def is_allowed(name: str) -> bool:
 def job_environment(pid: int, proc: str = PROC) -> dict[str, str]:
     """The allowed variables of a rank, sorted by name."""
     found = environment(pid, is_allowed, proc)
-    return {name: found[name][:_MAX_CHARS] for name in sorted(found)}
+    return {name: redaction.text(found[name], _MAX_CHARS) for name in sorted(found)}
 
 
 def versions(pid: int, proc: str = PROC) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from hangwatch import redaction
 from hangwatch.notice import printable
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class News:
         self.losses = Counter({**self.losses, **losses})
 
     def say(self, text: str) -> None:
-        """Print one line of news."""
-        self.write(f"{PREFIX}{printable(text)}\n")
+        """Print one line of news, without secrets."""
+        self.write(f"{PREFIX}{printable(redaction.text(text))}\n")
 
     def once(self, key: str, text: str) -> None:
         """Print one line of news unless one of this key was printed before."""
@@ -59,7 +60,7 @@ class News:
         if key in self._said:
             return
         self._said[key] = None
-        self.lost.append(text)
+        self.lost.append(redaction.text(text))
         self.losses[key.partition(":")[0]] += 1
         if self._verbose or not quiet:
             self.say(text)

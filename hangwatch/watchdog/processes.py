@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch import redaction
 from hangwatch.types import ProcessState
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 PROC = "/proc"
 COMMAND_CHARS = 200
 """A command line is shown up to this length."""
+COMMAND_BYTES = 32 << 10
+"""So much of one is read."""
 _ENDED = frozenset("ZXx")
 _FIELD_STATE = 3
 _FIELD_PPID = 4
@@ -99,14 +102,25 @@ def process_state(pid: int, start_ticks: int, proc: str = PROC) -> ProcessState:
 
 
 def command_line(pid: int, proc: str = PROC) -> str:
-    """The command line for people, at most COMMAND_CHARS long; empty if gone."""
+    """The command line for people, at most COMMAND_CHARS long; empty if gone.
+
+    Without its secrets, as all that comes from here.
+    """
+    text = " ".join(command_words(pid, proc)).strip()
+    return text if len(text) <= COMMAND_CHARS else text[: COMMAND_CHARS - 1] + "…"
+
+
+def command_words(pid: int, proc: str = PROC) -> list[str]:
+    """The words of a command line, COMMAND_BYTES of it, without secrets; none if it is gone."""
     try:
         with Path(proc, str(pid), "cmdline").open("rb") as file:
-            raw = file.read(4 * COMMAND_CHARS)
+            raw = file.read(COMMAND_BYTES)
     except OSError:
-        return ""
-    text = raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    return text if len(text) <= COMMAND_CHARS else text[: COMMAND_CHARS - 1] + "…"
+        return []
+    words = raw.decode("utf-8", "replace").rstrip("\0").split("\0")
+    if len(raw) == COMMAND_BYTES:
+        words[-1] = "…"  # it was cut, and half a secret is not known as one
+    return redaction.command(words) if raw else []
 
 
 def environment(pid: int, wanted: Callable[[str], bool], proc: str = PROC) -> dict[str, str]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch import redaction
 from hangwatch.frames import is_user_file
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def files_of(ranks: Iterable[RankSnapshot]) -> dict[str, int]:
 
 
 def read(files: dict[str, int], started_at: float, proc: str = "/proc") -> dict[str, str]:
-    """The text of files that are older than started_at (seconds of the epoch).
+    """The text of files that are older than started_at (seconds of the epoch), without secrets.
 
     A relative name is looked up where the process with that pid works. What
     cannot be read is left out.
@@ -50,7 +51,7 @@ def read(files: dict[str, int], started_at: float, proc: str = "/proc") -> dict[
             data = _bytes(_located(file, pid, proc), started_at)
             if data is not None and len(data) <= room:
                 room -= len(data)
-                texts[file] = data.decode("utf-8", "replace")
+                texts[file] = redaction.source(data.decode("utf-8", "replace"))
     return texts
 
 

@@ -14,6 +14,7 @@ PACKAGE = Path(hangwatch.__file__).parent
 
 BOTTOM = frozenset(
     {"types", "errors", "frames", "moments", "notice", "collector", "_native", "__init__"}
+    | {"redaction", "secret_names"}
 )
 READERS = frozenset({"config", "page", "json_page"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -21,7 +22,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "__init__": frozenset(),
     "moments": frozenset(),
-    "notice": frozenset(),
+    "notice": frozenset({"redaction"}),
+    "redaction": frozenset({"secret_names"}),
+    "secret_names": frozenset(),
     "collector": frozenset(),
     "frames": frozenset({"types"}),
     "config": BOTTOM,
@@ -58,7 +61,7 @@ BANNED: dict[str, frozenset[str]] = {
 """What a part must never import, from wherever it comes."""
 STANDARD_ONLY = frozenset(
     {"agent", "types", "errors", "config", "frames", "notice", "json_page", "preflight"}
-    | {"companions", "election", "rundir"}
+    | {"companions", "election", "redaction", "rundir", "secret_names"}
 )
 """Parts that run in a training process."""
 LOADED_LATE = frozenset({"torch", "numpy"})
