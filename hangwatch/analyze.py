@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import orjson
-
-from hangwatch import __version__
+from hangwatch import __version__, untrusted
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import FlightError, PageError, UsageError
 from hangwatch.flight import job_snapshot, newest, parse_dump
-from hangwatch.page import parse_page
+from hangwatch.page import MAX_WORLD, parse_page
 from hangwatch.report.model import SCHEMA
 from hangwatch.report.sites import fold_ranks
 from hangwatch.types import (
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
 PAGE_SUFFIX = ".page"
 REPORT = "report.json"
 MAX_FILE_BYTES = 64 << 20
+MAX_FILES = 100_000
 MAX_DEPTH = 4
 """Directories below a named one that are searched: an incident is two deep."""
 MAX_ALL_ENTRIES = 2_000_000
@@ -117,18 +116,20 @@ def analyze(paths: Sequence[Path]) -> tuple[Evidence, tuple[str, ...]]:
 
 def read(paths: Sequence[Path]) -> Found:
     """Read every file, and keep going where one cannot be read. Raises UsageError."""
-    files = list(_files(paths))
+    named = frozenset(paths)
+    files = list(islice(_files(paths), MAX_FILES))
     found = Found()
     keep = max(LEAST_ENTRIES, MAX_ALL_ENTRIES // max(1, len(files)))
     for path in files:
         try:
+            # What the operator has named may be a link; what lies beside it leads nowhere.
+            content, written_ns = _content(path, follow=path in named)
             if path.name == REPORT:
-                found.processes |= _processes(_content(path))
+                found.processes |= _processes(content)
             elif path.suffix == PAGE_SUFFIX:
-                page = parse_page(_content(path))
-                _keep_page(found.pages, page)
+                _keep_page(found.pages, parse_page(content))
             else:
-                dump = Dump(parse_dump(_content(path), keep), path.stat().st_mtime_ns)
+                dump = Dump(parse_dump(content, keep), written_ns)
                 _keep_dump(found.dumps, _rank_of(path), dump)
         except (FlightError, PageError, CodecError) as error:
             found.unreadable.append(f"{path}: {error}")
@@ -164,26 +165,28 @@ def _within(top: Path) -> Iterator[Path]:
                 yield path
 
 
-def _content(path: Path) -> bytes:
-    """The bytes of a file. Raises OSError and FlightError."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        info = os.fstat(file.fileno())
-        if not stat.S_ISREG(info.st_mode):
-            raise FlightError("it is no regular file")
-        if info.st_size > MAX_FILE_BYTES:
-            raise FlightError(
-                f"it has {info.st_size} bytes, more than {MAX_FILE_BYTES}: dump with a smaller "
-                "TORCH_FR_BUFFER_SIZE, or without stacks"
-            )
-        return file.read(MAX_FILE_BYTES)
+def _content(path: Path, *, follow: bool) -> tuple[bytes, int]:
+    """The bytes of a file, and when it was written. Raises OSError and FlightError."""
+    fd = untrusted.open_file(path, follow=follow)
+    try:
+        info = os.fstat(fd)
+        data = b"" if info.st_size > MAX_FILE_BYTES else untrusted.read_from(fd, MAX_FILE_BYTES + 1)
+    finally:
+        os.close(fd)
+    size = max(info.st_size, len(data))
+    if size > MAX_FILE_BYTES:
+        raise FlightError(
+            f"it has {size} bytes, more than {MAX_FILE_BYTES}: dump with a smaller "
+            "TORCH_FR_BUFFER_SIZE, or without stacks"
+        )
+    return data, info.st_mtime_ns
 
 
 def _processes(data: bytes) -> dict[int, ProcessState]:
     """The processes of a report.json, by rank. Raises CodecError."""
     try:
-        report = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        report = untrusted.parse_json(data)
+    except ValueError as error:
         raise CodecError(f"no JSON: {error}") from error
     ranks = report.get("ranks") if isinstance(report, dict) else None
     if not isinstance(ranks, list) or report.get("schema") != SCHEMA:
@@ -199,6 +202,8 @@ def _rank_of(path: Path) -> int:
     digits = _RANK.search(path.name)
     if digits is None:
         raise FlightError("its name does not end in a rank")
+    if int(digits[1]) >= MAX_WORLD:
+        raise FlightError(f"its name ends in no rank: no job has more than {MAX_WORLD}")
     return int(digits[1])
 
 

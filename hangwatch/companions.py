@@ -18,6 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hangwatch import untrusted
+from hangwatch.untrusted import Owner
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -27,6 +30,8 @@ JOB = "job.json"
 CONCLUDED = "concluded"
 """File by which the watchdog says that it has told of the end of all commands."""
 _BYTES = 128
+_JOB_BYTES = 1 << 16
+_ODD = (ValueError, TypeError, KeyError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,10 @@ def commands(run_dir: Path) -> list[Command]:
     """The commands of all supervisors that have entered, by pid."""
     found = []
     with suppress(OSError):
-        for path in run_dir.iterdir():
-            if path.name.startswith(PREFIX):
-                with suppress(OSError, ValueError):
-                    found.append(_read(path))
+        for name in untrusted.names(run_dir, Owner.DIRECTORY):
+            if name.startswith(PREFIX):
+                with suppress(OSError, *_ODD):
+                    found.append(_read(run_dir / name))
     return sorted(found, key=lambda command: command.pid)
 
 
@@ -74,14 +79,14 @@ class Companions:
         """Make our command known."""
         self._command_pid = command_pid
         fresh = self._run_dir / f".{PREFIX}{os.getpid()}"
-        self._own = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        fcntl.flock(self._own, fcntl.LOCK_EX)
+        self._own = untrusted.create(fresh)
+        fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._write(None)
         fresh.rename(self._run_dir / f"{PREFIX}{os.getpid()}")  # locked before anybody sees it
 
     def take_watch(self) -> bool:
         """Take the watch if nobody has it; whether that succeeded."""
-        fd = os.open(self._run_dir / WATCH, os.O_RDWR | os.O_CREAT, 0o600)
+        fd = untrusted.open_to_lock(self._run_dir / WATCH, create=True)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -112,11 +117,9 @@ class Companions:
     def job(self, **values: Any) -> dict[str, Any]:
         """What the first to have the watch has kept for those after it; values, if we are it."""
         path = self._run_dir / JOB
-        with suppress(OSError, ValueError):
-            return dict(json.loads(path.read_bytes()))
-        fresh = path.with_name(f".{JOB}-{os.getpid()}")
-        fresh.write_text(json.dumps(values))
-        fresh.replace(path)
+        with suppress(OSError, ValueError, TypeError):
+            return dict(untrusted.read_json(path, _JOB_BYTES, Owner.DIRECTORY))
+        untrusted.replace(path, json.dumps(values).encode())
         return values
 
     def _write(self, exit_code: int | None) -> None:
@@ -126,8 +129,8 @@ class Companions:
 
 
 def _read(path: Path) -> Command:
-    """One file. Raises OSError, ValueError for one that is being written."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    """One file. Raises OSError, and one of _ODD for one that is being written."""
+    fd = untrusted.open_file(path, Owner.DIRECTORY)
     try:
         record = json.loads(os.pread(fd, _BYTES, 0))
         pid, code = int(record["pid"]), record["exit_code"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from contextlib import suppress
@@ -10,9 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from hangwatch import untrusted
 from hangwatch.errors import ReportError
 from hangwatch.notice import fold_command, printable
-from hangwatch.report.files import LATEST, load
+from hangwatch.report.files import LATEST, load, read_run
 from hangwatch.report.terminal import PLAIN
 from hangwatch.top.view import seconds
 
@@ -73,7 +73,7 @@ def read(path: Path) -> list[Run]:
 
     Raises ReportError where there is none.
     """
-    if not path.is_dir():
+    if not path.is_dir():  # by the operator's word, a link or not
         raise ReportError(f"{path} is no directory: name one with reports")
     found = [path] if _is_run(path) else [below for below in _directories(path) if _is_run(below)]
     if not found:
@@ -127,24 +127,25 @@ def _incident_lines(incident: Incident, run: Run, style: Style) -> Iterator[str]
 
 def _directories(path: Path) -> list[Path]:
     return [
-        below
-        for below in path.iterdir()
-        if below.is_dir() and not below.name.startswith(".") and below.name != LATEST
+        path / name
+        for name in untrusted.names(path, follow=True)
+        if not name.startswith(".") and name != LATEST and untrusted.is_directory(path / name)
     ]
 
 
 def _is_run(path: Path) -> bool:
     with suppress(OSError):
-        return any(_RUN.fullmatch(p.name) or _INCIDENT.fullmatch(p.name) for p in path.iterdir())
+        names = untrusted.names(path, follow=True)
+        return any(_RUN.fullmatch(name) or _INCIDENT.fullmatch(name) for name in names)
     return False
 
 
 def _run(path: Path) -> Run:
-    names = sorted(below.name for below in path.iterdir())
+    names = sorted(untrusted.names(path, follow=True))
     told: list[dict[str, Any]] = []
     for name in filter(_RUN.fullmatch, names):
         with suppress(OSError, *_ODD):
-            told.append(dict(json.loads((path / name).read_bytes())))
+            told.append(dict(read_run(path / name)))
     watches = []
     for content in told:
         with suppress(*_ODD):

@@ -10,16 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch import untrusted
 from hangwatch.errors import PageError
 from hangwatch.page import parse_page
 from hangwatch.pidfd import kept_status, open_pid
 from hangwatch.types import Phase
+from hangwatch.untrusted import Owner
 from hangwatch.watchdog.processes import PROC, read_stat
 
 if TYPE_CHECKING:
     from hangwatch.types import RankPage
 
 SUFFIX = ".page"
+MAX_PAGE_BYTES = 16 << 20
+"""No page is larger; what is, is not one of ours."""
 _FAILED = 1
 """The exit code of a rank of which nobody knows how it ended, but that it was not well."""
 
@@ -51,9 +55,9 @@ class LocalRanks:
     def look(self) -> bool:
         """Notice who has come and who has ended; whether any runs."""
         with suppress(OSError):
-            for path in self._directory.iterdir():
-                if path.suffix == SUFFIX and path.name not in self._ranks:
-                    self._meet(path)
+            for name in untrusted.names(self._directory, Owner.DIRECTORY):
+                if name.endswith(SUFFIX) and name not in self._ranks:
+                    self._meet(self._directory / name)
         for one in self._ranks.values():
             if not one.ended_ns:
                 self._check(one)
@@ -89,7 +93,7 @@ class LocalRanks:
 
     def _meet(self, path: Path) -> None:
         try:
-            page = parse_page(path.read_bytes(), events=False)
+            page = parse_page(_content(path), events=False)
         except (OSError, PageError):
             return  # it is being made
         identity = page.identity
@@ -127,8 +131,13 @@ def _last_word(path: Path) -> int:
     """The exit code as far as the page tells."""
     page: RankPage | None = None
     with suppress(OSError, PageError):
-        page = parse_page(path.read_bytes(), events=False)
+        page = parse_page(_content(path), events=False)
     return 0 if page is not None and page.phase is Phase.EXITED else _FAILED
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a page. Raises OSError."""
+    return untrusted.read(path, MAX_PAGE_BYTES, Owner.DIRECTORY)
 
 
 def launcher_of(pid: int, proc: str = PROC) -> int:

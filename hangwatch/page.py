@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     Convert = Callable[[Any], Any]
 
+MAX_WORLD = 1 << 20
+"""Ranks in one job. A page that claims more is not believed: what is built of it would grow."""
 _I64 = 1 << 63
 _U64 = 1 << 64
 
@@ -48,9 +50,21 @@ def parse_page(data: Any, *, events: bool = True) -> RankPage:
         )
         if not events:
             values["events"] = []
-        return typing.cast("RankPage", _converter(RankPage)(_legible(values)))
+        return _believed(typing.cast("RankPage", _converter(RankPage)(_legible(values))))
     except (TypeError, ValueError, BufferError) as error:
         raise PageError(f"rank page cannot be read: {error}") from error
+
+
+def _believed(page: RankPage) -> RankPage:
+    """The page. Raises ValueError where it claims what no job has."""
+    who = page.identity
+    claimed = max(who.world_size, who.local_world_size, who.rank + 1, who.local_rank + 1)
+    if claimed > MAX_WORLD:
+        raise ValueError(f"it claims {claimed} ranks, and no job has more than {MAX_WORLD}")
+    for group in page.groups:
+        if group.key.ranks and not 0 <= min(group.key.ranks) <= max(group.key.ranks) < MAX_WORLD:
+            raise ValueError(f"it claims a group with ranks beyond {MAX_WORLD}")
+    return page
 
 
 def _decode_native(data: Any, *, events: bool) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch import untrusted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -74,7 +76,7 @@ def make(run_id: str, environ: Mapping[str, str]) -> RunDir:
     def take(parent: Path) -> RunDir:
         path = parent / f"{run_id}-{os.getpid()}"
         path.mkdir(mode=0o700)
-        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        lock = untrusted.create(path / LOCK)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return RunDir(path, lock)
 
@@ -105,7 +107,7 @@ def _join(path: Path) -> RunDir:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
         try:
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            lock = untrusted.open_to_lock(path / LOCK, create=True)
         except FileNotFoundError:
             continue  # its last holder has just removed it
         if _locked(lock, fcntl.LOCK_EX):
@@ -171,7 +173,7 @@ def _sweep(parent: Path) -> None:
 def _remove_abandoned(path: Path) -> None:
     """Remove it if nobody holds its lock; one without a lock was never finished."""
     try:
-        handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        handle = untrusted.open_to_lock(path / LOCK)
     except FileNotFoundError:
         shutil.rmtree(path, ignore_errors=True)
         return

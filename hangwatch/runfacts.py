@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hangwatch import untrusted
+from hangwatch.untrusted import Owner
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -47,19 +50,13 @@ def keep(run_dir: Path, greeting: Mapping[str, Any]) -> None:
     """Write what the watchdog is told of the run (greeting.py). Raises OSError."""
     content = {name: greeting[name] for name in _TAKEN}
     content |= {"schema": SCHEMA, "supervisor_pid": os.getpid(), "node": socket.gethostname()}
-    fresh = run_dir / f".{FILE}-{os.getpid()}"
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "w") as file:
-        json.dump(content, file)
-    fresh.replace(run_dir / FILE)
+    untrusted.replace(run_dir / FILE, json.dumps(content).encode())
 
 
 def read(run_dir: Path) -> RunFacts | None:
     """What was kept, None where there is nothing that can be read."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        handle = os.open(run_dir / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            content = json.loads(file.read(MAX_BYTES))
+    with suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
+        content = untrusted.read_json(run_dir / FILE, MAX_BYTES, Owner.DIRECTORY)
         if content["schema"] != SCHEMA:
             return None
         report_dir = content["report_dir"]

@@ -14,7 +14,7 @@ from hangwatch.config import Config
 from hangwatch.errors import ReportError
 from hangwatch.notice import say
 from hangwatch.report import build_report, format_verdict, load, render_page
-from hangwatch.report.files import LATEST
+from hangwatch.report.files import latest
 from hangwatch.report.terminal import Style
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _to_be_listed(path: Path) -> bool:
     """Whether it is a report directory that does not say which of its runs is the newest."""
-    return path.is_dir() and not (path / LATEST).exists() and listing.is_report_directory(path)
+    return path.is_dir() and latest(path) is None and listing.is_report_directory(path)
 
 
 def _put(text: str, file: str | None) -> None:

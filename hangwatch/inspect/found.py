@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch.page import MAX_WORLD
 from hangwatch.watchdog.processes import PROC, Tree, environment, read_stat
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _NAMES = frozenset(
         "HANGWATCH_DIR",
     }
 )
+_DIGITS = 10
+MAX_MAPS_BYTES = 32 << 20
 _TORCH = re.compile(rb"/libtorch(?:_\w+)?\.so")
 """As it shows in /proc/PID/maps of a process that has loaded torch."""
 
@@ -71,7 +74,8 @@ class Process:
 def has_torch(pid: int, proc: str = PROC) -> bool:
     """Whether a process has loaded torch; not so where it is somebody else's."""
     try:
-        return _TORCH.search(Path(proc, str(pid), "maps").read_bytes()) is not None
+        with Path(proc, str(pid), "maps").open("rb") as file:
+            return _TORCH.search(file.read(MAX_MAPS_BYTES)) is not None
     except OSError:
         return False
 
@@ -188,4 +192,6 @@ def _process(stat: Stat, proc: str) -> Process:
 
 
 def _number(text: str | None, otherwise: int) -> int:
-    return int(text) if text and text.isascii() and text.isdecimal() else otherwise
+    """A number of a variable, which anybody may set: no larger than any job."""
+    sane = text and text.isascii() and text.isdecimal() and len(text) < _DIGITS
+    return int(text) if text and sane and int(text) <= MAX_WORLD else otherwise

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangwatch import runfacts
 from hangwatch.top import runs
 from hangwatch.top.ranks import Processes, waited_in
 from hangwatch.watchdog.look import QUIET_S, Looker
@@ -45,8 +44,9 @@ class Watched:
     def add(self, directories: Iterable[str]) -> None:
         """Read the pages of further runs, which their ranks have named."""
         for directory in set(directories) - self._known - {""}:
-            if Path(directory, runfacts.FILE).exists():
-                self._read(runs.describe(Path(directory)))
+            run = runs.describe(Path(directory))
+            if run.facts:
+                self._read(run)
 
     @property
     def pids(self) -> frozenset[int]:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hangwatch import untrusted
 from hangwatch.errors import ReportError
 from hangwatch.notice import printable
 from hangwatch.report.model import SCHEMA, build_report
@@ -37,7 +38,11 @@ LATEST = "latest"
 REPORT = "report.json"
 PAGE = "index.html"
 RUN = "run.json"
-_INCIDENT = re.compile(r"incident-(\d{3,})")
+_INCIDENT = re.compile(r"incident-(\d{3,18})")
+_RUN = re.compile(r"run(?:-.+)?\.json")
+MAX_BYTES = 128 << 20
+"""Of a report.json; one of ten thousand ranks has some 20 MB."""
+MAX_RUN_BYTES = 4 << 20
 MANY = 64
 """Entries of a list that are not indented."""
 _TRIES = 100
@@ -53,10 +58,11 @@ def open_run(root: Path, run_id: str) -> Path:
     """
     path = root / run_id
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, probe = tempfile.mkstemp(prefix=".probe-", dir=path)
-        os.close(handle)
-        Path(probe).unlink()
+        root.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        with untrusted.held_directory(path):
+            pass
     except OSError as error:
         raise ReportError(f"reports cannot be written to {path}: {error.strerror}") from None
     with suppress(OSError):
@@ -66,7 +72,7 @@ def open_run(root: Path, run_id: str) -> Path:
 
 def _point(link: Path, target: str) -> None:
     """Make or move a symbolic link; anything else of that name is left alone."""
-    if link.exists() and not link.is_symlink():
+    if os.path.lexists(link) and not link.is_symlink():
         return
     fresh = link.with_name(f".{link.name}-{secrets.token_hex(8)}")
     fresh.symlink_to(target)
@@ -88,29 +94,34 @@ def write_incident(
     """
     report = build_report(evidence)
     try:
-        fresh = Path(tempfile.mkdtemp(prefix=".incident-", dir=run_dir))
-        try:
-            _fill(fresh, evidence, report)
-            path = _swap(fresh, replace) if replace else _place(fresh, run_dir)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+        with untrusted.held_directory(run_dir) as held:
+            fresh = Path(tempfile.mkdtemp(prefix=".incident-", dir=held))
+            try:
+                _fill(fresh, evidence, report)
+                path = _swap(fresh, held / replace.name) if replace else _place(fresh, held)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+            why = _add_page(path, report)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ReportError(f"the report cannot be written to {run_dir}: {reason}") from None
-    _add_page(path, report, lost if lost is not None else [])
+    path = run_dir / path.name
+    if why and lost is not None:
+        lost.append(f"{path / PAGE} could not be written: {why}")
     return path
 
 
-def _add_page(path: Path, report: Mapping[str, Any], lost: list[str]) -> None:
-    """Write index.html. Whatever is wrong with it, report.json is there already."""
+def _add_page(path: Path, report: Mapping[str, Any]) -> str:
+    """Write index.html, and say why that failed: report.json is there already, whatever it is."""
     fresh = path / f".{PAGE}-{secrets.token_hex(8)}"
     try:
         _write(fresh, render_page(report).encode())
         fresh.replace(path / PAGE)
     except Exception as error:  # noqa: BLE001 (a fault of ours must not cost the report)
-        lost.append(f"{path / PAGE} could not be written: {error}")
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
+        return str(error.strerror if isinstance(error, OSError) else error)
+    return ""
 
 
 def _fill(path: Path, evidence: Evidence, report: Mapping[str, Any]) -> None:
@@ -172,11 +183,11 @@ def _write(path: Path, data: bytes) -> None:
 
 def _place(fresh: Path, run_dir: Path) -> Path:
     """Give a new incident the next free number."""
-    taken = [int(m[1]) for path in run_dir.iterdir() if (m := _INCIDENT.fullmatch(path.name))]
+    taken = [int(name[9:]) for name in _names(run_dir) if _INCIDENT.fullmatch(name)]
     first = max(taken, default=0) + 1
     for number in range(first, first + _TRIES):
         path = run_dir / f"incident-{number:03d}"
-        if not path.exists() and _renamed(fresh, path):
+        if not os.path.lexists(path) and _renamed(fresh, path):
             return path
     raise OSError("no free incident number")
 
@@ -225,29 +236,35 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
     ``run-<node>.json``. The incidents are those that lie in run_dir.
     """
     node = socket.gethostname()
+    content = {
+        "schema": RUN_SCHEMA,
+        "id": run_id,
+        "node": node,
+        "watch": watch,
+        "command": list(command),
+        "started_at": started_at,
+        "duration_s": round(duration_s, 3),
+        "exit_code": exit_code,
+        "incidents": [],
+        "lost": list(lost),
+        "notes": notes_content(notes),
+    }
     try:
-        incidents = sorted(p.name for p in run_dir.iterdir() if _INCIDENT.fullmatch(p.name))
-        content = {
-            "schema": RUN_SCHEMA,
-            "id": run_id,
-            "node": node,
-            "watch": watch,
-            "command": list(command),
-            "started_at": started_at,
-            "duration_s": round(duration_s, 3),
-            "exit_code": exit_code,
-            "incidents": incidents,
-            "lost": list(lost),
-            "notes": notes_content(notes),
-        }
-        fresh = run_dir / f".{RUN}-{secrets.token_hex(8)}"
-        try:
-            _write(fresh, _json(content))
-            return _place_run(fresh, run_dir, node, watch)
-        finally:
-            fresh.unlink(missing_ok=True)
+        with untrusted.held_directory(run_dir) as held:
+            content["incidents"] = sorted(filter(_INCIDENT.fullmatch, _names(held)))
+            fresh = held / f".{RUN}-{secrets.token_hex(8)}"
+            try:
+                _write(fresh, _json(content))
+                return run_dir / _place_run(fresh, held, node, watch).name
+            finally:
+                fresh.unlink(missing_ok=True)
     except OSError as error:
         raise ReportError(f"{run_dir / RUN} cannot be written: {error.strerror}") from None
+
+
+def _names(held: Path) -> list[str]:
+    """What is in a directory that is held open: its path is a link."""
+    return untrusted.names(held, follow=True)
 
 
 def _place_run(fresh: Path, run_dir: Path, node: str, watch: str) -> Path:
@@ -258,7 +275,7 @@ def _place_run(fresh: Path, run_dir: Path, node: str, watch: str) -> Path:
         with suppress(OSError):  # it exists, or the file system has no hard links
             os.link(fresh, path)
             return path
-        if not path.exists() or _is_of(path, watch):
+        if not os.path.lexists(path) or _is_of(path, watch):
             fresh.replace(path)
             return path
     raise OSError("no free name")
@@ -267,7 +284,7 @@ def _place_run(fresh: Path, run_dir: Path, node: str, watch: str) -> Path:
 def _is_of(path: Path, watch: str) -> bool:
     """Whether a run.json was written by this watch."""
     try:
-        content = json.loads(path.read_bytes())
+        content = read_run(path)
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("watch") == watch
@@ -281,7 +298,7 @@ def load(path: Path) -> tuple[Path, dict[str, Any]]:
     """
     file = _find(path)
     try:
-        content = json.loads(file.read_bytes())
+        content = untrusted.read_json(file, MAX_BYTES, follow=file == path)
     except OSError as error:
         raise ReportError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError:
@@ -292,21 +309,43 @@ def load(path: Path) -> tuple[Path, dict[str, Any]]:
     return file.parent, content
 
 
+def latest(root: Path) -> Path | None:
+    """The run that ``latest`` in a report directory means, None where that is none of its runs.
+
+    Anybody who may write there could have it lead elsewhere.
+    """
+    with suppress(OSError):
+        name = str((root / LATEST).readlink())
+        if Path(name).name == name and untrusted.is_directory(root / name):
+            return root / name
+    return None
+
+
+def run_files(run_dir: Path) -> list[Path]:
+    """What the watchdogs of a run have left of it; nothing where it cannot be looked at."""
+    with suppress(OSError):
+        return [run_dir / name for name in sorted(untrusted.names(run_dir)) if _RUN.fullmatch(name)]
+    return []
+
+
+def read_run(path: Path) -> Any:
+    """The content of a run.json. Raises OSError, ValueError."""
+    return untrusted.read_json(path, MAX_RUN_BYTES)
+
+
 def _find(path: Path) -> Path:
     if not path.exists():
         raise ReportError(f"{path} does not exist")
-    if path.is_file():
+    if not path.is_dir():
         return path
-    if (path / REPORT).exists():
+    names = untrusted.names(path, follow=True)
+    if REPORT in names:
         return path / REPORT
-    incidents = sorted(
-        (p for p in path.iterdir() if _INCIDENT.fullmatch(p.name)),
-        key=lambda p: int(p.name.partition("-")[2]),
-    )
+    incidents = sorted(filter(_INCIDENT.fullmatch, names), key=lambda name: int(name[9:]))
     if incidents:
-        return incidents[-1] / REPORT
-    if (path / LATEST).is_dir():
-        return _find(path / LATEST)
-    if (path / RUN).exists():
+        return path / incidents[-1] / REPORT
+    if run := latest(path):
+        return _find(run)
+    if RUN in names:
         raise ReportError(f"{path} holds no incident: nothing was found in that run")
     raise ReportError(f"{path} holds no report: name an incident, a run or a report directory")

@@ -6,14 +6,13 @@ incident the report knows the ranks of all nodes, as they were when it was writt
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import ReportError
-from hangwatch.report.files import load
+from hangwatch.report.files import load, read_run, run_files
 from hangwatch.top.view import Row, Trouble
 from hangwatch.types import Phase, Site
 from hangwatch.watchdog import state
@@ -22,7 +21,10 @@ from hangwatch.watchdog.incidents import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
+ODD = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError),
+    *(RecursionError, OverflowError),
+)
 """What reading values raises that hangwatch has not written so."""
 _AT_HAND = frozenset({Stage.SLOW, Stage.HANG, Stage.FAILED})
 _ENDED = frozenset({Phase.EXITED, Phase.RAISED})
@@ -84,7 +86,7 @@ class Reports:
         if not found.at_hand or found.report is None:
             return None
         try:
-            written = (found.report / "report.json").stat().st_mtime
+            written = (found.report / "report.json").lstat().st_mtime
             if self._last and (self._last.where, self._last.written) == (found.report, written):
                 return self._last
             where, content = load(found.report)
@@ -200,9 +202,9 @@ def ending(report_dir: Path | None, watch: str) -> tuple[str, int]:
 
     From the run.json that its watch has written; empty where there is none.
     """
-    for path in sorted(report_dir.glob("run*.json")) if report_dir else ():
+    for path in run_files(report_dir) if report_dir else ():
         with suppress(OSError, *ODD):
-            content = json.loads(path.read_bytes())
+            content = read_run(path)
             if content["watch"] == watch:
                 return f"exit code {int(content['exit_code'])}", len(content["incidents"])
     return "", 0

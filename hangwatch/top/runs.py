@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import re
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangwatch import companions, runfacts
+from hangwatch import companions, runfacts, untrusted
 from hangwatch.errors import UsageError
 from hangwatch.notice import fold_command, printable
 from hangwatch.rundir import LOCK, bases
+from hangwatch.untrusted import Owner
 from hangwatch.watchdog.pages import SUFFIX
 from hangwatch.watchdog.processes import PROC, Tree, environment, read_stat
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from hangwatch.runfacts import RunFacts
 
+MAX_RUNS = 256
+"""Runs of one user that are looked at, the newest: anybody can make thousands."""
 DIRECTORY = "HANGWATCH_DIR"
 """Where the ranks of a watched job are told the directory of their run."""
 
@@ -96,7 +100,7 @@ def choose(word: str, environ: Mapping[str, str], proc: str = PROC) -> Run:
     if word and Path(word).is_dir():
         return _of_directory(Path(word))
     own = environ.get(DIRECTORY)
-    if not word and own and (Path(own) / runfacts.FILE).exists():
+    if not word and own and runfacts.read(Path(own)):
         return describe(Path(own))  # called from inside a job
     runs = find(environ)
     if word.isdecimal() and (run := _of_pid(int(word), runs, proc)):
@@ -116,17 +120,32 @@ def choose(word: str, environ: Mapping[str, str], proc: str = PROC) -> Run:
 
 def _directories(environ: Mapping[str, str]) -> Iterator[Path]:
     """What may be the directory of a run."""
-    pattern = "hangwatch-*" if os.geteuid() == 0 else f"hangwatch-{os.getuid()}"
+    every = os.geteuid() == 0
+    pattern = re.compile(r"hangwatch-\d+" if every else f"hangwatch-{os.getuid()}")
     for base in bases(environ):
         with suppress(OSError):
-            for parent in base.glob(pattern):
+            for parent in filter(pattern.fullmatch, untrusted.names(base, follow=True)):
                 with suppress(OSError):
-                    yield from parent.iterdir()
+                    yield from _of_user(base / parent)
+
+
+def _of_user(parent: Path) -> Iterator[Path]:
+    """The newest run directories of one user. Raises OSError."""
+    owner = parent.lstat().st_uid
+    found = []
+    for name in untrusted.names(parent, Owner.DIRECTORY):
+        with suppress(OSError):
+            below = (parent / name).lstat()
+            if stat.S_ISDIR(below.st_mode) and below.st_uid == owner:
+                found.append((below.st_mtime, parent / name))
+    yield from (path for _, path in sorted(found)[-MAX_RUNS:])
 
 
 def _of_directory(path: Path) -> Run:
-    run = describe(path.absolute())
-    if run.facts is None and not any(path.glob(f"*{SUFFIX}")):
+    run = describe(path.resolve())
+    if run.facts is None and not any(
+        name.endswith(SUFFIX) for name in untrusted.names(run.path, Owner.DIRECTORY)
+    ):
         raise UsageError(f"{path} is no directory of a run: it holds neither its facts nor pages")
     return run
 
@@ -139,8 +158,8 @@ def _of_pid(pid: int, runs: list[Run], proc: str) -> Run | None:
     below = [pid, *(stat.pid for stat in Tree(proc).descendants(pid))]
     for one in below:
         told = environment(one, DIRECTORY.__eq__, proc).get(DIRECTORY, "")
-        if told and (Path(told) / runfacts.FILE).exists():
-            return describe(Path(told))
+        if told and (run := describe(Path(told))).facts:
+            return run
     pids = set(below)
     named = [
         run
@@ -152,14 +171,6 @@ def _of_pid(pid: int, runs: list[Run], proc: str) -> Run | None:
 
 def _is_held(lock: Path) -> bool:
     """Whether somebody holds a lock (flock(2))."""
-    try:
-        handle = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
+    with suppress(OSError):
+        return untrusted.is_locked(lock)
     return False

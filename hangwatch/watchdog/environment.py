@@ -7,7 +7,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from hangwatch import redaction
+from hangwatch import redaction, untrusted
 from hangwatch.nccl import library
 from hangwatch.watchdog.processes import PROC, environment
 
@@ -37,6 +37,7 @@ _SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH")
 _TORCH = re.compile(r"(\S.*/torch)/lib/libtorch_\w+\.so")
 _VERSION = re.compile(r"""^__version__ = ['"]([^'"]{1,64})['"]""", re.MULTILINE)
 _MAX_CHARS = 500
+_MAX_VERSION_BYTES = 64 << 10
 
 
 def is_allowed(name: str) -> bool:
@@ -76,7 +77,8 @@ def torch_version(pid: int, proc: str = PROC) -> str:
         if where is None:
             return ""
         directory = where[1][where[1].index("/") :]
-        found = _VERSION.search(Path(directory, "version.py").read_text("utf-8", "replace"))
+        version = untrusted.read(Path(directory, "version.py"), _MAX_VERSION_BYTES, follow=True)
+        found = _VERSION.search(version.decode("utf-8", "replace"))
     except (OSError, ValueError):
         return ""
     return found[1] if found else ""

@@ -17,7 +17,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from hangwatch import untrusted
 from hangwatch.errors import EvidenceError
+from hangwatch.untrusted import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,16 +103,14 @@ def left_behind(page: Path, gone_age_s: float) -> bytes:
     """
     answer = page.with_name(page.name + ".flight")
     try:
-        with answer.open("rb") as file:
-            age_s = time.time() - os.fstat(file.fileno()).st_mtime
-            data = file.read(MAX_BYTES + 1)
+        data, made = _read(answer)
     except FileNotFoundError:
         raise EvidenceError("it ended and left none") from None
     except OSError as error:
         raise EvidenceError(f"it cannot be read: {error.strerror or error}") from error
-    if age_s > gone_age_s + FRESH_S:
+    if time.time() - made > gone_age_s + FRESH_S:
         raise EvidenceError("the one that it left was made long before its end")
-    return _bounded(data)
+    return data
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -124,14 +124,19 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _take(answer: Path) -> bytes:
     """Read the answer and free its shared memory. Raises OSError, EvidenceError."""
-    fd = os.open(answer, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    answer.unlink(missing_ok=True)
-    return _bounded(data)
+    try:
+        return _read(answer)[0]
+    finally:
+        answer.unlink(missing_ok=True)
 
 
-def _bounded(data: bytes) -> bytes:
+def _read(answer: Path) -> tuple[bytes, float]:
+    """The answer, and when it was made, Unix time in s. Raises OSError, EvidenceError."""
+    fd = untrusted.open_file(answer, Owner.DIRECTORY)
+    try:
+        data, made = untrusted.read_from(fd, MAX_BYTES + 1), os.fstat(fd).st_mtime
+    finally:
+        os.close(fd)
     if len(data) > MAX_BYTES:
         raise EvidenceError(f"it is larger than {MAX_BYTES >> 20} MiB")
-    return data
+    return data, made

@@ -1,6 +1,8 @@
 """Finds the rank pages of a run and reads the one that counts for each rank.
 
-A page is mapped once and then read in place. One incarnation of the job is
+A page is opened once and then read in place: mapped where it is this user's own. Another
+one's is read into memory each time, since its owner could cut the file while root looks at
+the mapping, which is a SIGBUS. One incarnation of the job is
 watched at a time (incarnations.py), from the oldest to the newest: that there
 is a newer one is said, and whoever watches decides when to go on to it. What
 cannot be read is said once and passed over, and so is a run directory that
@@ -11,14 +13,15 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hangwatch import redaction, untrusted
 from hangwatch.errors import PageError
 from hangwatch.page import parse_page
 from hangwatch.types import Phase, RankPage
+from hangwatch.untrusted import Owner
 from hangwatch.watchdog import ring
 from hangwatch.watchdog.incarnations import split
 from hangwatch.watchdog.processes import alive
@@ -36,6 +39,10 @@ NOTE_PREFIX = "agent-"
 MAX_NOTE_CHARS = 2000
 MAX_BYTES = 16 << 20
 """No page is larger; what is, is not one of ours."""
+MAX_PAGES = 4096
+MAX_MEMBERS = 8 << 20
+"""Members of groups that all pages of a run name together: 300 MB. Each of a node's ranks in a
+job of 10,000 names that many for each group that spans it."""
 UNFINISHED_S = 2.0
 """A file younger than this may still be in the making."""
 _NO_ROOM = "No space left on device, neither for its page nor for its note"
@@ -44,43 +51,48 @@ _NO_ROOM = "No space left on device, neither for its page nor for its note"
 
 @dataclass(slots=True)
 class OpenPage:
-    """One mapped page. ``bad`` says why it could not be read the last time."""
+    """One page. ``bad`` says why it could not be read the last time."""
 
     path: Path
-    memory: mmap.mmap
+    memory: mmap.mmap | None
+    """None where it belongs to somebody else."""
     fd: int
+    size: int
     since: float
     bad: str = ""
 
     def read(self, *, events: bool) -> RankPage:
         """Decode it. Raises PageError."""
-        self._check_size()
-        return parse_page(self.memory, events=events)
+        return parse_page(self._content(), events=events)
 
     def blocked_in(self) -> Waiting | None:
         """The oldest call that its rank is blocked in. Raises PageError."""
-        self._check_size()
-        return ring.blocked_in(self.memory)
+        return ring.blocked_in(self._content())
 
     def issued(self) -> list[Issued]:
         """The last collectives that its rank has issued, oldest first. Raises PageError."""
-        self._check_size()
-        return ring.issued(self.memory)
+        return ring.issued(self._content())
 
     def raw(self) -> bytes:
         """Its bytes. Raises PageError."""
-        self._check_size()
-        return self.memory[:]
+        return self._content()[:]
 
     def close(self) -> None:
         """Unmap it."""
-        self.memory.close()
+        if self.memory is not None:
+            self.memory.close()
         os.close(self.fd)
 
-    def _check_size(self) -> None:
+    def _content(self) -> mmap.mmap | bytes:
         # Reading a mapping beyond the end of a file that was cut is a SIGBUS.
-        if os.fstat(self.fd).st_size < len(self.memory):
+        if os.fstat(self.fd).st_size < self.size:
             raise PageError("it was truncated")
+        if self.memory is not None:
+            return self.memory
+        data = os.pread(self.fd, self.size, 0)
+        if len(data) < self.size:
+            raise PageError("it was truncated")
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +195,7 @@ class Pages:
 
     def _scan(self) -> None:
         try:
-            names = os.listdir(self._run_dir)  # noqa: PTH208 (names only: this runs all the time)
+            names = untrusted.names(self._run_dir, Owner.DIRECTORY)
         except OSError as error:
             self._news.lose(
                 "run-dir",
@@ -197,34 +209,47 @@ class Pages:
             if name in self._open and os.fstat(self._open[name].fd).st_nlink == 0:
                 self._drop(name)  # its process has replaced itself (exec) and made it anew
             if name.endswith(SUFFIX) and name not in self._open and name not in self._past:
-                self._map(name)
+                if len(self._open) < MAX_PAGES:
+                    self._map(name)
+                else:
+                    self._news.lose(
+                        "pages", f"more than {MAX_PAGES} pages: the others are not read"
+                    )
 
     def _note(self, name: str) -> None:
         since = self._refused.setdefault(name, self._now())
         try:
-            text = (self._run_dir / name).read_text("utf-8", "replace")
+            fd = untrusted.open_file(self._run_dir / name, Owner.DIRECTORY)
+            try:
+                data = untrusted.read_from(fd, 4 * MAX_NOTE_CHARS)
+            finally:
+                os.close(fd)
         except OSError:
             return
+        text = redaction.text(data.decode("utf-8", "replace"), MAX_NOTE_CHARS)
         if text or self._now() - since > self._unfinished_s:
-            self._notes[name] = text[:MAX_NOTE_CHARS].strip() or _NO_ROOM
+            self._notes[name] = text.strip() or _NO_ROOM
 
     def _map(self, name: str) -> None:
         path = self._run_dir / name
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = untrusted.open_file(path, Owner.DIRECTORY)
         except OSError as error:
             self._unreadable(name, error.strerror or str(error))
             return
         try:
-            size = _checked_size(fd, self._run_dir)
-            memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+            status = os.fstat(fd)
+            size = _checked_size(status)
+            ours = status.st_uid == os.geteuid()
+            memory = mmap.mmap(fd, size, prot=mmap.PROT_READ) if ours else None
         except (OSError, PageError) as error:
             os.close(fd)
             self._unreadable(name, str(error))
             return
-        self._open[name] = OpenPage(path, memory, fd, self._refused.get(name, self._now()))
+        self._open[name] = OpenPage(path, memory, fd, size, self._refused.get(name, self._now()))
 
     def _read_all(self) -> Iterable[Seen]:
+        room = MAX_MEMBERS
         for name, page in list(self._open.items()):
             try:
                 light = page.read(events=False)
@@ -232,10 +257,14 @@ class Pages:
                 page.bad = str(error)
                 if self._now() - page.since > self._unfinished_s:
                     self._report(name, page.bad)
-                if os.fstat(page.fd).st_size != len(page.memory):
+                if os.fstat(page.fd).st_size != page.size:
                     self._refused[name] = page.since
                     self._drop(name)  # it may have grown since: map it anew
             else:
+                room -= sum(len(group.key.ranks) for group in light.groups)
+                if room < 0:
+                    self._report(name, f"the pages here name more than {MAX_MEMBERS} members")
+                    continue
                 page.bad = ""
                 yield Seen(page, light)
 
@@ -274,15 +303,8 @@ class Pages:
             page.close()
 
 
-def _checked_size(fd: int, run_dir: Path) -> int:
-    """The size of what may be a page. Raises PageError, OSError.
-
-    It is ours, or that of whom the directory belongs to, which root may look at.
-    """
-    status = os.fstat(fd)
-    owners = {os.geteuid(), run_dir.stat().st_uid}
-    if not stat.S_ISREG(status.st_mode) or status.st_uid not in owners:
-        raise PageError("it is no file of ours")
+def _checked_size(status: os.stat_result) -> int:
+    """The size of what may be a page. Raises PageError."""
     if not 0 < status.st_size <= MAX_BYTES:
         raise PageError(f"it has {status.st_size} bytes")
     return status.st_size

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hangwatch import untrusted
 from hangwatch.costly import find_costs, note_of, parse_facts
 from hangwatch.errors import PageError
+from hangwatch.untrusted import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,4 @@ class Practice:
 
 
 def _left(page: Path) -> bytes:
-    fd = os.open(f"{page}{SUFFIX}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        return file.read(MAX_BYTES)
+    return untrusted.read(page.with_name(page.name + SUFFIX), MAX_BYTES, Owner.DIRECTORY)

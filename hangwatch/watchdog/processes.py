@@ -22,12 +22,15 @@ COMMAND_CHARS = 200
 """A command line is shown up to this length."""
 COMMAND_BYTES = 32 << 10
 """So much of one is read."""
+MAX_ENVIRON_BYTES = 8 << 20
 _ENDED = frozenset("ZXx")
 _FIELD_STATE = 3
 _FIELD_PPID = 4
 _FIELD_START = 22
 _FIELD_EXIT = 52
 _FIRST_AFTER_COMM = 3
+_DIGITS = 10
+"""A number of more has nothing to do with ranks."""
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
 
 
@@ -130,7 +133,8 @@ def environment(pid: int, wanted: Callable[[str], bool], proc: str = PROC) -> di
     made later does not show.
     """
     try:
-        raw = Path(proc, str(pid), "environ").read_bytes()
+        with Path(proc, str(pid), "environ").open("rb") as file:
+            raw = file.read(MAX_ENVIRON_BYTES)
     except OSError:
         return {}
     found = {}
@@ -189,7 +193,8 @@ class Tree:
 def _integer(variables: Mapping[str, str], name: str) -> int:
     """A variable as a number, -1 where it is none."""
     text = variables.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() else -1
+    sane = text.isascii() and text.isdecimal() and len(text) < _DIGITS
+    return int(text) if sane else -1
 
 
 def _listdir(path: str) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmap import mmap
 
 
-def blocked_in(memory: mmap) -> Waiting | None:
+def blocked_in(memory: mmap | bytes) -> Waiting | None:
     """The oldest call that the owner of a page is blocked in. Raises PageError."""
     events = _raw_events(memory)
     if events is None:
@@ -36,7 +36,7 @@ def blocked_in(memory: mmap) -> Waiting | None:
     return min(blocked, key=lambda wait: wait.since_ns, default=None)
 
 
-def issued(memory: mmap) -> list[Issued]:
+def issued(memory: mmap | bytes) -> list[Issued]:
     """The collectives in the ring of a page, oldest first. Raises PageError."""
     events = _raw_events(memory)
     if events is None:
@@ -57,7 +57,7 @@ def _line(site: dict[str, Any] | None) -> tuple[str, int] | None:
     return (site["file"], site["line"]) if site else None
 
 
-def _raw_events(memory: mmap) -> list[dict[str, Any]] | None:
+def _raw_events(memory: mmap | bytes) -> list[dict[str, Any]] | None:
     """The events as the native reader gives them, None where it cannot read the page."""
     try:
         from hangwatch import _native  # noqa: PLC0415 (absent where it could not be built)

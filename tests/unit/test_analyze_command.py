@@ -135,7 +135,7 @@ def test_other_files_and_nothing_at_all_are_errors(
     assert "ends in its rank" in analyzed(capsys, tmp_path)[2]
     assert "does not exist" in analyzed(capsys, tmp_path / "gone_3")[2]
     os.mkfifo(tmp_path / "rank_0")
-    assert "no regular file" in analyzed(capsys, tmp_path)[2]
+    assert "it is a FIFO, not a file" in analyzed(capsys, tmp_path)[2]
     for words in ((), ("--json",), (tmp_path, "--jason")):
         code, _, err = analyzed(capsys, *words)
         assert code == 2

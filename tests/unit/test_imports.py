@@ -14,7 +14,7 @@ PACKAGE = Path(hangwatch.__file__).parent
 
 BOTTOM = frozenset(
     {"types", "errors", "frames", "moments", "notice", "collector", "_native", "__init__"}
-    | {"redaction", "secret_names"}
+    | {"redaction", "secret_names", "untrusted"}
 )
 READERS = frozenset({"config", "page", "json_page"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "notice": frozenset({"redaction"}),
     "redaction": frozenset({"secret_names"}),
     "secret_names": frozenset(),
+    "untrusted": frozenset(),
     "collector": frozenset(),
     "frames": frozenset({"types"}),
     "config": BOTTOM,
@@ -35,9 +36,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "costly": BOTTOM | {"diagnosis"},
     "agent": BOTTOM | READERS | {"companions", "election", "rundir"},
     "report": BOTTOM | READERS | {"flight"},
-    "companions": frozenset(),
+    "companions": frozenset({"untrusted"}),
     "election": frozenset(),
-    "rundir": frozenset(),
+    "rundir": frozenset({"untrusted"}),
     "pidfd": frozenset(),
     "preflight": BOTTOM,
     "metrics": BOTTOM | READERS | {"report"},
@@ -62,6 +63,7 @@ BANNED: dict[str, frozenset[str]] = {
 STANDARD_ONLY = frozenset(
     {"agent", "types", "errors", "config", "frames", "notice", "json_page", "preflight"}
     | {"companions", "election", "redaction", "rundir", "secret_names"}
+    | {"untrusted"}
 )
 """Parts that run in a training process."""
 LOADED_LATE = frozenset({"torch", "numpy"})

@@ -165,7 +165,7 @@ def test_one_whose_number_is_taken_while_it_is_replaced_gets_the_next(
         "rename",
         lambda path, target: (
             rename(path, target),
-            path == first and rename(write_incident(run_dir, SLOW), first),
+            path.name == first.name and rename(write_incident(run_dir, SLOW), first),
         ),
     )
     assert write_incident(run_dir, HANG, replace=first) == run_dir / "incident-002"
