@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hangwatch import rundir
+from hangwatch import rundir, untrusted
 from hangwatch.agent import rank as ranks
 from hangwatch.agent.environment import (
     SUPERVISOR_PID,
@@ -80,7 +80,7 @@ class Unwrapped:
         try:
             if not wanted:
                 return
-            watch = os.open(held.path / WATCH, os.O_RDWR | os.O_CREAT, 0o600)
+            watch = untrusted.open_to_lock(held.path / WATCH, create=True)
             try:
                 with suppress(BlockingIOError):
                     fcntl.flock(watch, fcntl.LOCK_EX | fcntl.LOCK_NB)

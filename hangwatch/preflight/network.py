@@ -16,6 +16,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch import untrusted
 from hangwatch.preflight.finding import Finding, fail, ok, warn
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ _VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc")
 """Bridges to the containers of this machine: no other machine is behind them."""
 _FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
 _AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+
+
+MAX_CONF_BYTES = 1 << 20
+"""Of a nccl.conf so much is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +123,10 @@ def nccl_environment(
     found: dict[str, str] = {}
     for path in (system, own):
         try:
-            lines = Path(path).read_text("utf-8", "replace").splitlines()
+            content = untrusted.read(Path(path), MAX_CONF_BYTES, follow=True)
         except OSError:
             continue
-        for line in lines:
+        for line in content.decode("utf-8", "replace").splitlines():
             name, equals, value = line.strip().partition("=")
             if equals and name.startswith("NCCL_"):
                 found[name] = value
