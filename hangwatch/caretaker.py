@@ -25,8 +25,9 @@ from hangwatch import __version__, options, rundir, runfacts
 from hangwatch.agent.environment import CARRIED, carried
 from hangwatch.agent.unwrapped import LOCK_FD, WATCH_FD
 from hangwatch.companions import CONCLUDED, WATCH, Companions
-from hangwatch.config import Config, new_run_id
+from hangwatch.config import Config, hook_trouble, new_run_id
 from hangwatch.errors import HangwatchError, ReportError
+from hangwatch.faultlog import log_fault
 from hangwatch.greeting import greeting
 from hangwatch.guardian import Guardian
 from hangwatch.launch import Signals
@@ -73,6 +74,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         say(f"the ranks of this node run unwatched: {error}")
         while caretaker.ranks.look():  # whoever took the watch now would say the same
             caretaker.ranks.wait(LOOK_S)
+        return 1
+    except Exception as error:  # noqa: BLE001 (an error that nobody has thought of)
+        log_fault(held.path, "the caretaker", error)
+        say(f"the ranks of this node run unwatched: {type(error).__name__}: {error}")
         return 1
     finally:
         held.remove()
@@ -153,6 +158,8 @@ class Caretaker:
         except ReportError as error:
             shown = "none"
             lost.append(f"{error}: verdicts are shown here only; see HANGWATCH_REPORT_DIR")
+        if trouble := hook_trouble(settings.hook, self.environ):
+            lost.append(trouble)
         say(
             f"watching the ranks of {fold_command(_short(command))} on this node "
             f"(reports: {shown})",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hangwatch.errors import UsageError
@@ -101,6 +103,8 @@ class Config:
                 f"--run-id {self.run_id!r}: use letters, digits, '.', '_' and '-', at most 128"
             )
         parse_address(self.metrics_addr)
+        if self.hook:
+            parse_hook(self.hook)
         return self
 
 
@@ -135,6 +139,31 @@ def parse_address(text: str) -> tuple[str, int] | None:
             f"--metrics-addr {text!r}: use HOST:PORT such as 127.0.0.1:9853 or [::1]:9853, or off"
         )
     return found["host"] or found["ip6"], int(found["port"])
+
+
+def parse_hook(text: str) -> list[str]:
+    """The words of a hook's command. Raises UsageError."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        reason = str(error)[:1].lower() + str(error)[1:]
+        raise UsageError(
+            f"--hook {text}: it cannot be parsed ({reason}): quote it as for a shell"
+        ) from None
+    if not words or not words[0]:
+        raise UsageError(f"--hook {text!r}: name the command to run at a verdict")
+    return words
+
+
+def hook_trouble(text: str, environ: Mapping[str, str]) -> str:
+    """Why a hook could not be run as things stand, for people; empty if it could."""
+    import shutil  # noqa: PLC0415 (ranks that read this module need none of it)
+
+    program = parse_hook(text)[0] if text else ""
+    if not program or shutil.which(program, path=environ.get("PATH")):
+        return ""
+    where = "it is no program that can be run" if Path(program).exists() else "no such program"
+    return f"--hook {text}: {where} ({program}); the job runs, and verdicts come without it"
 
 
 def enabled(environ: Mapping[str, str] = os.environ) -> bool:

@@ -17,9 +17,11 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import UNUSABLE
+from hangwatch.faultlog import logged
 from hangwatch.notice import say
 
 if TYPE_CHECKING:
@@ -58,12 +60,14 @@ class Guardian:
         self._process: subprocess.Popen[bytes] | None = None
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS + 1)
         self._due: float | None = None
+        self._logged_before = 0
         self.given_up = False
         self.restarts = 0
 
     def start(self) -> None:
         """Start the watchdog and tell it what to watch."""
         self._due = None
+        self._logged_before = self._logged()
         try:
             self._process = subprocess.Popen(  # noqa: S603 (our own program)
                 self._program,
@@ -91,7 +95,8 @@ class Guardian:
                 self._process = None
                 self.given_up = True
                 return
-            self._died(how_it_ended(code))
+            kept = ", traceback in watchdog.log" if self._logged() > self._logged_before else ""
+            self._died(how_it_ended(code) + kept)
         if self._due is not None and self._now() >= self._due:
             self.restarts += 1
             self.start()
@@ -133,6 +138,11 @@ class Guardian:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._hang_up()
+
+    def _logged(self) -> int:
+        """Bytes of the tracebacks that the watchdog has left so far."""
+        run_dir = self._hello.get("run_dir")
+        return len(logged(Path(run_dir))) if run_dir else 0
 
     def _hang_up(self) -> None:
         """Close our end of the pipe."""

@@ -27,16 +27,17 @@ from hangwatch.agent.environment import (
     packed,
 )
 from hangwatch.companions import Companions
-from hangwatch.config import new_run_id
+from hangwatch.config import hook_trouble, new_run_id
 from hangwatch.election import job_name
 from hangwatch.errors import ReportError
+from hangwatch.faultlog import log_fault, logged
 from hangwatch.greeting import greeting, to_other_nodes, watch_name
 from hangwatch.guardian import Guardian
 from hangwatch.launch import Signals, StarvedError, become, keep_streams_closed, start
 from hangwatch.moments import reach
 from hangwatch.notice import fold_command, say
 from hangwatch.relay import FORWARDED, JOB_CONTROL, Relay, reap_adopted, stop, taken
-from hangwatch.report.files import open_run, write_run
+from hangwatch.report.files import open_run, write_log, write_run
 from hangwatch.witness import Witness
 
 if TYPE_CHECKING:
@@ -145,7 +146,9 @@ class _Run:
         try:
             step()
         except Exception as error:  # noqa: BLE001 (an error that nobody has thought of)
-            self._lose(f"the job goes on unwatched: {type(error).__name__}: {error}")
+            where = log_fault(self.held.path if self.held else None, "the supervisor", error)
+            kept = f" ({where})" if where else ""
+            self._lose(f"the job goes on unwatched: {type(error).__name__}: {error}{kept}")
             guardian, self.guardian, self.companions = self.guardian, None, None
             if guardian:
                 guardian.kill()
@@ -165,6 +168,8 @@ class _Run:
             first = job == own
             self.run_id, self.started_at = str(job["run_id"]), str(job["started_at"])
         self._make_report_dir(quiet=not first)
+        if trouble := hook_trouble(self.settings.hook, self.environ):
+            self._lose(trouble)
         told = greeting(
             self.settings,
             self.held,
@@ -308,6 +313,8 @@ class _Run:
         """Write run.json where the watchdog could not."""
         if self.report_dir and not (self.guardian and self.guardian.succeeded()):
             with suppress(ReportError):
+                if log := logged(self.held.path if self.held else None):
+                    write_log(self.report_dir, log)
                 write_run(
                     self.report_dir,
                     watch=watch_name(self.held),

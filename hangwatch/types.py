@@ -748,6 +748,8 @@ class Evidence:
     ras: RasAnswer | None = None
     timeline: tuple[Moment, ...] = ()
     """Oldest first."""
+    log: bytes = b""
+    """Tracebacks of faults of hangwatch itself on this node (faultlog.py)."""
     lost: tuple[str, ...] = ()
     """What hangwatch could not do in this run, and why, for people."""
     notes: tuple[Note, ...] = ()

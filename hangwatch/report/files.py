@@ -43,6 +43,8 @@ _RUN = re.compile(r"run(?:-.+)?\.json")
 MAX_BYTES = 128 << 20
 """Of a report.json; one of ten thousand ranks has some 20 MB."""
 MAX_RUN_BYTES = 4 << 20
+LOG = "watchdog.log"
+"""Tracebacks of faults of hangwatch itself, where there were any."""
 MANY = 64
 """Entries of a list that are not indented."""
 _TRIES = 100
@@ -135,6 +137,8 @@ def _fill(path: Path, evidence: Evidence, report: Mapping[str, Any]) -> None:
             (path / name).mkdir(mode=0o700)
         for file, data in content.items():
             _write(path / name / file, data)
+    if evidence.log:
+        _write(path / LOG, evidence.log)
     _write(path / REPORT, _json(report))
 
 
@@ -265,6 +269,19 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
 def _names(held: Path) -> list[str]:
     """What is in a directory that is held open: its path is a link."""
     return untrusted.names(held, follow=True)
+
+
+def write_log(run_dir: Path, data: bytes) -> None:
+    """Keep the tracebacks of this node's faults beside run.json. Raises ReportError."""
+    node = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
+    fresh = run_dir / f".{LOG}-{secrets.token_hex(8)}"
+    try:
+        _write(fresh, data)
+        fresh.replace(run_dir / f"watchdog-{node}.log")
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise ReportError(f"{LOG} cannot be kept in {run_dir}: {error.strerror}") from None
 
 
 def _place_run(fresh: Path, run_dir: Path, node: str, watch: str) -> Path:

@@ -23,6 +23,8 @@ from hangwatch.errors import HangwatchError
 
 MAX_ITEMS = 100_000
 MAX_TEXT = 1 << 20
+MAX_VALUES = 100_000
+"""In one message, unless its reader says otherwise: they take some 100 bytes each."""
 
 Tables = Mapping[type, dict[Any, int]]
 """Type to its values with their numbers; grows while values are encoded."""
@@ -64,19 +66,29 @@ def plain(value: Any, tables: Tables = _NO_TABLES) -> Any:
     return found
 
 
-def loads(kind: Any, data: bytes, max_bytes: int) -> Any:
+def loads(kind: Any, data: bytes, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
     """A checked value of a type (an annotation). Raises CodecError."""
-    return decode(kind, parse(data, max_bytes))
+    return decode(kind, parse(data, max_bytes, max_values))
 
 
-def parse(data: bytes, max_bytes: int) -> Any:
-    """Plain values from JSON. Raises CodecError."""
+def parse(data: bytes, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
+    """Plain values from JSON, of which nothing is built if they are too many.
+
+    Raises CodecError.
+    """
     if len(data) > max_bytes:
         raise CodecError(f"{len(data)} bytes, more than {max_bytes}")
+    if (found := values_in(data)) > max_values:
+        raise CodecError(f"{found} values, more than {max_values}")
     try:
         return orjson.loads(data)
     except (orjson.JSONDecodeError, RecursionError) as error:
         raise CodecError(f"no JSON: {error}") from error
+
+
+def values_in(data: bytes) -> int:
+    """How many values JSON holds at most, a few too many where texts hold commas."""
+    return 1 + sum(map(data.count, (b",", b"[", b"{")))
 
 
 def compress(data: bytes) -> bytes:
@@ -120,10 +132,19 @@ def _decoder(kind: Any) -> Decoder:
     return {float: _float, str: _text}.get(kind) or _plain(kind)
 
 
+def _said(value: Any) -> str:
+    """A value for people; of what is large only what it is, since to print it costs as much."""
+    if isinstance(value, str):
+        return repr(value[:60])
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    return repr(value)
+
+
 def _plain(kind: type) -> Decoder:
     def decode_plain(value: Any, _: Known) -> Any:
         if type(value) is not kind:
-            raise CodecError(f"{value!r:.60} is no {getattr(kind, '__name__', kind)}")
+            raise CodecError(f"{_said(value)} is no {getattr(kind, '__name__', kind)}")
         return value
 
     return decode_plain
@@ -131,7 +152,7 @@ def _plain(kind: type) -> Decoder:
 
 def _text(value: Any, _: Known) -> str:
     if type(value) is not str:
-        raise CodecError(f"{value!r:.60} is no str")
+        raise CodecError(f"{_said(value)} is no str")
     if len(value) > MAX_TEXT:
         raise CodecError(f"a text of {len(value)} characters")
     return value
@@ -139,7 +160,7 @@ def _text(value: Any, _: Known) -> str:
 
 def _float(value: Any, _: Known) -> float:
     if type(value) is not float and type(value) is not int:
-        raise CodecError(f"{value!r:.60} is no float")
+        raise CodecError(f"{_said(value)} is no float")
     return float(value)
 
 
@@ -149,7 +170,7 @@ def _enum(kind: type[Enum]) -> Decoder:
     def decode_enum(value: Any, _: Known) -> Enum:
         found = members.get(value) if isinstance(value, str) else None
         if found is None:
-            raise CodecError(f"{value!r:.60} is no {kind.__name__}")
+            raise CodecError(f"{_said(value)} is no {kind.__name__}")
         return found
 
     return decode_enum
@@ -171,10 +192,10 @@ def _record(kind: Any) -> Decoder:
         table = known.get(kind)
         if table is not None:
             if type(value) is not int or not 0 <= value < len(table):
-                raise CodecError(f"{value!r:.60} is not the number of a {kind.__name__}")
+                raise CodecError(f"{_said(value)} is not the number of a {kind.__name__}")
             return table[value]
         if type(value) is not dict:
-            raise CodecError(f"{value!r:.60} is no {kind.__name__}")
+            raise CodecError(f"{_said(value)} is no {kind.__name__}")
         if not decoders:
             decoders.update((name, _decoder(hint)) for name, hint in hints.items())
         try:
@@ -208,7 +229,7 @@ def _tuple(items: tuple[Any, ...]) -> Decoder:
 
     def decode_tuple(value: Any, known: Known) -> tuple[Any, ...]:
         if type(value) is not list or len(value) > MAX_ITEMS:
-            raise CodecError(f"{value!r:.60} is no list, or a very long one")
+            raise CodecError(f"{_said(value)} is no list, or a very long one")
         if endless:
             one = decoders[0]
             return tuple([one(item, known) for item in value])
@@ -224,7 +245,7 @@ def _dict(key_kind: Any, value_kind: Any) -> Decoder:
 
     def decode_dict(value: Any, known: Known) -> dict[Any, Any]:
         if type(value) is not dict or len(value) > MAX_ITEMS:
-            raise CodecError(f"{value!r:.60} is no object, or a very large one")
+            raise CodecError(f"{_said(value)} is no object, or a very large one")
         return {_key(key_kind, key): one(item, known) for key, item in value.items()}
 
     return decode_dict
@@ -236,7 +257,7 @@ def _key(kind: Any, key: str) -> Any:
     try:
         return int(key)
     except ValueError:
-        raise CodecError(f"{key!r:.60} is no number") from None
+        raise CodecError(f"{_said(key)} is no number") from None
 
 
 @cache

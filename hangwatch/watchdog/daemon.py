@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hangwatch.companions import CONCLUDED
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
+from hangwatch.faultlog import log_fault, logged, open_log
 from hangwatch.gpu.reader import Gpus
 from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.moments import Point, reach
-from hangwatch.report.files import write_run
+from hangwatch.report.files import write_log, write_run
 from hangwatch.watchdog.evidence import Gatherer
 from hangwatch.watchdog.exits import Exits
 from hangwatch.watchdog.gpus import GpuWatch
@@ -54,12 +57,36 @@ async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
     if hello is None:
         return 0
     news = News(stderr_fd, verbose=hello.config.verbose)
+    news.run_dir = hello.run_dir
+    _keep_tracebacks(news)
     news.restore((), hello.lost, {"supervisor": len(hello.lost)} if hello.lost else {})
     if hello.config.verbose:
         os.dup2(stderr_fd, sys.stderr.fileno())
     for note in notes:
         news.debug(note)
-    return await _watch(hello, pipe, news, stderr_fd)
+    try:
+        return await _watch(hello, pipe, news, stderr_fd)
+    except Exception as error:  # noqa: BLE001 (the supervisor starts another one, and says so)
+        log_fault(hello.run_dir, "the watchdog itself", error)
+        return 1
+
+
+def _keep_tracebacks(news: News) -> None:
+    """Of what fails where nobody waits for it: tasks, callbacks, threads, the process itself."""
+
+    def in_loop(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or RuntimeError(str(context.get("message")))
+        news.fault("loop", f"a task of the watchdog failed ({type(error).__name__})", error)
+
+    def in_thread(failed: threading.ExceptHookArgs) -> None:
+        error = failed.exc_value or failed.exc_type()
+        news.fault("thread", f"a thread of the watchdog failed ({type(error).__name__})", error)
+
+    asyncio.get_running_loop().set_exception_handler(in_loop)
+    threading.excepthook = in_thread
+    if news.run_dir is not None:
+        with suppress(OSError):
+            faulthandler.enable(open_log(news.run_dir))  # a crash in C tells where, too
 
 
 async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> int:
@@ -110,8 +137,13 @@ async def _watch_to_the_end(
     if exit_code is None:
         return 0  # the supervisor is gone: leave everything as it is
     deadline = time.monotonic() + CONCLUDE_S
-    with suppress(TimeoutError):
+    try:
         await asyncio.wait_for(monitor.conclude(exit_code), CONCLUDE_S)
+    except TimeoutError as error:
+        what = f"why the job has ended was not found out within {CONCLUDE_S:g} s"
+        news.fault("conclude", what, error, quiet=True)
+    except Exception as error:  # noqa: BLE001 (what is known so far is to be kept)
+        news.fault("conclude", f"why the job has ended is not known: {error!r}", error)
     if monitor.tells_notes:
         reporter.notes(monitor.notes)
     _leave_run_file(hello, news, exit_code, monitor.notes)
@@ -140,5 +172,9 @@ def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note,
             lost=news.lost,
             notes=notes,
         )
-    except (ReportError, ValueError, TypeError) as error:
+        if log := logged(hello.run_dir):
+            write_log(hello.report_dir, log)
+    except ReportError as error:
         news.lose("report-dir", str(error))
+    except Exception as error:  # noqa: BLE001 (the supervisor then leaves one)
+        news.fault("run-file", f"run.json could not be made: {error!r}", error)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from hangwatch.moments import Point, reach
 from hangwatch.watchdog import codec, rounds
-from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Incident, Local, Node, Published
+from hangwatch.watchdog.allowance import Allowance
+from hangwatch.watchdog.messages import MAX_INCIDENT_BYTES, Incident, Local, Node, Published
 from hangwatch.watchdog.packing import pack
 from hangwatch.watchdog.store import Store, StoreLostError, connect
 
@@ -34,6 +35,11 @@ GATHER_S = 2.0
 GATHER_FULL_S = 8.0
 CONCLUDE_S = 4.0
 """What the owner of an incident has for its verdict, once it has gathered."""
+ANSWERS, ANSWER_EVERY_S = 30, 1.0
+"""Incidents of others that are answered at once, and one more each time."""
+FULL_ANSWERS, FULL_ANSWER_EVERY_S = 8, 10.0
+"""The same with stacks, for which each rank is stopped for some milliseconds."""
+ANSWERED_AT_ONCE = 8
 ATTEMPTS = 3
 """Owners of an incident that may fail one after the other before a node goes on alone."""
 
@@ -79,6 +85,10 @@ class Exchange:
         self._silent: frozenset[Node] = frozenset()
         """Those that did not answer the last time: they are not waited for as long again."""
         self._tasks: set[asyncio.Task[None]] = set()
+        # Anybody may open incidents: our ranks must not be held up by what it takes to answer.
+        self._may_answer = Allowance(ANSWERS, ANSWER_EVERY_S)
+        self._may_answer_in_full = Allowance(FULL_ANSWERS, FULL_ANSWER_EVERY_S)
+        self._hearing = asyncio.Semaphore(ANSWERED_AT_ONCE)
         self._next = 1
         self.roster: tuple[Node, ...] = (node,)
         """The nodes that are known, this one among them."""
@@ -195,6 +205,7 @@ class Exchange:
             while True:
                 data = await rounds.await_incident(store, number)
                 if data is not None:
+                    await self._hearing.acquire()
                     self._start(self._heard(number, data))
                     number += 1
                     self._next = max(self._next, number)
@@ -218,25 +229,30 @@ class Exchange:
         """Answer another node's incident, and hear what comes of it."""
         published = None
         try:
-            incident: Incident = codec.loads(Incident, data, MAX_MESSAGE_BYTES)
+            incident: Incident = codec.loads(Incident, data, MAX_INCIDENT_BYTES)
             own, store = self._node.node, self._store
-            if incident.owner == own or store is None:
+            if incident.owner == own or store is None or not self._may_answer.take():
                 return
             self._opened(number)
             reach(Point.ASKED)
-            local = await self._answer(incident.full)
-            message, blobs = pack(own, local, self._world_size, full=incident.full)
+            full = incident.full and self._may_answer_in_full.take()
+            local = await self._answer(full)
+            message, blobs = pack(own, local, self._world_size, full=full)
             await rounds.send(store, number, own, message, blobs)
             limit_s = (GATHER_FULL_S if incident.full else GATHER_S) + CONCLUDE_S
-            published = await rounds.await_verdict(store, number, limit_s)
+            published = await rounds.await_verdict(store, number, limit_s, self._world_size)
             if published is not None:
                 self._on_verdict(published)
         except StoreLostError as error:
             self._lost(error)
+        except codec.CodecError as error:
+            self._news.debug(f"incident {number} of another node makes no sense: {error}")
         except Exception as error:  # noqa: BLE001 (the owner waits for us only so long)
-            self._news.debug(f"incident {number} of another node was not answered: {error!r}")
+            what = f"an incident of another node was not answered ({type(error).__name__}: {error})"
+            self._news.fault("answer", what, error, quiet=True)
         finally:
             self._close(number, heard=published is not None)
+            self._hearing.release()
 
     def _joined(self) -> Store:
         if self._store is None:

@@ -83,7 +83,8 @@ class GpuWatch:
             return {}
 
     def _failed(self, error: Exception) -> None:
-        self.news.lose("gpus", f"the GPUs cannot be watched: {type(error).__name__}: {error}")
+        what = f"the GPUs cannot be watched: {type(error).__name__}: {error}"
+        self.news.fault("gpus", what, error)
 
     def _look(self, look: Look) -> None:
         ranks = [

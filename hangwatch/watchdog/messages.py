@@ -7,6 +7,13 @@ from dataclasses import dataclass, field, replace
 from hangwatch.types import RankSnapshot, Site, Verdict  # noqa: TC001 (the codec reads them)
 
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_NODE_BYTES = 4 << 10
+MAX_NAME = 256
+"""Characters of a node's name, its host or its address."""
+MAX_INCIDENT_BYTES = 4 << 10
+MAX_VERDICTS = 16
+MAX_HEADLINE = 4000
+"""Characters of what another node's verdict has the terminal show."""
 MAX_SHOWN = 256
 """Culprits and candidates that are published by number."""
 

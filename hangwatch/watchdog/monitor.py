@@ -146,7 +146,7 @@ class Monitor:
             self.notes = self._practice.notes()
             self.tells_notes = 0 in self._pages.look()
         except Exception as error:  # noqa: BLE001 (why the job has ended is still to be told)
-            self._news.debug(f"nothing is told of costly mistakes: {error!r}")
+            self._news.fault("notes", "nothing is told of costly mistakes", error, quiet=True)
 
     async def close(self) -> None:
         """Let go of everything."""
@@ -160,7 +160,7 @@ class Monitor:
         except Exception as error:  # noqa: BLE001 (the loop must outlive any one look)
             self.failures += 1
             what = f"{type(error).__name__}: {error}"
-            self._news.lose("iteration", f"the watchdog met an error and goes on ({what})")
+            self._news.fault("iteration", f"the watchdog met an error and goes on ({what})", error)
             self._news.debug(f"failed looks so far: {self.failures}; the last: {what}")
         self._publish()
 
@@ -236,7 +236,7 @@ class Monitor:
         except Exception as error:  # noqa: BLE001 (the ranks are watched without metrics, too)
             self.failures += 1
             what = f"{type(error).__name__}: {error}"
-            self._news.lose("metrics", f"the metrics stay as they were ({what})")
+            self._news.fault("metrics", f"the metrics stay as they were ({what})", error)
 
     async def _go_on_to_next(self) -> None:
         """The launcher has started the ranks anew: say why, and watch the new ones."""

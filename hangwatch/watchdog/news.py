@@ -8,10 +8,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hangwatch import redaction
+from hangwatch.faultlog import log_fault
 from hangwatch.notice import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 PREFIX = "hangwatch: "
 
@@ -30,6 +32,8 @@ class News:
         self.lost: list[str] = []
         self.losses: Counter[str] = Counter()
         """How many of them there are of each sort: what stands before a key's colon."""
+        self.run_dir: Path | None = None
+        """Where tracebacks are kept, None while that is unknown."""
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -64,6 +68,11 @@ class News:
         self.losses[key.partition(":")[0]] += 1
         if self._verbose or not quiet:
             self.say(text)
+
+    def fault(self, key: str, text: str, error: BaseException, *, quiet: bool = False) -> None:
+        """A loss by a fault of our own: also keep its traceback, each time that it comes."""
+        where = log_fault(self.run_dir, text, error)
+        self.lose(key, f"{text} ({where})" if where else text, quiet=quiet)
 
     def debug(self, text: str) -> None:
         """Print one line with -v only."""

@@ -18,16 +18,18 @@ from hangwatch.watchdog import codec
 from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Answer, Group, Local, Runs, ThreadRef
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hangwatch.types import Child, OpRecord
     from hangwatch.watchdog.messages import Node
 
-MAX_PLAIN_BYTES = 16 << 20
+MAX_PLAIN_BYTES = 8 << 20
 """Of a message when it is unpacked."""
 MAX_BLOB_BYTES = 256 << 10
+MAX_BLOB_VALUES = 20_000
 MAX_GROUPED = 1 << 20
-"""Ranks in all groups of one answer together."""
+"""Ranks in all groups of all answers together."""
+MAX_SOURCES = 64
 _JOB_BYTES = 48 << 20
 _LEAST_BYTES = 32 << 10
 _JOB_OPS = {False: 50_000, True: 100_000}
@@ -35,8 +37,71 @@ _JOB_OPS = {False: 50_000, True: 100_000}
 _KEPT_OPS = (64, 32, 16, 8, 4, 0)
 _LEAST_OPS = 4
 
+_BASE_VALUES, _RANK_VALUES, _MOST_VALUES = 8_000, 16_000, 500_000
+_BASE_BYTES, _RANK_BYTES = 64 << 10, 256 << 10
+_LATE_RANKS = 256
+"""So many may come to a node after it has joined."""
+
 Blobs = dict[str, bytes]
 Groups = dict[Group, GroupKey]
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left of the room for what others say of one incident, in a job of a size.
+
+    Ten times what real jobs need. Who claims more of it than there is gets nothing.
+    """
+
+    values: int
+    plain_bytes: int
+    grouped: int
+    blobs: int
+    blob_bytes: int
+
+    @classmethod
+    def of(cls, world_size: int) -> Room:
+        """That for all answers together."""
+        return cls(
+            values=min(4_000_000, 2 * _RANK_VALUES * (world_size + 1)),
+            plain_bytes=min(64 << 20, 2 * _RANK_BYTES * (world_size + 1)),
+            grouped=min(MAX_GROUPED, 1024 * (world_size + 1)),
+            blobs=min(20_000, 256 + 64 * world_size),
+            blob_bytes=min(32 << 20, (2 << 20) + (512 << 10) * world_size),
+        )
+
+    def take_answer(self, data: bytes, ranks: int) -> None:
+        """Make room for an answer of so many ranks. Raises CodecError where there is none."""
+        most_bytes, most_values = _most(ranks)
+        values = codec.values_in(data)
+        if len(data) > most_bytes or values > most_values:
+            raise codec.CodecError(f"{len(data)} bytes and {values} values for {ranks} ranks")
+        if len(data) > self.plain_bytes or values > self.values:
+            raise codec.CodecError("the answers are too large for the job")
+        self.plain_bytes -= len(data)
+        self.values -= values
+
+    def take_groups(self, groups: Iterable[Group], world_size: int) -> None:
+        """Make room for the ranks of groups. Raises CodecError."""
+        for group in groups:
+            size = sum(max(0, count) for _, count, _ in group.runs)
+            if size > min(world_size, self.grouped):
+                raise codec.CodecError("groups of more ranks than there are")
+            self.grouped -= size
+
+    def names(self, wanted: Sequence[str]) -> Sequence[str]:
+        """Those of some blobs for which there is room."""
+        chosen = wanted[: self.blobs]
+        self.blobs -= len(chosen)
+        return chosen
+
+
+def _most(ranks: int) -> tuple[int, int]:
+    """Bytes and values of an answer of so many ranks at most, unpacked."""
+    return (
+        min(MAX_PLAIN_BYTES, _BASE_BYTES + _RANK_BYTES * ranks),
+        min(_MOST_VALUES, _BASE_VALUES + _RANK_VALUES * ranks),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +122,7 @@ class Library:
 
     def __init__(self) -> None:
         self._frames: dict[str, tuple[Frame, ...]] = {}
+        self._texts: dict[str, str] = {}
         self._data: Blobs = {}
 
     def missing(self, names: set[str]) -> list[str]:
@@ -72,15 +138,22 @@ class Library:
         found = self._frames.get(name)
         if found is None:
             data = self._data.get(name)
-            found = codec.loads(tuple[Frame, ...], data, MAX_BLOB_BYTES) if data else ()
+            found = _frames(data) if data else ()
             self._frames[name] = found
         return found
 
     def text(self, name: str) -> str | None:
         """A file, None where it is missing. Raises CodecError."""
-        data = self._data.get(name)
-        found: str | None = codec.loads(str, data, MAX_BLOB_BYTES) if data else None
-        return found
+        if name not in self._texts and (data := self._data.get(name)):
+            if data[:1] != b'"':
+                raise codec.CodecError("it is no text")
+            self._texts[name] = codec.loads(str, data, MAX_BLOB_BYTES, MAX_BLOB_BYTES)
+        return self._texts.get(name)
+
+
+def _frames(data: bytes) -> tuple[Frame, ...]:
+    found: tuple[Frame, ...] = codec.loads(tuple[Frame, ...], data, MAX_BLOB_BYTES, MAX_BLOB_VALUES)
+    return found
 
 
 def pack(node: str, local: Local, world_size: int, *, full: bool = True) -> tuple[bytes, Blobs]:
@@ -107,20 +180,31 @@ def pack(node: str, local: Local, world_size: int, *, full: bool = True) -> tupl
     return _bounded(answer, ranks, max(1, world_size), most_ops), blobs
 
 
-def unpack(data: bytes, node: Node, world_size: int, groups: Groups) -> Received:
+def unpack(
+    data: bytes, node: Node, world_size: int, groups: Groups, room: Room | None = None
+) -> Received:
     """What a node has answered, but for its blobs. Raises CodecError.
 
-    groups: those of other answers, to which those of this one are added.
+    groups: those of other answers, to which those of this one are added. room: for all
+    answers together; nothing is built of what finds none.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise codec.CodecError(f"{len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
-    plain = codec.parse(codec.decompress(data, MAX_PLAIN_BYTES), MAX_PLAIN_BYTES)
+    room = Room.of(world_size) if room is None else room
+    most_ranks = min(world_size, max(len(node.ranks), _LATE_RANKS))
+    unpacked = codec.decompress(data, _most(most_ranks)[0])
+    room.take_answer(unpacked, most_ranks)
+    plain = codec.parse(unpacked, MAX_PLAIN_BYTES, _MOST_VALUES)
     if type(plain) is not dict or plain.keys() != {"answer", "ranks"}:
         raise codec.CodecError("it is no answer")
+    if type(plain["ranks"]) is not list or len(plain["ranks"]) > most_ranks:
+        raise codec.CodecError("it tells of more ranks than there are")
     answer: Answer = codec.decode(Answer, plain["answer"])
     if answer.node != node.node:
         raise codec.CodecError(f"it is that of {answer.node:.60}")
-    known = {GroupKey: _keys(answer.groups, world_size, groups), Site: answer.sites}
+    if len(answer.sources) > MAX_SOURCES:
+        raise codec.CodecError(f"it has {len(answer.sources)} source files")
+    known = {GroupKey: _keys(answer.groups, world_size, groups, room), Site: answer.sites}
     ranks: tuple[RankSnapshot, ...] = codec.decode(tuple[RankSnapshot, ...], plain["ranks"], known)
     strange = [rank.rank for rank in ranks if not 0 <= rank.rank < world_size]
     if strange or len({rank.rank for rank in ranks}) < len(ranks):
@@ -184,9 +268,8 @@ def ranks_of(runs: Runs, limit: int) -> tuple[int, ...]:
     return ranks
 
 
-def _keys(groups: tuple[Group, ...], world_size: int, known: Groups) -> list[GroupKey]:
-    if sum(max(0, count) for group in groups for _, count, _ in group.runs) > MAX_GROUPED:
-        raise codec.CodecError(f"groups of more than {MAX_GROUPED} ranks together")
+def _keys(groups: tuple[Group, ...], world_size: int, known: Groups, room: Room) -> list[GroupKey]:
+    room.take_groups({group for group in groups if group not in known}, world_size)
     for group in groups:
         if group not in known:
             ranks = ranks_of(group.runs, world_size)
@@ -222,18 +305,22 @@ def _bounded(answer: Answer, ranks: list[RankSnapshot], world_size: int, most_op
     for kept in (min(most_ops, _KEPT_OPS[0]), *_KEPT_OPS):
         if kept <= most_ops:
             data = _packed(answer, ranks, kept)
-            if len(data) <= most_bytes:
+            if data and len(data) <= most_bytes:
                 return data
     return _packed(Answer(answer.node, unseen=("its answer was too large",)), [], 0)
 
 
 def _packed(answer: Answer, ranks: list[RankSnapshot], kept: int) -> bytes:
+    """Empty where nobody would take it for as many ranks."""
     tables: dict[type, dict[Any, int]] = {GroupKey: {}, Site: {}}
     shown = [replace(rank, ops=_latest(rank.ops, kept)) for rank in ranks]
     plain = codec.plain(shown, tables)
     groups = tuple(Group(runs_of(key.ranks), key.desc, key.index) for key in tables[GroupKey])
     answer = replace(answer, groups=groups, sites=tuple(tables[Site]))
-    return codec.compress(codec.dumps({"answer": codec.plain(answer), "ranks": plain}))
+    data = codec.dumps({"answer": codec.plain(answer), "ranks": plain})
+    most_bytes, most_values = _most(len(ranks))
+    fits = len(data) <= most_bytes and codec.values_in(data) <= most_values
+    return codec.compress(data) if fits else b""
 
 
 def _latest(ops: tuple[OpRecord, ...], kept: int) -> tuple[OpRecord, ...]:

@@ -89,7 +89,8 @@ class Preflight:
             self._say()
         except Exception as error:  # noqa: BLE001 (the job is watched all the same)
             self._over = True
-            self.news.debug(f"no checks of the start: {type(error).__name__}: {error}")
+            what = f"no checks of the start: {type(error).__name__}: {error}"
+            self.news.fault("preflight", what, error, quiet=True)
 
     async def conclude(self) -> None:
         """The job has ended: say what was asked about it, if the answer comes soon."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import ReportError
+from hangwatch.faultlog import logged
 from hangwatch.moments import Point, reach
 from hangwatch.report.files import write_incident
 from hangwatch.report.model import build_report
@@ -52,9 +53,13 @@ class Reporter:
         self.report = await self._write(evidence, self.report if same_incident else None)
         self.last = evidence
         reach(Point.REPORTED)
-        style = _style(self.stderr_fd)
-        lines = format_verdict(build_report(evidence), self.report, style)
-        self.news.write("".join(f"{line}\n" for line in lines))
+        try:
+            lines = format_verdict(build_report(evidence), self.report, _style(self.stderr_fd))
+            self.news.write("".join(f"{line}\n" for line in lines))
+        except Exception as error:  # noqa: BLE001 (what is known is to be told all the same)
+            main = evidence.verdicts[0]
+            self.news.say(f"{main.state.upper()} ({main.certainty}) {main.headline}")
+            self.news.fault("terminal", f"the verdict cannot be shown in full: {error!r}", error)
         if self.hook:
             told = hook_variables(evidence, self.report)
             task = asyncio.ensure_future(run_hook(self.hook, self.report, told, self.news))
@@ -105,14 +110,18 @@ class Reporter:
         if directory is None:
             return None
         lost: list[str] = []
+        logging = replace(evidence, log=logged(self.news.run_dir))
         try:
             path = await in_thread(
-                lambda: write_incident(directory, evidence, replace=before, lost=lost), WRITE_S
+                lambda: write_incident(directory, logging, replace=before, lost=lost), WRITE_S
             )
         except ReportError as error:
             self.news.lose("report-dir", str(error))
-        except TimeoutError:
-            self.news.lose("report-dir", f"the report is not written after {WRITE_S:g} s")
+        except Exception as error:  # noqa: BLE001 (the verdict is to be printed all the same)
+            if isinstance(error, TimeoutError):
+                self.news.lose("report-dir", f"the report is not written after {WRITE_S:g} s")
+            else:
+                self.news.fault("report", f"the report could not be made: {error!r}", error)
         else:
             for what in lost:
                 self.news.lose("page", what)

@@ -29,12 +29,26 @@ from typing import TYPE_CHECKING
 from hangwatch.collector import without_collections
 from hangwatch.report.sites import fold_ranks
 from hangwatch.watchdog import codec
-from hangwatch.watchdog.messages import MAX_MESSAGE_BYTES, Incident, Local, Node, Published, slim
+from hangwatch.watchdog.messages import (
+    MAX_HEADLINE,
+    MAX_INCIDENT_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME,
+    MAX_NODE_BYTES,
+    MAX_VERDICTS,
+    Incident,
+    Local,
+    Node,
+    Published,
+    slim,
+)
 from hangwatch.watchdog.packing import (
+    MAX_BLOB_BYTES,
     MAX_PLAIN_BYTES,
     Groups,
     Library,
     Received,
+    Room,
     complete,
     unpack,
 )
@@ -50,6 +64,8 @@ SLICE_S = 0.2
 """Between the parts of a wait for others the connection is free for our own answers."""
 CHUNK = 64
 """Answers that are read at once: of a large job not all are held at the same time."""
+_REJOINED = 4
+"""So many times over the nodes of a job are looked for among those that have joined."""
 _KEPT = 4
 """Rounds whose answers and verdicts are kept in the store."""
 
@@ -82,35 +98,48 @@ async def join(store: Store, node: Node, world_size: int) -> tuple[int, tuple[No
 async def roster(store: Store, world_size: int) -> tuple[Node, ...]:
     """All nodes; empty where they have not all joined."""
     with suppress(codec.CodecError):
-        data = codec.decompress(await store.get("roster") or b"", MAX_PLAIN_BYTES)
-        found: tuple[Node, ...] = codec.loads(tuple[Node, ...], data, MAX_PLAIN_BYTES)
-        return tuple(node for node in found if _is_sound(node, world_size))
+        most = min(MAX_PLAIN_BYTES, MAX_NODE_BYTES * (world_size + 1))
+        data = codec.decompress(await store.get("roster", MAX_MESSAGE_BYTES) or b"", most)
+        values = 16 * (world_size + 1)
+        found: tuple[Node, ...] = codec.loads(tuple[Node, ...], data, most, values)
+        return tuple(node for node in found[:world_size] if _is_sound(node, world_size))
     return ()
 
 
 async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
-    """All that have joined, but for those in whose place another one has come."""
-    keys = [f"node/{number}" for number in range(1, await store.add("joined", 0) + 1)]
-    if keys and not await store.check(keys):
-        keys = [key for key in keys if await store.check([key])]
+    """All that have joined, but for those in whose place another one has come.
+
+    Anybody may have set the counter: it says where to look, and not how long.
+    """
+    most = _REJOINED * (world_size + 1)
+    last = max(0, await store.add("joined", 0))
+    # The newest, and the first: where the counter was set to what is not, they are those.
+    numbers = [*range(last, max(last - most, most), -1), *range(min(last, most), 0, -1)]
     nodes: list[Node] = []
     names: set[str] = set()
     taken: set[int] = set()
-    for data in reversed(await store.multi_get(keys) if keys else ()):
-        with suppress(codec.CodecError):
-            node = codec.loads(Node, data, MAX_MESSAGE_BYTES)
-            newer = node.node in names or not taken.isdisjoint(node.ranks)
-            if _is_sound(node, world_size) and not newer:
-                nodes.append(node)
-                names.add(node.node)
-                taken.update(node.ranks)
+    for start in range(0, len(numbers), CHUNK):
+        keys = [f"node/{number}" for number in numbers[start : start + CHUNK]]
+        if not await store.check(keys):
+            keys = [key for key in keys if await store.check([key])]
+        most_bytes = MAX_NODE_BYTES + 8 * world_size
+        for data in await store.multi_get(keys, most_bytes) if keys else ():
+            with suppress(codec.CodecError):
+                node = codec.loads(Node, data, most_bytes, 16 + world_size)
+                newer = node.node in names or not taken.isdisjoint(node.ranks)
+                if _is_sound(node, world_size) and not newer:
+                    nodes.append(node)
+                    names.add(node.node)
+                    taken.update(node.ranks)
+        if len(taken) >= world_size:
+            break  # whoever joined before has been replaced
     return tuple(reversed(nodes))
 
 
 async def await_incident(store: Store, number: int) -> bytes | None:
     """The incident once there is one, None if there is none for a long time."""
     key = _incident(number)
-    return await store.get(key) if await store.wait([key], WAIT_S) else None
+    return await store.get(key, MAX_INCIDENT_BYTES) if await store.wait([key], WAIT_S) else None
 
 
 async def claim(store: Store, number: int, incident: Incident) -> bool:
@@ -163,21 +192,21 @@ async def gather(
     silent = tuple(node for node in keys if node not in there)
     unseen = [f"{said(node)} did not answer within {patience_s[node]:g} s" for node in silent]
     others: list[Local] = []
-    library, groups = Library(), Groups()
+    library, groups, room = Library(), Groups(), Room.of(world_size)
     owners = {rank: node for node in roster for rank in node.ranks}
     answered = list(there)
     for start in range(0, len(answered), CHUNK):
         chunk = answered[start : start + CHUNK]
-        answers = await store.multi_get([there[node] for node in chunk])
+        answers = await store.multi_get([there[node] for node in chunk], MAX_MESSAGE_BYTES)
         received: dict[Node, Received] = {}
         with without_collections():
             for node, data in zip(chunk, answers, strict=True):
                 try:
-                    received[node] = unpack(data, node, world_size, groups)
+                    received[node] = unpack(data, node, world_size, groups, room)
                 except codec.CodecError as error:
                     unseen.append(f"the answer of {said(node)} cannot be read: {error}")
         names = set().union(*(one.blobs() for one in received.values()))
-        library.add(await _blobs(store, library.missing(names)))
+        library.add(await _blobs(store, library.missing(names), room))
         for node, one in received.items():
             mine = tuple(rank for rank in one.ranks if owners.get(rank.rank, node) == node)
             try:
@@ -200,15 +229,23 @@ async def publish(store: Store, number: int, published: Published, nodes: Sequen
         await store.delete_key(_verdict(old))
 
 
-async def await_verdict(store: Store, number: int, timeout_s: float) -> Published | None:
+async def await_verdict(
+    store: Store, number: int, timeout_s: float, world_size: int
+) -> Published | None:
     """What came of another node's incident, None if it does not tell in time.
 
     Raises CodecError.
     """
     if not await _waited(store, [_verdict(number)], timeout_s):
         return None
-    data = await store.get(_verdict(number)) or b""
+    data = await store.get(_verdict(number), MAX_MESSAGE_BYTES) or b""
     found: Published = codec.loads(Published, data, MAX_MESSAGE_BYTES)
+    shown = [found.node, found.report, *(verdict.headline for verdict in found.verdicts)]
+    if len(found.verdicts) > MAX_VERDICTS or max(map(len, shown)) > MAX_HEADLINE:
+        raise codec.CodecError("it says more than a verdict does")
+    named = {rank for one in found.verdicts for rank in (*one.culprits, *one.victims)}
+    if not all(0 <= rank < world_size for rank in named):
+        raise codec.CodecError("it names ranks that there are not")
     return found
 
 
@@ -226,17 +263,21 @@ async def _waited(store: Store, keys: list[str], timeout_s: float) -> bool:
     return False
 
 
-async def _blobs(store: Store, names: Sequence[str]) -> dict[str, bytes]:
+async def _blobs(store: Store, names: Sequence[str], room: Room) -> dict[str, bytes]:
+    names = room.names(names)
     keys = [_blob(name) for name in names]
     if keys and not await store.check(keys):
         names = [name for name in names if await store.check([_blob(name)])]
         keys = [_blob(name) for name in names]
-    found = await store.multi_get(keys) if keys else []
+    found = await store.multi_get(keys, MAX_BLOB_BYTES, room.blob_bytes) if keys else []
+    room.blob_bytes -= sum(map(len, found))
     return dict(zip(names, found, strict=True))
 
 
 def _is_sound(node: Node, world_size: int) -> bool:
-    return all(0 <= rank < world_size for rank in node.ranks)
+    named = max(map(len, (node.node, node.host, node.address))) <= MAX_NAME
+    once = len(set(node.ranks)) == len(node.ranks)
+    return named and once and all(0 <= rank < world_size for rank in node.ranks)
 
 
 def _incident(number: int) -> str:

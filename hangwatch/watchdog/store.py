@@ -32,6 +32,8 @@ MAX_VALUE_BYTES = 8 << 20
 _VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _CHECK, _WAIT = range(7)
 _DELETE_KEY, _MULTI_GET, _CANCEL_WAIT = 8, 10, 12
 """QueryType of TCPStoreBackend.hpp."""
+_PASSED_OVER = 1 << 16
+"""Bytes of a value that is too large which are read at once."""
 _MAGIC = 0x3C85F7CE
 _READY = _STOP_WAITING = 0
 _U64 = struct.Struct("=Q")
@@ -74,19 +76,36 @@ class Store:
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Set a key that has the expected value, or none if that is empty; what it has then."""
         async with self._asking(_COMPARE_SET, self._key(key), _sized(expected), _sized(desired)):
-            return await self._value()
+            return await self._value(MAX_VALUE_BYTES)
 
-    async def get(self, key: str) -> bytes | None:
-        """The value of a key, None if it is not set: some servers drop who asks for such a key."""
+    async def get(self, key: str, max_bytes: int = MAX_VALUE_BYTES) -> bytes | None:
+        """The value of a key, None if it is not set: some servers drop who asks for such a key.
+
+        One of more than max_bytes is passed over, and comes as if it were empty.
+        """
         if not await self.check([key]):
             return None
         async with self._asking(_GET, self._key(key)):
-            return await self._value()
+            return await self._value(max_bytes)
 
-    async def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys that are known to be set."""
+    async def multi_get(
+        self,
+        keys: Sequence[str],
+        max_bytes: int = MAX_VALUE_BYTES,
+        total_bytes: int | None = None,
+    ) -> list[bytes]:
+        """The values of keys that are known to be set.
+
+        Those of more than max_bytes, and what makes all of them more than total_bytes, are
+        passed over, and come as if they were empty.
+        """
+        found: list[bytes] = []
+        left = max_bytes * len(keys) if total_bytes is None else total_bytes
         async with self._asking(_MULTI_GET, self._keys(keys)):
-            return [await self._value() for _ in keys]
+            for _ in keys:
+                found.append(await self._value(min(max_bytes, left)))
+                left -= len(found[-1])
+        return found
 
     async def add(self, key: str, amount: int) -> int:
         """Add to a counter, 0 where it is not set; its new value."""
@@ -150,11 +169,15 @@ class Store:
                 if not done:
                     self.close()
 
-    async def _value(self) -> bytes:
+    async def _value(self, max_bytes: int) -> bytes:
         (size,) = _U64.unpack(await self._reader.readexactly(_U64.size))
         if size > MAX_VALUE_BYTES:
             raise EOFError(f"a value of {size} bytes")
-        return await self._reader.readexactly(size)
+        if size <= max_bytes:
+            return await self._reader.readexactly(size)
+        while size:
+            size -= len(await self._reader.readexactly(min(size, _PASSED_OVER)))
+        return b""
 
     def _key(self, key: str) -> bytes:
         return _sized(f"{self._prefix}{key}".encode())

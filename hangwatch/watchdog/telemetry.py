@@ -210,9 +210,11 @@ class Telemetry:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._news.lose("metrics", f"metrics: {type(error).__name__}: {error}", quiet=True)
+            what = f"metrics: {type(error).__name__}: {error}"
+            self._news.fault("metrics", what, error, quiet=True)
 
     def _scrape_failed(self, error: Exception) -> None:
         text = f"some metrics are missing ({type(error).__name__}: {error})"
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._news.lose, "metrics-scrape", text)
+            told = partial(self._news.fault, "metrics-scrape", text, error)
+            self._loop.call_soon_threadsafe(told)

@@ -13,8 +13,8 @@ import hangwatch
 PACKAGE = Path(hangwatch.__file__).parent
 
 BOTTOM = frozenset(
-    {"types", "errors", "frames", "moments", "notice", "collector", "_native", "__init__"}
-    | {"redaction", "secret_names", "untrusted"}
+    {"types", "errors", "faultlog", "frames", "moments", "notice", "collector"}
+    | {"redaction", "secret_names", "untrusted", "_native", "__init__"}
 )
 READERS = frozenset({"config", "page", "json_page"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "redaction": frozenset({"secret_names"}),
     "secret_names": frozenset(),
     "untrusted": frozenset(),
+    "faultlog": frozenset(),
     "collector": frozenset(),
     "frames": frozenset({"types"}),
     "config": BOTTOM,

@@ -1,0 +1,121 @@
+"""Keeps the traceback of a fault of our own, where nobody who only trains is bothered by it.
+
+``watchdog.log`` lies in the directory of the run. The supervisor, the watchdog and the
+caretaker write to it; it is copied beside the reports, which name it in what was lost.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE = "watchdog.log"
+MAX_BYTES = 256 << 10
+"""Of what was written last this much is kept at most, and half of it at least."""
+MAX_ENTRY_BYTES = 16 << 10
+_MAX_KINDS = 256
+"""Faults that are told apart; what is more is counted as one."""
+_FRAMES = 40
+
+_counts: dict[tuple[str, ...], int] = {}
+"""Fault to how often this process has met it."""
+
+
+def log_fault(run_dir: Path | None, what: str, error: BaseException) -> str:
+    """Keep a traceback; where it is, for people, empty where it could not be kept.
+
+    what: what has failed, in a few words. Of a fault that comes again and again the
+    first, the second, the fourth, the eighth ... is kept. Raises nothing and waits for
+    nothing; run_dir: None where there is none.
+    """
+    if run_dir is None:
+        return ""
+    try:
+        kind = (what, type(error).__name__, _place(error))
+        if kind not in _counts and len(_counts) >= _MAX_KINDS:
+            kind = ("", "", "")
+        count = _counts[kind] = _counts.get(kind, 0) + 1
+        if count & (count - 1) == 0:
+            _append(run_dir / FILE, _entry(what, error, count))
+    except Exception:  # noqa: BLE001 (the last resort has none)
+        return ""
+    return f"traceback in {FILE}"
+
+
+def open_log(run_dir: Path) -> int:
+    """The log, to be appended to. Raises OSError."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(run_dir / FILE, flags, 0o600)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(fd)
+        raise OSError(f"{FILE} is no file of ours")
+    return fd
+
+
+def logged(run_dir: Path | None) -> bytes:
+    """What the log holds, empty where there is none."""
+    if run_dir is None:
+        return b""
+    try:
+        fd = os.open(run_dir / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return b""
+        return os.pread(fd, MAX_BYTES, max(0, status.st_size - MAX_BYTES))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line that raised it."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}" if at is not None else ""
+
+
+def _entry(what: str, error: BaseException, count: int) -> bytes:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    times = f", {count} times by now" if count > 1 else ""
+    lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-_FRAMES)
+    text = f"{now} process {os.getpid()}: {what}{times}\n{''.join(lines)}"
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= MAX_ENTRY_BYTES:
+        return data
+    half = MAX_ENTRY_BYTES // 2
+    return data[:half] + b"\n...\n" + data[-half + 6 :]
+
+
+def _append(path: Path, entry: bytes) -> None:
+    fd = open_log(path.parent)
+    try:
+        if os.fstat(fd).st_size + len(entry) > MAX_BYTES:
+            _shorten(fd)
+        os.write(fd, entry)
+    finally:
+        os.close(fd)
+
+
+def _shorten(fd: int) -> None:
+    """Keep the last half, in place: others have the file open as well."""
+    with suppress(BlockingIOError):  # another process does it
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        size = os.fstat(fd).st_size
+        tail = os.pread(fd, MAX_BYTES // 2, max(0, size - MAX_BYTES // 2))
+        os.ftruncate(fd, 0)
+        os.write(fd, tail)
+        fcntl.flock(fd, fcntl.LOCK_UN)
