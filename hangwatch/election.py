@@ -48,7 +48,8 @@ def shared_name(environ: Mapping[str, str], *told: str) -> str:
     """The same for all that are on this node and were told the same."""
     known = [*told, *(environ.get(name, "") for name in _SAME_JOB)]
     known += [socket.gethostname(), _pid_namespace()]
-    return f"job-{hashlib.blake2b('/'.join(known).encode(), digest_size=8).hexdigest()}"
+    told_bytes = "/".join(known).encode("utf-8", "surrogateescape")
+    return f"job-{hashlib.blake2b(told_bytes, digest_size=8).hexdigest()}"
 
 
 def _is_task(environ: Mapping[str, str], rank: str, size: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch import __version__, redaction
+from hangwatch.texts import readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,14 +64,14 @@ def to_other_nodes(settings: Config, held: RunDir, run_id: str) -> dict[str, Any
 
 def watch_name(held: RunDir | None) -> str:
     """What tells this watch from those of other nodes, and of other commands."""
-    return f"{socket.gethostname()}:{held.path.name if held else os.getpid()}"
+    return f"{readable(socket.gethostname())}:{held.path.name if held else os.getpid()}"
 
 
 def shortened(command: Sequence[str]) -> list[str]:
-    """The command, less the arguments that do not fit into TOLD_BYTES of JSON."""
+    """The command for people, less the arguments that do not fit into TOLD_BYTES of JSON."""
     told: list[str] = []
     size = 0
-    for word in command:
+    for word in map(readable, command):
         size += 6 * len(word) + 4  # 6: a character as \\uXXXX
         if size > TOLD_BYTES:
             return [*told, "..."]

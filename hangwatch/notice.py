@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hangwatch import redaction
+from hangwatch.texts import readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,12 +21,15 @@ def say(text: str, *, version: str = "") -> None:
     """Write one line to standard error, without secrets; a closed or broken one is no error."""
     name = f"hangwatch {version}" if version else "hangwatch"
     with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{name}: {printable(redaction.text(text))}\n")
+        encoding = sys.stderr.encoding or "ascii"
+        line = f"{name}: {printable(redaction.text(text))}\n".encode(encoding, "backslashreplace")
+        sys.stderr.write(line.decode(encoding))
         sys.stderr.flush()
 
 
 def printable(text: str) -> str:
     """The text on one line, with control characters escaped as in Python source."""
+    text = readable(text)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

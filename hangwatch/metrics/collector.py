@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from hangwatch.metrics.families import NAMESPACE, families
 from hangwatch.metrics.labels import command_label, cut
+from hangwatch.texts import readable, readable_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +42,7 @@ class NodeCollector(Collector):
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._run = run
-        self.constant = {"run": cut(run.run_id, 128), "node": cut(node)}
+        self.constant = {"run": cut(run.run_id, 128), "node": cut(readable(node))}
         """Labels that all series have."""
         self._interval_s = interval_s
         self._snapshot = snapshot
@@ -53,7 +54,7 @@ class NodeCollector(Collector):
         """All families, with the labels that all have."""
         for metric in self._families():
             metric.samples = [
-                sample._replace(labels={**self.constant, **sample.labels})
+                sample._replace(labels=readable_all({**self.constant, **sample.labels}))
                 for sample in metric.samples
             ]
             yield metric

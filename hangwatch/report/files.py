@@ -27,6 +27,7 @@ from hangwatch.notice import printable
 from hangwatch.report.model import SCHEMA, build_report
 from hangwatch.report.notes import notes_content
 from hangwatch.report.page import render_page
+from hangwatch.texts import readable_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -94,7 +95,7 @@ def write_incident(
     has become a ``hang``). lost: where to say why it has no page. Raises ReportError
     if it cannot be written.
     """
-    report = build_report(evidence)
+    report = readable_report(build_report(evidence))
     try:
         with untrusted.held_directory(run_dir) as held:
             fresh = Path(tempfile.mkdtemp(prefix=".incident-", dir=held))
@@ -258,7 +259,7 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
             content["incidents"] = sorted(filter(_INCIDENT.fullmatch, _names(held)))
             fresh = held / f".{RUN}-{secrets.token_hex(8)}"
             try:
-                _write(fresh, _json(content))
+                _write(fresh, _json(readable_report(content)))
                 return run_dir / _place_run(fresh, held, node, watch).name
             finally:
                 fresh.unlink(missing_ok=True)

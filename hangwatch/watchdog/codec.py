@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from hangwatch.errors import HangwatchError
+from hangwatch.texts import readable_all
 
 MAX_ITEMS = 100_000
 MAX_TEXT = 1 << 20
@@ -41,7 +42,11 @@ class CodecError(HangwatchError):
 
 def dumps(value: object, tables: Tables = _NO_TABLES) -> bytes:
     """Any value of dataclasses, enums, tuples, dicts and plain values as JSON."""
-    return orjson.dumps(plain(value, tables))
+    told = plain(value, tables)
+    try:
+        return orjson.dumps(told)
+    except orjson.JSONEncodeError:  # a text that is no UTF-8
+        return orjson.dumps(readable_all(told))
 
 
 def plain(value: Any, tables: Tables = _NO_TABLES) -> Any:

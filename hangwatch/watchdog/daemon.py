@@ -21,6 +21,7 @@ from hangwatch.gpu.reader import Gpus
 from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.moments import Point, reach
 from hangwatch.report.files import write_log, write_run
+from hangwatch.texts import readable
 from hangwatch.watchdog.evidence import Gatherer
 from hangwatch.watchdog.exits import Exits
 from hangwatch.watchdog.gpus import GpuWatch
@@ -90,7 +91,7 @@ def _keep_tracebacks(news: News) -> None:
 
 
 async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> int:
-    node = socket.gethostname()
+    node = readable(socket.gethostname())
     exits = Exits()
     pages = Pages(hello.run_dir, news, ended=exits.ended)
     gpus = GpuWatch(Gpus("" if hello.config.gpu else "--no-gpu"), news)

@@ -8,12 +8,11 @@ supervisors share the run directory, their files there say both.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from hangwatch import companions
 from hangwatch.config import Config
@@ -61,12 +60,12 @@ class Supervisor:
         Raises KeyError, TypeError, ValueError or UsageError for one that makes no sense.
         """
         line = await self._reader.readline()
-        return parse(orjson.loads(line)) if line else None
+        return parse(json.loads(line)) if line else None  # orjson refuses what is no UTF-8
 
     async def ended(self) -> int | None:
         """The exit code of the command once it has ended; None if the supervisor is gone."""
         while line := await self._reader.readline():
-            message = orjson.loads(line)
+            message = json.loads(line)
             if isinstance(message, dict) and "ended" in message:
                 return int(message["ended"])
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hangwatch import redaction
+from hangwatch.texts import readable
 from hangwatch.types import ProcessState
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def command_words(pid: int, proc: str = PROC) -> list[str]:
             raw = file.read(COMMAND_BYTES)
     except OSError:
         return []
-    words = raw.decode("utf-8", "replace").rstrip("\0").split("\0")
+    words = readable(os.fsdecode(raw)).rstrip("\0").split("\0")
     if len(raw) == COMMAND_BYTES:
         words[-1] = "…"  # it was cut, and half a secret is not known as one
     return redaction.command(words) if raw else []

@@ -6,6 +6,7 @@ as good as none: the next watchdog then starts afresh.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -24,10 +25,18 @@ MAX_BYTES = 16 << 20
 def save(run_dir: Path, values: dict[str, Any]) -> bool:
     """Write the state; whether that succeeded."""
     try:
-        untrusted.replace(run_dir / FILE, orjson.dumps({"version": VERSION, **values}))
+        untrusted.replace(run_dir / FILE, _json({"version": VERSION, **values}))
     except OSError:
         return False
     return True
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    """Like orjson.dumps, also where a text is no UTF-8: paths must come back as they were."""
+    try:
+        return orjson.dumps(values)
+    except orjson.JSONEncodeError:
+        return json.dumps(values).encode()
 
 
 def load(run_dir: Path) -> dict[str, Any]:

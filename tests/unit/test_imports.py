@@ -13,7 +13,7 @@ import hangwatch
 PACKAGE = Path(hangwatch.__file__).parent
 
 BOTTOM = frozenset(
-    {"types", "errors", "faultlog", "frames", "moments", "notice", "collector"}
+    {"types", "errors", "faultlog", "frames", "moments", "notice", "collector", "texts"}
     | {"redaction", "secret_names", "untrusted", "_native", "__init__"}
 )
 READERS = frozenset({"config", "page", "json_page"})
@@ -22,9 +22,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "__init__": frozenset(),
     "moments": frozenset(),
-    "notice": frozenset({"redaction"}),
+    "notice": frozenset({"redaction", "texts"}),
     "redaction": frozenset({"secret_names"}),
     "secret_names": frozenset(),
+    "texts": frozenset(),
     "untrusted": frozenset(),
     "faultlog": frozenset(),
     "collector": frozenset(),

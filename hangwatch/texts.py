@@ -1,0 +1,45 @@
+r"""Texts that may hold bytes which are no UTF-8, made fit for JSON and for people.
+
+What the system hands Python (arguments, paths, variables, the name of the host) is bytes;
+those that are no UTF-8 come as lone surrogates (PEP 383). Paths stay so, or they would name
+another file. What is only shown or told becomes readable here, as ``\xff`` for such a byte,
+since orjson, Prometheus and UTF-8 itself refuse lone surrogates.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_LONE = re.compile("[\ud800-\udfff]")
+
+
+def readable(text: str) -> str:
+    """The same text with lone surrogates spelt out; any other text as it is."""
+    return text if text.isascii() else _LONE.sub(_spelt, text)
+
+
+def readable_all(value: Any) -> Any:
+    """The same plain values (of JSON) with readable texts, keys too."""
+    if isinstance(value, str):
+        return readable(value)
+    if isinstance(value, dict):
+        return {readable_all(key): readable_all(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable_all(item) for item in value]
+    return value
+
+
+def readable_report(report: dict[str, Any]) -> dict[str, Any]:
+    """The same content, walked through only where there may be something to spell out."""
+    if "\\ud" not in json.dumps(report):  # a surrogate as json escapes it
+        return report
+    found: dict[str, Any] = readable_all(report)
+    return found
+
+
+def _spelt(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    byte = number - 0xDC00  # PEP 383: 0x80 to 0xFF
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else f"\\u{number:04x}"  # noqa: PLR2004
