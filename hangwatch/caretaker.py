@@ -154,7 +154,7 @@ class Caretaker:
         report_dir = None
         shown = f"{settings.report_dir.rstrip('/')}/{run_id}"
         try:
-            report_dir = open_run(Path(settings.report_dir).absolute(), run_id)
+            report_dir = open_run(Path(settings.report_dir), run_id)
         except ReportError as error:
             shown = "none"
             lost.append(f"{error}: verdicts are shown here only; see HANGWATCH_REPORT_DIR")

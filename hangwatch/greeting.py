@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +59,10 @@ def greeting(  # noqa: PLR0913 (the keys of one JSON object, all by keyword)
 
 def to_other_nodes(settings: Config, held: RunDir, run_id: str) -> dict[str, Any]:
     """What caretaker.py is to know on nodes where nobody has wrapped the command."""
-    report_dir = str(Path(settings.report_dir).absolute())
-    config = {**settings.to_dict(), "report_dir": report_dir}
+    with suppress(OSError):  # it is relative, and the working directory is gone
+        report_dir = str(Path(settings.report_dir).absolute())
+        settings = replace(settings, report_dir=report_dir)
+    config = settings.to_dict()
     return {"config": config, "run_id": run_id, "run_dir": str(held.path)}
 
 

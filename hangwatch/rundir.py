@@ -2,10 +2,12 @@
 
 It is ``<base>/hangwatch-<uid>/<run-id>-<pid>`` with mode 0700. The base is
 ``$HANGWATCH_DIR`` where that is set, else /dev/shm, else the directory for
-temporary files. Whoever made it holds a lock (flock(2)) on its file ``lock``
-until it ends, by whatever means; a directory whose lock is free has been left
-behind and is removed by the next run. A lock and not a pid, since containers
-that share /dev/shm do not share their pids.
+temporary files, else ``$XDG_RUNTIME_DIR``. Where somebody else has taken that name in all
+of them it is ``<base>/hangwatch-<uid>-<random>``, which nobody can take first; the
+first that is ours is found again by the next run. Whoever made the directory of a run
+holds a lock (flock(2)) on its file ``lock`` until it ends, by whatever means; one whose
+lock is free has been left behind and is removed by the next run. A lock and not a pid,
+since containers that share /dev/shm do not share their pids.
 
 Commands that were started for one rank each (election.py) share the directory
 ``<base>/hangwatch-<uid>/job-<hash>``: each holds a shared lock on it, and the last
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -35,7 +38,10 @@ ENOUGH_BYTES = 16 << 20
 YOUNG_S = 60.0
 """A run directory younger than this is never swept: its lock may not be taken yet."""
 LOCK = "lock"
+PARENT = re.compile(r"hangwatch-(?P<uid>[0-9]+)(?:-[a-z0-9_]+)?")
+"""Names of directories that hold those of a user's runs."""
 _TRIES = 200
+_LOCK_TRIES = 50
 _PAUSE_S = 0.01
 
 
@@ -62,9 +68,14 @@ def bases(environ: Mapping[str, str]) -> Iterator[Path]:
     """The bases to try, in order."""
     own = environ.get("HANGWATCH_DIR", "")
     if own:
-        yield Path(own).absolute()
+        with suppress(OSError):  # relative, and the working directory is gone
+            yield Path(own).absolute()
     yield Path("/dev/shm")  # noqa: S108 (our directory below it is 0700 and checked to be ours)
-    yield Path(tempfile.gettempdir())
+    with suppress(OSError):  # there is none
+        yield Path(tempfile.gettempdir())
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/"):
+        yield Path(runtime)
 
 
 def make(run_id: str, environ: Mapping[str, str]) -> RunDir:
@@ -90,15 +101,19 @@ def join(name: str, environ: Mapping[str, str]) -> RunDir:
 
 def _in_first_base(environ: Mapping[str, str], take: Callable[[Path], RunDir]) -> RunDir:
     refused: list[str] = []
-    for base in bases(environ):
-        try:
-            parent = _parent(base)
-            _sweep(parent)
-            held = take(parent)
-        except OSError as error:
-            refused.append(f"{base}: {error.strerror or error}")
-        else:
-            return replace(held, lost="; ".join(refused))
+    usable = list(bases(environ))
+    for find in (_parent, _private_parent):
+        for base in list(usable):
+            try:
+                parent = find(base)
+                _sweep(parent)
+                held = take(parent)
+            except OSError as error:
+                refused.append(f"{base}: {error.strerror or error}")
+                if not isinstance(error, TakenError):
+                    usable.remove(base)
+            else:
+                return replace(held, lost="; ".join(refused))
     raise OSError("; ".join(refused))
 
 
@@ -145,6 +160,10 @@ def empty(path: Path, *, keep: Collection[str] = (LOCK,)) -> None:
                 entry.unlink()
 
 
+class TakenError(OSError):
+    """Somebody else has made what should be ours."""
+
+
 def _parent(base: Path) -> Path:
     """Our own directory below base, private to this user. Raises OSError."""
     space = os.statvfs(base)
@@ -154,12 +173,45 @@ def _parent(base: Path) -> Path:
     parent = base / f"hangwatch-{os.getuid()}"
     with suppress(FileExistsError):
         parent.mkdir(mode=0o700)
-    found = parent.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise OSError(f"{parent.name} belongs to somebody else")
-    if found.st_mode & 0o077:
+    if not _is_ours(parent):
+        raise TakenError(f"{parent.name} belongs to somebody else")
+    if parent.lstat().st_mode & 0o077:
         parent.chmod(0o700)
+    for path in parent.iterdir():
+        with suppress(FileNotFoundError):  # its run has just ended
+            if path.lstat().st_uid != os.getuid():
+                # It was open to all once, and they may have made what we take for ours.
+                raise TakenError(f"{parent.name} holds files of others: delete it")
     return parent
+
+
+def _private_parent(base: Path) -> Path:
+    """One of a name that nobody knows before it is there. Raises OSError.
+
+    All supervisors of a job must find the same one, so the first is taken again.
+    """
+    handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in range(_LOCK_TRIES):  # anybody may hold it for as long as they like
+            if _locked(handle, fcntl.LOCK_EX):
+                break
+            time.sleep(_PAUSE_S)
+        with os.scandir(base) as entries:
+            names = sorted(entry.name for entry in entries if PARENT.fullmatch(entry.name))
+        prefix = f"hangwatch-{os.getuid()}-"
+        for name in names:
+            path = base / name
+            if name.startswith(prefix) and _is_ours(path) and not path.lstat().st_mode & 0o077:
+                return path
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    finally:
+        os.close(handle)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a directory of this user, and no link."""
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def _sweep(parent: Path) -> None:

@@ -222,7 +222,7 @@ class _Run:
     def _make_report_dir(self, *, quiet: bool) -> None:
         shown = f"{self.settings.report_dir.rstrip('/')}/{self.run_id}"
         try:
-            self.report_dir = open_run(Path(self.settings.report_dir).absolute(), self.run_id)
+            self.report_dir = open_run(Path(self.settings.report_dir), self.run_id)
         except ReportError as error:
             shown = "none"
             self._lose(f"{error}: verdicts are shown here only; see --report-dir")

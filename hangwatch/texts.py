@@ -8,7 +8,6 @@ since orjson, Prometheus and UTF-8 itself refuse lone surrogates.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -33,6 +32,8 @@ def readable_all(value: Any) -> Any:
 
 def readable_report(report: dict[str, Any]) -> dict[str, Any]:
     """The same content, walked through only where there may be something to spell out."""
+    import json  # noqa: PLC0415 (ranks need readable() alone)
+
     if "\\ud" not in json.dumps(report):  # a surrogate as json escapes it
         return report
     found: dict[str, Any] = readable_all(report)

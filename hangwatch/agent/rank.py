@@ -8,6 +8,7 @@ import socket
 import sys
 
 from hangwatch.agent.environment import carried
+from hangwatch.texts import readable
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:
@@ -70,12 +71,12 @@ def identity(environ: Mapping[str, str], rank: int, world_size: int) -> dict[str
         "local_rank": number(environ, "LOCAL_RANK", -1),
         "local_world_size": number(environ, "LOCAL_WORLD_SIZE", -1),
         "restart": restart_count(environ),
-        "host": socket.gethostname(),
-        "store_host": environ.get("MASTER_ADDR", ""),
+        "host": readable(socket.gethostname()),
+        "store_host": readable(environ.get("MASTER_ADDR", "")),
         "store_port": number(environ, "MASTER_PORT", 0),
         # The same on every node: torchrun's comes first, since --run-id may be missing on some.
-        "run_id": environ.get("TORCHELASTIC_RUN_ID") or named_run(environ),
-        "script": script(),
+        "run_id": readable(environ.get("TORCHELASTIC_RUN_ID") or named_run(environ)),
+        "script": readable(script()),
     }
 
 

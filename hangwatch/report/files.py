@@ -55,12 +55,14 @@ _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
 def open_run(root: Path, run_id: str) -> Path:
-    """Make the directory of a run, point ``latest`` to it, and return it.
+    """Make the directory of a run, point ``latest`` to it, and return its absolute path.
 
     Raises ReportError if nothing can be written there.
     """
     path = root / run_id
     try:
+        root = root.absolute()
+        path = root / run_id
         root.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from hangwatch import companions, runfacts, untrusted
 from hangwatch.errors import UsageError
 from hangwatch.notice import fold_command, printable
-from hangwatch.rundir import LOCK, bases
+from hangwatch.rundir import LOCK, PARENT, bases
 from hangwatch.untrusted import Owner
 from hangwatch.watchdog.pages import SUFFIX
 from hangwatch.watchdog.processes import PROC, Tree, environment, read_stat
@@ -120,11 +119,13 @@ def choose(word: str, environ: Mapping[str, str], proc: str = PROC) -> Run:
 
 def _directories(environ: Mapping[str, str]) -> Iterator[Path]:
     """What may be the directory of a run."""
-    every = os.geteuid() == 0
-    pattern = re.compile(r"hangwatch-\d+" if every else f"hangwatch-{os.getuid()}")
+    own = None if os.geteuid() == 0 else str(os.getuid())
     for base in bases(environ):
         with suppress(OSError):
-            for parent in filter(pattern.fullmatch, untrusted.names(base, follow=True)):
+            for parent in untrusted.names(base, follow=True):
+                named = PARENT.fullmatch(parent)
+                if not named or own not in {None, named["uid"]}:
+                    continue
                 with suppress(OSError):
                     yield from _of_user(base / parent)
 
