@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hangwatch import json_page, redaction
+from hangwatch import json_page, native, redaction
 from hangwatch.errors import PageError
 from hangwatch.types import RankPage
 
@@ -69,13 +69,13 @@ def _believed(page: RankPage) -> RankPage:
 
 def _decode_native(data: Any, *, events: bool) -> dict[str, Any]:
     try:
-        from hangwatch import _native  # noqa: PLC0415 (absent where it could not be built)
+        values: dict[str, Any] = native.load().read_page(data, events)
     except ImportError as error:
         raise PageError(
             "rank page of the native recorder, which this installation of hangwatch lacks "
             f"({error}): install hangwatch where a C++ compiler is found"
         ) from error
-    return _native.read_page(data, events)
+    return values
 
 
 def _legible(values: dict[str, Any]) -> dict[str, Any]:

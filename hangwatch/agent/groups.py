@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hangwatch.agent.turn import Ticket, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from hangwatch.agent.recorder import Recorder
 
@@ -68,14 +68,22 @@ class _Coming(NamedTuple):
 class Groups:
     """The process groups of torch.distributed.distributed_c10d, which is ``c10d``.
 
-    adopt is called with each group whose class is written in Python.
+    adopt is called with each group whose class is written in Python, leave_out with what
+    one is known by that finds no slot.
     """
 
-    def __init__(self, c10d: Any, recorder: Recorder, adopt: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        c10d: Any,
+        recorder: Recorder,
+        adopt: Callable[[Any], None],
+        leave_out: Callable[[Mapping[str, Any]], object] = lambda _: None,
+    ) -> None:
         self._c10d = c10d
         self._world = c10d._world
         self._recorder = recorder
         self._adopt = adopt
+        self._leave_out = leave_out
         self._known: dict[int, Known] = {}
         self._seen: dict[tuple[tuple[int, ...], str], int] = {}
         self._unused = 0
@@ -239,6 +247,15 @@ class Groups:
             if known.slot == NO_SLOT:
                 self._left_out = coming.left_out
                 self._recorder.set_groups_left_out(self._left_out)
+                self._leave_out(
+                    {
+                        "name": coming.name,
+                        "desc": coming.desc,
+                        "ranks": known.ranks,
+                        "index": coming.place,
+                        "backend": coming.backend,
+                    }
+                )
             elif self._define(coming):
                 self._unused = max(self._unused, known.slot + 1)
                 self._retired.pop(known.slot, None)

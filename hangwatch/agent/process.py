@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -35,6 +36,7 @@ _NAMED_INIT = "init_process_group"
 _INIT = ("backend", "init_method", "timeout", "world_size", "rank")
 """The first parameters of init_process_group."""
 _IN_URL = r"[?&](rank|world_size)=(\d{1,9})(?=&|$)"
+MAX_LEFT_OUT_BYTES = 4 << 20
 MANY_GROUPS = 64
 """From so many on only the one that is destroyed is looked at."""
 
@@ -94,7 +96,7 @@ class Process:
         self._sampler: Sampler | None = None
         self._thread: Periodic | None = None
         self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
-        self.groups = Groups(c10d, recorder, adopt)
+        self.groups = Groups(c10d, recorder, adopt, self._leave_out)
         self.custom = CustomCalls(recorder, self.groups, self.guard, self._prefixes)
         self._flight = FlightRecorder(
             sys.modules["torch._C._distributed_c10d"], answer_request=recorder.answer_request
@@ -255,6 +257,17 @@ class Process:
     def _leave_groups_alone(self) -> bool:
         """While groups are destroyed a reference that we held would outlive them."""
         return any(call.destroying for call in self._in_call())
+
+    def _leave_out(self, group: Mapping[str, Any]) -> None:
+        """Leave word of a group that the page has no room for, beside it."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        with suppress(OSError):
+            file = os.open(self.page + ".groups", flags | os.O_NONBLOCK, 0o600)
+            try:
+                if os.fstat(file).st_size < MAX_LEFT_OUT_BYTES:
+                    os.write(file, json.dumps(group).encode() + b"\n")
+            finally:
+                os.close(file)
 
     def _keep(self, error: Exception) -> None:
         """Leave an error of ours where people can find it."""

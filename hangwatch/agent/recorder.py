@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from hangwatch import native
 from hangwatch.agent.environment import NATIVE, RECORDER
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def choose(environ: Mapping[str, str] = os.environ) -> Recorder:
     if environ.get(RECORDER) == "python":
         return _python(f"{RECORDER}=python asks for it")
     try:
-        return cast("Recorder", _native(environ))
+        return cast("Recorder", native.load(environ.get(NATIVE, "")))
     except (ImportError, OSError) as error:
         return _python(f"the native module cannot be loaded: {error}")
 
@@ -86,22 +85,3 @@ def _python(reason: str) -> Recorder:
     from hangwatch.agent.python_recorder import PythonRecorder
 
     return PythonRecorder(reason)
-
-
-def _native(environ: Mapping[str, str]) -> Any:
-    """Import hangwatch._native by name, else from where the supervisor found it."""
-    try:
-        return importlib.import_module("hangwatch._native")
-    except ImportError:
-        file = environ.get(NATIVE)
-        if not file:
-            raise
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location("hangwatch._native", file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no extension module")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules["hangwatch._native"] = module
-    return module

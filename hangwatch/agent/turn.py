@@ -46,11 +46,14 @@ class Turn:
     def take(self, ticket: Ticket) -> bool:
         """Have the turn until the ticket is over, or gone; False if another one has it."""
         mine = _Mark(ticket)
-        mark = self._last
-        while not mark.held:
+        while True:
+            # Not on from one mark to the next: a handler may add them faster than we walk.
+            mark = self._last
+            if mark.held:
+                return False
             following: _Mark = mark.__dict__.setdefault("next", mine)
-            self._last = following
             if following is mine:
+                self._last = mine
                 return True
-            mark = following
-        return False
+            if self._last is mark:
+                self._last = following

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hangwatch
-from hangwatch import rundir
+from hangwatch import native, rundir
 from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.errors import EvidenceError
 from hangwatch.gpu.examine import examine_gpus
@@ -73,19 +73,19 @@ def _injection() -> str:
 
 def _recorder() -> str:
     try:
-        from hangwatch import _native  # noqa: PLC0415 (it may not be there)
+        module = native.load()
     except ImportError as error:
         raise ImportError(f"Python: slower, and its pages need the GIL ({error})") from None
-    return f"native, {_native.PAGE_BYTES >> 10} KiB a rank"
+    return f"native, room for {module.MAX_GROUPS} groups a rank"
 
 
 def _beacons() -> str:
     """Whether GPUs could tell how far their streams have come."""
     try:
-        from hangwatch import _native  # noqa: PLC0415 (it may not be there)
+        module = native.load()
     except ImportError:
         raise LookupError("none: the native recorder writes them") from None
-    devices, why = _native.examine_beacons()
+    devices, why = module.examine_beacons()
     if _NO_LIBRARY in why:
         return f"none: {NO_DRIVER}"
     if why:

@@ -14,6 +14,7 @@ from hangwatch.moments import Point, reach
 from hangwatch.nccl import ras
 from hangwatch.types import Child, Phase, ProcessState
 from hangwatch.watchdog import flights, sources
+from hangwatch.watchdog.left_out import groups_left_out
 from hangwatch.watchdog.processes import (
     PROC,
     LaunchedRank,
@@ -297,9 +298,12 @@ def local_size(light: RankPage) -> int:
 
 def _page(seen: Seen) -> RankPage | None:
     try:
-        return seen.page.read(events=True)
+        page = seen.page.read(events=True)
     except PageError:
         return None
+    if not page.groups_left_out:
+        return page
+    return replace(page, groups=(*page.groups, *groups_left_out(seen.page.path)))
 
 
 def _raw_pages(seen: dict[int, Seen]) -> list[tuple[int, bytes]]:

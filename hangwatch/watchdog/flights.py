@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hangwatch import untrusted
+from hangwatch import native, untrusted
 from hangwatch.errors import EvidenceError
 from hangwatch.untrusted import Owner
 
@@ -89,11 +89,11 @@ def ask_in_passing(page: Path) -> None:
 def ring(page: Path) -> None:
     """Wake the sampler; that of the Python recorder looks for requests by itself."""
     try:
-        from hangwatch import _native  # noqa: PLC0415 (absent where it could not be built)
+        module = native.load()
     except ImportError:
         return
     with suppress(OSError):
-        _native.ring_at(str(page))
+        module.ring_at(str(page))
 
 
 def left_behind(page: Path, gone_age_s: float) -> bytes:

@@ -75,7 +75,11 @@ class OpenPage:
 
     def raw(self) -> bytes:
         """Its bytes. Raises PageError."""
-        return self._content()[:]
+        # Not out of the mapping: what nobody has written would take memory, to be read there.
+        data = os.pread(self.fd, self.size, 0)
+        if len(data) != self.size:
+            raise PageError("it was truncated")
+        return data
 
     def close(self) -> None:
         """Unmap it."""
@@ -157,7 +161,20 @@ class Pages:
             identity = named[name].light.identity
             self.restart = identity.restart
             ranks.setdefault(identity.rank, []).append(named[name])
-        return {rank: self._chosen(ranks[rank]) for rank in sorted(ranks)}
+        chosen = {rank: self._chosen(ranks[rank]) for rank in sorted(ranks)}
+        self._tell_of_crowded(chosen)
+        return chosen
+
+    def _tell_of_crowded(self, ranks: Mapping[int, Seen]) -> None:
+        crowded = [rank for rank, seen in ranks.items() if seen.light.groups_left_out]
+        if crowded:
+            light = ranks[crowded[0]].light
+            self._news.lose(
+                "groups",
+                f"rank {crowded[0]} has made more process groups than its page has room for: of "
+                f"the calls in those beyond the first {len(light.groups)} only what PyTorch's "
+                "Flight Recorder tells is known",
+            )
 
     def advance(self) -> None:
         """Go on to the next incarnation; the pages of this one are not read any more."""

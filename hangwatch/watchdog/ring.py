@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hangwatch import native
 from hangwatch.metrics.arrivals import Issued
 from hangwatch.page import parse_page
 from hangwatch.types import OpState
@@ -60,9 +61,7 @@ def _line(site: dict[str, Any] | None) -> tuple[str, int] | None:
 def _raw_events(memory: mmap | bytes) -> list[dict[str, Any]] | None:
     """The events as the native reader gives them, None where it cannot read the page."""
     try:
-        from hangwatch import _native  # noqa: PLC0415 (absent where it could not be built)
-
-        events: list[dict[str, Any]] = _native.read_page(memory)["events"]
+        events: list[dict[str, Any]] = native.load().read_page(memory)["events"]
     except (ImportError, ValueError):
         return None
     return events

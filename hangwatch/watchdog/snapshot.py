@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.flight import group_progress, rank_ops
 from hangwatch.types import Phase, RankSnapshot
+from hangwatch.watchdog.left_out import counted
 
 if TYPE_CHECKING:
     from hangwatch.types import (
@@ -32,6 +34,12 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
     missing: tuple[str, ...] = (),
 ) -> RankSnapshot:
     """One rank from its page and what else could be had. The clocks are its node's."""
+    if page.groups_left_out:
+        page = replace(page, groups=tuple(counted(group, flight) for group in page.groups))
+        alone = (
+            "have no room in its page: their calls are known from PyTorch's Flight Recorder alone"
+        )
+        missing = (*missing, f"{page.groups_left_out} of its process groups {alone}")
     if page.disarmed:
         missing = (*missing, f"recording stopped: {page.disarmed}")
     if page.recorder_reason:

@@ -14,13 +14,14 @@ PACKAGE = Path(hangwatch.__file__).parent
 
 BOTTOM = frozenset(
     {"types", "errors", "faultlog", "frames", "moments", "notice", "collector", "texts"}
-    | {"redaction", "secret_names", "untrusted", "_native", "__init__"}
+    | {"redaction", "secret_names", "untrusted", "native", "_native", "__init__"}
 )
 READERS = frozenset({"config", "page", "json_page"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset(),
     "errors": frozenset(),
     "__init__": frozenset(),
+    "native": frozenset({"_native"}),
     "moments": frozenset(),
     "notice": frozenset({"redaction", "texts"}),
     "redaction": frozenset({"secret_names"}),

@@ -1,0 +1,65 @@
+"""Reads which process groups of a rank found no room in its page (``<page>.groups``).
+
+The agent adds a line of JSON for each. How far such a group has come is not known but by
+PyTorch's Flight Recorder, whose calls are placed by this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.types import GroupKey, PageGroup
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hangwatch.types import FlightDump
+
+SUFFIX = ".groups"
+MAX_BYTES = 4 << 20
+FIRST_SLOT = 1 << 20
+"""They get slots that no page has, in the order in which they were made."""
+
+
+def groups_left_out(page: Path) -> tuple[PageGroup, ...]:
+    """The groups beyond those of the page; none where nothing can be read."""
+    try:
+        fd = os.open(
+            page.with_name(page.name + SUFFIX),
+            os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+        )
+    except OSError:
+        return ()
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != page.stat().st_uid:
+            return ()
+        lines = file.read(MAX_BYTES).splitlines()
+    found: dict[tuple[str, GroupKey], PageGroup] = {}
+    for line in lines:
+        group = _group(line, FIRST_SLOT + len(found))
+        if group is not None:
+            found.setdefault((group.name, group.key), group)  # it may stand there twice
+    return tuple(found.values())
+
+
+def counted(group: PageGroup, flight: FlightDump | None) -> PageGroup:
+    """Such a group with what the Flight Recorder has seen of it; any other one as it is."""
+    if group.slot < FIRST_SLOT or flight is None:
+        return group
+    own = [e.seq for e in flight.entries if e.group_name == group.name and not e.p2p]
+    return replace(group, enqueued=max(own, default=0))
+
+
+def _group(line: bytes, slot: int) -> PageGroup | None:
+    try:
+        told: dict[str, Any] = json.loads(line)
+        ranks = tuple(int(rank) for rank in told["ranks"])
+        key = GroupKey(ranks, str(told["desc"]), int(told["index"]))
+        return PageGroup(slot, str(told["name"]), key, str(told["backend"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None  # cut off, where its memory was full
