@@ -36,9 +36,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
     """One rank from its page and what else could be had. The clocks are its node's."""
     if page.groups_left_out:
         page = replace(page, groups=tuple(counted(group, flight) for group in page.groups))
-        alone = (
-            "have no room in its page: their calls are known from PyTorch's Flight Recorder alone"
-        )
+        alone = "have no room in its page: PyTorch's Flight Recorder alone tells of their calls"
         missing = (*missing, f"{page.groups_left_out} of its process groups {alone}")
     if page.disarmed:
         missing = (*missing, f"recording stopped: {page.disarmed}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hangwatch import native
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 REASON = "the native module needs a Python with the GIL, and this one is free-threaded"
 
