@@ -63,8 +63,8 @@ class Room:
     def of(cls, world_size: int) -> Room:
         """That for all answers together."""
         return cls(
-            values=min(4_000_000, 2 * _RANK_VALUES * (world_size + 1)),
-            plain_bytes=min(64 << 20, 2 * _RANK_BYTES * (world_size + 1)),
+            values=min(4_000_000, _RANK_VALUES // 2 * (world_size + 8)),
+            plain_bytes=min(64 << 20, _RANK_BYTES // 2 * (world_size + 8)),
             grouped=min(MAX_GROUPED, 1024 * (world_size + 1)),
             blobs=min(20_000, 256 + 64 * world_size),
             blob_bytes=min(32 << 20, (2 << 20) + (512 << 10) * world_size),

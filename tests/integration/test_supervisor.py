@@ -434,6 +434,8 @@ def test_without_hangwatch_the_command_runs_as_if_it_were_not_there(tmp_path: Pa
         (["--suspect-after", "9", "--hang-after", "3", "true"], "is suspected before"),
         (["--on-hang", "explode", "true"], "use one of report, abort"),
         (["--run-id", "../up", "true"], "use letters"),
+        (["--hook", "notify 'ops", "true"], "it cannot be parsed (no closing quotation)"),
+        (["--hook", " ", "true"], "name the command to run at a verdict"),
         (["--verbose=2", "true"], "use 0 or 1"),
         ([], "name the COMMAND"),
         (["run", "--"], "name the COMMAND"),
@@ -453,6 +455,20 @@ def test_what_makes_no_sense_is_answered_in_one_line_with_exit_code_2(
     assert len(done.stderr.splitlines()) == 1
     assert hint in done.stderr
     assert not (tmp_path / "hangwatch-reports").exists()
+
+
+@pytest.mark.parametrize(
+    ("hook", "why"), [("./nowhere --to ops", "no such program"), ("./plain.sh", "is no program")]
+)
+def test_a_hook_that_could_not_be_run_is_said_at_the_start_and_the_job_runs(
+    tmp_path: Path, hook: str, why: str
+) -> None:
+    (tmp_path / "plain.sh").write_text("echo not executable\n")
+    done = run(tmp_path, "--hook", hook, "sh", "-c", "echo mine")
+    assert (done.returncode, done.stdout) == (0, "mine\n")
+    (line,) = [line for line in done.stderr.splitlines() if "--hook" in line]
+    assert why in line
+    assert "the job runs" in line
 
 
 def test_a_command_named_like_one_of_ours_runs_after_run(tmp_path: Path) -> None:
