@@ -31,7 +31,10 @@ class Rank:
         self._answer()
 
     def do(self, command: str) -> None:
-        """``begin [OP]``, ``end``, ``work N``, ``beat``, ``phase NAME``, ``exit CODE``."""
+        """``begin [OP]``, ``end``, ``work N``, ``beat``, ``phase NAME``, ``exit CODE``.
+
+        ``child WORD...`` starts a process, ``raises WORD...`` is answered by nothing.
+        """
         self.send(command)
         self._answer()
 
@@ -101,6 +104,20 @@ class _Actor:
 
     def phase(self, name: str) -> None:
         self.native.set_phase(name)
+
+    def raises(self, *words: str) -> None:
+        """End of an exception, as the agent records it."""
+        from hangwatch.agent.exceptions import message  # noqa: PLC0415 (as above)
+
+        text = message(ValueError(" ".join(words)))
+        self.native.set_exception("ValueError", text, "/home/me/train.py", 7, "main")
+        self.native.set_phase("raised")
+        os._exit(1)
+
+    def child(self, *words: str) -> None:
+        """Start a process with these arguments, which ends with this one's input."""
+        command = [sys.executable, "-c", "import sys; sys.stdin.read()", *words]
+        self.started = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603 (our Python)
 
     def exit(self, code: str) -> None:
         self.native.set_phase("exited")

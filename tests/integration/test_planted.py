@@ -8,14 +8,16 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hangwatch.watchdog.news import News
+from hangwatch.watchdog.pages import Pages
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 NOBODY = 65534
 DRIVER = Path(__file__).parent / "programs" / "looks_at_all.py"
@@ -90,15 +92,6 @@ def kept(report: Path) -> str:
     )
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    # A user may take away the right to look; what was planted has to go all the same.
-    for path in tmp_path.rglob("*"):
-        with suppress(OSError):
-            path.lchmod(0o700) if hasattr(path, "lchmod") else None
-
-
 def look(tmp_path: Path, commands: list[list[str]], base: Path) -> list[dict[str, Any]]:
     """What came of each of our commands: code, output, seconds; memory of all."""
     done = subprocess.run(  # noqa: S603 (our own Python)
@@ -157,8 +150,8 @@ def test_the_runs_of_another_user_are_looked_at_and_left(tmp_path: Path, kind: s
             fcntl.flock(locks[-1], fcntl.LOCK_EX)
     commands = [["top", "--once", str(run)] for run in sorted(user.glob("run-*"))]
     outcomes = look(tmp_path, [*commands, ["top", "--once"], ["inspect"], ["doctor:jobs"]], base)
-    for lock in locks:
-        lock.close()
+    for held in locks:
+        held.close()
     listed = outcomes[-3]
     assert listed["code"] == 2
     assert listed["said"].count("\n") >= len(OF_A_RUN) - 2  # those whose lock and facts are whole
@@ -193,11 +186,6 @@ def test_the_reports_of_another_user_are_read_and_left(tmp_path: Path, kind: str
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 def test_a_page_that_its_owner_cuts_is_no_end_of_roots_look(tmp_path: Path) -> None:
     """A mapping of it would be a SIGBUS."""
-    from hangwatch import page as pages  # noqa: PLC0415
-    from hangwatch.watchdog.news import News  # noqa: PLC0415
-    from hangwatch.watchdog.pages import Pages  # noqa: PLC0415
-
-    del pages
     run = tmp_path / "run"
     run.mkdir()
     page = run / "r0-0-1.page"

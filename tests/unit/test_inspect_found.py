@@ -124,3 +124,12 @@ def test_local_ranks_without_a_process_are_missed(proc: Proc) -> None:
     processes, _ = find((TORCHRUN,), (), str(proc.root))
     assert absent(processes) == []
     assert absent(processes[:1]) == [1]
+
+
+@pytest.mark.parametrize("claim", ["9" * 5000, str(10**12), "1" + "0" * 7])
+def test_what_a_stranger_claims_of_his_job_costs_nothing(tmp_path: Path, claim: str) -> None:
+    proc = Proc(tmp_path)
+    proc.add(TORCHRUN, 0, LOCAL_WORLD_SIZE=claim, RANK=0, WORLD_SIZE=claim, LOCAL_RANK=claim)
+    found, _ = find((), proc=str(tmp_path))
+    assert [process.local_world_size for process in found] == [0]
+    assert absent(found) == []

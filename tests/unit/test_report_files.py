@@ -200,3 +200,65 @@ def test_a_run_without_incident_is_told_from_a_wrong_path(run_dir: Path, tmp_pat
     ):
         with pytest.raises(ReportError, match=said):
             load(path)
+
+
+def test_a_run_that_another_one_has_planted_as_a_link_gets_no_report(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "night-7").symlink_to(elsewhere)
+    with pytest.raises(ReportError, match="cannot be written"):
+        open_run(tmp_path / "reports", "night-7")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_run_directory_that_is_swapped_for_a_link_gets_no_report(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run_dir.rename(run_dir.with_name("moved"))
+    run_dir.symlink_to(elsewhere)
+    with pytest.raises(ReportError, match="cannot be written"):
+        write_incident(run_dir, HANG)
+    with pytest.raises(ReportError, match="cannot be written"):
+        finish(run_dir)
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another user")
+def test_a_run_directory_of_somebody_else_gets_no_report(tmp_path: Path) -> None:
+    (tmp_path / "reports" / "night-7").mkdir(parents=True)
+    os.chown(tmp_path / "reports" / "night-7", 12345, 12345)
+    with pytest.raises(ReportError, match="it belongs to user 12345"):
+        open_run(tmp_path / "reports", "night-7")
+    assert list((tmp_path / "reports" / "night-7").iterdir()) == []
+
+
+def test_planted_names_are_passed_over(tmp_path: Path, run_dir: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (run_dir / "incident-001").symlink_to(target)
+    (run_dir / "incident-002").symlink_to("nowhere")
+    os.mkfifo(run_dir / "run.json")
+    assert write_incident(run_dir, HANG) == run_dir / "incident-003"
+    assert finish(run_dir) == run_dir / f"run-{socket.gethostname()}.json"
+    assert list(target.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["/etc", "..", ".", "../elsewhere", "night-7/incident-001"])
+def test_latest_leads_to_nothing_but_a_run_beside_it(
+    tmp_path: Path, run_dir: Path, target: str
+) -> None:
+    write_incident(tmp_path_run(tmp_path / "elsewhere"), HANG)
+    link = run_dir.parent / "latest"
+    assert load(write_incident(run_dir, HANG).parents[1])[0].parent == run_dir
+    link.unlink()
+    link.symlink_to(target)
+    with pytest.raises(ReportError, match="holds no report"):
+        load(run_dir.parent)
+
+
+def tmp_path_run(root: Path) -> Path:
+    """A run in another report directory."""
+    return open_run(root, "night-8")

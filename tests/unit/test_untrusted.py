@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,10 +106,8 @@ def test_a_file_that_grows_while_it_is_read_has_an_end(tmp_path: Path) -> None:
     writer.start()
     try:
         for _ in range(50):
-            try:
+            with suppress(RefusedError):
                 assert len(untrusted.read(file, 1 << 20)) <= 1 << 20
-            except RefusedError as error:
-                assert "more than" in str(error)
     finally:
         done.set()
         writer.join()

@@ -44,7 +44,7 @@ for words in json.load(sys.stdin):
             code = cli.main(words)
         except SystemExit as end:
             code = end.code
-        except BaseException:
+        except BaseException:  # noqa: BLE001 (a traceback is what must not be)
             code = 99
             traceback.print_exc()
     signal.alarm(0)
