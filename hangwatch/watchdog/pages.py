@@ -40,6 +40,8 @@ MAX_NOTE_CHARS = 2000
 MAX_BYTES = 16 << 20
 """No page is larger; what is, is not one of ours."""
 MAX_PAGES = 4096
+MAX_TOLD = 64
+"""So many pages that cannot be read are told of one by one."""
 MAX_MEMBERS = 8 << 20
 """Members of groups that all pages of a run name together: 300 MB. Each of a node's ranks in a
 job of 10,000 names that many for each group that spans it."""
@@ -297,6 +299,9 @@ class Pages:
             self._report(name, why)
 
     def _report(self, name: str, why: str) -> None:
+        if self._news.losses["page"] >= MAX_TOLD:
+            self._news.lose("pages-more", "more pages cannot be read: their ranks are not watched")
+            return
         self._news.lose(
             f"page:{name}", f"the page {name} cannot be read ({why}): its rank is not watched"
         )

@@ -12,7 +12,7 @@ from made_pages import page, write
 
 from hangwatch.types import Phase
 from hangwatch.watchdog.news import News
-from hangwatch.watchdog.pages import MAX_BYTES, Pages
+from hangwatch.watchdog.pages import MAX_BYTES, MAX_TOLD, Pages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -250,3 +250,15 @@ def test_a_rank_that_starts_after_the_end_belongs_to_another_run(run_dir: Path, 
     write(run_dir, page(2, pid=3))  # has ended too: it was only never looked at
     assert list(pages.look()) == [0, 2]
     assert not pages.superseded
+
+
+def test_thousands_of_planted_pages_are_no_thousands_of_lines(run_dir: Path, news: News) -> None:
+    for number in range(MAX_TOLD + 20):
+        (run_dir / f"r0-{number}-1.page").touch()
+    clock = Clock()
+    pages = Pages(run_dir, news, now=clock)
+    pages.look()
+    clock.s += 60
+    pages.look()
+    assert len(news.lost) == MAX_TOLD + 1
+    assert news.lost[-1].startswith("more pages cannot be read")
