@@ -189,6 +189,13 @@ class Telemetry:
                 quiet=True,
             )
         else:
+            if self._targets.refused:
+                self._news.lose(
+                    "metrics-targets",
+                    f"Prometheus is told of the metrics' address in {self._targets.path.parent} "
+                    f"alone: {self._targets.refused}",
+                    quiet=True,
+                )
             self._news.debug(f"metrics at http://{target}/metrics, in {self._targets.path}")
 
     def _look_for_torch(self, look: Look) -> None:

@@ -68,6 +68,11 @@ class Prometheus:
         end = time.time()
         return self._ask("query_range", query=expression, start=end - seconds, end=end, step=1)
 
+    def targets(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Those that are scraped, and those that relabelling has dropped."""
+        found = json.loads(_get(f"{self.url}/api/v1/targets"))["data"]
+        return found["activeTargets"], found["droppedTargets"]
+
     def alerts(self, state: str = "firing") -> dict[str, dict[str, str]]:
         """Alerts in this state, by their name: the labels of the last one of it."""
         found = json.loads(_get(f"{self.url}/api/v1/alerts"))["data"]["alerts"]
@@ -105,6 +110,7 @@ def prometheus(where: Path, targets: Path, alertmanager: int) -> Iterator[Promet
         ("/dev/shm/hangwatch-metrics", str(targets)),  # noqa: S108 (what stands in the file)
         ("127.0.0.1:9093", f"{LOCAL}:{alertmanager}"),
         ("_interval: 5s", "_interval: 1s"),
+        ("replacement: 5s", "replacement: 1s"),
     )
     for old, new in replaced:
         assert old in config, old

@@ -138,6 +138,10 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         Config(metrics_addr=text).checked()
 
 
+MODE = 0o1777 if os.getuid() == 0 else 0o755
+"""Of the directory: only in root's others may have files."""
+
+
 @pytest.fixture
 def targets(tmp_path: Path) -> Iterator[Targets]:
     found = Targets(tmp_path, "run-7")
@@ -152,7 +156,7 @@ def test_the_file_is_what_prometheus_reads_and_anybody_may(targets: Targets) -> 
         {"targets": ["127.0.0.1:9853"], "labels": labels}
     ]
     assert stat.S_IMODE(targets.path.stat().st_mode) == 0o644
-    assert stat.S_IMODE(targets.path.parent.stat().st_mode) == 0o1777
+    assert stat.S_IMODE(targets.path.parent.stat().st_mode) == MODE
     assert targets.path.name == f"{os.getuid()}-run-7.json"
     assert list(targets.path.parent.iterdir()) == [targets.path]
     targets.withdraw()
@@ -167,7 +171,7 @@ def test_the_umask_hides_nothing(targets: Targets) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE(targets.path.stat().st_mode) == 0o644
-    assert stat.S_IMODE(targets.path.parent.stat().st_mode) == 0o1777
+    assert stat.S_IMODE(targets.path.parent.stat().st_mode) == MODE
 
 
 KILLED = """
@@ -222,12 +226,43 @@ def test_the_file_of_a_successor_is_not_withdrawn(tmp_path: Path, targets: Targe
     successor.withdraw()
 
 
-def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path, targets: Targets) -> None:
+def test_a_link_in_the_place_of_the_directory_is_not_followed(
+    tmp_path: Path, targets: Targets
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     targets.path.parent.symlink_to(tmp_path / "elsewhere")
+    targets.publish("127.0.0.1:3", {})
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert targets.path.parent == tmp_path / f"hangwatch-metrics-{os.getuid()}"
+    assert stat.S_IMODE(targets.path.parent.stat().st_mode) == 0o755
+    assert "somebody else's: have root make it" in targets.refused
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving files away takes root")
+def test_a_directory_of_another_user_is_not_used_even_where_it_is_sticky(
+    tmp_path: Path, targets: Targets
+) -> None:
+    directory = targets.path.parent
+    directory.mkdir()
+    directory.chmod(0o1777)
+    os.chown(directory, 65534, 65534)
+    targets.publish("127.0.0.1:3", {})
+    assert list(directory.iterdir()) == []
+    assert targets.path.parent == tmp_path / f"hangwatch-metrics-{os.getuid()}"
+    targets.withdraw()
+    assert list(tmp_path.glob("*/*")) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving files away takes root")
+def test_where_the_other_name_is_taken_too_nothing_is_written(
+    tmp_path: Path, targets: Targets
+) -> None:
+    for name in ("hangwatch-metrics", f"hangwatch-metrics-{os.getuid()}"):
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, 65534, 65534)
     with pytest.raises(OSError, match="somebody else's"):
         targets.publish("127.0.0.1:3", {})
-    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert list(tmp_path.glob("*/*")) == []
 
 
 def test_a_file_is_locked_before_anybody_finds_it(targets: Targets) -> None:
