@@ -183,4 +183,4 @@ def test_a_long_command_is_shown_by_its_beginning() -> None:
 
 
 def test_control_characters_are_escaped() -> None:
-    assert printable("a\x1b[31mb\nc\td\udcff é") == r"a\x1b[31mb\nc\td\udcff é"
+    assert printable("a\x1b[31mb\nc\td\udcff é") == r"a\x1b[31mb\nc\td\xff é"
