@@ -219,11 +219,14 @@ def _sweep(parent: Path) -> None:
     for path in parent.iterdir():
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > YOUNG_S:
-                _remove_abandoned(path)
+                remove_abandoned(path)
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Remove it if nobody holds its lock; one without a lock was never finished."""
+def remove_abandoned(path: Path) -> None:
+    """Remove the directory of a run if nobody holds its lock. Raises OSError.
+
+    One without a lock was never finished.
+    """
     try:
         handle = untrusted.open_to_lock(path / LOCK)
     except FileNotFoundError:

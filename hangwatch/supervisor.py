@@ -215,7 +215,9 @@ class _Run:
 
     def _make_witness(self) -> None:
         try:
-            self.relay.witness = Witness(FORWARDED)
+            held = self.held
+            orphaned = partial(rundir.remove_abandoned, held.path) if held else lambda: None
+            self.relay.witness = Witness(FORWARDED, orphaned)
         except OSError as error:
             self._lose(f"signals for the whole job may reach COMMAND twice: {error}")
 

@@ -4,8 +4,9 @@ COMMAND runs in the supervisor's process group, as it would without hangwatch.
 What reaches the whole group (Ctrl-C, ``kill -- -PGID``, timeout(1), a batch
 system that signals every process of a job) reaches COMMAND as well and must not
 be forwarded: torchrun takes a second SIGTERM as an order to stop cleaning up. A
-signal carries no trace of how widely it was sent, so a child that does nothing
-else waits in the group and reports each signal that it was sent too.
+signal carries no trace of how widely it was sent, so a child that does little
+else waits in the group and reports each signal that it was sent too. If the supervisor is
+killed, the child tidies up after it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 _RECORD = struct.Struct("=id")
 GRACE_S = 0.05
@@ -32,7 +33,10 @@ STALE_S = 1.0
 class Witness:
     """The child. Make it before there are threads, with the signals blocked."""
 
-    def __init__(self, signals: Collection[int]) -> None:
+    def __init__(
+        self, signals: Collection[int], orphaned: Callable[[], None] = lambda: None
+    ) -> None:
+        """orphaned: what the child does once the supervisor has been killed."""
         self._seen: list[tuple[int, float]] = []
         self._read, write = os.pipe()
         os.set_blocking(self._read, False)
@@ -41,6 +45,7 @@ class Witness:
         if self.pid == 0:
             try:
                 _watch(signals, write, parent)
+                orphaned()
             finally:
                 os._exit(0)
         os.close(write)
@@ -105,5 +110,5 @@ def _watch(signals: Collection[int], write: int, parent: int) -> None:
                 os.close(int(name))
     while os.getppid() == parent:
         info = signal.sigtimedwait(signals, 1.0)
-        if info is not None:
+        if info is not None and os.getppid() == parent:
             os.write(write, _RECORD.pack(info.si_signo, time.monotonic()))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from hangwatch import rundir
 from hangwatch.companions import CONCLUDED
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
@@ -136,7 +137,12 @@ async def _watch_to_the_end(
     reach(Point.WATCHING)
     exit_code = await monitor.watch(ended)
     if exit_code is None:
-        return 0  # the supervisor is gone: leave everything as it is
+        # The supervisor is gone, and with it the watch. Whoever has taken care of ranks that
+        # were started without one leaves their pages to the next (caretaker.py).
+        if not hello.self_started:
+            with suppress(OSError):
+                rundir.remove_abandoned(hello.run_dir)
+        return 0
     deadline = time.monotonic() + CONCLUDE_S
     try:
         await asyncio.wait_for(monitor.conclude(exit_code), CONCLUDE_S)

@@ -358,13 +358,25 @@ def test_the_watchdog_is_out_of_reach_of_the_jobs_signals(listener: Supervised) 
     assert os.getpgid(watchdog) != os.getpgid(listener.process.pid)
 
 
-def test_the_command_outlives_a_supervisor_that_was_killed(listener: Supervised) -> None:
+@pytest.mark.parametrize("first", ["nobody", "the watchdog", "the witness"])
+def test_the_command_outlives_a_supervisor_that_was_killed(
+    listener: Supervised, first: str
+) -> None:
     supervisor = listener.process.pid
     command = listener.command()
+    watchdog = listener.child("hangwatch.watchdog")
     others = [pid for pid in children(supervisor) if pid != command]
+    variables = Path(f"/proc/{command}/environ").read_bytes().split(b"\0")
+    (run_dir,) = [Path(os.fsdecode(v[14:])) for v in variables if v.startswith(b"HANGWATCH_DIR=")]
+    until((run_dir / "watchdog.json").exists, "the watchdog to look")
+    os.kill(supervisor, signal.SIGSTOP)
+    for pid in others:
+        if first == ("the watchdog" if pid == watchdog else "the witness"):
+            os.kill(pid, signal.SIGKILL)
     os.kill(supervisor, signal.SIGKILL)
     listener.process.wait()
     until(lambda: not any(map(running, others)), "the watchdog to end")
+    until(lambda: not run_dir.exists(), "its directory to be removed")
     os.kill(command, signal.SIGUSR1)
     assert listener.line() == "SIGUSR1"
     os.kill(command, signal.SIGKILL)

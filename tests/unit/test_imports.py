@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "watchdog": BOTTOM
     | READERS
     | {"companions", "costly", "diagnosis", "flight", "gpu", "metrics", "nccl", "pidfd"}
-    | {"preflight", "report"},
+    | {"preflight", "report", "rundir"},
 }
 """What a part may import; those that are not named are the command line and its like."""
 BANNED: dict[str, frozenset[str]] = {
