@@ -6,21 +6,67 @@ from a template (``hangwatch path``), the ranks see to it themselves (agent/unwr
 Every Python process of the job runs this, so it imports next to nothing, and
 whatever sitecustomize was there before runs as if this one did not exist. Other
 injectors chain in the same way and may lead back here: each place on sys.path
-runs once. Syntax of Python 3.8: an interpreter too old for hangwatch must not
-complain.
+runs once. Syntax of Python 2.7: tools of a job run in interpreters of any age, which
+must not complain. One too old for hangwatch says so only where it is a rank's.
 """
 
-import importlib
 import os
 import sys
-from importlib.machinery import PathFinder, SourceFileLoader
 
 _STATE = "_hangwatch_sitecustomize"
+_TARGET = "torch.distributed.distributed_c10d"
+_OLDEST = (3, 11)
 
 
-def _arm(here: str, directory: str) -> None:
+class _TooOld(object):
+    """Finds nothing on sys.meta_path, and leaves word if a rank imports torch.distributed."""
+
+    of_hangwatch = True
+
+    def __init__(self, directory):
+        # type: (str) -> None
+        self._directory = directory
+        self._told = False
+
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, object, object) -> None
+        """What Python 3.4 and later ask."""
+        if name == _TARGET and "RANK" in os.environ and not self._told:
+            self._told = True
+            text = "this is Python {}.{}, and hangwatch needs {}.{} or later in the job"
+            why = text.format(*(tuple(sys.version_info[:2]) + _OLDEST))
+            try:
+                if self._directory:
+                    who = "process {} is not recorded: ".format(os.getpid())
+                    _note(self._directory, who + why)
+                elif os.environ.get("LOCAL_RANK", "0") == "0":
+                    who = "hangwatch: the ranks of this node run unwatched: "
+                    sys.stderr.write(who + why + "\n")
+            except Exception:  # nowhere to say so
+                return
+
+    def find_module(self, name, path=None):
+        # type: (str, object) -> None
+        """What older ones ask."""
+        self.find_spec(name)
+
+
+def _note(directory, text):
+    # type: (str, str) -> None
+    """Leave word for the watchdog."""
+    with open("{}/agent-{}.err".format(directory, os.getpid()), "a") as record:
+        record.write(text + "\n")
+
+
+def _arm(here, directory):
+    # type: (str, str) -> None
     """Wait for the import of torch.distributed; hangwatch itself is imported only then."""
+    if sys.version_info < _OLDEST:
+        sys.meta_path.insert(0, _TooOld(directory))
+        return
     try:
+        from importlib.machinery import SourceFileLoader
+
         parent = os.path.dirname(here)
         installed = os.path.isdir(parent + "/agent")  # else a source tree: side by side
         file = parent + ("" if installed else "/hangwatch") + "/agent/post_import.py"
@@ -31,25 +77,55 @@ def _arm(here: str, directory: str) -> None:
     except (Exception, SystemExit) as error:  # SystemExit here would end the interpreter
         if not directory:
             return
-        with open(f"{directory}/agent-{os.getpid()}.err", "a", encoding="utf-8") as record:
-            record.write(f"hangwatch could not be armed: {type(error).__name__}: {error}\n")
+        _note(directory, "hangwatch could not be armed: {}: {}".format(type(error).__name__, error))
 
 
-def _chain(here: str) -> None:
+def _chain(here):
+    # type: (str) -> None
     """Run the next sitecustomize; what it raises is its own affair, as without us."""
     done = sys.modules.setdefault(_STATE, type(sys)(_STATE)).__dict__.setdefault("done", set())
     done.add(here)
     places = [os.path.realpath(entry) for entry in sys.path]
     first = places.index(here) + 1 if here in places else 0
-    for entry, place in list(zip(sys.path, places))[first:]:  # noqa: B905 (strict is of 3.10)
-        spec = None if place in done else PathFinder.find_spec("sitecustomize", [entry])
-        if spec is not None and spec.loader is not None and spec.origin is not None:
-            done.add(place)
-            # What importlib.util has, which is too slow to import here.
-            module = importlib._bootstrap.module_from_spec(spec)  # noqa: SLF001
-            sys.modules["sitecustomize"] = module
-            spec.loader.exec_module(module)
+    run = _run_next if sys.version_info >= (3, 5) else _run_next_by_imp
+    for entry, place in list(zip(sys.path, places))[first:]:
+        if place not in done and run(entry, place, done):
             return
+
+
+def _run_next(entry, place, done):
+    # type: (str, str, set[str]) -> bool
+    """Run the sitecustomize of an entry of sys.path; False if there is none."""
+    import importlib
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("sitecustomize", [entry])
+    if spec is None or spec.loader is None or spec.origin is None:
+        return False
+    done.add(place)
+    # What importlib.util has, which is too slow to import here.
+    module = importlib._bootstrap.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+    return True
+
+
+def _run_next_by_imp(entry, place, done):
+    # type: (str, str, set[str]) -> bool
+    """As _run_next, for what has no importlib worth the name."""
+    import imp
+
+    try:
+        file, path, description = imp.find_module("sitecustomize", [entry])
+    except ImportError:
+        return False
+    done.add(place)
+    try:
+        imp.load_module("sitecustomize", file, path, description)  # type: ignore[arg-type]
+    finally:
+        if file is not None:
+            file.close()
+    return True
 
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
@@ -59,6 +135,6 @@ if _DIR != "" and os.environ.get("HANGWATCH", "1") != "0":
     _RUN = _DIR if _DIR and os.environ.get("HANGWATCH_SUPERVISOR_PID") else ""
     try:
         _arm(_HERE, _RUN if _RUN and os.path.isdir(_RUN) else "")
-    except OSError:  # nowhere to say so: the supervisor notices that no rank checks in
+    except (IOError, OSError):  # nowhere to say so: the supervisor notices that no rank checks in
         sys.modules.pop("_hangwatch_post_import", None)
 _chain(_HERE)

@@ -56,6 +56,18 @@ class Look:
             for since in self.waits.values()
         )
 
+    def needs_flight(self) -> bool:
+        """Whether the Flight Recorder may tell what no page does.
+
+        Where all wait: what C++ has issued and has not completed. Where a rank waits in
+        work of which its page tells nothing: what it has issued in a group that found no
+        room there.
+        """
+        return self.all_wait() or any(
+            wait is not None and wait.slot < 0 and self.seen[rank].light.groups_left_out > 0
+            for rank, wait in self.waiting.items()
+        )
+
 
 @dataclass(slots=True)
 class _Watched:

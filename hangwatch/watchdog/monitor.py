@@ -180,7 +180,7 @@ class Monitor:
         if not self._joining.under_way(look.now_ns) and self._schedule.due(
             age_s, thresholds, moved=look.moved, asking=asking
         ):
-            ask_flight = look.all_wait() and self._schedule.flight_due(age_s)
+            ask_flight = look.needs_flight() and self._schedule.flight_due(age_s)
             before = self._judge.incidents.stage
             if not await self._judge.evaluate(thresholds, ask_flight=ask_flight):
                 self._schedule = Schedule()
