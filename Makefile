@@ -2,6 +2,7 @@
 # make test    everything: checks, and all tests (needs a C++ compiler; see tests/packages.sh)
 # make check   in two minutes: lint, types, unit and property tests
 # make zoo     real programs with planted faults: what is expected, what hangwatch finds
+# make campaign  faults injected into real jobs, an hour or two; FAULT=kill-017 one of them
 # make bench   the figures of the README
 # Each works from a fresh clone: a virtual environment is made in .venv, and for the tests of
 # launchers and frameworks another one in .venv-frameworks.
@@ -21,7 +22,7 @@ BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
        $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
 
-.PHONY: demo test check lint types unit tests packages zoo bench clean
+.PHONY: demo test check lint types unit tests packages zoo campaign bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
@@ -49,6 +50,9 @@ packages:
 
 zoo: $(VENV)/tested
 	$(BIN)/python tests/zoo/table.py
+
+campaign: $(VENV)/tested
+	$(BIN)/python tests/campaign/run.py $(if $(FAULT),--fault $(FAULT)) $(if $(KIND),--kind $(KIND)) $(if $(RESUME),--resume)
 
 bench: $(VENV)/tested
 	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done

@@ -1,0 +1,12 @@
+"""The kinds of faults, in the order of the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kinds import kill
+
+if TYPE_CHECKING:
+    from fault import Kind
+
+KINDS: tuple[Kind, ...] = (kill,)

@@ -1,0 +1,67 @@
+"""A job that comes to a gate, waits there at work, and goes on when it is opened.
+
+Up to the gate and behind it each rank takes a number of steps in the world and in a group
+of its own; what they give is printed and is the same in each run. At the gate the ranks
+go round together until there is a file ``gate``. With STALL=RANK that rank then stays
+away until there is a file ``release``: all others wait for it.
+"""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+STEPS = int(os.environ.get("STEPS", "10"))
+STALL = int(os.environ.get("STALL", "-1"))
+
+
+def main():
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    size = dist.get_world_size()
+    pair = dist.new_group(list(range(size)), group_desc="pair")
+    out = open(f"out-{rank}", "w")
+    state = torch.arange(64, dtype=torch.float64) * (rank + 1)
+    state = steps(state, pair, rank, size, out)
+    open(f"ready-{rank}", "w").close()
+    at_the_gate(rank)
+    if rank == STALL:
+        stay_away()
+    state = steps(state, pair, rank, size, out)
+    print("end", state.sum().item(), file=out)
+    out.close()
+    dist.destroy_process_group()
+    print(f"rank {rank} finished", flush=True)
+
+
+def steps(state, pair, rank, size, out):
+    for step in range(STEPS):
+        dist.all_reduce(state)
+        state /= size * 1.5
+        other = torch.full((8,), float(rank + step))
+        dist.all_reduce(other, group=pair)
+        dist.broadcast(other, 0)
+        if rank < 2:
+            if rank:
+                dist.recv(other, 0)
+            else:
+                dist.send(other, 1)
+        print(step, state.sum().item(), other.sum().item(), file=out)
+    return state
+
+
+def at_the_gate(rank):
+    going = torch.ones(1)
+    while going.item():
+        going.fill_(rank > 0 or not os.path.exists("gate"))
+        dist.all_reduce(going, op=dist.ReduceOp.MIN)
+        time.sleep(0.01)
+
+
+def stay_away():
+    while not os.path.exists("release"):
+        time.sleep(0.01)
+
+
+main()
