@@ -5,7 +5,7 @@ CAMPAIGN_DAY chooses the slice: a number, by default that of today.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 
 import pytest
@@ -20,7 +20,7 @@ SHARES = {
 
 def today() -> int:
     """By which the slice is chosen."""
-    return int(os.environ.get("CAMPAIGN_DAY") or datetime.datetime.now(datetime.UTC).toordinal())
+    return int(os.environ.get("CAMPAIGN_DAY") or dt.datetime.now(dt.UTC).toordinal())
 
 
 @pytest.mark.timeout(400)
@@ -33,8 +33,9 @@ def test_a_fault_neither_harms_the_job_nor_hides_a_hang(kind: str, which: int) -
     again = f"CAMPAIGN_DAY={today()} chose {fault}; again by: make campaign FAULT={fault.name}"
     print(again)  # noqa: T201 (shown where it fails)
     outcome = run(fault)
-    if outcome.untried:
+    if outcome.untried and not os.environ.get("CI"):
         pytest.skip(outcome.untried)
+    assert not outcome.untried, again
     assert not outcome.harmed, again
     assert not outcome.lost, again
 
