@@ -7,6 +7,7 @@ away until there is a file ``release``: all others wait for it.
 """
 
 import os
+import sys
 import time
 
 import torch
@@ -32,7 +33,9 @@ def main():
     print("end", state.sum().item(), file=out)
     out.close()
     dist.destroy_process_group()
-    print(f"rank {rank} finished", flush=True)
+    # In one piece, also where standard output is not buffered: others write there too.
+    sys.stdout.write(f"rank {rank} finished\n")
+    sys.stdout.flush()
 
 
 def steps(state, pair, rank, size, out):
