@@ -2,6 +2,10 @@
 
 torch is imported once and the ranks are forks, as torch.multiprocessing's start method
 "fork" makes them: a job costs one import. The store is the launcher's, as torchrun's is.
+Of a job on several nodes, each with a launcher, CAMPAIGN_WORLD_SIZE is its size and
+CAMPAIGN_FIRST_RANK the first rank of this one; the launcher of rank 0 has the store.
+CAMPAIGN_STORE names the file that its port is written to, CAMPAIGN_STORE_PORT is the one
+that the ranks are given instead, for something that stands before it.
 Ends with the exit code of the first rank that failed, 128+n for signal n, and ends the
 others then, as launchers do.
 """
@@ -17,11 +21,14 @@ GRACE_S = 5.0
 
 def main():
     number, program, *arguments = int(sys.argv[1]), *sys.argv[2:]
+    first = int(os.environ.get("CAMPAIGN_FIRST_RANK", "0"))
     import torch.distributed
 
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = None
+    if first == 0:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = os.environ.get("CAMPAIGN_STORE_PORT") or str(store.port)
-    if "CAMPAIGN_STORE" in os.environ:
+    if store is not None and "CAMPAIGN_STORE" in os.environ:
         with open(os.environ["CAMPAIGN_STORE"] + ".new", "w") as file:
             file.write(str(store.port))
         os.rename(os.environ["CAMPAIGN_STORE"] + ".new", os.environ["CAMPAIGN_STORE"])
@@ -29,7 +36,7 @@ def main():
     for rank in range(number):
         pid = os.fork()
         if pid == 0:
-            be_rank(rank, number, port, program, arguments)
+            be_rank(first + rank, number, port, program, arguments)
         pids[pid] = rank
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _: [os.kill(pid, signum) for pid in pids])
@@ -61,8 +68,8 @@ def end(pids):
 def be_rank(rank, number, port, program, arguments):
     os.environ |= {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(number),
+        "LOCAL_RANK": str(rank - int(os.environ.get("CAMPAIGN_FIRST_RANK", "0"))),
+        "WORLD_SIZE": os.environ.get("CAMPAIGN_WORLD_SIZE", str(number)),
         "LOCAL_WORLD_SIZE": str(number),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
