@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kinds import kill
+from kinds import kill, signals, syscall
 
 if TYPE_CHECKING:
     from fault import Kind
 
-KINDS: tuple[Kind, ...] = (kill,)
+KINDS: tuple[Kind, ...] = (kill, syscall, signals)
