@@ -103,8 +103,11 @@ def healthy(watched: Result) -> Outcome:
     return Outcome(harmed=[f"called: {headline}" for headline in wrong])
 
 
-def named(watched: Result, culprit: int) -> Outcome:
-    """The rank that stalled is named and nobody else, or the loss is told."""
+def named(watched: Result, culprit: int, *, also: tuple[int, ...] = ()) -> Outcome:
+    """The rank that stalled is named and nobody else, or the loss is told.
+
+    also: ranks that the fault itself was done to.
+    """
     outcome = Outcome()
     seen = False
     for report in watched.reports:
@@ -112,7 +115,7 @@ def named(watched: Result, culprit: int) -> Outcome:
         culprits = verdict["culprits"]
         if (verdict["certainty"] == "possible" and culprit in culprits) or culprits == [culprit]:
             seen = True
-        elif culprits:
+        elif not {*culprits} <= {culprit, *also}:
             outcome.harmed.append(f"ranks {culprits} are named: {verdict['headline']}")
     said = rf"^hangwatch: \w+ \(.*\n +Rank {culprit}\b"
     seen = seen or bool(re.search(said, watched.said, re.MULTILINE))

@@ -1,12 +1,20 @@
-"""Processes that are killed, stopped for a while, or crash, at each stage of an incident."""
+"""Processes that are killed, stopped for a while, or crash, at each stage of an incident.
+
+Rank 1 stalls. The watchdog, or the supervisor, is held at a named moment, then it is done
+to one of the processes of the run, and all go on. The stall ends with the verdict, but
+where the ranks are to be aborted.
+"""
 
 from __future__ import annotations
 
+import signal
+import time
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import oracle
 from fault import Fault, Outcome, merged
-from job import QUICK, Job, stop_and_go
+from job import QUICK, Job, Result
 
 if TYPE_CHECKING:
     import random
@@ -17,20 +25,136 @@ COUNT = 160
 FAULT = "KILL, STOP and CONT, a crash"
 MOMENT = "each process at each stage of an incident"
 
+EARLY = ("suspected", "gathering", "gathered", "judged", "reported", "hook-started", "told")
+"""While the rank stalls."""
+ALL = ("watching", *EARLY, "recovered", "concluding", "concluded")
+ABORTING = ("before-abort", "before-term", "ended")
+OF_SUPERVISOR = ("starting", "spawning", "spawned", "watching", "ended", "leaving")
+CASES = (
+    *product(("watchdog",), ("kill", "stop", "crash"), ALL),
+    *product(("supervisor",), ("kill", "stop"), ALL),
+    *product(
+        ("supervisor",), ("kill", "stop", "crash"), [f"supervisor-{m}" for m in OF_SUPERVISOR]
+    ),
+    *product(("rank 0", "rank 1", "launcher"), ("kill", "stop", "segv"), EARLY),
+    *product(("watchdog",), ("kill", "stop", "crash"), ABORTING),
+    *product(("watchdog",), ("kill twice",), ("suspected", "gathered", "judged", "told")),
+    *product(
+        ("watchdog and supervisor",), ("stop",), ("suspected", "judged", "told", "concluding")
+    ),
+    *product(("rank 0 and rank 1",), ("stop",), ("suspected", "gathering", "judged", "told")),
+)
+RESTART_S = 20.0
+NUMBERS = {
+    "kill": signal.SIGKILL,
+    "kill twice": signal.SIGKILL,
+    "segv": signal.SIGSEGV,
+    "term": signal.SIGTERM,
+}
+EXIT_ABORTED = 75
+
 
 def draw(number: int, dice: random.Random) -> dict[str, Any]:
     """Who, what and when."""
-    return {"act": ("kill", "stop", "crash")[number % 3], "seconds": dice.choice((1.0, 3.0))}
+    who, act, moment = CASES[number % len(CASES)]
+    return {"who": who, "act": act, "moment": moment, "seconds": dice.choice((0.5, 1.0, 3.0))}
 
 
 def inject(fault: Fault, where: Path) -> Outcome:
-    """Stop the watchdog while a rank stalls."""
-    expected = oracle.steps(stall=1)
-    with Job(where, *QUICK, env={"STALL": "1"}) as job:
-        job.until_ready()
+    """Do it, and see that the job is as without us and rank 1 is named."""
+    who, act, moment = (fault.drawn[key] for key in ("who", "act", "moment"))
+    aborts = moment in ABORTING
+    points = where / "moments"
+    points.mkdir()
+    hold = points / f"{moment}.{'crash' if act == 'crash' else 'hold'}"
+    hold.touch()
+    options = (*QUICK, "--hook", "true", *(("--on-hang", "abort") if aborts else ()))
+    env = {"STALL": "1", "HANGWATCH_MOMENTS": str(points)}
+    with Job(where, *options, env=env) as job:
         job.touch("gate")
-        stop_and_go(job, job.watchdogs(), fault.drawn["seconds"])
-        job.until_verdict()
-        job.touch("release")
+        if moment in ("recovered", "concluding", "concluded", *_LATE):
+            job.until_verdict()
+            job.touch("release")
+        job.until((points / moment).exists, bound_s=RESTART_S)
+        if act == "crash":
+            job.until_verdict(RESTART_S) if moment in EARLY else time.sleep(0.1)
+        else:
+            _strike(job, who, act, fault.drawn["seconds"])
+        hold.unlink()
+        if act == "kill twice":
+            job.until(lambda: len(_came_by(points, moment)) > 1, bound_s=RESTART_S)
+            _strike(job, who, act, 0)
+        if not aborts:
+            if "launcher" not in who:
+                job.until_verdict()
+            job.touch("release")
         result = job.finish()
-    return merged([oracle.unharmed(result, expected), oracle.named(result, 1)])
+    return _judged(fault, result, aborts=aborts)
+
+
+_LATE = ("supervisor-ended", "supervisor-leaving")
+
+
+def _came_by(points: Path, moment: str) -> set[str]:
+    return set((points / moment).read_text().split())
+
+
+def _strike(job: Job, who: str, act: str, seconds: float) -> None:
+    """Do it to the process, or the processes, of that name."""
+    pids = []
+    for one in who.split(" and "):
+        if one == "watchdog":
+            pids += job.watchdogs()
+        elif one == "supervisor":
+            pids.append(job.process.pid)
+        elif one == "launcher":
+            started = [pid for pid in job.pids("ranks.py") if pid != job.process.pid]
+            pids += started[:1] if job.watched else [job.process.pid]
+        else:
+            pids.append(int((job.where / f"pid-{one[-1]}").read_text()))
+    if act == "stop":
+        job.signal(pids, signal.SIGSTOP)
+        time.sleep(seconds)
+        job.signal(pids, signal.SIGCONT)
+    else:
+        job.signal(pids, NUMBERS[act])
+
+
+def _judged(fault: Fault, result: Result, *, aborts: bool) -> Outcome:
+    who, act, moment = (fault.drawn[key] for key in ("who", "act", "moment"))
+    extra_s = fault.drawn["seconds"] + (RESTART_S if moment in ("concluded", "recovered") else 0)
+    if aborts:
+        ended = _bare("rank 0", "term")
+        codes = (EXIT_ABORTED,)
+        seen = oracle.unharmed(result, ended, codes=codes, extra_s=extra_s)
+    elif act in NUMBERS and who in ("rank 0", "rank 1", "launcher"):
+        expected = _bare(who, act)
+        code = expected.exit_code or 0
+        codes = (code if code >= 0 else 128 - code,)
+        seen = oracle.unharmed(result, expected, codes=codes, extra_s=extra_s)
+    elif act == "kill" and who == "supervisor":
+        if moment in ("supervisor-starting", "supervisor-spawning"):
+            return Outcome(harmed=[f"left running: {line}" for line in result.survivors])
+        expected = oracle.steps(stall=1)
+        seen = oracle.unharmed(result, expected, codes=(-9,), extra_s=extra_s, may_leave=True)
+        # Nobody is left to tell, nor to tell of it.
+        return seen
+    else:
+        seen = oracle.unharmed(result, oracle.steps(stall=1), extra_s=extra_s)
+    also = (0,) if who == "rank 0" else ()
+    return merged([seen, oracle.named(result, 1, also=also)])
+
+
+def _bare(who: str, act: str) -> Result:
+    """The job without us, to which the same is done while rank 1 stalls."""
+
+    def run(where: Path) -> Result:
+        with Job(where, watched=False, env={"STALL": "1"}) as job:
+            job.until_ready()
+            job.touch("gate")
+            job.until((where / "stalled").exists)
+            _strike(job, who, act, 0)
+            job.touch("release")
+            return job.finish()
+
+    return oracle.bare(f"{who} {act}", run)

@@ -25,6 +25,8 @@ def main():
     out = open(f"out-{rank}", "w")
     state = torch.arange(64, dtype=torch.float64) * (rank + 1)
     state = steps(state, pair, rank, size, out)
+    with open(f"pid-{rank}", "w") as file:
+        file.write(str(os.getpid()))
     open(f"ready-{rank}", "w").close()
     at_the_gate(rank)
     if rank == STALL:
@@ -63,6 +65,7 @@ def at_the_gate(rank):
 
 
 def stay_away():
+    open("stalled", "w").close()
     while not os.path.exists("release"):
         time.sleep(0.01)
 
