@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kinds import kill, signals, syscall
+from kinds import asynchronous, kill, planted, signals, syscall
 
 if TYPE_CHECKING:
     from fault import Kind
 
-KINDS: tuple[Kind, ...] = (kill, syscall, signals)
+KINDS: tuple[Kind, ...] = (asynchronous, kill, syscall, signals, planted)
