@@ -223,8 +223,8 @@ def processes(token: str) -> dict[int, str]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if f"{TOKEN}={token}".encode() in (path / "environ").read_bytes().split(b"\0"):
-                line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found[int(path.name)] = line
+                line = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(path.name)] = line.decode("utf-8", "replace")
         except (OSError, ValueError):
             continue
     return found

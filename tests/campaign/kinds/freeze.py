@@ -21,6 +21,7 @@ import oracle
 from cgroup import Cgroup, NoCgroupError
 from fault import Fault, Outcome, merged
 from job import VERDICT, Job
+from patience import MOST_S, USUAL_S, until_told
 from preload import Clock, library
 
 if TYPE_CHECKING:
@@ -50,8 +51,6 @@ MOMENTS = ("steady", "slow", "hang")
 ROUNDS = list(itertools.product(ACTS, MOMENTS))
 WHOLE = ("stop-all", "freezer")
 SUSPECT_S, HANG_S = 1.0, 3.0
-ENOUGH_S = 9.0
-"""How long a verdict may take before the rank that stalls goes on."""
 STEPS_S = (30.0, 3600.0, 7200.0, 86400.0, 400 * 86400.0)
 HOG_BYTES = 192 << 20
 HOG = "held = []\nwhile True:\n    held.append(bytearray(1 << 20))\n"
@@ -123,15 +122,15 @@ class _Act:
             job.until(job.watchdogs)
             if drawn["moment"] != "steady":
                 job.touch("gate")
-                said = "(SLOW|HANG)" if drawn["moment"] == "slow" else "HANG"
-                job.until(lambda: _says(job, said), bound_s=ENOUGH_S)
+                words = ("SLOW", "HANG") if drawn["moment"] == "slow" else ("HANG",)
+                job.until(lambda: _says(job, words), bound_s=MOST_S)
             else:
-                job.until(lambda: _looked(job), bound_s=ENOUGH_S)
+                job.until(lambda: _looked(job), bound_s=MOST_S)
             before = job.said()
             self._do(job)
             job.touch("gate")
             if drawn["stall"]:
-                job.until(lambda: _says(job, "(SLOW|HANG)"), bound_s=ENOUGH_S)
+                until_told(job)
             job.touch("release")
             return job.finish(), before
 
@@ -152,7 +151,7 @@ class _Act:
             job.signal(pids, signal.SIGSTOP)
             time.sleep(drawn["seconds"])
             if act == "stop-one":
-                job.until(lambda: VERDICT.search(job.said()), bound_s=ENOUGH_S)
+                job.until(lambda: VERDICT.search(job.said()), bound_s=MOST_S)
             job.signal(pids, signal.SIGCONT)
         elif act == "address-space":
             for pid in (*job.watchdogs(), job.process.pid):
@@ -183,8 +182,8 @@ class _Act:
         hog.stdin.close()
 
 
-def _says(job: Job, what: str) -> bool:
-    return any(f"hangwatch: {word} (" in job.said() for word in what.strip("()").split("|"))
+def _says(job: Job, words: Sequence[str]) -> bool:
+    return any(f"hangwatch: {word} (" in job.said() for word in words)
 
 
 def _looked(job: Job) -> bool:
@@ -215,7 +214,7 @@ def _judged(fault: Fault, result: Result, before: str) -> Outcome:
     drawn = fault.drawn
     act, stalls = drawn["act"], drawn["stall"]
     expected = oracle.steps(stall=1 if stalls else -1)
-    extra_s = float(drawn.get("seconds", 0.0)) + 3 * ENOUGH_S
+    extra_s = float(drawn.get("seconds", 0.0)) + 3 * USUAL_S
     outcomes = [oracle.unharmed(result, expected, extra_s=extra_s)]
     stopped = {"stop-one": {int(drawn.get("rank", -1))}, "stop-ranks": {0, 1}}.get(act, set())
     if stopped:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import oracle
 from fault import Fault, Outcome, merged
-from job import QUICK, VERDICT, Job
+from job import QUICK, Job
+from patience import USUAL_S, until_told
 from preload import Calls, Target, library, usual
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ FAULT = (
 )
 MOMENT = "the n-th open, mmap, flock, rename, fork, write, ... of agent, supervisor, watchdog"
 
-ENOUGH_S = 9.0
 GIVEN_UP_S = 8.0
 """A report that takes longer is left where it lies: nobody is made to wait for it."""
 """How long a verdict may take before the rank that stalls goes on."""
@@ -136,7 +136,7 @@ def _run(fault: Fault, where: Path, target: Target) -> tuple[Outcome, bool]:
     with Job(where, *QUICK, env={"STALL": "1", **env}) as job:
         job.until_ready()
         job.touch("gate")
-        job.until(lambda: VERDICT.search(job.said()), bound_s=ENOUGH_S + stall_s)
+        until_told(job, stall_s=stall_s)
         job.touch("release")
         result = job.finish()
     struck = calls.struck()
@@ -146,7 +146,7 @@ def _run(fault: Fault, where: Path, target: Target) -> tuple[Outcome, bool]:
     outcome = merged(
         [
             oracle.unharmed(
-                result, expected, extra_s=stall_s * len(struck) + ENOUGH_S, may_leave=leaves
+                result, expected, extra_s=stall_s * len(struck) + USUAL_S, may_leave=leaves
             ),
             oracle.named(result, 1),
         ]
