@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kinds import asynchronous, kill, planted, signals, syscall
+from kinds import asynchronous, freeze, kill, planted, signals, start, syscall
 
 if TYPE_CHECKING:
     from fault import Kind
 
-KINDS: tuple[Kind, ...] = (asynchronous, kill, syscall, signals, planted)
+KINDS: tuple[Kind, ...] = (asynchronous, kill, syscall, signals, planted, freeze, start)
