@@ -209,7 +209,8 @@ class Job:
         return []
 
     def _left(self) -> list[str]:
-        found = [*self.base.glob("hangwatch-*/*"), *self.temporary.glob("*hangwatch*")]
+        found = [*self.base.glob("hangwatch-*/*"), *self.temporary.glob("hangwatch-*/*")]
+        found += [path for path in self.temporary.glob("*hangwatch*") if not _base(path)]
         return [str(path.relative_to(self.where)) for path in found if path.is_dir() or _full(path)]
 
     def _sample(self) -> None:
@@ -218,6 +219,11 @@ class Job:
                 if _OURS.search(line):
                     name = "watchdog" if "hangwatch.watchdog" in line else "supervisor"
                     self._peak[name] = max(self._peak.get(name, 0.0), _peak_mib(pid))
+
+
+def _base(path: Path) -> bool:
+    """Whether it is the directory below which runs have theirs, which stays."""
+    return path.name == f"hangwatch-{os.getuid()}"
 
 
 def _full(path: Path) -> bool:
