@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kinds import asynchronous, freeze, kill, planted, signals, start, syscall
+from kinds import (
+    asynchronous,
+    freeze,
+    kill,
+    planted,
+    recover,
+    signals,
+    start,
+    store,
+    syscall,
+)
 
 if TYPE_CHECKING:
     from fault import Kind
 
-KINDS: tuple[Kind, ...] = (asynchronous, kill, syscall, signals, planted, freeze, start)
+KINDS: tuple[Kind, ...] = (
+    asynchronous,
+    kill,
+    syscall,
+    store,
+    recover,
+    signals,
+    planted,
+    freeze,
+    start,
+)

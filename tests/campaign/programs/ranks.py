@@ -5,7 +5,8 @@ torch is imported once and the ranks are forks, as torch.multiprocessing's start
 Of a job on several nodes, each with a launcher, CAMPAIGN_WORLD_SIZE is its size and
 CAMPAIGN_FIRST_RANK the first rank of this one; the launcher of rank 0 has the store.
 CAMPAIGN_STORE names the file that its port is written to, CAMPAIGN_STORE_PORT is the one
-that the ranks are given instead, for something that stands before it.
+that the ranks are given instead, for something that stands before it. CAMPAIGN_LAUNCHERS
+of them start their ranks together, once torch is imported everywhere.
 Ends with the exit code of the first rank that failed, 128+n for signal n, and ends the
 others then, as launchers do.
 """
@@ -32,6 +33,7 @@ def main():
         with open(os.environ["CAMPAIGN_STORE"] + ".new", "w") as file:
             file.write(str(store.port))
         os.rename(os.environ["CAMPAIGN_STORE"] + ".new", os.environ["CAMPAIGN_STORE"])
+    together(first)
     pids = {}
     for rank in range(number):
         pid = os.fork()
@@ -52,6 +54,22 @@ def main():
                 os.kill(other, signal.SIGTERM)
             end(pids)
     sys.exit(failed)
+
+
+def together(first):
+    """Wait for the launchers of the other nodes, so that no rank waits for another's import."""
+    if "CAMPAIGN_LAUNCHERS" not in os.environ:
+        return
+    name = os.path.basename(os.environ["CAMPAIGN_STORE"]) + ".up-"
+    where = os.path.dirname(os.environ["CAMPAIGN_STORE"])
+    open(os.path.join(where, name + str(first)), "w").close()
+    deadline = time.monotonic() + 60
+    while sum(one.startswith(name) for one in os.listdir(where)) < int(
+        os.environ["CAMPAIGN_LAUNCHERS"]
+    ):
+        if time.monotonic() > deadline:
+            sys.exit("the launcher of another node has not come up")
+        time.sleep(0.01)
 
 
 def end(pids):
