@@ -8,6 +8,7 @@ from kinds import (
     asynchronous,
     freeze,
     kill,
+    page,
     planted,
     recover,
     signals,
@@ -27,6 +28,7 @@ KINDS: tuple[Kind, ...] = (
     recover,
     signals,
     planted,
+    page,
     freeze,
     start,
 )

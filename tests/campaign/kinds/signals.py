@@ -5,6 +5,9 @@ does then is what it has to do under watch. What no program can catch ends or st
 supervisor alone: KILL, STOP, and 32 and 33, which the C library keeps to itself and lets
 nobody block. After such an end the command goes on, its watchdog ends by itself, and the
 next run sweeps the run directory.
+
+PIPE and XFSZ are not tried as ignored: Python ignores them at its start, so that no program
+in it can tell whether they had been before, and starts others with their default.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ MOMENT = "before and after the command's start, at work, farewell"
 
 UNCATCHABLE = (int(signal.SIGKILL), 32, 33)
 IGNORED_BY_DEFAULT = (signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)
+PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 JOB_CONTROL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 MOMENTS = ("starting", "begun", "working", "farewell")
 POINTS = {
@@ -66,12 +70,16 @@ def draw(number: int, dice: random.Random) -> dict[str, Any]:
     else:
         sent, to = int(signal.SIGKILL), ("pid", "pid", "pid", "pid", "group")[number - 95]
         moment = (*MOMENTS, "working")[number - 95]
+    command = dice.choice(("dies", "handles", "handles", "ignores"))
+    started = dice.choice(("plain", "plain", "plain", "ignored", "blocked"))
+    if started == "ignored" and sent in PYTHONS_OWN:
+        started = "blocked"
     return {
         "signal": sent,
         "to": to,
         "moment": moment,
-        "command": dice.choice(("dies", "handles", "handles", "ignores")),
-        "started": dice.choice(("plain", "plain", "plain", "ignored", "blocked")),
+        "command": command,
+        "started": started,
         "job": "ranks" if number % 5 in {0, 3} else "pair",
         "point": dice.choice(POINTS.get(moment, ("",))),
     }
