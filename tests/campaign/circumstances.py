@@ -33,6 +33,8 @@ class Circumstance:
     """Where they are to be found, if anywhere."""
     python: tuple[str, ...] = ()
     """Options of the interpreter that hangwatch runs in."""
+    returns: bool = False
+    """COMMAND goes to the directory of the run first: torch does not run in one that is gone."""
     program: str = ""
     """The name under which the program is started."""
 
@@ -43,7 +45,10 @@ def _reports(path: str) -> Circumstance:
 
 def _cwd(reports: str = "~/hangwatch-reports", **start: Any) -> Circumstance:
     options = () if reports.startswith("~/odd") else ("--report-dir", reports)
-    return Circumstance(start={"cwd": "~/odd", **start}, options=options, reports=reports)
+    start = {"cwd": "~/odd", **start}
+    return Circumstance(
+        start=start, options=options, reports=reports, returns=bool(start.get("gone"))
+    )
 
 
 def _env(**env: str) -> Circumstance:

@@ -214,7 +214,7 @@ def _judged(fault: Fault, result: Result, before: str) -> Outcome:
     drawn = fault.drawn
     act, stalls = drawn["act"], drawn["stall"]
     expected = oracle.steps(stall=1 if stalls else -1)
-    extra_s = float(drawn.get("seconds", 0.0)) + 3 * USUAL_S
+    extra_s = float(drawn.get("seconds", 0.0)) + 3 * USUAL_S + 2 * expected.seconds
     outcomes = [oracle.unharmed(result, expected, extra_s=extra_s)]
     stopped = {"stop-one": {int(drawn.get("rank", -1))}, "stop-ranks": {0, 1}}.get(act, set())
     if stopped:

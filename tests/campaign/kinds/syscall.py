@@ -146,7 +146,10 @@ def _run(fault: Fault, where: Path, target: Target) -> tuple[Outcome, bool]:
     outcome = merged(
         [
             oracle.unharmed(
-                result, expected, extra_s=stall_s * len(struck) + USUAL_S, may_leave=leaves
+                result,
+                expected,
+                extra_s=stall_s * len(struck) + USUAL_S + 2 * expected.seconds,
+                may_leave=leaves,
             ),
             oracle.named(result, 1),
         ]
