@@ -10,10 +10,12 @@ import errno
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import nodes
 import oracle
 from fault import Fault, Outcome, merged
 from job import QUICK, Job
-from patience import USUAL_S, until_told
+from nodes import Nodes
+from patience import MOST_S, USUAL_S, until_told
 from preload import Calls, Target, library, usual
 
 if TYPE_CHECKING:
@@ -27,17 +29,18 @@ COUNT = 200
 FAULT = (
     "system calls that fail (ENOSPC, EMFILE, EACCES, EIO, ESTALE, EINTR, ...), fall short, stall"
 )
-MOMENT = "the n-th open, mmap, flock, rename, fork, write, ... of agent, supervisor, watchdog"
+MOMENT = "the n-th open, mmap, flock, rename, fork, connect, ... of agent, supervisor, watchdog"
 
 GIVEN_UP_S = 8.0
 """A report that takes longer is left where it lies: nobody is made to wait for it."""
 """How long a verdict may take before the rank that stalls goes on."""
 SHARES = {
-    ("watchdog", "open"): 40,
-    ("watchdog", "load"): 14,
+    ("watchdog", "open"): 34,
+    ("watchdog", "load"): 10,
     ("watchdog", "mmap"): 6,
     ("watchdog", "fork"): 8,
-    ("watchdog", "write"): 22,
+    ("watchdog", "write"): 20,
+    ("watchdog", "connect"): 12,
     ("watchdog", "rename"): 14,
     ("watchdog", "mkdir"): 10,
     ("watchdog", "unlink"): 8,
@@ -61,6 +64,7 @@ FAILURES = ("ENOSPC", "EMFILE", "EACCES", "EIO", "ESTALE", "EINTR", "stall")
 HOW = {
     "load": ("EMFILE", "EIO", "ESTALE", "EACCES", "stall"),
     "mmap": ("ENOMEM", "EACCES", "ENODEV", "stall"),
+    "connect": ("ECONNREFUSED", "ETIMEDOUT", "EACCES", "ENETUNREACH", "EINTR", "stall"),
     "flock": ("EINTR", "ENOLCK", "EWOULDBLOCK", "EIO", "stall"),
     "rename": ("ENOSPC", "EIO", "EACCES", "ESTALE", "stall"),
     "fork": ("EAGAIN", "ENOMEM", "stall", "EAGAIN"),
@@ -69,6 +73,8 @@ HOW = {
     "unlink": ("EACCES", "EIO", "ESTALE", "stall"),
     "allocate": ("ENOSPC", "EINTR", "EIO", "stall"),
 }
+CONNECTIONS = 2
+"""Of each watchdog to the store."""
 STALLS_S = (3.0, 3.0, 4.0, 10.0)
 GOLDEN = 0.6180339887
 """Its multiples spread shares evenly, whatever goes round beside them."""
@@ -103,6 +109,8 @@ def inject(fault: Fault, where: Path) -> Outcome:
     except RuntimeError as error:
         return Outcome(untried=str(error))
     drawn = fault.drawn
+    if drawn["call"] == "connect":
+        return _to_the_store(fault, where)
     paths = usual().get((drawn["role"], drawn["call"]))
     if not paths:
         return Outcome(harmed=[f"the campaign knows no {drawn['call']} of the {drawn['role']}"])
@@ -121,17 +129,42 @@ def inject(fault: Fault, where: Path) -> Outcome:
     return outcome
 
 
-def _run(fault: Fault, where: Path, target: Target) -> tuple[Outcome, bool]:
+def _to_the_store(fault: Fault, where: Path) -> Outcome:
+    """The same where a watchdog connects, which it does where there are several nodes."""
+    target = Target("watchdog", "connect", "-", 1 + int(fault.drawn["nth"] * CONNECTIONS))
+    for tried, aimed in enumerate((target, target._replace(nth=1))):
+        calls = Calls(where / str(tried))
+        with Nodes(
+            calls.where, *QUICK, env={"STALL": "1", **_variables(fault, calls, aimed)}
+        ) as job:
+            job.until_ready()
+            job.touch("gate")
+            job.until(lambda: job.said("Rank 1 "), bound_s=MOST_S)
+            job.touch("release")
+            results = job.finish()
+        if calls.struck():
+            break
+    else:
+        return Outcome(harmed=["the campaign's fault did not strike"])
+    extra_s = float(fault.drawn.get("seconds", 0.0)) + USUAL_S
+    return merged([nodes.unharmed(results, 1, extra_s=extra_s), nodes.named(results, 1)])
+
+
+def _variables(fault: Fault, calls: Calls, target: Target) -> dict[str, str]:
     how = fault.drawn["how"]
-    stall_s = float(fault.drawn.get("seconds", 0.0))
-    calls = Calls(where)
-    env = calls.environment(
+    return calls.environment(
         target,
         error=getattr(errno, how, 0),
-        stall_s=stall_s,
+        stall_s=float(fault.drawn.get("seconds", 0.0)),
         short=how == "short",
         lasting=fault.drawn["lasting"],
     )
+
+
+def _run(fault: Fault, where: Path, target: Target) -> tuple[Outcome, bool]:
+    stall_s = float(fault.drawn.get("seconds", 0.0))
+    calls = Calls(where)
+    env = _variables(fault, calls, target)
     expected = oracle.steps(stall=1)
     with Job(where, *QUICK, env={"STALL": "1", **env}) as job:
         job.until_ready()
@@ -142,7 +175,8 @@ def _run(fault: Fault, where: Path, target: Target) -> tuple[Outcome, bool]:
     struck = calls.struck()
     if target.role == "supervisor" and target.call == "fork" and not result.outputs:
         return _refused(result), bool(struck)
-    leaves = target.call == "unlink" or (target.role == "supervisor" and target.call == "flock")
+    # What can be removed no more, or is still at work when nobody waits any longer, stays.
+    leaves = target.call == "unlink" or fault.drawn["lasting"] or stall_s >= GIVEN_UP_S
     outcome = merged(
         [
             oracle.unharmed(
@@ -157,7 +191,7 @@ def _run(fault: Fault, where: Path, target: Target) -> tuple[Outcome, bool]:
     outcome.harmed += [f"changed what is not ours, {what}" for what in calls.strangers()]
     foreign = calls.changed_by_ranks() - _changed_bare()
     outcome.harmed += [f"a rank changed what is not ours: {what}" for what in sorted(foreign)]
-    if not leaves and stall_s < GIVEN_UP_S:
+    if not leaves:
         drafts = where.glob("hangwatch-reports/*/.*")
         outcome.harmed += [f"left behind: {path.name}" for path in drafts]
     return outcome, bool(struck)
