@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fault import Outcome
 from harness import environment
+from job import busy
 from oracle import MAX_MIB
 
 if TYPE_CHECKING:
@@ -74,13 +75,13 @@ def hangwatch(
 
 def _reap(process: subprocess.Popen[bytes], began: float) -> tuple[int | None, float]:
     """Exit code, and the largest resident size in MiB."""
-    late = False
+    late, bound_s = False, MAX_S * busy()
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
             return None if late else process.returncode, usage.ru_maxrss / 1024
-        if not late and time.monotonic() - began > MAX_S:
+        if not late and time.monotonic() - began > bound_s:
             late = True
             process.kill()
         time.sleep(POLL_S)

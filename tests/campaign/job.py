@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE_S = 90.0
 """How long anything may take before it counts as stuck."""
+USUAL_LOAD = 3.0
+"""Processes for each core while a campaign runs: it waits more than it computes."""
 SAMPLE_S = 0.25
 POLL_S = 0.01
 LEAVE_S = 8.0
@@ -179,7 +181,7 @@ class Job:
     def finish(self) -> Result:
         """Wait for its end, and see what is left of it."""
         try:
-            code: int | None = self.process.wait(PATIENCE_S)
+            code: int | None = self.process.wait(PATIENCE_S * busy())
         except subprocess.TimeoutExpired:
             code = None
         seconds = time.monotonic() - self.began
@@ -201,7 +203,7 @@ class Job:
         )
 
     def _survivors(self) -> list[str]:
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + LEAVE_S * busy()
         while left := processes(self.token):
             if time.monotonic() > deadline:
                 return list(left.values())
@@ -246,6 +248,11 @@ def _run(reports: Path) -> dict[str, Any] | None:
             found: dict[str, Any] = json.loads(path.read_bytes())
             return found
     return None
+
+
+def busy() -> float:
+    """How much longer things take than on a machine that does nothing but the campaign."""
+    return max(1.0, os.getloadavg()[0] / (USUAL_LOAD * (os.cpu_count() or 1)))
 
 
 def stop_and_go(job: Job, pids: Sequence[int], seconds: float) -> None:

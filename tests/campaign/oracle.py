@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fault import Outcome
-from job import Job
+from job import Job, busy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def unharmed(
         harmed.append(f"other results in {', '.join(differing)}")
     if sorted(watched.printed.splitlines()) != sorted(expected.printed.splitlines()):
         harmed.append(f"it printed {watched.printed[-200:]!r}, not {expected.printed[-200:]!r}")
-    if watched.seconds > expected.seconds + extra_s + LONGER_S:
+    if watched.seconds > expected.seconds + (extra_s + LONGER_S) * busy():
         harmed.append(f"{watched.seconds:.1f} s, bare {expected.seconds:.1f} s")
     harmed += [f"left running: {line[:200]}" for line in watched.survivors]
     if not may_leave:

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from job import QUICK, Job
+from job import QUICK, Job, busy
 from plants import STRANGER, UntriedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RUN_ID = "planted"
+VERDICT_S = 60.0
 _guard = threading.Lock()
 _made: list[_Template] = []
 
@@ -88,7 +89,7 @@ def _run(where: Path) -> _Template:
     with Job(where / "job", *options, env={"STALL": "1"}) as job:
         job.until_ready()
         job.touch("gate")
-        if not job.until_verdict():
+        if not job.until_verdict(VERDICT_S * busy()):
             raise RuntimeError(f"no verdict on the job of the scene: {job.said()}")
         job.until(lambda: list((where / "reports").glob("*/incident-*/index.html")))
         run = next(path.parent for path in job.base.glob("hangwatch-*/*/lock"))

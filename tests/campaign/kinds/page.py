@@ -26,7 +26,7 @@ import oracle
 import sanitized
 from bounded import hangwatch, sound
 from fault import Fault, Outcome, merged
-from job import QUICK, Job, Result
+from job import QUICK, Job, Result, busy
 from plants import UntriedError
 from scene import scene
 
@@ -50,6 +50,7 @@ LIVE = ("flip", "flips", "zeros", "ones", "noise", "scribble", "grow", "delete",
 DEAD = (*LIVE, "cut", "cut to nothing", "cut and grow")
 READERS = ("top", "inspect", "doctor", "analyze")
 SCRIBBLES_S = 1.0
+VERDICT_S = 20.0
 USED = {"groups": 3, "beacons": 3}
 """Slots that the groups of the job have."""
 FLIPS = 16
@@ -89,7 +90,7 @@ def inject(fault: Fault, where: Path) -> Outcome:
 
 def _sanitized(drawn: dict[str, Any], where: Path) -> Outcome:
     words = [drawn["act"], str(where), str(drawn["seed"]), str(drawn["rounds"])]
-    code, printed = sanitized.run(drawn["on"], words, SANITIZED_S)
+    code, printed = sanitized.run(drawn["on"], words, SANITIZED_S * busy())
     if "unexpected memory mapping" in printed:
         return Outcome(untried="ThreadSanitizer does not run on this kernel")
     if code == 0 and printed.strip() == "good":
@@ -116,7 +117,7 @@ def _in_a_job(drawn: dict[str, Any], where: Path) -> Outcome:
             job.until((job.where / "stalled").exists)
             with damage.done():
                 read = _read(drawn["reader"], page, job.base, where)
-        job.until(lambda: _spoke(job), bound_s=20.0)
+        job.until(lambda: _spoke(job), bound_s=VERDICT_S * busy())
         job.touch("release")
         result = job.finish()
     return merged([read, oracle.unharmed(result, expected), _named(result, drawn["rank"])])

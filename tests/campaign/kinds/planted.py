@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import oracle
 from bounded import hangwatch, sound
 from fault import Fault, Outcome, merged
-from job import PROGRAMS, QUICK, Job, Result
+from job import PROGRAMS, QUICK, Job, Result, busy
 from plants import PLANTS, STRANGER, Secret, UntriedError, planted
 from scene import RUN_ID, Scene, scene
 
@@ -40,6 +40,7 @@ MOMENT = "every path that a command opens"
 
 OTHERS_RUN = "hangwatch-reports-of-another-run"
 TOLD = r"pages are kept in|no directory for|reports cannot be written|could not|cannot"
+VERDICT_S = 20.0
 LEFTOVER_AGE_S = 3600.0
 SOUND_DIRECTORY = ("directory", "link-directory")
 """Serve as well where a directory is wanted."""
@@ -323,7 +324,7 @@ def _in_a_job(place: str, what: str, where: Path, *, stranger: bool) -> Outcome:
     program = str(script)
 
     def play(job: Job) -> Result:
-        job.until_verdict()
+        job.until_verdict(VERDICT_S * busy())
         job.touch("release")
         return job.finish()
 

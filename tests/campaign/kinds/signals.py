@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import oracle
 from fault import Fault, Outcome, merged
 from harness import environment
-from job import PROGRAMS, QUICK, Job, Result
+from job import PROGRAMS, QUICK, Job, Result, busy
 
 if TYPE_CHECKING:
     import random
@@ -49,6 +49,7 @@ POINTS = {
 """Where a supervisor is held: before there is a command, and just after."""
 EFFECT_S = 10.0
 """How long a signal may take until it has done what it has to do."""
+VERDICT_S = 20.0
 LAST = 64
 STANDARD = 31
 ABANDONED_S = 3600.0
@@ -261,7 +262,7 @@ def _watched(case: Case, where: Path) -> Result | None:
                 job.until_ready()
         job.touch("gate")
         if case.stalls:
-            job.until_verdict()
+            job.until_verdict(VERDICT_S * busy())
         job.touch("release")
         return job.finish()
 
@@ -271,7 +272,7 @@ def _is_ready(where: Path) -> bool:
 
 
 def _until_watched(job: Job) -> list[int]:
-    job.until(job.watchdogs, bound_s=EFFECT_S)
+    job.until(job.watchdogs, bound_s=EFFECT_S * busy())
     return job.watchdogs()
 
 
@@ -297,9 +298,9 @@ def _see(job: Job, case: Case) -> None:
     """Wait until the signal has done what it has to do, and wake what it has stopped."""
     leader = _leader(job, case)
     if case.stops:
-        job.until(lambda: _state(leader) in "TZX", bound_s=EFFECT_S)
+        job.until(lambda: _state(leader) in "TZX", bound_s=EFFECT_S * busy())
         if case.shell:
-            job.until((job.where / "out-stops").exists, bound_s=EFFECT_S)
+            job.until((job.where / "out-stops").exists, bound_s=EFFECT_S * busy())
         _send(job, case, signal.SIGCONT)
     if case.heard or (case.stops and case.command == "handles" and case.moment != "farewell"):
         last = case.signal if case.heard else signal.SIGCONT
@@ -309,12 +310,13 @@ def _see(job: Job, case: Case) -> None:
         if case.to == "pid" and not case.forwards:
             who = ("launcher",)
         job.until(
-            lambda: all(str(int(last)) in _heard(job, role) for role in who), bound_s=EFFECT_S
+            lambda: all(str(int(last)) in _heard(job, role) for role in who),
+            bound_s=EFFECT_S * busy(),
         )
     elif case.uncaught or (case.ends_command and case.moment != "farewell"):
-        job.until(lambda: job.process.poll() is not None, bound_s=EFFECT_S)
+        job.until(lambda: job.process.poll() is not None, bound_s=EFFECT_S * busy())
     elif case.started != "blocked":
-        job.until(lambda: not _pending(leader, case.signal), bound_s=EFFECT_S / 10)
+        job.until(lambda: not _pending(leader, case.signal), bound_s=EFFECT_S * busy() / 10)
 
 
 def _heard(job: Job, role: str) -> Sequence[str]:
