@@ -33,6 +33,8 @@ class Circumstance:
     """Where they are to be found, if anywhere."""
     python: tuple[str, ...] = ()
     """Options of the interpreter that hangwatch runs in."""
+    may_lose: bool = False
+    """hangwatch lacks what it needs, and may say so instead of naming who stalls."""
     returns: bool = False
     """COMMAND goes to the directory of the run first: torch does not run in one that is gone."""
     program: str = ""
@@ -56,7 +58,7 @@ def _env(**env: str) -> Circumstance:
 
 
 def _limits(**limits: int) -> Circumstance:
-    return Circumstance(start={"limits": limits})
+    return Circumstance(start={"limits": limits}, may_lose=True)
 
 
 ALL: dict[str, Circumstance] = {

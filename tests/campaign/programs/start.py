@@ -41,7 +41,7 @@ def main():
     for fd in told.get("close", ()):
         with contextlib.suppress(OSError):
             os.close(fd)
-    os.execv(python, [python, *told.get("python", ()), *command])  # noqa: S606 (no shell)
+    os.execvp(python, [python, *told.get("python", ()), *command])  # noqa: S606 (no shell)
 
 
 def places(told):
