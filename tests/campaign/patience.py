@@ -19,15 +19,17 @@ USUAL_S = 9.0
 MOST_S = 40.0
 
 
-def until_told(job: Job, told: Callable[[], object] | None = None, *, stall_s: float = 0.0) -> None:
+def until_told(
+    job: Job, told: Callable[[], object] | None = None, *, stall_s: float = 0.0, since: int = 0
+) -> None:
     """Wait for a verdict, for ``told``, or for a loss that was said and nothing after it.
 
-    stall_s: that the fault itself takes.
+    stall_s: that the fault itself takes. since: characters of standard error that are older.
     """
     usual = time.monotonic() + USUAL_S + stall_s
 
     def over() -> bool:
-        said = job.said()
+        said = job.said()[since:]
         if VERDICT.search(said) or (told is not None and told()):
             return True
         lines = [line for line in said.splitlines() if line.startswith("hangwatch: ")]

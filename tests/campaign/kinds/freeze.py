@@ -128,9 +128,10 @@ class _Act:
                 job.until(lambda: _looked(job), bound_s=MOST_S)
             before = job.said()
             self._do(job)
+            seen = len(job.said())
             job.touch("gate")
-            if drawn["stall"]:
-                until_told(job)
+            if drawn["moment"] == "steady" and drawn["stall"]:
+                until_told(job, since=seen)
             job.touch("release")
             return job.finish(), before
 
