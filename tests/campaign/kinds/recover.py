@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import oracle
 from fault import Fault, Outcome, merged
 from held import Moments
-from job import Job, Result
+from job import Job, Result, busy
 
 if TYPE_CHECKING:
     import random
@@ -140,10 +141,14 @@ class _Recovery:
     def _recover_while_stalled(self, job: Job) -> None:
         what = self.drawn["what"]
         if what in ("py-spy", "hook"):
-            came = job.until((self.where / f"{what}.came").exists, bound_s=COME_S)
+            came = job.until((self.where / f"{what}.came").exists, bound_s=COME_S * busy())
         else:
-            said = "hangwatch: SLOW (" if what == "slow" else "hangwatch: HANG ("
-            came = job.until(lambda: said in job.said(), bound_s=COME_S)
+            # On a busy machine it may be called a hang at once.
+            said = re.compile(
+                r"^hangwatch: (?:SLOW|HANG) \(" if what == "slow" else r"^hangwatch: HANG \(",
+                re.MULTILINE,
+            )
+            came = job.until(lambda: said.search(job.said()), bound_s=COME_S * busy())
         if not came:
             self.lost.append(f"{what} never came")
         time.sleep(self.seconds)
@@ -157,7 +162,7 @@ class _Recovery:
             self._until_at(job, self.drawn["point"])
             time.sleep(self.seconds)
             self.moments.let_go(self.drawn["point"])
-        job.until(lambda: False, bound_s=COME_S)
+        job.until(lambda: False, bound_s=COME_S * busy())
 
     def _recover_at_term(self, job: Job) -> None:
         point = "before-kill" if self.how == "term-held" else "before-term"
@@ -175,17 +180,17 @@ class _Recovery:
         time.sleep(min(self.seconds, 2.0))
         job.touch("release")
         waiting = self.where / f"waits-release-again-{1 - self.again}"
-        job.until(waiting.exists, bound_s=COME_S)
+        job.until(waiting.exists, bound_s=COME_S * busy())
         self.moments.let_go(point)
         if self.how == "again":
             time.sleep(0.5 + min(self.seconds, 1.0))
             job.touch("release-again")
             self._settle(job)
         else:
-            job.until(lambda: False, bound_s=COME_S)
+            job.until(lambda: False, bound_s=COME_S * busy())
 
     def _until_at(self, job: Job, point: str) -> None:
-        if not job.until(lambda: self.moments.reached(point), bound_s=COME_S):
+        if not job.until(lambda: self.moments.reached(point), bound_s=COME_S * busy()):
             self.lost.append(f"the watchdog never came by {point}")
 
     def _until_marked(self, job: Job, name: str, *, or_signalled: bool = False) -> bool:
@@ -195,13 +200,13 @@ class _Recovery:
             lambda: (
                 all(path.exists() for path in paths) or (or_signalled and bool(self._signalled()))
             ),
-            bound_s=COME_S,
+            bound_s=COME_S * busy(),
         )
         return all(path.exists() for path in paths)
 
     def _settle(self, job: Job) -> None:
         """Wait until the watchdog has had its say."""
-        job.until(lambda: "has passed" in job.said(), bound_s=SETTLE_S)
+        job.until(lambda: "has passed" in job.said(), bound_s=SETTLE_S * busy())
         time.sleep(0.2)
 
     # What came of it.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hostile
 import nodes
 from fault import Fault, Outcome, merged
-from job import QUICK
+from job import QUICK, busy
 from nodes import Nodes
 from storeproxy import Tampering
 
@@ -134,7 +134,7 @@ def _to_the_gate(job: Nodes, drawn: dict[str, Any], tampering: Tampering | None)
             _strike(job, drawn)
     if not job.until_ready():
         return "its ranks never came to the gate"
-    joined = job.until(lambda: _joined(job, tampering), bound_s=60.0)
+    joined = job.until(lambda: _joined(job, tampering), bound_s=60.0 * busy())
     if drawn["moment"] == "joining":
         return ""
     if drawn["moment"] == "steady" or (drawn["moment"] == "end" and tampering is None):
@@ -166,10 +166,12 @@ def _tampering(drawn: dict[str, Any]) -> Tampering | None:
 def _through_the_stall(job: Nodes, drawn: dict[str, Any], tampering: Tampering | None) -> str:
     """Strike while a rank stalls, and wait for the verdict; why it did not strike, or empty."""
     if tampering is None:
-        job.until(lambda: job.proxy.count("compare_set incident"), bound_s=NOT_REACHED_S)
+        job.until(lambda: job.proxy.count("compare_set incident"), bound_s=NOT_REACHED_S * busy())
         _strike(job, drawn)
-    job.until(lambda: job.said("hangwatch: HANG "), bound_s=VERDICT_S)
-    if tampering is not None and not job.until(tampering.done.is_set, bound_s=NOT_REACHED_S):
+    job.until(lambda: job.said("hangwatch: HANG "), bound_s=VERDICT_S * busy())
+    if tampering is not None and not job.until(
+        tampering.done.is_set, bound_s=NOT_REACHED_S * busy()
+    ):
         return f"{tampering.name} was not asked for the {tampering.nth}th time"
     return ""
 
@@ -203,9 +205,9 @@ def _strike(job: Nodes, drawn: dict[str, Any]) -> None:
 
 def _until_heeded(job: Nodes) -> None:
     """Give the watchdogs of a healthy job the time to be misled."""
-    job.until(lambda: job.said("hangwatch: HANG "), bound_s=4.0)
+    job.until(lambda: job.said("hangwatch: HANG "), bound_s=4.0 * busy())
     if job.said("hangwatch: HANG "):
-        job.until(lambda: job.said("hangwatch: ended "), bound_s=4.0)
+        job.until(lambda: job.said("hangwatch: ended "), bound_s=4.0 * busy())
 
 
 def _not_called(result: Result) -> Outcome:
