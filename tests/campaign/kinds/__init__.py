@@ -11,6 +11,7 @@ from kinds import (
     page,
     planted,
     recover,
+    setup,
     signals,
     start,
     store,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[Kind, ...] = (
     asynchronous,
+    setup,
     kill,
     syscall,
     store,

@@ -49,6 +49,8 @@ _AGAIN = 4
 _RAISE = 0.6
 _COMPOUND = ("objects", "batch", "train")
 """Calls that cannot be repeated when something raised in the middle of them."""
+_OF_TRAINING = ("practice.py", "loaders.py", "replicas.py", "batches.py")
+"""Some of whose points are reached later than in the training, if there was one."""
 _FILES = {
     "python": ("python_recorder.py", "wrapping.py", "numbering.py", "methods.py", "call_site.py"),
     "plain": ("sitecustomize.py", "post_import.py"),
@@ -167,7 +169,6 @@ def _plan(fault: Fault) -> dict[str, Any]:
     for step, point, hits in points(way):
         by_step.setdefault(step, []).append((point, hits))
     faults: list[list[Any]] = []
-    trains = _TRAINS if share < shares // _TRAINS else 0
     thread: list[Any] = []
     for step, found in sorted(by_step.items()):
         own = found[share::shares] or [found[share % len(found)]]
