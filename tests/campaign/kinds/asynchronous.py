@@ -183,6 +183,9 @@ def _plan(fault: Fault) -> dict[str, Any]:
                 thread = thread or struck[1:]
             elif sum(one[0] == step for one in faults) < _room(step):
                 faults.append(struck)
+    trains = _TRAINS if any(one[0] == "train" for one in faults) else 0
+    if any(one[1].partition(":")[0] in _OF_TRAINING for one in faults):
+        trains = max(1, trains)
     return {
         "note": False,
         "rank": rank,

@@ -131,7 +131,9 @@ class Program:
         self.write()
 
     def write(self):
-        self.log["reached"] = self.injector.reached
+        # Copies at once: the agent's thread goes on noting.
+        reached = dict(self.injector.reached)
+        self.log["reached"] = {step: dict(found) for step, found in reached.items()}
         self.log["blocked"] = self.injector.blocked
         self.log["freed"] = Program.freed
         with open(f"log-{self.rank}.new", "w") as file:
