@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ MOMENTS = ("steady", "slow", "hang")
 ROUNDS = list(itertools.product(ACTS, MOMENTS))
 WHOLE = ("stop-all", "freezer")
 SUSPECT_S, HANG_S = 1.0, 3.0
+WAKES = 8
+LOOK_S = 5.0
 STEPS_S = (30.0, 3600.0, 7200.0, 86400.0, 400 * 86400.0)
 HOG_BYTES = 192 << 20
 HOG = "held = []\nwhile True:\n    held.append(bytearray(1 << 20))\n"
@@ -128,6 +131,7 @@ class _Act:
                 job.until(lambda: _looked(job), bound_s=MOST_S)
             before = job.said()
             self._do(job)
+            _let_look(job)
             seen = len(job.said())
             job.touch("gate")
             if drawn["moment"] == "steady" and drawn["stall"]:
@@ -190,6 +194,26 @@ def _says(job: Job, words: Sequence[str]) -> bool:
 def _looked(job: Job) -> bool:
     """Whether the watchdog has seen the ranks: it keeps a state once it watches."""
     return any(job.base.glob("hangwatch-*/*/watchdog.json"))
+
+
+def _let_look(job: Job) -> None:
+    """Wait until the watchdog has woken up a few times, so that it has seen what was done."""
+    for pid in job.watchdogs():
+        enough = _wakes(pid) + WAKES
+        job.until(partial(_woke, pid, enough), bound_s=LOOK_S)
+
+
+def _woke(pid: int, enough: int) -> bool:
+    return not 0 <= _wakes(pid) < enough
+
+
+def _wakes(pid: int) -> int:
+    """How often a process has waited for something, -1 where it is gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches"):
+                return int(line.split()[1])
+    return -1
 
 
 def _whom(job: Job, drawn: dict[str, Any]) -> Sequence[int]:
