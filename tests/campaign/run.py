@@ -51,18 +51,6 @@ def chosen(names: Sequence[str], kinds: Sequence[str], seed: int) -> list[Fault]
     return [f for kind in KINDS if not kinds or kind.NAME in kinds for f in faults(kind, seed)]
 
 
-def sample(number: int, day: int, seed: int = SEED) -> list[Fault]:
-    """Some faults of each kind, other ones each day; as many of a kind as its share."""
-    dice = random.Random(day)  # noqa: S311 (no secret)
-    whole = sum(kind.COUNT for kind in KINDS)
-    found = []
-    for kind in KINDS:
-        share = max(2, round(number * kind.COUNT / whole))
-        picked = dice.sample(range(kind.COUNT), min(share, kind.COUNT))
-        found += [one(kind, which, seed) for which in sorted(picked)]
-    return found
-
-
 def run(fault: Fault, *, keep: bool = False) -> Outcome:
     """Do one fault. keep: leave its directory, and say where it is."""
     kind = next(kind for kind in KINDS if fault.kind == kind.NAME)

@@ -136,9 +136,8 @@ def _judged(fault: Fault, result: Result, *, aborts: bool) -> Outcome:
         if moment in ("supervisor-starting", "supervisor-spawning"):
             return Outcome(harmed=[f"left running: {line}" for line in result.survivors])
         expected = oracle.steps(stall=1)
-        seen = oracle.unharmed(result, expected, codes=(-9,), extra_s=extra_s, may_leave=True)
         # Nobody is left to tell, nor to tell of it.
-        return seen
+        return oracle.unharmed(result, expected, codes=(-9,), extra_s=extra_s, may_leave=True)
     else:
         seen = oracle.unharmed(result, oracle.steps(stall=1), extra_s=extra_s)
     also = (0,) if who == "rank 0" else ()
