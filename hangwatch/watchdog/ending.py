@@ -42,10 +42,7 @@ async def end_ranks(
             handle = _handle(pid, start_ticks, news, proc)
             if handle is not None:
                 handles[rank] = handle
-        for number, point in (
-            (signal.SIGTERM, Point.BEFORE_TERM),
-            (signal.SIGKILL, Point.BEFORE_KILL),
-        ):
+        for number, point in _SIGNALS:
             candidates = ended or handles.keys()
             left = [rank for rank in candidates if not _is_over(handles[rank])]
             if not left:

@@ -59,6 +59,7 @@ class _Actor:
     def __init__(self, run_dir: str, told: dict[str, Any]) -> None:
         from hangwatch import _native  # noqa: PLC0415 (the test process needs none)
         from hangwatch.agent.rank import start_ticks  # noqa: PLC0415
+        from hangwatch.texts import readable_all  # noqa: PLC0415
 
         self.native = _native
         pid = os.getpid()
@@ -72,7 +73,7 @@ class _Actor:
             "store_port": 0,
             "run_id": "",
             "script": "train.py",
-            **told,
+            **readable_all(told),  # as the agent does
         }
         name = f"r{identity['restart']}-{identity['rank']}-{pid}.page"
         _native.open_page(f"{run_dir}/{name}", identity)
