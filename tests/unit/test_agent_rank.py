@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -109,3 +110,15 @@ class TestDescent:
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
         assert found.stdout == "True False\n"
+
+
+def test_what_is_no_utf_8_is_written_into_a_page_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    odd = "\udcff\udcfe"
+    monkeypatch.setattr(sys, "orig_argv", ["python", f"train-{odd}.py"])
+    monkeypatch.setattr(socket, "gethostname", lambda: odd)
+    environ = {"MASTER_ADDR": odd, "TORCHELASTIC_RUN_ID": odd}
+    found = rank.identity(environ, 0, 1)
+    assert [found[name] for name in ("host", "store_host", "run_id")] == ["\\xff\\xfe"] * 3
+    assert "".join(str(value) for value in found.values()).encode()
