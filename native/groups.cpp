@@ -184,7 +184,7 @@ std::int32_t global_rank(const Slot& slot, std::int64_t rank) {
 
 Place begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now) {
   Slot& slot = g_slots[index];
-  Place place{0, 0, false, false, call, device, slot.definition};
+  Place place{0, 0, false, false, call, device, slot.definition, false};
   if (call == Call::p2p) {
     place.seq = ++slot.p2p;
     writer::count_p2p(index, now);
@@ -201,7 +201,7 @@ Place begin(std::size_t index, PyObject* group, Call call, Device device, std::u
     place.was_read = read_number(group, place.before);
     if (!place.was_read) {
       if (PyErr_Occurred() != nullptr) {
-        place.seq = 0;
+        place.interrupted = true;
         return place;
       }
       slot.number = Slot::Number::own;
@@ -241,26 +241,26 @@ void cancel(std::size_t index, const Place& place) {
   }
   slot.own -= static_cast<std::uint64_t>(places_of(place.call));
   writer::uncount_entered(index);
-  if (place.seq == 0) return;
+  if (place.interrupted) return;  // it was given no place yet
   const std::uint64_t last = place.seq + static_cast<std::uint64_t>(places_of(place.call)) - 1;
   if (slot.last_place == last) slot.last_place = place.seq - 1;
   writer::lower_enqueued(index, place.seq, place.seq - 1);
 }
 
-void end(std::size_t index, PyObject* group, const Place& place, bool failed) {
+bool end(std::size_t index, PyObject* group, const Place& place, bool failed) {
   Slot& slot = g_slots[index];
-  if (slot.definition != place.definition) return;  // the group went amid its call
+  if (slot.definition != place.definition) return true;  // the group went amid its call
   if (slot.in_flight > 0) --slot.in_flight;
   ++slot.generation;
   if (place.unsettled && slot.unsettled > 0) --slot.unsettled;
   if (place.call == Call::monitored_barrier && !failed) {
     writer::raise_enqueued(index, place.seq + kBarrierPlaces - 1, writer::now_ns());
   }
-  if (slot.number == Slot::Number::own) return;
+  if (slot.number == Slot::Number::own) return true;
   std::int64_t grew = growth(slot, place);
   if (grew >= 0 && !failed) {
     if (!slot.coalescing) slot.adjust += grew - places_of(place.call);
-    return;
+    return true;
   }
   // The look afterwards. An exception of the user's call is put aside for it.
   PyObject* type = nullptr;
@@ -269,23 +269,25 @@ void end(std::size_t index, PyObject* group, const Place& place, bool failed) {
   PyErr_Fetch(&type, &value, &traceback);
   std::uint64_t after = 0;
   const bool was_read = place.was_read && read_number(group, after) && after >= place.before;
+  const bool good = PyErr_Occurred() == nullptr;
   foreign::restore_unless_set(type, value, traceback);
-  if (slot.definition != place.definition) return;
+  if (slot.definition != place.definition) return good;
   if (!was_read) {
     if (!failed) slot.number = Slot::Number::own;
-    return;
+    return good;
   }
   grew = static_cast<std::int64_t>(after - place.before);
   if (failed && grew == 0) {
     // Refused before it was counted, as for an argument of a wrong type.
     if (place.call != Call::p2p) writer::lower_enqueued(index, place.seq, place.seq - 1);
-    return;
+    return good;
   }
   if (slot.number == Slot::Number::trial && place.call == Call::collective) {
     slot.number = grew == 1 ? Slot::Number::measured : Slot::Number::own;
-    return;
+    return good;
   }
   slot.adjust += grew - places_of(place.call);
+  return good;
 }
 
 std::int64_t sample(std::size_t index, PyObject* group, std::int64_t completed) {

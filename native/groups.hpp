@@ -50,6 +50,7 @@ struct Place {
   Call call;
   Device device;
   std::uint64_t definition;  // of the slot; another group may have it by the end
+  bool interrupted;          // an exception that is not ours is set: the call is not to be made
 };
 
 bool setup(PyObject* process_group_type);  // false with an exception set
@@ -75,14 +76,13 @@ std::int64_t known_slot_of(PyObject* group);
 // Global rank of a rank of the group.
 std::int32_t global_rank(const Slot& slot, std::int64_t rank);
 
-// Numbers a call that is about to be made, and counts it in the page. May leave an
-// exception that is not ours: the call is to be cancelled then.
+// Numbers a call that is about to be made, and counts it in the page.
 Place begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now);
 // The call is not made.
 void cancel(std::size_t index, const Place& place);
-// The call has returned or raised (with its exception still set). May leave an exception
-// that is not ours, in the place of the call's own.
-void end(std::size_t index, PyObject* group, const Place& place, bool failed);
+// The call has returned or raised (with its exception still set). False where an exception
+// that is not ours is set, perhaps in the place of the call's own.
+bool end(std::size_t index, PyObject* group, const Place& place, bool failed);
 
 // Takes c10d's number into the page; what Python and C++ issued so far, or -1
 // where it cannot be told now. May leave an exception that is not ours.

@@ -208,7 +208,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   call.slot = index;
   call.caller = site.caller;
   call.place = groups::begin(static_cast<std::size_t>(index), group, m.call, device, now);
-  if (PyErr_Occurred() != nullptr) {
+  if (call.place.interrupted) {
     groups::cancel(static_cast<std::size_t>(index), call.place);
     return interrupted();
   }
@@ -221,7 +221,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   call.event = writer::add_event(event);
   if (event.p2p == 0) {
     call.device = mark_reached(*slot, index, event.seq, on_device, m.tensor.position >= 0);
-    if (PyErr_Occurred() != nullptr) {
+    if (streams::wanted() && PyErr_Occurred() != nullptr) {
       groups::cancel(static_cast<std::size_t>(index), call.place);
       writer::move_event(call.event, static_cast<std::size_t>(index), OpState::failed, false);
       return interrupted();
@@ -243,8 +243,7 @@ bool end(const Call& call, PyObject* group, PyObject* result) noexcept {
   }
   if (!armed()) return true;
   const auto slot = static_cast<std::size_t>(call.slot);
-  groups::end(slot, group, call.place, result == nullptr);
-  const bool good = result == nullptr || PyErr_Occurred() == nullptr;
+  const bool good = groups::end(slot, group, call.place, result == nullptr);
   const std::uint64_t collectives = call.place.call == groups::Call::p2p ? 0 : 1;
   const Wait wait{call.event,     call.event, call.slot,      collectives,           call.caller,
                   call.completes, true,       call.place.seq, call.place.definition, call.device};

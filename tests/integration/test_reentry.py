@@ -13,7 +13,7 @@ from harness import PROGRAMS
 if TYPE_CHECKING:
     from pathlib import Path
 
-ROUNDS = 60
+ROUNDS = 30
 RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -35,11 +35,11 @@ def test_handlers_and_finalizers_may_do_what_we_are_at(recorder: str, tmp_path: 
 
 @pytest.mark.parametrize("recorder", ["native", "python"])
 def test_what_a_handler_raises_always_reaches_the_program(recorder: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(PROGRAMS / "interrupted.py"), "3"]
+    command = [sys.executable, str(PROGRAMS / "interrupted.py"), "1"]
     result = run(command, tmp_path / "run", recorder=recorder, environ=RANK)
     assert result.exit_code == 0
     raised, seen, number = (int(word) for word in result.stdout.split())
-    assert raised == seen >= 50
+    assert raised == seen >= 30
     (page,) = result.pages
     assert (page.swallowed, page.disarmed, page.in_call) == (0, "", "")
     after = group_of(page, "after all")

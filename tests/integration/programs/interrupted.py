@@ -27,7 +27,7 @@ def handler(_number, _frame):
 signal.signal(signal.SIGALRM, handler)
 until = time.monotonic() + float(sys.argv[1])
 gap = 2e-4
-while time.monotonic() < until or raised < 50:
+while time.monotonic() < until or raised < 30:
     gap = 2e-4 if gap > 2e-3 else gap * 1.07
     try:
         signal.setitimer(signal.ITIMER_REAL, gap)
