@@ -136,7 +136,8 @@ class Job:
     def until_ready(self, ranks: int = 2) -> bool:
         """Wait until all ranks are at the gate."""
         paths = [self.where / f"ready-{rank}" for rank in range(ranks)]
-        return self.until(lambda: all(path.exists() for path in paths))
+        bound_s = PATIENCE_S * busy()
+        return self.until(lambda: all(path.exists() for path in paths), bound_s=bound_s)
 
     def said(self) -> str:
         """Standard error so far."""

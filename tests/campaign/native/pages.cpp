@@ -2,7 +2,7 @@
 //
 //   pages layout                      the regions of a page: name, offset, bytes
 //   pages corrupt DIR SEED ROUNDS     copies with flipped bits, noise, zeros, and cut short
-//   pages scribble DIR SEED ROUNDS    a mapping into which a thread writes noise
+//   pages scribble DIR SEED ROUNDS    a page into which a thread writes noise, and the rank goes on
 //   pages torn DIR SEED ROUNDS        a page that its threads write
 //
 // Prints "good" at its end. What a sanitizer finds ends it otherwise.
@@ -51,15 +51,18 @@ void layout() {
   std::printf("group 0 %zu\npage 0 %zu\n", sizeof(GroupSlot), kPageBytes);
 }
 
+// So many that there is always one that the page does not have yet.
+constexpr std::uint64_t kNames = 100'000;
+
 // What a rank writes in a step, with numbers that grow.
 void step(std::uint64_t n, std::size_t slot) {
   EventData event{};
   event.slot = static_cast<std::uint32_t>(slot);
   event.issued_ns = n + 1;
   event.seq = n;
-  event.op = event.wire = writer::intern("all_reduce " + std::to_string(n % 50));
+  event.op = event.wire = writer::intern("all_reduce " + std::to_string(n % kNames));
   event.dtype = writer::intern("float32");
-  event.site = writer::intern_site("/home/me/train.py", n % 200, "step");
+  event.site = writer::intern_site("/home/me/train.py", n % kNames, "step");
   event.ndim = kMaxDims;
   const std::uint64_t index = writer::add_event(event);
   writer::count_entered(slot);
@@ -140,11 +143,15 @@ void scribble(Random& random, std::uint64_t rounds) {
   std::thread other([words, seed, &stop] {
     Random own(seed);
     while (!stop) {
-      const std::size_t at = 3 + own() % (kPageBytes / 8 - 3);
+      // As often the counts at the beginning of a region as all the rest of it.
+      const Region& region = kRegions[1 + own() % (std::size(kRegions) - 1)];
+      const std::size_t room = own() % 2 == 0 ? 32 : region.bytes;
+      const std::size_t at = (region.offset + own() % room) / 8;
       words[at].store(own() >> own() % 64, std::memory_order_relaxed);
     }
   });
   for (std::uint64_t round = 0; round < rounds; ++round) {
+    for (std::uint64_t n = 0; n < 20; ++n) step(400 + round * 20 + n, n % 5);
     PageView view{};
     read_page(page.bytes(), kPageBytes, true, view);
     CHECK(view.events.size() <= kRingEvents && view.groups.size() <= kMaxGroups);

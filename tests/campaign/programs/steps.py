@@ -3,12 +3,14 @@
 Up to the gate and behind it each rank takes a number of steps in the world and in a group
 of its own; what they give is printed and is the same in each run. At the gate the ranks
 go round together until there is a file ``gate``. With STALL=RANK that rank then stays
-away until there is a file ``release``: all others wait for it.
+away until there is a file ``release``: all others wait for it. With ANEW=1 the calls behind
+the gate stand in another file, so that all that names them is new.
 """
 
 import os
 import sys
 import time
+import types
 
 import torch
 import torch.distributed as dist
@@ -31,7 +33,8 @@ def main():
     at_the_gate(rank)
     if rank == STALL:
         stay_away()
-    state = steps(state, pair, rank, size, out)
+    behind = renamed(steps) if os.environ.get("ANEW") == "1" else steps
+    state = behind(state, pair, rank, size, out)
     print("end", state.sum().item(), file=out)
     out.close()
     dist.destroy_process_group()
@@ -62,6 +65,10 @@ def at_the_gate(rank):
         going.fill_(rank > 0 or not os.path.exists("gate"))
         dist.all_reduce(going, op=dist.ReduceOp.MIN)
         time.sleep(0.01)
+
+
+def renamed(function):
+    return types.FunctionType(function.__code__.replace(co_filename="anew.py"), globals())
 
 
 def stay_away():
