@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from job import VERDICT
@@ -11,6 +12,7 @@ from oracle import TELLS_LOSS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from job import Job
 
@@ -26,13 +28,21 @@ def until_told(
 
     stall_s: that the fault itself takes. since: characters of standard error that are older.
     """
-    usual = time.monotonic() + USUAL_S + stall_s
+    began = time.monotonic()
 
     def over() -> bool:
         said = job.said()[since:]
         if VERDICT.search(said) or (told is not None and told()):
             return True
         lines = [line for line in said.splitlines() if line.startswith("hangwatch: ")]
-        return time.monotonic() > usual and any(re.search(TELLS_LOSS, line) for line in lines)
+        waited_s = time.monotonic() - began
+        return waited_s > USUAL_S + stall_s and any(re.search(TELLS_LOSS, line) for line in lines)
 
     job.until(over, bound_s=MOST_S + stall_s)
+
+
+def reported(reports: Path) -> bool:
+    """Whether a report lies below a report directory, whatever was said."""
+    with suppress(OSError):
+        return any(reports.glob("[!l]*/incident-*/report.json"))
+    return False

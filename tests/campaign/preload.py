@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -31,6 +32,8 @@ MODULES = (".py", ".pyc", ".so")
 DRY_RUNS = 2
 OWN = ("~/base", "~/tmp", "~/hangwatch-reports", "/dev/shm/hangwatch-#", "/proc/self", "/dev/null")  # noqa: S108
 """Where supervisor and watchdog may write."""
+SHARED = "(/usr|/var)?/tmp(/[^/]{1,8})?"
+"""Where the interpreter keeps a file without a name if it cannot in TMPDIR."""
 
 
 _making = threading.RLock()
@@ -125,6 +128,7 @@ class Calls:
                 and call.what in "wx"
                 and not call.path.startswith(OWN)
                 and "/__pycache__" not in call.path  # the interpreter's own
+                and not re.fullmatch(SHARED, call.path)
             }
         )
 

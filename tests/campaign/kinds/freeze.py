@@ -22,7 +22,7 @@ import oracle
 from cgroup import Cgroup, NoCgroupError
 from fault import Fault, Outcome, merged
 from job import VERDICT, Job
-from patience import MOST_S, USUAL_S, until_told
+from patience import MOST_S, until_told
 from preload import Clock, library
 
 if TYPE_CHECKING:
@@ -86,7 +86,11 @@ def inject(fault: Fault, where: Path) -> Outcome:
             act = _Act(fault, where, stack)
         except (NoCgroupError, RuntimeError) as error:
             return Outcome(untried=str(error))
-        return _judged(fault, *act.run())
+        result, before, held_s = act.run()
+        outcomes = [_judged(fault, result, before)]
+        if fault.drawn["act"].startswith("clock"):
+            outcomes.append(_times(result, result.seconds + held_s))
+        return merged(outcomes)
 
 
 class _Act:
@@ -107,8 +111,8 @@ class _Act:
             group = Cgroup(controller, f"campaign-{fault.name}")
             self._cgroup = stack.enter_context(group)
 
-    def run(self) -> tuple[Result, str]:
-        """How the job ended, and what was said before the fault."""
+    def run(self) -> tuple[Result, str, float]:
+        """How the job ended, what was said before the fault, and the seconds it was held up."""
         drawn = self._drawn
         options = ["--suspect-after", str(SUSPECT_S), "--hang-after", str(HANG_S)]
         options += [
@@ -122,6 +126,7 @@ class _Act:
             env |= self._clock.environment()
         with Job(self._where, *options, env=env) as job:
             job.until_ready()
+            ready = time.monotonic()
             job.until(job.watchdogs)
             if drawn["moment"] != "steady":
                 job.touch("gate")
@@ -136,8 +141,11 @@ class _Act:
             job.touch("gate")
             if drawn["moment"] == "steady" and drawn["stall"]:
                 until_told(job, since=seen)
+            held_s = time.monotonic() - ready
             job.touch("release")
-            return job.finish(), before
+            result = job.finish()
+        result.seconds -= held_s
+        return result, before, held_s
 
     def _do(self, job: Job) -> None:
         """What the fault is."""
@@ -239,8 +247,7 @@ def _judged(fault: Fault, result: Result, before: str) -> Outcome:
     drawn = fault.drawn
     act, stalls = drawn["act"], drawn["stall"]
     expected = oracle.steps(stall=1 if stalls else -1)
-    extra_s = float(drawn.get("seconds", 0.0)) + 3 * USUAL_S + 2 * expected.seconds
-    outcomes = [oracle.unharmed(result, expected, extra_s=extra_s)]
+    outcomes = [oracle.unharmed(result, expected, extra_s=2 * expected.seconds)]
     stopped = {"stop-one": {int(drawn.get("rank", -1))}, "stop-ranks": {0, 1}}.get(act, set())
     if stopped:
         outcomes.append(_named_among(result, stopped | {1} if stalls else stopped))
@@ -258,8 +265,6 @@ def _judged(fault: Fault, result: Result, before: str) -> Outcome:
         outcomes.append(named)
     if drawn["moment"] != "steady" and not VERDICT.search(before):
         outcomes.append(Outcome(harmed=["the campaign saw no verdict before its fault"]))
-    if drawn["act"].startswith("clock"):
-        outcomes.append(_times(result))
     return merged(outcomes)
 
 
@@ -274,14 +279,14 @@ def _named_among(result: Result, right: set[int]) -> Outcome:
     )
 
 
-def _times(result: Result) -> Outcome:
+def _times(result: Result, seconds: float) -> Outcome:
     """Durations are those that have passed, whatever the wall clock says."""
     wrong = []
     duration_s = float((result.run or {}).get("duration_s", 0.0))
-    if not 0 <= duration_s <= result.seconds + 1:
-        wrong.append(f"run.json tells of {duration_s:.1f} s in {result.seconds:.1f}")
+    if not 0 <= duration_s <= seconds + 1:
+        wrong.append(f"run.json tells of {duration_s:.1f} s in {seconds:.1f}")
     for report in result.reports:
         after_s = report["verdict"]["detected_after_s"]
-        if after_s is not None and not 0 <= after_s <= result.seconds:
-            wrong.append(f"a verdict after {after_s:.1f} s in a run of {result.seconds:.1f}")
+        if after_s is not None and not 0 <= after_s <= seconds:
+            wrong.append(f"a verdict after {after_s:.1f} s in a run of {seconds:.1f}")
     return Outcome(harmed=wrong)

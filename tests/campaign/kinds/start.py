@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from circumstances import ALL, Circumstance
 from fault import Fault, Outcome, merged
 from harness import read_reports
 from job import PROGRAMS, QUICK, Job
-from patience import USUAL_S, until_told
+from patience import USUAL_S, reported, until_told
 
 if TYPE_CHECKING:
     import random
@@ -87,11 +88,14 @@ def _run(odd: Circumstance, where: Path, *, watched: bool, stalls: bool) -> Resu
         before=(sys.executable, "-I", "-S", str(STARTER), json.dumps(_here(start, where))),
     ) as job:
         job.until_ready()
+        ready = time.monotonic()
         job.touch("gate")
         if stalls and watched:
-            until_told(job, lambda: _reported(odd, where))
+            until_told(job, lambda: reported(where / _here(odd.reports, where)))
+        held_s = time.monotonic() - ready
         job.touch("release")
         result = job.finish()
+    result.seconds -= held_s
     with suppress(OSError):
         reports = _here(odd.reports, where)
         result.reports = read_reports(where / reports)
@@ -107,13 +111,6 @@ def _prepare(where: Path) -> None:
     (where / "closed").mkdir(mode=0o555)
     for name in ("b", "t", "p"):
         (where / f"{name}\udcff\udcfe").mkdir()
-
-
-def _reported(odd: Circumstance, where: Path) -> bool:
-    """Whether there is a report: where standard error is odd, nothing can be read there."""
-    with suppress(OSError):
-        return any((where / _here(odd.reports, where)).glob("[!l]*/incident-*/report.json"))
-    return False
 
 
 def _here(value: Any, where: Path) -> Any:

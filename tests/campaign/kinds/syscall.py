@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import time
 from typing import TYPE_CHECKING, Any
 
 import nodes
@@ -15,7 +16,7 @@ import oracle
 from fault import Fault, Outcome, merged
 from job import QUICK, Job
 from nodes import Nodes
-from patience import MOST_S, USUAL_S, until_told
+from patience import MOST_S, USUAL_S, reported, until_told
 from preload import Calls, Target, library, usual
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ HOW = {
     "unlink": ("EACCES", "EIO", "ESTALE", "stall"),
     "allocate": ("ENOSPC", "EINTR", "EIO", "stall"),
 }
+ENDLESS = ("allocate",)
+"""Calls that a timer which fires often can interrupt again and again."""
 CONNECTIONS = 2
 """Of each watchdog to the store."""
 STALLS_S = (3.0, 3.0, 4.0, 10.0)
@@ -97,6 +100,8 @@ def draw(number: int, dice: random.Random) -> dict[str, Any]:
         "nth": round(dice.random() ** 2, 3),
         "lasting": dice.random() < 1 / 3,
     }
+    if drawn["how"] == "EINTR" and call not in ENDLESS:
+        drawn["lasting"] = False
     if drawn["how"] == "stall":
         drawn |= {"seconds": dice.choice(STALLS_S), "lasting": False}
     return drawn
@@ -168,10 +173,13 @@ def _run(fault: Fault, where: Path, target: Target) -> tuple[Outcome, bool]:
     expected = oracle.steps(stall=1)
     with Job(where, *QUICK, env={"STALL": "1", **env}) as job:
         job.until_ready()
+        ready = time.monotonic()
         job.touch("gate")
-        until_told(job, stall_s=stall_s)
+        until_told(job, lambda: reported(where / "hangwatch-reports"), stall_s=stall_s)
+        held_s = time.monotonic() - ready
         job.touch("release")
         result = job.finish()
+    result.seconds -= held_s
     struck = calls.struck()
     if target.role == "supervisor" and target.call == "fork" and not result.outputs:
         return _refused(result), bool(struck)
