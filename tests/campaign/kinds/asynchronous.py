@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import oracle
 from fault import SEED, Fault, Outcome, merged
-from job import PROGRAMS, QUICK, VERDICT, Job, busy
+from job import PATIENCE_S, PROGRAMS, QUICK, VERDICT, Job, busy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -151,7 +151,7 @@ def _run(
     # The launcher itself is not armed: each rank imports the agent anew, by agent.arm().
     command = ["env", "HANGWATCH=0", *program]
     with Job(where, *QUICK, watched=not bare, env=env, command=command) as job:
-        job.until((where / "ready-1").exists)
+        job.until((where / "ready-1").exists, bound_s=PATIENCE_S * busy())
         if not bare and not plan["note"]:
             # Of a slow start there may be one already.
             before = len(VERDICT.findall(job.said()))
