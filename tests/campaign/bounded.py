@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from job import Result
+
 MAX_S = 20.0
 ROOM_BYTES = 3 << 30
 """Of addresses: what needs more is ended by that, and spares the machine."""
 POLL_S = 0.01
+_CRASH = re.compile(r"the watchdog .*(is started again|again and again)")
 CODES = (0, 1, 2)
 """Of the commands: done, found something that fails, refused."""
 
@@ -100,3 +104,9 @@ def sound(done: Done, codes: Sequence[int] = CODES) -> Outcome:
     if "Traceback" in done.text:
         harmed.append(f"{name}: a traceback: {done.text[-600:]!r}")
     return Outcome(harmed=harmed)
+
+
+def no_crash(watched: Result) -> Outcome:
+    """Whether the watchdog lived through the whole job."""
+    crashes = [line for line in watched.news if _CRASH.search(line)]
+    return Outcome(harmed=[f"the watchdog crashed: {line}" for line in crashes])

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import oracle
 import sanitized
-from bounded import hangwatch, sound
+from bounded import hangwatch, no_crash, sound
 from fault import Fault, Outcome, merged
 from job import QUICK, Job, Result, busy
 from plants import UntriedError
@@ -121,7 +121,8 @@ def _in_a_job(drawn: dict[str, Any], where: Path) -> Outcome:
         job.until(lambda: _spoke(job), bound_s=VERDICT_S * busy())
         job.touch("release")
         result = job.finish()
-    return merged([read, oracle.unharmed(result, expected), _named(result, drawn["rank"])])
+    seen = [oracle.unharmed(result, expected), no_crash(result)]
+    return merged([read, *seen, _named(result, drawn["rank"])])
 
 
 def _spoke(job: Job) -> bool:

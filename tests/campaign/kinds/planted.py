@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import oracle
-from bounded import hangwatch, sound
+from bounded import hangwatch, no_crash, sound
 from fault import Fault, Outcome, merged
 from job import PROGRAMS, QUICK, Job, Result, busy
 from plants import PLANTS, STRANGER, Secret, UntriedError, planted
@@ -342,7 +342,8 @@ def _in_a_job(place: str, what: str, where: Path, *, stranger: bool) -> Outcome:
             job.until_ready()
             job.touch("gate")
             result = play(job)
-    outcome = merged([oracle.unharmed(result, expected), oracle.named(result, 1)])
+    seen = [oracle.unharmed(result, expected), no_crash(result)]
+    outcome = merged([*seen, oracle.named(result, 1)])
     _judge_files(outcome, secret, [reports, metrics], result)
     return outcome
 
