@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import oracle
 from fault import Outcome, merged
 from harness import TOKEN
-from job import PATIENCE_S, POLL_S, Job, Result
+from job import PATIENCE_S, POLL_S, Job, Result, busy
 from storeproxy import Proxy
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class Nodes:
     def until_ready(self) -> bool:
         """Wait until all ranks are at the gate."""
         paths = [job.where / f"ready-{rank}" for rank, job in enumerate(self.jobs)]
-        return self.until(lambda: all(path.exists() for path in paths))
+        bound_s = PATIENCE_S * busy()
+        return self.until(lambda: all(path.exists() for path in paths), bound_s=bound_s)
 
     def touch(self, name: str) -> None:
         """Make a file that the program looks for, on both nodes."""

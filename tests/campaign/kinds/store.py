@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import re
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hostile
 import nodes
 from fault import Fault, Outcome, merged
-from job import QUICK, busy
+from job import PATIENCE_S, QUICK, busy
 from nodes import Nodes
 from storeproxy import Tampering
 
@@ -59,6 +59,8 @@ PATIENT = (
 )
 """Options with which no pause of a busy machine is called slow."""
 FORGED = {"noise": hostile.noise, "lie": hostile.lie, "overlong": hostile.overlong}
+PREFIX = "/hangwatch/job/2/"
+"""Of the keys of watchdogs, as anybody can guess it."""
 JOINED_S = 4.0
 """How long watchdogs may take to join that the fault kept from it, before a rank stalls."""
 VERDICT_S = 45.0
@@ -129,8 +131,7 @@ def _to_the_gate(job: Nodes, drawn: dict[str, Any], tampering: Tampering | None)
     if drawn["moment"] == "joining":
         if tampering is not None:
             tampering.armed.set()
-        else:
-            job.until(lambda: job.proxy.store_port() is not None)
+        elif job.until(lambda: job.proxy.store_port() is not None, bound_s=PATIENCE_S * busy()):
             _strike(job, drawn)
     if not job.until_ready():
         return "its ranks never came to the gate"
@@ -194,13 +195,12 @@ def _strike(job: Nodes, drawn: dict[str, Any]) -> None:
         job.proxy.strike(drawn["action"], FORGED.get(drawn["action"]), dice)
         return
     deed = next(one for one in hostile.DEEDS if one.__name__ == drawn["action"])
-    port = job.proxy.store_port()
-    if port is None:
-        raise RuntimeError("the job's store never came up")
-    stranger = hostile.Stranger(port, job.proxy.prefix or "//hangwatch/job/2/")
-    with suppress(OSError):
+    with suppress(OSError), closing(_stranger(job)) as stranger:
         deed(stranger, dice)
-    stranger.close()
+
+
+def _stranger(job: Nodes) -> hostile.Stranger:
+    return hostile.Stranger(job.proxy.store_port() or 0, job.proxy.prefix or PREFIX)
 
 
 def _until_heeded(job: Nodes) -> None:
