@@ -20,7 +20,7 @@ import weakref
 
 SIGNAL = signal.SIGUSR1
 HELD_S = 15.0
-"""How long the agent's own thread stands still, unless the main thread comes by earlier."""
+"""How long a step of the main thread may take while the agent's own thread stands still."""
 _CHECKS = {"CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "IMPORT_NAME", "BEFORE_WITH", "FOR_ITER"}
 _OURS = ("/hangwatch/agent/", "/sitecustomize/sitecustomize.py")
 
@@ -78,7 +78,7 @@ class Injector:
         self.reached = {}
         """step -> point -> how often, while it notes."""
         self.noting = False
-        self.fired = self.raised = self.hits = 0
+        self.fired = self.raised = self.hits = self.steps = 0
         self.blocked = False
         """The main thread did not come by while the agent's thread stood still."""
         self._reenter = reenter
@@ -101,6 +101,7 @@ class Injector:
     def enter(self, step, fault=None, hits=0):
         """A step begins; fault: (point, hit, action) to be done in it, hits of which have been."""
         self._step = step
+        self.steps += 1
         self.fired = self.raised = 0
         self.hits = hits
         if fault is not None:
@@ -196,9 +197,15 @@ class Injector:
             if self._thread_left == 0:
                 sys.settrace(None)
                 if self._thread_action == "hold":
-                    self.blocked = not self._go_on.wait(HELD_S)
+                    self._stand_still()
                 else:
                     self._reenter(self._thread_action)
+
+    def _stand_still(self):
+        """Until the main thread comes by, or does not get on either."""
+        steps = -1
+        while not self._go_on.wait(HELD_S) and not self.blocked:
+            self.blocked, steps = steps == self.steps, self.steps
 
 
 def _handle_for(injector, _signum, _frame):
