@@ -181,12 +181,8 @@ class Injector:
         Periodic._loop = traced
 
     def come_by(self):
-        """The main thread has come to an end of its steps."""
-        if self._thread_point and self.fired_in_thread():
-            self._go_on.set()
-
-    def fired_in_thread(self):
-        return self._thread_left <= 0
+        """The main thread has come to an end of its steps: nobody stands still any more."""
+        self._go_on.set()
 
     def _in_thread(self, name):
         if self.noting:

@@ -151,9 +151,9 @@ class Program:
             self.spare.append(dist.new_group([self.rank], use_local_synchronization=True))
         for number in range(ROUNDS):
             self.round(number)
-        self.injector.come_by()
         for _ in range(self.trains):
             self.train()
+        self.injector.come_by()
         if self.rank == 1:
             open(f"ready-{self.rank}", "w").close()
             while not os.path.exists("release"):
