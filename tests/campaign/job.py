@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from harness import TOKEN, end, environment, processes, read_reports
+from harness import TOKEN, end, environment, processes, read_reports, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -172,10 +172,8 @@ class Job:
         return sorted(self.base.glob("hangwatch-*/*/*.page"))
 
     def signal(self, pids: Sequence[int], number: int) -> None:
-        """Send a signal to those that still live."""
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        """Send a signal to those of its processes that still live."""
+        send(pids, number, self.token)
 
     # How it ends.
 

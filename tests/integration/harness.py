@@ -197,20 +197,31 @@ def end(process: subprocess.Popen[bytes], token: str) -> None:
         try:
             process.wait(WAKE_AFTER_S)
         except subprocess.TimeoutExpired:
-            _signal(processes(token), signal.SIGCONT)  # one that is stopped ends only then
+            send(processes(token), signal.SIGCONT, token)  # one that is stopped ends only then
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     while left := processes(token):
-        _signal(left, signal.SIGKILL)
+        send(left, signal.SIGKILL, token)
         process.poll()
         time.sleep(POLL_S)
     process.wait()
 
 
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+def send(pids: Iterable[int], number: int, token: str) -> None:
+    """Send a signal to those that still run with this token: a pid may be another's by now."""
     for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+        with suppress(OSError):
+            handle = os.pidfd_open(pid)
+            try:
+                if _has(pid, token):
+                    signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)
+
+
+def _has(pid: int | str, token: str) -> bool:
+    """Whether a process has inherited a token. Raises OSError if it has ended."""
+    return f"{TOKEN}={token}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def processes(token: str) -> dict[int, str]:
@@ -222,7 +233,7 @@ def processes(token: str) -> dict[int, str]:
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{TOKEN}={token}".encode() in (path / "environ").read_bytes().split(b"\0"):
+            if _has(path.name, token):
                 line = (path / "cmdline").read_bytes().replace(b"\0", b" ")
                 found[int(path.name)] = line.decode("utf-8", "replace")
         except (OSError, ValueError):
