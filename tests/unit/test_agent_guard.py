@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import signal
-from typing import TYPE_CHECKING
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hangwatch.agent.guard import LIMIT, Guard
+from hangwatch.agent.post_import import keep_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -80,6 +86,62 @@ def test_what_a_users_signal_handler_raises_passes(
     with pytest.raises(TimeoutError), guard:
         signal.raise_signal(signal.SIGUSR1)
     assert told == []
+
+
+def test_what_a_handler_raises_that_is_no_longer_installed_passes(guard: Guard) -> None:
+    def handler(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        raise TimeoutError
+
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(TimeoutError), guard:
+        signal.raise_signal(signal.SIGUSR1)
+    assert guard.swallowed == 0
+
+
+class Stop(Exception):  # noqa: N818 (as a notebook or a library of time-outs has it)
+    """What another thread sends."""
+
+
+class Told(Exception):  # noqa: N818 (as above)
+    """The same, with a text of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("time is over")
+
+
+@pytest.mark.parametrize("kind", [Stop, Told, TimeoutError, KeyboardInterrupt])
+def test_what_another_thread_sends_into_our_code_passes(guard: Guard, kind: type) -> None:
+    from hangwatch.agent.call_site import user_place  # noqa: PLC0415 (code of ours to be struck)
+
+    class Frame:
+        """A stack without an end, all of it ours."""
+
+        f_code = user_place.__code__
+        f_back: Frame
+
+    Frame.f_back = frame = Frame()
+    walked: Any = frame
+    main = ctypes.c_ulong(threading.get_ident())
+    sender = threading.Timer(
+        0.05, ctypes.pythonapi.PyThreadState_SetAsyncExc, [main, ctypes.py_object(kind)]
+    )
+    sender.start()
+    with pytest.raises(kind), guard:
+        user_place(walked, ("/",))
+    sender.join()
+    assert guard.swallowed == 0
+
+
+def test_errors_are_kept_with_their_place(tmp_path: Path) -> None:
+    guard = Guard(lambda: None, lambda _: None, partial(keep_fault, str(tmp_path)))
+    with guard:
+        raise LookupError("ours")
+    (log,) = tmp_path.iterdir()
+    assert log.name == f"faults-{os.getpid()}.log"
+    first, *places = log.read_text().splitlines()
+    assert first == "LookupError: ours"
+    assert places[-1].endswith("test_errors_are_kept_with_their_place")
 
 
 def test_an_error_of_ours_that_cannot_be_told_is_swallowed_all_the_same() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,9 @@ from hangwatch.page import parse_page
 from hangwatch.types import OpState, Phase, RankPage, Site
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+    from types import FrameType
 
 
 class Page:
@@ -167,6 +170,61 @@ def test_the_ring_holds_the_last_calls(page: Page) -> None:
     events = page.read().events
     assert [event.seq for event in events] == list(range(10, RING_EVENTS + 10))
     assert {event.state for event in events} == {OpState.BLOCKED}
+
+
+def test_an_exception_at_any_line_of_recording_leaves_the_other_calls_theirs(
+    tmp_path: Path,
+) -> None:
+    line, struck = 0, True
+    while struck:
+        line += 1
+        recorder = PythonRecorder("asked for by a test")
+        recorder.open_page(str(tmp_path / f"{line}.page"), identity({}, 0, 1))
+        recorder.define_group(0, "0", "", (0, 1), 0, "cpu:gloo")
+        first = begin(recorder, seq=1)
+        struck = _struck_at(line, partial(begin, recorder, seq=2))
+        last = begin(recorder, seq=3)
+        recorder.record_end(last, failed=True)
+        recorder.record_end(first, failed=False)
+        recorder.set_phase("running")
+        page = parse_page((tmp_path / f"{line}.page").read_bytes())
+        states = {event.seq: event.state for event in page.events}
+        assert (states[1], states[3]) == (OpState.DONE, OpState.FAILED), line
+    assert line > 10
+
+
+def _struck_at(line: int, call: Callable[[], object]) -> bool:
+    """Run it with an exception at the n-th line of the recorder; False if there are fewer."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("agent/python_recorder.py"):
+            return None
+        left -= event == "line"
+        if left == 0 and event == "line":
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_groups_for_which_a_page_is_too_small_are_told_by_their_first_members(page: Page) -> None:
+    for slot in range(40):
+        ranks = range(slot, slot + 5000)
+        assert page.recorder.define_group(slot, str(slot), "mesh", ranks, 0, "cpu:gloo")
+    found = page.read()
+    assert len(found.groups) == 40
+    assert {len(group.key.ranks) for group in found.groups} == {1024}
+    assert found.groups[0].key.desc == "mesh (first 1024 of 5000 members)"
 
 
 def test_a_page_that_is_too_small_keeps_the_newest_calls(page: Page) -> None:
