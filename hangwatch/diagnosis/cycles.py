@@ -13,7 +13,7 @@ from hangwatch.diagnosis.channels import senders, sending
 from hangwatch.diagnosis.deaths import died
 from hangwatch.diagnosis.divergence import divergence
 from hangwatch.diagnosis.endings import Cause
-from hangwatch.diagnosis.history import made_before, step
+from hangwatch.diagnosis.history import has_history, made_before, step
 from hangwatch.diagnosis.mismatch import judge_lines
 from hangwatch.diagnosis.naming import judge_names
 from hangwatch.diagnosis.phrases import at_line, now, verb
@@ -144,20 +144,26 @@ def judge_cycle(case: Case, root: Root) -> Finding:
     camps: dict[Spot, list[Wait]] = {}
     beside: list[Wait] = []
     for spot in root.spots:
-        waits = case.waits_at(spot)
+        there = case.waits_at(spot)
         camps[spot] = [
             wait
-            for wait in waits
+            for wait in there
             if wait.rank in inside or (not inside and _first(case, root, wait))
         ]
-        beside.extend(wait for wait in waits if inside and wait.rank not in inside)
+        beside.extend(wait for wait in there if inside and wait.rank not in inside)
+    # What they have done before they came to wait might tell who has left the way.
+    waits = [wait for camp in camps.values() for wait in camp]
+    silent = any(not has_history(case.job, wait.rank) for wait in (*waits, *beside))
     beside = [wait for wait in beside if _had_a_choice(case, wait, camps)]
-    left = divergence(case, [wait for camp in camps.values() for wait in camp], beside)
+    left = divergence(case, waits, beside)
     halves = [s for s in root.spots if isinstance(s, Channel) and _tells(case, s, left)]
     if len({_peers(case, half) for half in halves}) == 1:
         oldest = max(halves, key=lambda half: (camps[half][0].age_s, half.sends, half.tag))
         return _channel_in_cycle(case, oldest, inside)
-    return _inversion(case, camps, left)
+    found = _inversion(case, camps, left)
+    if left is None and silent and found.certainty is Certainty.PROVED:
+        return replace(found, certainty=Certainty.LIKELY)
+    return found
 
 
 def _had_a_choice(case: Case, wait: Wait, camps: Mapping[Spot, Sequence[Wait]]) -> bool:

@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.spots import Place
+from hangwatch.types import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -145,6 +146,13 @@ def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
 def made_before(job: Job, rank: int, record: OpRecord) -> bool:
     """Whether a rank has made a call like another rank's, from the same line."""
     return any(step(own) == step(record) for _, own in job.ops.get(rank, ()))
+
+
+def has_history(job: Job, rank: int) -> bool:
+    """Whether it is known what a rank did before it came to wait, or that this was nothing."""
+    ops = job.ops.get(rank, ())
+    made = sum(group.enqueued for group in job.progress.get(rank, {}).values())
+    return len(ops) >= made or any(own.state is OpState.DONE for _, own in ops)
 
 
 def call_of(gid: int, record: OpRecord) -> Call:

@@ -93,6 +93,23 @@ def test_of_a_cycle_the_smaller_side_is_the_culprit_and_the_rest_of_the_job_its_
     assert verdict.victims == (0, 1, 3)
 
 
+@pytest.mark.parametrize("silent", [(), (1,), (2,)])
+def test_who_has_left_the_way_is_not_proved_where_history_is_missing(
+    silent: tuple[int, ...],
+) -> None:
+    # Rank 0 has skipped the trio's first call, of line 20, and goes by line 21 and 30.
+    trio, pair = GroupKey((0, 1, 2), "trio"), GroupKey((0, 1), "pair")
+    ranks = [rank(0, pair, op(trio, 1, line=21), blocked(pair, 1, line=30))]
+    for n in (1, 2):
+        before = () if n in silent else (op(trio, 1, line=20),)
+        ranks.append(rank(n, trio, *before, blocked(trio, 2, line=21)))
+    verdict = only(job(*ranks))
+    assert verdict.kind is Kind.ORDER_INVERSION
+    assert (verdict.culprits == (0,)) or verdict.certainty is not Certainty.PROVED
+    if not silent:
+        assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.PROVED)
+
+
 def test_pending_work_in_opposite_order_is_an_inversion_on_a_device() -> None:
     # Both ranks have issued both; a device runs them in the order of its stream.
     first, second = GroupKey((0, 1), "a"), GroupKey((0, 1), "b")
