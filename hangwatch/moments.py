@@ -63,6 +63,8 @@ class Point(StrEnum):
     """The ranks that were to be ended are."""
     RECOVERED = "recovered"
     """What was waited for has come; it is about to be said."""
+    BELIED = "belied"
+    """Another node has told of a failure, and the ranks of this one go on."""
     RESTARTED = "restarted"
     """The launcher has started the ranks anew, and those are about to be watched."""
     CONCLUDING = "concluding"

@@ -48,6 +48,8 @@ class Event(StrEnum):
     """The command ended with an error, and the diagnosis knows why."""
     RESTART = "restart"
     """The launcher started the ranks anew."""
+    BELIED = "belied"
+    """Another node has told of a failure, and the ranks of this one go on."""
 
 
 class Announce(StrEnum):
@@ -82,6 +84,7 @@ TRANSITIONS: dict[tuple[Stage, Event], _Step] = {
     (Stage.HANG, Event.PROGRESS): (Stage.HEALTHY, Announce.RECOVERED),
     (Stage.HANG, Event.FAILED): (Stage.FAILED, Announce.ENDED),
     (Stage.HANG, Event.RESTART): (Stage.HEALTHY, Announce.RESTARTED),
+    (Stage.FAILED, Event.BELIED): (Stage.HEALTHY, None),
     (Stage.FAILED, Event.RESTART): (Stage.HEALTHY, Announce.RESTARTED),
 }
 """What is not listed changes nothing and is not announced."""

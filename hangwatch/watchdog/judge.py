@@ -154,6 +154,17 @@ class Judge:
             await self.reporter.follow_up(Announce.RECOVERED, what)
         self._forget()
 
+    @property
+    def failed_elsewhere(self) -> bool:
+        """Whether all that is known of a failure is another node's word."""
+        return self.incidents.stage is Stage.FAILED and self._told_elsewhere
+
+    def belied(self) -> None:
+        """The ranks of this node go on, whatever another one has told of a failure."""
+        self.incidents.happen(Event.BELIED)
+        self._forget()
+        reach(Point.BELIED)
+
     def restarted(self, restart: int) -> None:
         """The launcher has started the ranks anew."""
         if self.incidents.happen(Event.RESTART) is Announce.RESTARTED:

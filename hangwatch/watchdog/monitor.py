@@ -257,10 +257,13 @@ class Monitor:
         if stage is Stage.SUSPECTED:
             if look.longest_wait_s < QUIET_S:
                 await self._judge.recovered("goes on")
-        elif stage in (Stage.SLOW, Stage.HANG):
+        elif stage in (Stage.SLOW, Stage.HANG) or self._judge.failed_elsewhere:
             waited_s = self._progress.passed_after_s(look)
             if waited_s is not None:
-                await self._judge.recovered(f"goes on after {waited_s:.1f} s")
+                if self._judge.failed_elsewhere:
+                    self._judge.belied()
+                else:
+                    await self._judge.recovered(f"goes on after {waited_s:.1f} s")
                 self._progress.forget()
                 self._save()
 

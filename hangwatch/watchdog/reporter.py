@@ -76,9 +76,14 @@ class Reporter:
         await self._write(self.last, self.report)
 
     def remote(self, published: Published) -> None:
-        """Print what the watchdog of another node has found, in one line."""
+        """Print what the watchdog of another node has found, in one line, as told by that."""
         verdict = published.verdicts[0]
-        where = f" (report on {published.node}: {published.report})" if published.report else ""
+        report = published.report
+        where = (
+            f" (report on {published.node}: {report})"
+            if report
+            else f" (told by node {published.node})"
+        )
         self.news.say(f"{verdict.state.upper()} {verdict.headline}{where}")
         self.elsewhere = {
             "headline": verdict.headline,

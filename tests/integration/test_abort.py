@@ -39,7 +39,7 @@ from hangwatch.watchdog.messages import Incident, Published
 port = int(sys.argv[1])
 tcp = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 store = PrefixStore("hangwatch/job/2", tcp)
-verdict = Verdict(State.HANG, Kind.DIED, Reason.SIGNAL, Certainty.PROVED, culprits=(0, 1),
+verdict = Verdict(State(sys.argv[2]), Kind.DIED, Reason.SIGNAL, Certainty.PROVED, culprits=(0, 1),
                   victims=(0, 1), headline="A stranger says so.")
 for number in range(1, 4):
     store.set(f"incident/{number}", codec.dumps(Incident("a:b", str(number), full=False)))
@@ -96,12 +96,17 @@ def nodes(tmp_path: Path, moments: Path, stack: ExitStack) -> tuple[list[Job], i
     return jobs, port
 
 
+def forge(port: int, state: str) -> None:
+    """Have somebody who is no watchdog say over the store that a job has come to this."""
+    forging = [sys.executable, "-c", STRANGER, str(port), state]
+    subprocess.run(forging, check=True, timeout=120)  # noqa: S603 (our own Python)
+
+
 def test_a_stranger_at_the_store_ends_no_job_that_trains(
     tmp_path: Path, moments: Path, stack: ExitStack
 ) -> None:
     jobs, port = nodes(tmp_path, moments, stack)
-    forging = [sys.executable, "-c", STRANGER, str(port)]
-    subprocess.run(forging, check=True, timeout=120)  # noqa: S603 (our own Python)
+    forge(port, "hang")
     for job in jobs:
         job.until_said("A stranger says so.")
         job.until_said("what was reported has passed, and no rank is ended")
@@ -113,6 +118,20 @@ def test_a_stranger_at_the_store_ends_no_job_that_trains(
         assert "ended " not in job.said()
         assert not reached(moments, Point.BEFORE_ABORT)
     assert (tmp_path / "0" / "out").read_text() == "finished\n"
+
+
+def test_a_stranger_who_tells_of_a_failure_silences_nobody(
+    tmp_path: Path, moments: Path, stack: ExitStack
+) -> None:
+    jobs, port = nodes(tmp_path, moments, stack)
+    forge(port, "failed")
+    for job in jobs:
+        job.until_said("A stranger says so. (told by node a)")
+    jobs[0].until(lambda: reached(moments, Point.BELIED), Point.BELIED)
+    jobs[1].pause()
+    for job in jobs:
+        assert job.wait() == 75
+        job.says_once("hangwatch: HANG ")
 
 
 def test_waits_on_one_node_and_the_culprit_on_another_are_ended_by_their_own_pages(
@@ -181,7 +200,9 @@ def test_a_watchdog_that_is_killed_before_it_ends_the_ranks_leaves_that_to_the_n
         job.says_once("(--on-hang abort)")
 
 
-ALONE = {*Point} - {Point.CLAIMED, Point.ASKED, Point.HEARD, Point.RECOVERED, Point.RESTARTED}
+ELSEWHERE = {Point.CLAIMED, Point.ASKED, Point.HEARD, Point.BELIED}
+"""What takes more than one node."""
+ALONE = {*Point} - ELSEWHERE - {Point.RECOVERED, Point.RESTARTED}
 """What a hang on one node comes by that ends the job."""
 
 

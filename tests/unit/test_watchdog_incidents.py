@@ -186,6 +186,15 @@ def test_a_failure_stands_to_the_end_or_to_the_next_start() -> None:
     assert standing(incidents) == []
 
 
+def test_a_failure_that_is_belied_leaves_a_later_hang_to_be_told() -> None:
+    incidents = Incidents()
+    assert told(incidents, Event.FAILED, Event.BELIED, Event.HANG) == [
+        Announce.FAILED,
+        None,
+        Announce.HANG,
+    ]
+
+
 def test_a_hang_stands_also_when_the_job_has_ended_of_it() -> None:
     incidents = Incidents()
     incidents.happen(Event.HANG, verdict(State.HANG))
