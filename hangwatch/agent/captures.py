@@ -14,6 +14,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from hangwatch.agent.guard import is_foreign
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -42,6 +44,8 @@ def _exchange(library: str) -> ctypes._NamedFuncPointer | None:
     """The driver's function, None where this process has not loaded the driver."""
     try:
         driver = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
+    except OSError as error:
+        if is_foreign(error):
+            raise
         return None
     return getattr(driver, "cuThreadExchangeStreamCaptureMode", None)

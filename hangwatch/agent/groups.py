@@ -18,6 +18,7 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hangwatch.agent.guard import is_foreign
 from hangwatch.agent.turn import Ticket, Turn
 
 if TYPE_CHECKING:
@@ -197,7 +198,9 @@ class Groups:
         while True:
             try:
                 newest = list(islice(reversed(table), count))
-            except RuntimeError:  # changed amid this, by a handler or a finalizer
+            except RuntimeError as error:  # changed amid this, by a handler or a finalizer
+                if is_foreign(error):
+                    raise
                 self._more = True
                 return []
             for place, group in enumerate(newest):
@@ -295,6 +298,8 @@ def _members(group: Any, world: Any) -> tuple[int, ...] | None:
 def _description(group: Any) -> str:
     try:
         desc = str(group.group_desc)
-    except (AttributeError, RuntimeError, TypeError):
+    except (AttributeError, RuntimeError, TypeError) as error:
+        if is_foreign(error):
+            raise
         return ""  # a class of the user's that has none, or never called ours
     return "" if desc == _NO_DESCRIPTION else desc

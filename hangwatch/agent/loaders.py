@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.batches import digest, largest_tensor
 from hangwatch.agent.call_site import user_place
+from hangwatch.agent.guard import is_foreign
 from hangwatch.agent.replicas import Progress
 
 if TYPE_CHECKING:
@@ -126,7 +127,9 @@ class Loaders:
             return False
         try:
             return bool(0 < outer._num_yielded < len(outer))
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError) as error:
+            if is_foreign(error):
+                raise
             return True  # it is alive, and nobody knows how long it is
 
     def _end(self, now: Progress) -> None:
@@ -207,5 +210,7 @@ def _order(loader: Any) -> int:
 def _length(loader: Any) -> int:
     try:
         return len(loader)
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError) as error:
+        if is_foreign(error):
+            raise
         return sys.maxsize  # it counts as training only by what it changes

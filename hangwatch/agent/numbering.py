@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.agent.guard import is_foreign
+
 if TYPE_CHECKING:
     from hangwatch.agent.methods import Method
 
@@ -74,6 +76,8 @@ class Numbering:
         if self._readable:
             try:
                 return int(group._get_sequence_number_for_group())
-            except RuntimeError:
+            except RuntimeError as error:
+                if is_foreign(error):
+                    raise
                 self._readable = False
         return -1

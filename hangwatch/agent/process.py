@@ -16,7 +16,7 @@ from hangwatch.agent.custom_groups import CustomCalls
 from hangwatch.agent.exceptions import Exceptions
 from hangwatch.agent.flight import FlightRecorder
 from hangwatch.agent.groups import Groups
-from hangwatch.agent.guard import Guard
+from hangwatch.agent.guard import Guard, is_foreign
 from hangwatch.agent.periodic import Periodic
 from hangwatch.agent.post_import import keep_fault, record_failure, say_unwatched
 from hangwatch.agent.practice import Practice
@@ -131,6 +131,8 @@ class Process:
             if not (inherited and ranks.descends_from_rank(self._directory, restart, rank)):
                 self._make_page(rank, world_size)
         except OSError as error:
+            if is_foreign(error):
+                raise
             self.disarm(f"its page cannot be made: {error}")
             self._tell(error)
         if self._unwrapped is not None:
@@ -152,6 +154,8 @@ class Process:
         try:
             unwrapped.see_to_watch(wanted=bool(self.page))
         except OSError as error:
+            if is_foreign(error):
+                raise
             self._tell(error)
 
     def _tell(self, error: OSError) -> None:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hangwatch.agent.environment import ANY_SUPERVISOR, SUPERVISOR_PID
+from hangwatch.agent.guard import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,9 @@ def allow_supervisor(
         with open(scope, encoding="ascii") as file:
             if file.read().strip() != _RELATIONS_ONLY:
                 return False
-    except OSError:
+    except OSError as error:
+        if is_foreign(error):
+            raise
         return False
     import ctypes  # torch has imported it already
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch import json_page
 from hangwatch.agent import wrapping
 from hangwatch.agent.call_site import user_place
+from hangwatch.agent.guard import is_foreign
 from hangwatch.agent.numbering import Numbering
 from hangwatch.agent.periodic import LockBell
 from hangwatch.agent.turn import Ticket, Turn
@@ -153,7 +154,9 @@ class PythonRecorder(LockBell):
     def sample_number(self, slot: int, group: Any, completed: int) -> int:
         try:
             number = int(group._get_sequence_number_for_group())
-        except RuntimeError:  # a backend without numbers
+        except RuntimeError as error:  # a backend without numbers
+            if is_foreign(error):
+                raise
             return -1
         places = self.numbering[slot].places(number)
         if places >= 0:

@@ -8,6 +8,7 @@ import socket
 import sys
 
 from hangwatch.agent.environment import carried
+from hangwatch.agent.guard import is_foreign
 from hangwatch.texts import readable
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
@@ -147,6 +148,8 @@ def descends_from_rank(
                 return True
             if ancestor <= 1:
                 break
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError) as error:
+        if is_foreign(error):
+            raise
         return False
     return False

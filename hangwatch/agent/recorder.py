@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hangwatch import native
 from hangwatch.agent.environment import NATIVE, RECORDER
+from hangwatch.agent.guard import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +79,8 @@ def choose(environ: Mapping[str, str] = os.environ) -> Recorder:
     try:
         return cast("Recorder", native.load(environ.get(NATIVE, "")))
     except (ImportError, OSError) as error:
+        if is_foreign(error):
+            raise
         return _python(f"the native module cannot be loaded: {error}")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.batches import largest_tensor
 from hangwatch.agent.call_site import user_place
+from hangwatch.agent.guard import is_foreign
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -216,7 +217,9 @@ def _calls(module: Any) -> int:
     """Collectives of its group so far; -1 for a backend that does not count, or is gone."""
     try:
         return int(module.process_group._get_sequence_number_for_group())
-    except (RuntimeError, AttributeError):
+    except (RuntimeError, AttributeError) as error:
+        if is_foreign(error):
+            raise
         return -1
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.exceptions import handled_by_main_thread
 from hangwatch.agent.groups import NO_SLOT
+from hangwatch.agent.guard import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +78,8 @@ class Sampler:
                 continue
             try:
                 numbers.append((known, group, group._get_sequence_number_for_group()))
-            except RuntimeError:  # a backend without numbers
+            except RuntimeError as error:  # a backend without numbers
+                if is_foreign(error):
+                    raise
                 numbers.append((known, group, -1))
         return numbers
