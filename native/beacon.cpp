@@ -173,7 +173,7 @@ void turn_off(const char* reason) noexcept {
 bool write(BeaconKind kind, std::size_t slot, std::uint64_t place, int ordinal,
            cuda::Stream stream) noexcept {
   Page* page = writer::page();
-  if (page == nullptr || !allowed() || slot >= page->slots.load(kRelaxed) || place == 0) {
+  if (page == nullptr || !allowed() || !writer::has_room(slot) || place == 0) {
     return false;
   }
   if (!is_open(page, ordinal)) return false;

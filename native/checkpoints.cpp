@@ -30,7 +30,7 @@ void forget_checkpoints(Page* page, std::size_t slot) noexcept {
 
 void agree(const EventData& event, bool sized) noexcept {
   Page* p = page();
-  if (p == nullptr || event.slot >= p->slots.load(kRelaxed) || event.seq == 0) return;
+  if (p == nullptr || !has_room(event.slot) || event.seq == 0) return;
   Rolling& rolling = g_rolling[event.slot];
   const std::uint64_t behind = (event.seq - 1) / kCheckpointPlaces;
   if (behind > rolling.checkpoints) {

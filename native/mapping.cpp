@@ -9,12 +9,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 
 #include "beacon.hpp"
 #include "dump.hpp"
 
 namespace hangwatch::writer {
 namespace {
+
+constexpr int kAllocateTries = 100;
 
 std::atomic<Page*> g_page{nullptr};
 
@@ -28,6 +31,7 @@ struct File {
 };
 const File* g_file = nullptr;
 bool g_follows_forks = false;
+std::atomic<std::uint64_t> g_slots{0};  // as in the page
 
 thread_local std::uint32_t t_thread = 0;
 
@@ -35,6 +39,7 @@ thread_local std::uint32_t t_thread = 0;
 void disown_after_fork() {
   g_page.store(nullptr, std::memory_order_relaxed);
   g_file = nullptr;
+  g_slots.store(0, std::memory_order_relaxed);
   t_thread = 0;
   disown_tables();
   disown_heartbeat();
@@ -43,12 +48,18 @@ void disown_after_fork() {
 }
 
 // Without room set aside, a full file system answers the first write to a page of
-// memory with SIGBUS. Returns an errno.
+// memory with SIGBUS. A signal makes fallocate(2) begin anew, and a timer of the program's
+// may fire more often than that takes: its signals wait meanwhile. Returns an errno.
 int allocate(int fd, std::size_t begin, std::size_t end) noexcept {
-  int error = 0;
-  do {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  const bool masked = pthread_sigmask(SIG_SETMASK, &all, &before) == 0;
+  int error = EINTR;
+  for (int tries = 0; tries < kAllocateTries && error == EINTR; ++tries) {
     error = posix_fallocate(fd, static_cast<off_t>(begin), static_cast<off_t>(end - begin));
-  } while (error == EINTR);
+  }
+  if (masked) pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return error;
 }
 
@@ -171,6 +182,7 @@ int open(const char* path, const Identity& identity) noexcept {
   no_beacons.text.set(kBeaconsNotAllowed);
   p->beacons_off.write(no_beacons);
   p->slots.store(kSlotsAtOnce, std::memory_order_relaxed);
+  g_slots.store(kSlotsAtOnce, std::memory_order_relaxed);
   g_file = file;
   p->magic.store(kMagic, std::memory_order_release);
   g_page.store(p, std::memory_order_release);
@@ -178,11 +190,14 @@ int open(const char* path, const Identity& identity) noexcept {
   return 0;
 }
 
+bool has_room(std::size_t slot) noexcept { return slot < g_slots.load(std::memory_order_relaxed); }
+
 bool make_room(Page* p, std::size_t slot) noexcept {
-  const std::uint64_t slots = p->slots.load(std::memory_order_relaxed);
+  const std::uint64_t slots = g_slots.load(std::memory_order_relaxed);
   if (slot < slots) return true;
   const std::size_t wanted = (slot / kSlotsAtOnce + 1) * kSlotsAtOnce;
   if (wanted > kMaxGroups || allocate_more(slots, wanted) != 0) return false;
+  g_slots.store(wanted, std::memory_order_relaxed);
   p->slots.store(wanted, std::memory_order_release);
   return true;
 }
@@ -195,6 +210,7 @@ void close() noexcept {
   beacon::close();
   munmap(p, kPageBytes);
   close_tables();
+  g_slots.store(0, std::memory_order_relaxed);
   delete g_file;
   g_file = nullptr;
 }

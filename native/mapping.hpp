@@ -34,6 +34,10 @@ void close_tables() noexcept;
 void disown_tables() noexcept;
 void disown_heartbeat() noexcept;
 
+// Whether memory has been set aside for a slot. By this process's own count, since what
+// stands in the page may have been put there by somebody else.
+bool has_room(std::size_t slot) noexcept;
+
 // Sets memory aside for a slot, and those beside it. False where there is none. For the
 // holder of the GIL, as all that defines groups.
 bool make_room(Page* page, std::size_t slot) noexcept;

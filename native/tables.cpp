@@ -15,6 +15,11 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 struct Tables {
   std::unordered_map<std::string, std::uint32_t> strings;
   std::unordered_map<std::string, std::uint32_t> sites;
+  // As in the page. What stands there is for readers: bytes that somebody else has put into
+  // the file must not lead a write of this process elsewhere.
+  std::uint64_t string_count = 0;
+  std::uint64_t used_bytes = 0;
+  std::uint64_t site_count = 0;
 };
 Tables* g_tables = nullptr;
 
@@ -52,16 +57,18 @@ std::uint32_t intern_in_turn(Page* p, std::string_view text) {
   const auto known = g_tables->strings.find(std::string(text));
   if (known != g_tables->strings.end()) return known->second;
   StringTable& table = p->strings;
-  const std::uint64_t index = table.count.load(kRelaxed);
-  const std::uint64_t offset = table.used_bytes.load(kRelaxed);
+  const std::uint64_t index = g_tables->string_count;
+  const std::uint64_t offset = g_tables->used_bytes;
   if (index >= kMaxStrings || text.size() > kStringBytes - offset) {
     dropped(p);
     return kNone;
   }
   std::memcpy(table.bytes + offset, text.data(), text.size());
   table.refs[index].store(offset << 32 | text.size(), kRelaxed);
-  table.used_bytes.store(offset + text.size(), kRelaxed);
+  g_tables->used_bytes = offset + text.size();
+  table.used_bytes.store(g_tables->used_bytes, kRelaxed);
   g_string_hashes[index] = hash_of(text);
+  g_tables->string_count = index + 1;
   table.count.store(index + 1, std::memory_order_release);
   g_tables->strings.emplace(text, static_cast<std::uint32_t>(index));
   return static_cast<std::uint32_t>(index);
@@ -116,7 +123,7 @@ std::uint32_t intern_site(std::string_view file, std::uint64_t line,
   key.append(1, '\0').append(function).append(1, '\0').append(std::to_string(line));
   const auto known = g_tables->sites.find(key);
   if (known != g_tables->sites.end()) return known->second;
-  const std::uint64_t index = p->sites.count.load(kRelaxed);
+  const std::uint64_t index = g_tables->site_count;
   const std::uint64_t names =
       static_cast<std::uint64_t>(intern_in_turn(p, file)) << 32 | intern_in_turn(p, function);
   if (index >= kMaxSites || names >> 32 == kNone) {
@@ -126,6 +133,7 @@ std::uint32_t intern_site(std::string_view file, std::uint64_t line,
   p->sites.names[index].store(names, kRelaxed);
   p->sites.lines[index].store(line, kRelaxed);
   g_site_hashes[index] = hash_of(key);
+  g_tables->site_count = index + 1;
   p->sites.count.store(index + 1, std::memory_order_release);
   g_tables->sites.emplace(std::move(key), static_cast<std::uint32_t>(index));
   return static_cast<std::uint32_t>(index);

@@ -30,7 +30,7 @@ std::uint32_t half_word(const Record<T>& record, std::size_t offset) noexcept {
 
 // Its memory, or nullptr where it has none.
 GroupSlot* at(Page* p, std::size_t slot) noexcept {
-  return p != nullptr && slot < p->slots.load(kRelaxed) ? &p->groups[slot] : nullptr;
+  return p != nullptr && has_room(slot) ? &p->groups[slot] : nullptr;
 }
 
 }  // namespace
