@@ -175,6 +175,7 @@ class Caretaker:
             command=command,
             command_pid=self.rank_pid,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            started_ns=time.monotonic_ns(),
             lost=lost,
         )
         hello["self_started"] = True

@@ -32,11 +32,13 @@ def greeting(  # noqa: PLR0913 (the keys of one JSON object, all by keyword)
     command: Sequence[str],
     command_pid: int,
     started_at: str,
+    started_ns: int,
     lost: list[str],
 ) -> dict[str, Any]:
     """The first line, as watchdog/hello.py reads it.
 
-    report_dir is None where none can be written, started_at UTC in ISO 8601.
+    report_dir is None where none can be written, started_at UTC in ISO 8601,
+    started_ns the same moment by time.monotonic_ns(): the wall clock may be set meanwhile.
     """
     return {
         "config": settings.to_dict(),
@@ -48,6 +50,7 @@ def greeting(  # noqa: PLR0913 (the keys of one JSON object, all by keyword)
         "command_pid": command_pid,
         "shared": held.shared,
         "started_at": started_at,
+        "started_ns": started_ns,
         "versions": {
             "hangwatch": __version__,
             "python": platform.python_version(),

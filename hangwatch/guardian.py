@@ -167,10 +167,18 @@ class Guardian:
             self._hello = {**self._hello, "lost": [*self._hello.get("lost", ()), what]}
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        """Write one line; a watchdog that does not read is never waited for."""
+        """Write one line; a watchdog that does not read is never waited for.
+
+        One that got a part of it, or nothing, would wait for the rest for ever: it is ended,
+        and check() starts another.
+        """
         if self._process and self._process.stdin and not self._process.stdin.closed:
+            line = json.dumps(message).encode() + b"\n"
+            written = 0
             with suppress(OSError):
-                os.write(self._process.stdin.fileno(), json.dumps(message).encode() + b"\n")
+                written = os.write(self._process.stdin.fileno(), line)
+            if written < len(line):
+                self._process.kill()
 
 
 def how_it_ended(returncode: int) -> str:

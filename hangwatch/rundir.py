@@ -87,8 +87,12 @@ def make(run_id: str, environ: Mapping[str, str]) -> RunDir:
     def take(parent: Path) -> RunDir:
         path = parent / f"{run_id}-{os.getpid()}"
         path.mkdir(mode=0o700)
-        lock = untrusted.create(path / LOCK)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            lock = untrusted.create(path / LOCK)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
         return RunDir(path, lock)
 
     return _in_first_base(environ, take)

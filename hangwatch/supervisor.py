@@ -63,15 +63,22 @@ RUN_ID = "HANGWATCH_RUN_ID"
 """Tells the ranks of all nodes apart from those of other runs; a flag sets it too."""
 
 
-def supervise(command: Sequence[str], settings: Config, environ: Mapping[str, str]) -> int:
+def supervise(
+    command: Sequence[str],
+    settings: Config,
+    environ: Mapping[str, str],
+    before: Signals | None = None,
+) -> int:
     """Run command under watch and return its exit code (128+n for signal n).
 
     Signals stay blocked when it returns, so that none that comes late changes what this
-    process ends with; Signals.forget() is for those who go on. Raises UsageError if
-    command cannot be started.
+    process ends with. Who goes on after it has blocked FORWARDED itself, gives what was in
+    force before that, and forgets them in the end. Raises UsageError if command cannot be
+    started.
     """
     keep_streams_closed()
-    run = _Run(list(command), settings, dict(environ), Signals.block(FORWARDED))
+    before = before or Signals.block(FORWARDED)
+    run = _Run(list(command), settings, dict(environ), before)
     try:
         return run.execute()
     finally:
@@ -97,6 +104,7 @@ class _Run:
     """Of the watchdog, None where a companion has it."""
     command_pid: int = 0
     started_at: str = ""
+    started_ns: int = 0
 
     def execute(self) -> int:
         self.run_id = self.settings.run_id or new_run_id()
@@ -104,7 +112,7 @@ class _Run:
         self._attempt(self._make_run_dir)
         self._attempt(self._make_witness)
         began = time.monotonic()
-        self.started_at = _utc_now()
+        self.started_at, self.started_ns = _utc_now(), time.monotonic_ns()
         environ = self._environment()
         self._come_by("supervisor-spawning")
         child = self._start(environ)
@@ -163,10 +171,16 @@ class _Run:
             return
         first = True
         if self.companions:
-            own = {"run_id": self.run_id, "started_at": self.started_at, "pid": os.getpid()}
+            own = {
+                "run_id": self.run_id,
+                "started_at": self.started_at,
+                "started_ns": self.started_ns,
+                "pid": os.getpid(),
+            }
             job = self.companions.job(**own)
             first = job == own
             self.run_id, self.started_at = str(job["run_id"]), str(job["started_at"])
+            self.started_ns = int(job["started_ns"])
         self._make_report_dir(quiet=not first)
         if trouble := hook_trouble(self.settings.hook, self.environ):
             self._lose(trouble)
@@ -178,6 +192,7 @@ class _Run:
             command=self.command,
             command_pid=self.command_pid,
             started_at=self.started_at,
+            started_ns=self.started_ns,
             lost=self.lost,
         )
         with suppress(OSError):  # `hangwatch top` will know less

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hangwatch.config import Config, OnHang, new_run_id
 from hangwatch.errors import ReportError, UsageError
 from hangwatch.launch import Signals
+from hangwatch.relay import FORWARDED
 from hangwatch.report import load
 from hangwatch.supervisor import supervise
 
@@ -45,13 +46,14 @@ def demonstrate(environ: Mapping[str, str]) -> int:
         f" --on-hang abort \\\n"
         f"      torchrun --standalone --nproc-per-node={RANKS} {PROGRAM.name}\n"
     )
-    before = Signals.block(())
+    before = Signals.block(FORWARDED)
     try:
         code = supervise(
             [*_torchrun(), "--standalone", f"--nproc-per-node={RANKS}", str(PROGRAM)],
             settings,
             # torchrun would set it too, and say so at length.
             {"OMP_NUM_THREADS": "1", **environ},
+            before,
         )
     finally:
         before.forget()

@@ -48,6 +48,7 @@ LOG = "watchdog.log"
 """Tracebacks of faults of hangwatch itself, where there were any."""
 MANY = 64
 """Entries of a list that are not indented."""
+_DISCARD_TRIES = 3
 _TRIES = 100
 """Numbers tried where watchdogs of several nodes write to one shared directory."""
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
@@ -105,7 +106,7 @@ def write_incident(
                 _fill(fresh, evidence, report)
                 path = _swap(fresh, held / replace.name) if replace else _place(fresh, held)
             finally:
-                shutil.rmtree(fresh, ignore_errors=True)
+                _discard(fresh)
             why = _add_page(path, report)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -221,7 +222,15 @@ def _swap(fresh: Path, path: Path) -> Path:
             path.rename(old / path.name)
         return path if _renamed(fresh, path) else _place(fresh, path.parent)
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        _discard(old)
+
+
+def _discard(draft: Path) -> None:
+    """Remove a directory, if it is still there; a file system that fails once is asked again."""
+    for _ in range(_DISCARD_TRIES):
+        shutil.rmtree(draft, ignore_errors=True)
+        if not os.path.lexists(draft):
+            return
 
 
 def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)

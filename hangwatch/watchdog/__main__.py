@@ -28,11 +28,18 @@ def main() -> int:
     """Run the watchdog; its exit code is the supervisor's business alone."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    # Whoever started the supervisor may have blocked or ignored them; without SIGCHLD nobody
+    # learns that a py-spy is done.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         from hangwatch.watchdog.daemon import serve  # noqa: PLC0415 (what it needs may be missing)
     except ImportError as error:
         say(f"the job is not watched: {error}; install hangwatch anew, with what it needs")
         return UNUSABLE
+    except OSError as error:
+        say(f"the watchdog cannot load what it needs: {error}")
+        return 1
     stderr_fd = _own_stderr()
     loop, notes = _loop()
     with asyncio.Runner(loop_factory=loop) as runner:
@@ -48,7 +55,10 @@ def _own_stderr() -> int:
     That place is a file without a name; with -v it is the job's standard error
     again (serve).
     """
-    kept = os.dup(STDERR)
+    try:
+        kept = os.dup(STDERR)
+    except OSError:  # it is closed, and what is opened next would take its place
+        kept = os.open(os.devnull, os.O_WRONLY)
     with suppress(OSError), tempfile.TemporaryFile() as sink:
         os.dup2(sink.fileno(), STDERR)
     return kept

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from hangwatch import rundir
@@ -166,15 +165,13 @@ def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note,
     if hello.report_dir is None:
         return
     try:
-        began = datetime.fromisoformat(hello.run.started_at)
-        duration_s = (datetime.now(UTC) - began).total_seconds()
         write_run(
             hello.report_dir,
             watch=hello.watch,
             run_id=hello.run.run_id,
             command=hello.run.command,
             started_at=hello.run.started_at,
-            duration_s=duration_s,
+            duration_s=(time.monotonic_ns() - hello.started_ns) / 1e9,
             exit_code=exit_code,
             lost=news.lost,
             notes=notes,

@@ -38,6 +38,8 @@ class Hello:
     """Tells this watch from those of other nodes, and of other commands."""
     self_started: bool = False
     """By a rank, on a node where nobody has wrapped the command (caretaker.py)."""
+    started_ns: int = 0
+    """When the run began, by time.monotonic_ns()."""
     lost: tuple[str, ...] = ()
     """What the supervisor could not do; it has said so."""
 
@@ -108,5 +110,6 @@ def parse(message: dict[str, Any]) -> Hello:
         shared=bool(message["shared"]),
         watch=str(message["watch"]),
         self_started=bool(message.get("self_started")),
+        started_ns=int(message["started_ns"]),
         lost=tuple(str(text) for text in message.get("lost", ())),
     )

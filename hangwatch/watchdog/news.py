@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hangwatch import redaction
 from hangwatch.faultlog import log_fault
-from hangwatch.notice import printable
+from hangwatch.notice import printable, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 PREFIX = "hangwatch: "
+UNREAD = "standard error is full and nobody reads it: not all was said there"
 
 
 class News:
@@ -80,8 +80,9 @@ class News:
             self.say(text)
 
     def write(self, text: str) -> None:
-        """Print as is, in one system call where the kernel agrees."""
-        data = text.encode("utf-8", "backslashreplace")
+        """Print as is; what a full standard error has no room for is lost, and told in reports."""
+        whole = True
         with suppress(OSError):
-            while data:
-                data = data[os.write(self._fd, data) :]
+            whole = write(self._fd, text.encode("utf-8", "backslashreplace"))
+        if not whole and UNREAD not in self.lost:
+            self.lost.append(UNREAD)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -28,11 +29,14 @@ pytest.importorskip("hangwatch._native")
 class Watchdog:
     """``python -m hangwatch.watchdog`` and what the supervisor says to it."""
 
-    def __init__(self, where: Path, **settings: Any) -> None:
+    def __init__(
+        self, where: Path, *, before_exec: Callable[[], object] | None = None, **settings: Any
+    ) -> None:
         self.run_dir, self.report_dir = where / "run", where / "reports"
         self.run_dir.mkdir(mode=0o700, exist_ok=True)
         self.report_dir.mkdir(mode=0o700, exist_ok=True)
         self._stderr = where / "stderr"
+        self._before_exec = before_exec
         self._hello = {
             "config": Config(**{"interval_s": 0.1, **settings}).to_dict(),
             "run_dir": str(self.run_dir),
@@ -44,6 +48,7 @@ class Watchdog:
             "watch": "here:r1-1",
             "supervisor_pid": os.getpid(),
             "started_at": "2026-01-01T00:00:00.000+00:00",
+            "started_ns": time.monotonic_ns(),
             "versions": {},
             "lost": [],
         }
@@ -56,6 +61,7 @@ class Watchdog:
                 stdin=subprocess.PIPE,
                 stderr=stderr,
                 start_new_session=True,
+                preexec_fn=self._before_exec,  # noqa: PLW1509 (the tests have no threads)
             )
         self._tell(self._hello)
 
@@ -183,6 +189,26 @@ def test_a_slow_rank_is_named_then_called_a_hang_then_recovers(
     assert watchdog.incidents() == ["incident-001"]
 
 
+@pytest.mark.parametrize(
+    "before_exec",
+    [
+        partial(signal.pthread_sigmask, signal.SIG_BLOCK, signal.valid_signals()),
+        partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN),
+    ],
+    ids=["blocked", "ignored"],
+)
+def test_stacks_are_taken_whatever_signals_it_was_started_without(
+    tmp_path: Path, stack: ExitStack, before_exec: Callable[[], object]
+) -> None:
+    watchdog = Watchdog(tmp_path, before_exec=before_exec, suspect_after_s=2, hang_after_s=60)
+    stack.enter_context(watchdog)
+    waiting, _ = pair(watchdog, stack)
+    waiting.do("begin")
+    watchdog.until("SLOW")
+    report = watchdog.report()
+    assert all(rank["stack"] for rank in report["ranks"]), report["ranks"]
+
+
 def test_what_is_proved_is_said_long_before_any_threshold(tmp_path: Path, stack: ExitStack) -> None:
     watchdog = stack.enter_context(Watchdog(tmp_path))
     one, other = pair(watchdog, stack)
@@ -285,7 +311,11 @@ def test_the_end_of_a_job_that_failed_is_explained(tmp_path: Path, stack: ExitSt
 
 
 def test_a_hang_may_end_the_ranks(tmp_path: Path, stack: ExitStack) -> None:
-    settings = {"suspect_after_s": 1.5, "hang_after_s": 3, "on_hang": OnHang.ABORT}
+    settings: dict[str, Any] = {
+        "suspect_after_s": 1.5,
+        "hang_after_s": 3,
+        "on_hang": OnHang.ABORT,
+    }
     watchdog = stack.enter_context(Watchdog(tmp_path, **settings))
     waiting, busy = pair(watchdog, stack)
     waiting.do("begin")
@@ -300,7 +330,11 @@ def test_a_hang_may_end_the_ranks(tmp_path: Path, stack: ExitStack) -> None:
 def test_a_restart_that_works_gives_the_job_its_own_exit_code_back(
     tmp_path: Path, stack: ExitStack
 ) -> None:
-    settings = {"suspect_after_s": 1.5, "hang_after_s": 3, "on_hang": OnHang.ABORT}
+    settings: dict[str, Any] = {
+        "suspect_after_s": 1.5,
+        "hang_after_s": 3,
+        "on_hang": OnHang.ABORT,
+    }
     watchdog = stack.enter_context(Watchdog(tmp_path, **settings))
     pair(watchdog, stack)[0].do("begin")
     watchdog.until("ended 2 ranks")
@@ -312,7 +346,11 @@ def test_a_restart_that_works_gives_the_job_its_own_exit_code_back(
 
 
 def test_ranks_that_are_merely_slow_are_never_ended(tmp_path: Path, stack: ExitStack) -> None:
-    settings = {"suspect_after_s": 1.5, "hang_after_s": 300, "on_hang": OnHang.ABORT}
+    settings: dict[str, Any] = {
+        "suspect_after_s": 1.5,
+        "hang_after_s": 300,
+        "on_hang": OnHang.ABORT,
+    }
     watchdog = stack.enter_context(Watchdog(tmp_path, **settings))
     waiting, busy = pair(watchdog, stack)
     waiting.do("begin")
