@@ -38,8 +38,10 @@ PAGE = Path(tempfile.mkdtemp()) / "rank.page"
 
 
 def resolve(group: Any) -> int:
-    """Give the group the next slot."""
-    slot = SLOTS.setdefault(id(group), len(SLOTS))
+    """Give the group the next slot, once."""
+    if (known := SLOTS.get(id(group))) is not None:
+        return known
+    slot = SLOTS[id(group)] = len(SLOTS)
     ranks = dist.get_process_group_ranks(group)
     backend = dist.get_backend_config(group)
     _native.define_group(slot, group.group_name, group.group_desc, ranks, 0, backend)
