@@ -226,8 +226,8 @@ def _sweep(parent: Path) -> None:
                 remove_abandoned(path)
 
 
-def remove_abandoned(path: Path) -> None:
-    """Remove the directory of a run if nobody holds its lock. Raises OSError.
+def remove_abandoned(path: Path) -> bool:
+    """Remove the directory of a run if nobody holds its lock, and whether. Raises OSError.
 
     One without a lock was never finished.
     """
@@ -235,9 +235,11 @@ def remove_abandoned(path: Path) -> None:
         handle = untrusted.open_to_lock(path / LOCK)
     except FileNotFoundError:
         shutil.rmtree(path, ignore_errors=True)
-        return
+        return True
     try:
-        if _locked(handle, fcntl.LOCK_EX):
+        free = _locked(handle, fcntl.LOCK_EX)
+        if free:
             shutil.rmtree(path, ignore_errors=True)
+        return free
     finally:
         os.close(handle)

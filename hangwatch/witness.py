@@ -16,7 +16,9 @@ import select
 import signal
 import struct
 import time
+from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,16 +30,23 @@ GRACE_S = 0.05
 batch system signals one process after the other."""
 STALE_S = 1.0
 """Older reports were not for the signal at hand."""
+LATE_S = 5.0
+"""How long a witness that gets no processor is waited for."""
+LOOK_S = 0.005
+"""Between two looks at one that is about to report."""
+_RUNS = frozenset("RD")
 
 
 class Witness:
     """The child. Make it before there are threads, with the signals blocked."""
 
     def __init__(
-        self, signals: Collection[int], orphaned: Callable[[], None] = lambda: None
+        self, signals: Collection[int], orphaned: Callable[[], object] = lambda: None
     ) -> None:
         """orphaned: what the child does once the supervisor has been killed."""
         self._seen: list[tuple[int, float]] = []
+        self._owed: Counter[int] = Counter()
+        """Reports to come of signals that were seen to wait for the child."""
         self._read, write = os.pipe()
         os.set_blocking(self._read, False)
         parent = os.getpid()
@@ -56,14 +65,25 @@ class Witness:
 
         taken_at: time.monotonic() when we took it; for some that came together the same.
         """
-        deadline = taken_at + GRACE_S
-        self._receive_what_is_there()
-        while not self._take(signum):
-            left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([self._read], [], [], left)
-            if not ready or not self._receive():
+        while True:
+            # In this order: what it was not to be sent any more it has reported by then.
+            state, pending = self._state()
+            if not self._receive_what_is_there():
                 return False
-        return True
+            if self._take(signum):
+                return True
+            # Of those below SIGRTMIN one waits at most: it may be the one before this.
+            if pending >> (signum - 1) & 1 and (
+                signum >= signal.SIGRTMIN or not self._owed[signum]
+            ):
+                self._owed[signum] += 1
+                return True
+            # While it runs it may have taken the signal and not have come to report it.
+            bound_s = LATE_S if state in _RUNS else GRACE_S
+            left = taken_at + bound_s - time.monotonic()
+            if left <= 0:
+                return False
+            select.select([self._read], [], [], min(left, LOOK_S))
 
     def reap(self) -> None:
         """Collect the child, if it has ended; its pid may then be somebody else's."""
@@ -89,17 +109,30 @@ class Witness:
                 return True
         return False
 
-    def _receive_what_is_there(self) -> None:
-        with suppress(BlockingIOError):
-            while self._receive():
-                pass
+    def _state(self) -> tuple[str, int]:
+        """The child's state, as in proc(5), and the mask of the signals that it is to take."""
+        state, pending = "", 0
+        with suppress(OSError, ValueError):
+            for line in Path(f"/proc/{self.pid}/status").read_bytes().splitlines():
+                name, _, value = line.partition(b":")
+                if name == b"State":
+                    state = value.split()[0].decode()
+                elif name in (b"SigPnd", b"ShdPnd"):
+                    pending |= int(value, 16)
+        return state, pending
 
-    def _receive(self) -> bool:
+    def _receive_what_is_there(self) -> bool:
         """Read what was reported; False once the child is gone."""
-        data = os.read(self._read, _RECORD.size * 64)
-        whole = len(data) - len(data) % _RECORD.size
-        self._seen.extend(_RECORD.iter_unpack(data[:whole]))
-        return bool(data)
+        with suppress(BlockingIOError):
+            while data := os.read(self._read, _RECORD.size * 64):
+                whole = len(data) - len(data) % _RECORD.size
+                for signum, at in _RECORD.iter_unpack(data[:whole]):
+                    if self._owed[signum]:
+                        self._owed[signum] -= 1
+                    else:
+                        self._seen.append((signum, at))
+            return False
+        return True
 
 
 def _watch(signals: Collection[int], write: int, parent: int) -> None:

@@ -36,12 +36,17 @@ from hangwatch.watchdog.stacks import PySpy
 from hangwatch.watchdog.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hangwatch.types import Note
     from hangwatch.watchdog.hello import Hello, Supervisor
 
 CONCLUDE_S = 9.0
 """The supervisor waits a little longer than this for the post-mortem."""
 RUN_FILE_S = 2.0
+LET_GO_S = 10.0
+"""How long others may hold the lock of a run whose supervisor is gone."""
+LET_GO_POLL_S = 0.05
 
 
 async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
@@ -139,8 +144,7 @@ async def _watch_to_the_end(
         # The supervisor is gone, and with it the watch. Whoever has taken care of ranks that
         # were started without one leaves their pages to the next (caretaker.py).
         if not hello.self_started:
-            with suppress(OSError):
-                rundir.remove_abandoned(hello.run_dir)
+            await _tidy_up(hello.run_dir)
         return 0
     deadline = time.monotonic() + CONCLUDE_S
     try:
@@ -159,6 +163,17 @@ async def _watch_to_the_end(
     await reporter.finish(max(0.0, deadline - time.monotonic()))
     await monitor.close()
     return 0
+
+
+async def _tidy_up(run_dir: Path) -> None:
+    """Remove the directory of a supervisor that was killed.
+
+    The kernel may close its end of our pipe well before it lets go of its lock.
+    """
+    deadline = time.monotonic() + LET_GO_S
+    with suppress(OSError):
+        while not rundir.remove_abandoned(run_dir) and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LET_GO_POLL_S)
 
 
 def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note, ...]) -> None:

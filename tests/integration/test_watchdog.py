@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -382,6 +383,22 @@ def test_the_supervisor_may_vanish(tmp_path: Path, stack: ExitStack) -> None:
     watchdog.process.stdin.close()
     assert watchdog.process.wait(WAIT_S) == 0
     assert watchdog.said() == ""
+    watchdog.process.stdin = None
+
+
+def test_the_lock_of_a_supervisor_that_has_vanished_may_take_a_while_to_go(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    watchdog = stack.enter_context(Watchdog(tmp_path))
+    watchdog.until_kept("stage", "healthy")
+    lock = (watchdog.run_dir / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert watchdog.process.stdin is not None
+    watchdog.process.stdin.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        watchdog.process.wait(1)
+    lock.close()
+    wait_for(lambda: not watchdog.run_dir.exists())
     watchdog.process.stdin = None
 
 

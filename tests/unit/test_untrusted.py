@@ -356,6 +356,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("watchdog/processes.py", "_tracer"): PROC,
     ("watchdog/stacks.py", "refusal"): PROC,
     ("witness.py", "_watch"): PROC,
+    ("witness.py", "_state"): PROC,
 }
 """(module, function) of what opens a path by itself, and why that is right."""
 PURE = frozenset({"diagnosis", "costly"})
