@@ -135,6 +135,10 @@ class PythonRecorder(LockBell):
     def define_group(
         self, slot: int, name: str, desc: str, ranks: Sequence[int], index: int, backend: str
     ) -> bool:
+        # What the group that had the slot before has done is not this one's doing.
+        for number, event in list(self._events.items()):
+            if event["slot"] == slot:
+                self._events.pop(number, None)
         self.numbering[slot] = Numbering(backend)
         self._groups[slot] = {
             "slot": slot,

@@ -146,6 +146,19 @@ def test_a_call_goes_from_blocked_to_done(page: Page) -> None:
     assert (group.enqueued, group.entered, group.left) == (4, 1, 1)
 
 
+def test_what_a_group_did_is_not_told_of_the_next_one_in_its_slot(page: Page) -> None:
+    page.recorder.define_group(0, "1", "first", (3, 5), 0, "cpu:gloo")
+    index = begin(page.recorder)
+    page.recorder.retire_group(0)
+    page.recorder.define_group(0, "2", "second", (3, 5), 0, "cpu:gloo")
+    page.recorder.record_end(index, failed=False)
+    found = page.read()
+    assert found.events == ()
+    assert [(group.key.desc, group.entered, group.left) for group in found.groups] == [
+        ("second", 0, 0)
+    ]
+
+
 def test_an_asynchronous_call_blocks_only_who_waits_for_it(page: Page) -> None:
     class Work:
         pass
