@@ -15,9 +15,11 @@ from hangwatch.diagnosis.spots import Place
 from hangwatch.diagnosis.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.frames import with_source
-from hangwatch.types import Certainty, Kind
+from hangwatch.types import Certainty, Kind, OpState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hangwatch.diagnosis.case import Case
     from hangwatch.diagnosis.phrases import Ranks
     from hangwatch.diagnosis.spots import Spot
@@ -33,8 +35,11 @@ def died(
     waits = case.waits_at(spot)
     spot = spot or _last_place(case, first)
     failed = bool(waits) and all(wait.over for wait in waits)
-    victims = case.victims_of(culprits)
-    direct = tuple(rank for rank in case.direct(spot) if rank not in culprits)
+    # One that has just raised out of it neither waits any more nor has ended yet.
+    leaving = {rank for rank in _raised_out_of(case, spot) if rank not in culprits}
+    victims = tuple(sorted({*case.victims_of(culprits), *leaving}))
+    waiting = {rank for rank in case.direct(spot) if rank not in culprits}
+    direct = tuple(sorted(waiting | leaving))
     site = with_source(end.exception.site, case.texts) if end.exception else None
     scene = Scene(
         culprits,
@@ -115,6 +120,21 @@ def _last_recorded(case: Case, rank: int) -> Place | None:
     """The last collective that a rank is known to have made."""
     calls = reversed(case.job.ops.get(rank, ()))
     return next((Place(gid, call.seq) for gid, call in calls if not call.p2p and call.seq), None)
+
+
+def _raised_out_of(case: Case, spot: Spot | None) -> Iterator[int]:
+    """Living ranks whose last call was at a place, and failed."""
+    if not isinstance(spot, Place):
+        return
+    for rank in case.job.members(spot.gid):
+        if rank in case.job.ranks and rank not in case.ended:
+            last = last_call(case.job, rank)
+            if (
+                last is not None
+                and last.state is OpState.FAILED
+                and (case.job.gid(last.group), last.seq) == (spot.gid, spot.seq)
+            ):
+                yield rank
 
 
 def _last_place(case: Case, rank: int) -> Place | None:

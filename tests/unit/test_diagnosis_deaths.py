@@ -86,6 +86,14 @@ def test_the_errors_of_its_peers_only_follow() -> None:
     assert "failed after it in all_reduce #5" in verdict.headline
 
 
+def test_a_peer_that_has_just_raised_and_not_ended_yet_is_a_victim_too() -> None:
+    raising = rank(1, W, op(W, 4), op(W, 5, state=OpState.FAILED))
+    elsewhere = rank(3, W, op(W, 4, state=OpState.FAILED))
+    verdict = only(job(failed(0), raising, dead(**raised("ValueError")), elsewhere))
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1))
+    assert "ranks 0 and 1 failed after it in all_reduce #5" in verdict.headline
+
+
 def test_ranks_that_the_launcher_ended_are_victims() -> None:
     terminated = killed(15, 3.0, terminated_by_launcher=True)
     found = job(
