@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 LIMIT = 5
 """After so many swallowed errors something is wrong with us, and we stop."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _RAISED_WITHOUT_A_WORD = (MemoryError, StopIteration, AssertionError, RecursionError)
 """What may come up in our own frames without arguments."""
 
@@ -90,7 +91,12 @@ def is_foreign(error: BaseException) -> bool:
         if frame.f_code in handlers or (before is not None and _was_given(frame, before)):
             return True
         before, trace = frame, trace.tb_next
-    return before is not None and _is_ours(before) and _was_sent(error)
+    if before is None:
+        return False
+    if _is_ours(before):
+        return _is_of_others(error) or _is_bare(error)
+    # It may have struck in what ours had called, such as the import of a module.
+    return _is_of_python(before) and _is_of_others(error)
 
 
 def _handlers() -> set[CodeType]:
@@ -120,13 +126,24 @@ def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
     return not _is_ours(frame) and any(v is interrupted for v in frame.f_locals.values())
 
 
-def _was_sent(error: Exception) -> bool:
-    """Whether an exception that came up in a frame of ours can only have been sent to it.
+def _is_of_python(frame: FrameType) -> bool:
+    """Whether a frame is the standard library's, which raises no class of others."""
+    name = frame.f_code.co_filename
+    return name.startswith(("<frozen ", _PYTHON)) and "site-packages" not in name
 
-    A class is sent, of which the interpreter makes an instance without arguments. Nothing
-    of ours raises one, nor one of a class that is neither the standard library's nor torch's.
+
+def _is_of_others(error: Exception) -> bool:
+    """Whether the class of an exception is neither Python's, torch's nor ours.
+
+    Such a one can only have been sent to a frame that raises none.
     """
     root = type(error).__module__.partition(".")[0]
-    if root not in sys.stdlib_module_names and root not in {"builtins", "torch", "hangwatch"}:
-        return True
+    return root not in sys.stdlib_module_names and root not in {"builtins", "torch", "hangwatch"}
+
+
+def _is_bare(error: Exception) -> bool:
+    """Whether an exception looks like one that was sent, which ours raise none like.
+
+    A class is sent, of which the interpreter makes an instance without arguments.
+    """
     return not error.args and not isinstance(error, _RAISED_WITHOUT_A_WORD)

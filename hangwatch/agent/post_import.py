@@ -54,9 +54,10 @@ def attach(c10d: ModuleType, directory: str) -> None:
         directory = directory or environment.wrapped_in(os.environ)
         importlib.import_module("hangwatch.agent.hooks").install(c10d, directory)
     except Exception as error:
+        # Not ours: the program gets it, and goes on unwatched unless it asks for this again.
+        record_failure(directory, error)
         if _is_foreign(error):
             raise
-        record_failure(directory, error)
 
 
 def load_package() -> None:

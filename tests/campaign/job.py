@@ -151,9 +151,10 @@ class Job:
         """Make a file that the program looks for, such as ``gate`` or ``release``."""
         (self.where / name).touch()
 
-    def pids(self, part: str) -> list[int]:
-        """Its processes with this in their command line, oldest first."""
-        return sorted(pid for pid, line in processes(self.token).items() if part in line)
+    def pids(self, part: str, but: str = "\0") -> list[int]:
+        """Its processes with this, and not but, in their command line, oldest first."""
+        found = processes(self.token).items()
+        return sorted(pid for pid, line in found if part in line and but not in line)
 
     def watchdogs(self) -> list[int]:
         """Living watchdogs."""
