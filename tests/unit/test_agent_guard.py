@@ -133,6 +133,31 @@ def test_what_another_thread_sends_into_our_code_passes(guard: Guard, kind: type
     assert guard.swallowed == 0
 
 
+class Sent(Exception):  # noqa: N818 (the name says it)
+    """A class that is neither Python's nor ours."""
+
+
+@pytest.mark.parametrize("file", [os.__file__, "<frozen importlib._bootstrap>"])
+def test_what_is_sent_to_python_that_ours_had_called_passes(guard: Guard, file: str) -> None:
+    raising = compile("raise error", file, "exec")
+    error = Sent("as a time-out would")
+    with pytest.raises(Sent), guard:
+        exec(raising, {"error": error})  # noqa: S102 (our own line)
+    assert guard.swallowed == 0
+    with guard:
+        exec(raising, {"error": ValueError("of Python's own")})  # noqa: S102
+    assert guard.swallowed == 1
+
+
+@pytest.mark.parametrize("file", ["/srv/train.py", "/usr/lib/python3/site-packages/it/it.py"])
+def test_what_the_programs_own_objects_raise_at_ours_does_not_get_out(
+    guard: Guard, file: str
+) -> None:
+    with guard:
+        exec(compile("raise error", file, "exec"), {"error": Sent("from __len__")})  # noqa: S102
+    assert guard.swallowed == 1
+
+
 def test_errors_are_kept_with_their_place(tmp_path: Path) -> None:
     guard = Guard(lambda: None, lambda _: None, partial(keep_fault, str(tmp_path)))
     with guard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,22 @@ def test_a_module_that_was_imported_before_is_attached_to_at_once(
     install(str(tmp_path))
     assert attached == [(module, str(tmp_path))]
     assert finders() == []
+
+
+def test_what_strikes_amid_it_passes_and_leaves_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Struck(Exception):  # noqa: N818 (the name says it)
+        pass
+
+    def load_package() -> None:
+        exec(compile("raise Struck", os.__file__, "exec"), {"Struck": Struck})  # noqa: S102
+
+    monkeypatch.setattr(post_import, "load_package", load_package)
+    with pytest.raises(Struck):
+        attach(sys, str(tmp_path))
+    (note,) = tmp_path.glob("agent-*.err")
+    assert "is not recorded: Struck" in note.read_text()
 
 
 def test_an_agent_that_fails_leaves_word_and_no_exception(
