@@ -55,10 +55,14 @@ def died(
         return mismatch
     vague = aborted or end.how is How.GONE
     peers = _rivals(case, spot, culprits, direct) if aborted else ()
+    # Of several nobody saw the end of, one may have failed and taken the others along.
+    several = len(culprits) > 1 and end.how is How.GONE
     return Finding(
         kind=Kind.DIED,
         reason=end.reason,
-        certainty=Certainty.POSSIBLE if peers else Certainty.LIKELY if vague else certainty,
+        certainty=(
+            Certainty.POSSIBLE if peers or several else Certainty.LIKELY if vague else certainty
+        ),
         culprits=tuple(sorted({*culprits, *peers})),
         victims=tuple(rank for rank in victims if rank not in peers),
         text=wording.died(scene, end, failed=failed, aborted=aborted, rivals=peers),

@@ -212,7 +212,7 @@ def _in_function(site: Site | None) -> str:
 
 def ended(end: Ending) -> str:
     """How a rank ended, to follow its name: ``died of ValueError: bad batch``."""
-    how = "is gone, how is not known"
+    how = "went away, how is not known"
     if end.exception is not None:
         how = _raised(end.exception)
     elif end.reason is Reason.OUT_OF_MEMORY:

@@ -94,6 +94,14 @@ def test_a_peer_that_has_just_raised_and_not_ended_yet_is_a_victim_too() -> None
     assert "ranks 0 and 1 failed after it in all_reduce #5" in verdict.headline
 
 
+def test_of_several_whose_end_nobody_saw_none_is_sure_to_be_the_cause() -> None:
+    gone = {"process": ProcessState(alive=False, gone_age_s=5.0)}
+    both = [rank(n, W, op(W, 4), **gone) for n in (1, 2)]
+    verdict = only(job(waiting(0), *both, waiting(3)))
+    assert (verdict.culprits, verdict.certainty) == ((1, 2), Certainty.POSSIBLE)
+    assert verdict.headline.startswith("Ranks 1 and 2 went away, how is not known")
+
+
 def test_ranks_that_the_launcher_ended_are_victims() -> None:
     terminated = killed(15, 3.0, terminated_by_launcher=True)
     found = job(
@@ -124,7 +132,7 @@ def test_ranks_that_the_launcher_ended_are_victims() -> None:
             Reason.EXITED,
             "exited with code 3",
         ),
-        ({"process": ProcessState(alive=False)}, Reason.UNKNOWN, "is gone"),
+        ({"process": ProcessState(alive=False)}, Reason.UNKNOWN, "went away"),
     ],
 )
 def test_how_it_died_is_said(fields: dict[str, Any], reason: Reason, text: str) -> None:

@@ -122,7 +122,8 @@ def _strike(job: Job, who: str, act: str, seconds: float) -> None:
 
 def _judged(fault: Fault, result: Result, *, aborts: bool) -> Outcome:
     who, act, moment = (fault.drawn[key] for key in ("who", "act", "moment"))
-    extra_s = fault.drawn["seconds"] + (RESTART_S if moment in ("concluded", "recovered") else 0)
+    restarts = act == "crash" or moment in ("concluded", "recovered")
+    extra_s = fault.drawn["seconds"] + (RESTART_S if restarts else 0)
     if aborts:
         ended = _bare("rank 0", "term")
         codes = (EXIT_ABORTED,)
