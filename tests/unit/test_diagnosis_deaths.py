@@ -95,8 +95,8 @@ def test_a_peer_that_has_just_raised_and_not_ended_yet_is_a_victim_too() -> None
 
 
 def test_of_several_whose_end_nobody_saw_none_is_sure_to_be_the_cause() -> None:
-    gone = {"process": ProcessState(alive=False, gone_age_s=5.0)}
-    both = [rank(n, W, op(W, 4), **gone) for n in (1, 2)]
+    gone = ProcessState(alive=False, gone_age_s=5.0)
+    both = [rank(n, W, op(W, 4), process=gone) for n in (1, 2)]
     verdict = only(job(waiting(0), *both, waiting(3)))
     assert (verdict.culprits, verdict.certainty) == ((1, 2), Certainty.POSSIBLE)
     assert verdict.headline.startswith("Ranks 1 and 2 went away, how is not known")
