@@ -14,6 +14,11 @@ LINGER_S = 0.5
 PATIENCE_S = 60.0
 
 
+def say(*words):
+    """Print in one piece: other processes do so at the same time."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 def in_child(run):
     """Do it in a fork, and wait for its end."""
     pid = os.fork()
@@ -21,7 +26,7 @@ def in_child(run):
         run()
         os._exit(0)
     _, status = os.waitpid(pid, 0)
-    print("a fork ended with", os.waitstatus_to_exitcode(status), flush=True)
+    say("a fork ended with", os.waitstatus_to_exitcode(status))
 
 
 def fork_exits(_):
@@ -33,7 +38,7 @@ def fork_leaves(_):
     if pid == 0:
         sys.exit(4)
     _, status = os.waitpid(pid, 0)
-    print("a fork ended with", os.waitstatus_to_exitcode(status), flush=True)
+    say("a fork ended with", os.waitstatus_to_exitcode(status))
 
 
 def fork_raises(_):
@@ -41,7 +46,7 @@ def fork_raises(_):
     if pid == 0:
         raise RuntimeError("in a fork")
     _, status = os.waitpid(pid, 0)
-    print("a fork ended with", os.waitstatus_to_exitcode(status), flush=True)
+    say("a fork ended with", os.waitstatus_to_exitcode(status))
 
 
 def fork_lives(_):
@@ -72,7 +77,7 @@ def be_rank():
     given = torch.ones(2)
     dist.all_reduce(given)
     dist.destroy_process_group()
-    print("a job of one:", given.tolist(), flush=True)
+    say("a job of one:", given.tolist())
 
 
 def worker(method):
@@ -80,7 +85,7 @@ def worker(method):
     results = context.SimpleQueue()
     process = context.Process(target=work, args=(results,))
     process.start()
-    print("a worker says", results.get(), flush=True)
+    say("a worker says", results.get())
     process.join()
     assert process.exitcode == 0
 
@@ -92,8 +97,7 @@ def work(results):
 def start_program(_):
     command = [sys.executable, "-c", "import threading, sys; print(1 + 1); sys.exit(3)"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    said = f"a program says {ran.stdout.strip()} {ran.stderr.strip()} {ran.returncode}\n"
-    os.write(1, said.encode())  # in one piece, beside other processes
+    say("a program says", ran.stdout.strip(), ran.stderr.strip(), ran.returncode)
 
 
 def subinterpreter(_):
@@ -103,7 +107,7 @@ def subinterpreter(_):
         number = interpreters.create()
         interpreters.run_string(number, "import sys, threading, json; json.dumps(sys.path)")
         interpreters.destroy(number)
-    print("interpreters ended", flush=True)
+    say("interpreters ended")
 
 
 def exec_itself(_):
