@@ -1,8 +1,9 @@
 """Finds the rank pages of a run and reads the one that counts for each rank.
 
-A page is opened once and then read in place: mapped where it is this user's own. Another
-one's is read into memory each time, since its owner could cut the file while root looks at
-the mapping, which is a SIGBUS. One incarnation of the job is
+A page is opened once and then read in place: mapped where it is this user's own and its
+process lives, so that what is being written can be read again. Others are read into memory
+each time, since somebody could cut the file while we look at the mapping, which is a SIGBUS
+(and would be one in the process that writes it, too). One incarnation of the job is
 watched at a time (incarnations.py), from the oldest to the newest: that there
 is a newer one is said, and whoever watches decides when to go on to it. What
 cannot be read is said once and passed over, and so is a run directory that
@@ -57,7 +58,7 @@ class OpenPage:
 
     path: Path
     memory: mmap.mmap | None
-    """None where it belongs to somebody else."""
+    """None where it belongs to somebody else, or nobody writes it any more."""
     fd: int
     size: int
     since: float
@@ -260,7 +261,8 @@ class Pages:
             status = os.fstat(fd)
             size = _checked_size(status)
             ours = status.st_uid == os.geteuid()
-            memory = mmap.mmap(fd, size, prot=mmap.PROT_READ) if ours else None
+            written = ours and _has_writer(name)
+            memory = mmap.mmap(fd, size, prot=mmap.PROT_READ) if written else None
         except (OSError, PageError) as error:
             os.close(fd)
             self._unreadable(name, str(error))
@@ -323,6 +325,12 @@ class Pages:
         page = self._open.pop(name, None)
         if page is not None:
             page.close()
+
+
+def _has_writer(name: str) -> bool:
+    """Whether the process that a page names may live."""
+    pid = name.removesuffix(SUFFIX).rpartition("-")[2]
+    return not pid.isdecimal() or os.path.exists(f"/proc/{pid}")  # noqa: PTH110 (a plain question)
 
 
 def _checked_size(status: os.stat_result) -> int:

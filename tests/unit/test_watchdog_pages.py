@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from made_pages import page, write
@@ -13,9 +13,6 @@ from made_pages import page, write
 from hangwatch.types import Phase
 from hangwatch.watchdog.news import News
 from hangwatch.watchdog.pages import MAX_BYTES, MAX_TOLD, Pages
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Clock:
@@ -51,6 +48,17 @@ def test_finds_the_page_of_each_rank(run_dir: Path, news: News) -> None:
     write(run_dir, page(0))
     assert list(pages.look()) == [0, 1]
     assert pages.any_ever
+
+
+def test_a_page_that_nobody_writes_any_more_may_be_cut_while_it_is_read(
+    run_dir: Path, news: News
+) -> None:
+    last = int(Path("/proc/sys/kernel/pid_max").read_text())
+    write(run_dir, page(0, pid=os.getpid()))
+    write(run_dir, page(1, pid=last))  # pids are below it
+    seen = Pages(run_dir, news).look()
+    assert [seen[rank].page.memory is None for rank in (0, 1)] == [False, True]
+    assert seen[1].light.identity.rank == 1
 
 
 def test_a_page_is_read_anew_each_time(run_dir: Path, news: News) -> None:
