@@ -106,7 +106,7 @@ def healthy(watched: Result) -> Outcome:
 def named(watched: Result, culprit: int, *, also: tuple[int, ...] = ()) -> Outcome:
     """The rank that stalled is named and nobody else, or the loss is told.
 
-    also: ranks that the fault itself was done to.
+    also: ranks that the fault itself was done to, which may be named in its place.
     """
     outcome = Outcome()
     seen = False
@@ -114,6 +114,8 @@ def named(watched: Result, culprit: int, *, also: tuple[int, ...] = ()) -> Outco
         verdict = report["verdict"]
         culprits = verdict["culprits"]
         if (verdict["certainty"] == "possible" and culprit in culprits) or culprits == [culprit]:
+            seen = True
+        elif culprits and {*culprits} <= {culprit, *also}:
             seen = True
         elif not {*culprits} <= {culprit, *also}:
             outcome.harmed.append(f"ranks {culprits} are named: {verdict['headline']}")
