@@ -113,9 +113,8 @@ def named(watched: Result, culprit: int, *, also: tuple[int, ...] = ()) -> Outco
     for report in watched.reports:
         verdict = report["verdict"]
         culprits = verdict["culprits"]
-        if (verdict["certainty"] == "possible" and culprit in culprits) or culprits == [culprit]:
-            seen = True
-        elif culprits and {*culprits} <= {culprit, *also}:
+        perhaps = verdict["certainty"] == "possible" and culprit in culprits
+        if perhaps or (culprits and {*culprits} <= {culprit, *also}):
             seen = True
         elif not {*culprits} <= {culprit, *also}:
             outcome.harmed.append(f"ranks {culprits} are named: {verdict['headline']}")
