@@ -88,6 +88,7 @@ def endings(job: Job) -> dict[int, Ending]:
     """The ends of all ranks that have ended."""
     found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
     _place_the_lost(found)
+    _suspect_the_unseen(job, found)
     if all(end.cause is not Cause.OWN for end in found.values()) and len(job.ranks) == len(
         job.world()
     ):
@@ -123,6 +124,19 @@ def _place_the_lost(found: dict[int, Ending]) -> None:
         if end.how is How.LOST:
             cause = Cause.TERMINATED if failed else Cause.OWN
             found[rank] = replace(end, cause=cause, age_s=max(end.age_s, first_s))
+
+
+def _suspect_the_unseen(job: Job, found: dict[int, Ending]) -> None:
+    """Nobody saw how any of those ended that did not do well, as in a job that was short.
+
+    Then one that came to the end of its program may have failed there as well.
+    """
+    bad = [end for end in found.values() if end.how is not How.CLEAN]
+    if not job.snapshot.exit_code or not bad or any(end.how is not How.GONE for end in bad):
+        return
+    for rank, end in found.items():
+        if end.how is How.CLEAN and end.exit_code is None:
+            found[rank] = replace(end, how=How.GONE, reason=Reason.UNKNOWN, cause=Cause.OWN)
 
 
 def _blame_the_vague(job: Job, found: dict[int, Ending]) -> None:

@@ -102,6 +102,16 @@ def test_of_several_whose_end_nobody_saw_none_is_sure_to_be_the_cause() -> None:
     assert verdict.headline.startswith("Ranks 1 and 2 went away, how is not known")
 
 
+def test_one_whose_program_had_ended_is_suspected_too_where_nobody_saw_how() -> None:
+    gone = ProcessState(alive=False, gone_age_s=5.0)
+    over = rank(0, W, phase=Phase.EXITED, phase_age_s=5.0, process=gone)
+    terminated = rank(1, W, process=gone)
+    verdict = only(job(over, terminated, size=2, ended=True, exit_code=1))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    well = only(job(over, rank(1, W, process=replace(gone, exit_code=3)), size=2, ended=True))
+    assert well.culprits == (1,)
+
+
 def test_ranks_that_the_launcher_ended_are_victims() -> None:
     terminated = killed(15, 3.0, terminated_by_launcher=True)
     found = job(

@@ -100,12 +100,17 @@ def _run(where: Path, drawn: dict[str, Any], *, watched: bool) -> Result:
 
 
 def _judged(fault: Fault, result: Result) -> Outcome:
-    """Of a job that failed the rank that did may be named, of another one nobody."""
+    """Of a job that failed the rank that did may be named, of another one nobody.
+
+    Where nobody saw which of two it was, both may be, as a possibility.
+    """
     if fault.drawn["act"] not in _ENDS:
         return oracle.healthy(result)
-    wrong = [
-        f"ranks {report['verdict']['culprits']} are named: {report['verdict']['headline']}"
-        for report in result.reports
-        if report["verdict"]["culprits"] not in ([], [fault.drawn["who"]])
-    ]
+    wrong = []
+    for report in result.reports:
+        verdict = report["verdict"]
+        culprits = verdict["culprits"]
+        perhaps = verdict["certainty"] == "possible" and fault.drawn["who"] in culprits
+        if not perhaps and culprits not in ([], [fault.drawn["who"]]):
+            wrong.append(f"ranks {culprits} are named: {verdict['headline']}")
     return Outcome(harmed=wrong)
