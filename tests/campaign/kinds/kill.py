@@ -45,6 +45,8 @@ CASES = (
     *product(("rank 0 and rank 1",), ("stop",), ("suspected", "gathering", "judged", "told")),
 )
 RESTART_S = 20.0
+CRASH_S = 60.0
+"""How long the job stalls where each watchdog crashes, until they are given up."""
 NUMBERS = {
     "kill": signal.SIGKILL,
     "kill twice": signal.SIGKILL,
@@ -122,8 +124,11 @@ def _strike(job: Job, who: str, act: str, seconds: float) -> None:
 
 def _judged(fault: Fault, result: Result, *, aborts: bool) -> Outcome:
     who, act, moment = (fault.drawn[key] for key in ("who", "act", "moment"))
-    restarts = act == "crash" or moment in ("concluded", "recovered")
-    extra_s = fault.drawn["seconds"] + (RESTART_S if restarts else 0)
+    extra_s = fault.drawn["seconds"]
+    if act == "crash":
+        extra_s += CRASH_S
+    elif moment in ("concluded", "recovered"):
+        extra_s += RESTART_S
     if aborts:
         ended = _bare("rank 0", "term")
         codes = (EXIT_ABORTED,)
