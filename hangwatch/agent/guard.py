@@ -127,8 +127,14 @@ def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
 
 
 def _is_of_python(frame: FrameType) -> bool:
-    """Whether a frame is the standard library's, which raises no class of others."""
+    """Whether a frame is the standard library's, which raises no class of others.
+
+    That is also what it has generated for named tuples, and for dataclasses of ours.
+    """
     name = frame.f_code.co_filename
+    if name == "<string>":
+        module = str(frame.f_globals.get("__name__"))
+        return module.startswith(("namedtuple_", "hangwatch."))
     return name.startswith(("<frozen ", _PYTHON)) and "site-packages" not in name
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -146,6 +146,21 @@ def test_what_is_sent_to_python_that_ours_had_called_passes(guard: Guard, file: 
     assert guard.swallowed == 0
     with guard:
         exec(raising, {"error": ValueError("of Python's own")})  # noqa: S102
+    assert guard.swallowed == 1
+
+
+class Pair(NamedTuple):
+    """Python generates what makes one."""
+
+    one: int
+
+
+def test_what_is_sent_to_code_that_python_has_generated_passes(guard: Guard) -> None:
+    generated = Pair.__new__.__globals__
+    with pytest.raises(Sent), guard:
+        exec("raise Sent", {**generated, "Sent": Sent})  # noqa: S102 (our own line)
+    with guard:
+        exec("raise Sent", {"__name__": "__main__", "Sent": Sent})  # noqa: S102 (python -c)
     assert guard.swallowed == 1
 
 
