@@ -46,6 +46,8 @@ _STALL_S = 6.0
 _VERDICT_S = 20.0
 _AGAIN = 4
 """Jobs that a fault may need."""
+_NOTED = 2
+"""Jobs that note what is reached."""
 _RAISE = 0.6
 _COMPOUND = ("objects", "batch", "train")
 """Calls that cannot be repeated when something raised in the middle of them."""
@@ -88,11 +90,11 @@ def inject(fault: Fault, where: Path) -> Outcome:
         missed = _missed(directory, plan)
         if not missed:
             break
-        # One that raised may have kept the program from where the next was to strike.
-        alone = len(plan["faults"]) == 1
-        if alone:
+        if attempt == _AGAIN - 1:
             outcomes[-1].harmed.append(f"the campaign did not strike {missed[0]}")
             break
+        # One that raised may have kept the program from where the next was to strike; and some
+        # points are reached by chance.
         plan = {**plan, "faults": missed[:1] if attempt else missed, "thread": []}
     return merged(outcomes)
 
@@ -210,13 +212,28 @@ def _room(step: str) -> int:
 
 
 def points(way: str) -> list[tuple[str, str, int]]:
-    """(step, point, how often it was reached) of each point, by a run in which nothing strikes."""
+    """(step, point, how often it was reached) of each point, by runs in which nothing strikes."""
     with _lock:
         if way not in _reached:
-            with tempfile.TemporaryDirectory(prefix="campaign-points-") as name:
-                steps = _noted(Path(name), way)
-            _reached[way] = _assigned(steps, way)
+            _reached[way] = _assigned(_usual(way), way)
         return _reached[way]
+
+
+def _usual(way: str) -> Step:
+    """What is reached in each of several jobs, and how often at least."""
+    found = []
+    for _ in range(_NOTED):
+        with tempfile.TemporaryDirectory(prefix="campaign-points-") as name:
+            found.append(_noted(Path(name), way))
+    first, *others = found
+    return {
+        step: {
+            point: min(hits, *(other[step][point] for other in others))
+            for point, hits in reached.items()
+            if all(point in other.get(step, ()) for other in others)
+        }
+        for step, reached in first.items()
+    }
 
 
 def _noted(where: Path, way: str) -> Step:
