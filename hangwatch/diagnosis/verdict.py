@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,
 and c10d's counters are sampled twice a second."""
+LAUNCHER_S = 6.0
+"""How long a job in which a rank has failed is left to its launcher: it ends or restarts the
+others once the process is gone and it looks, torchrun every 0.1 s, an older one every 5 s."""
 
 
 def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
@@ -175,11 +178,18 @@ def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -
         # Somebody may just have ended a job that was well: then nobody waited for long.
         wrong = finding.final or finding.ended or age_s >= thresholds.suspect_after_s
         return State.FAILED if wrong else None
-    if finding.final and _old_enough(case, age_s):
+    if finding.final and _old_enough(case, age_s) and not _is_failing(case):
         return State.HANG
     if age_s >= thresholds.hang_after_s:
         return State.HANG
     return State.SLOW if age_s >= thresholds.suspect_after_s else None
+
+
+def _is_failing(case: Case) -> bool:
+    """Whether a rank has failed so shortly before that the launcher may still end the job."""
+    ends = case.ended.values()
+    failed_s = [end.age_s for end in ends if end.how not in (How.CLEAN, How.LOST)]
+    return 0.0 < max(failed_s, default=0.0) < LAUNCHER_S  # 0 is not known
 
 
 def _waits(case: Case, finding: Finding) -> tuple[ShownWait, ...]:

@@ -132,7 +132,7 @@ def job(*ranks: RankSnapshot, size: int | None = None, **fields: Any) -> JobSnap
     return JobSnapshot(world_size=size if size is not None else len(ranks), ranks=ranks, **fields)
 
 
-def raised(name: str, message: str = "", line: int | None = 33, age: float = 5.0) -> dict[str, Any]:
+def raised(name: str, message: str = "", line: int | None = 33, age: float = 8.0) -> dict[str, Any]:
     """Fields of a rank that an exception ended."""
     return {
         "phase": Phase.RAISED,
@@ -142,7 +142,7 @@ def raised(name: str, message: str = "", line: int | None = 33, age: float = 5.0
     }
 
 
-def killed(number: int, age: float = 5.0, **fields: Any) -> dict[str, Any]:
+def killed(number: int, age: float = 8.0, **fields: Any) -> dict[str, Any]:
     """Fields of a rank that a signal ended."""
     return {"process": ProcessState(alive=False, signal=number, gone_age_s=age, **fields)}
 

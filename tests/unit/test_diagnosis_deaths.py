@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from snapshots import (
@@ -23,6 +24,7 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.verdict import LAUNCHER_S
 from hangwatch.types import (
     OK,
     Certainty,
@@ -37,6 +39,9 @@ from hangwatch.types import (
     State,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 W = world(4)
 PEER = "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:580"
@@ -94,8 +99,21 @@ def test_a_peer_that_has_just_raised_and_not_ended_yet_is_a_victim_too() -> None
     assert "ranks 0 and 1 failed after it in all_reduce #5" in verdict.headline
 
 
+@pytest.mark.parametrize("end", [lambda age: raised("OSError", age=age), partial(killed, 9)])
+def test_a_job_in_which_a_rank_has_just_failed_is_left_to_its_launcher(
+    end: Callable[[float], dict[str, Any]],
+) -> None:
+    early, late = (
+        job(waiting(0), waiting(1), dead(**end(age)), waiting(3))
+        for age in (LAUNCHER_S - 1, LAUNCHER_S + 1)
+    )
+    assert only(late).state is State.HANG
+    assert diagnose(early, THRESHOLDS) == (OK,)
+    assert only(replace(early, ended=True, exit_code=1)).state is State.FAILED
+
+
 def test_of_several_whose_end_nobody_saw_none_is_sure_to_be_the_cause() -> None:
-    gone = ProcessState(alive=False, gone_age_s=5.0)
+    gone = ProcessState(alive=False, gone_age_s=8.0)
     both = [rank(n, W, op(W, 4), process=gone) for n in (1, 2)]
     verdict = only(job(waiting(0), *both, waiting(3)))
     assert (verdict.culprits, verdict.certainty) == ((1, 2), Certainty.POSSIBLE)
@@ -138,7 +156,7 @@ def test_ranks_that_the_launcher_ended_are_victims() -> None:
         (raised("RuntimeError", "can't allocate memory"), Reason.OUT_OF_MEMORY, "can't allocate"),
         (raised("KeyError", "'a'\n  b"), Reason.EXCEPTION, "died of KeyError: 'a' b"),
         (
-            {"process": ProcessState(alive=False, exit_code=3, gone_age_s=5.0)},
+            {"process": ProcessState(alive=False, exit_code=3, gone_age_s=8.0)},
             Reason.EXITED,
             "exited with code 3",
         ),

@@ -1,7 +1,7 @@
 """One rank runs out of memory: in torch's allocator, or, with --numpy, in numpy's."""
-# expect: state=failed|hang kind=died reason=out_of_memory certainty=proved culprits=1
+# expect: state=failed kind=died reason=out_of_memory certainty=proved culprits=1
 # expect: group=default_pg site=culprit exit=1
-# expect --numpy: state=failed|hang kind=died reason=out_of_memory certainty=proved culprits=1
+# expect --numpy: state=failed kind=died reason=out_of_memory certainty=proved culprits=1
 # expect --numpy: group=default_pg site=culprit-numpy exit=1
 
 import sys

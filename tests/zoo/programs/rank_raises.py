@@ -1,5 +1,5 @@
 """One rank raises in its own code; the others fail after it, in the collective."""
-# expect: state=failed|hang kind=died reason=exception certainty=proved culprits=3
+# expect: state=failed kind=died reason=exception certainty=proved culprits=3
 # expect: group=default_pg site=culprit exit=1 text=KeyError
 
 import torch

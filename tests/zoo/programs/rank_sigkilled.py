@@ -2,7 +2,7 @@
 
 torchrun may end the others before anybody has seen in which group they are.
 """
-# expect: state=failed|hang kind=died reason=signal certainty=proved culprits=2
+# expect: state=failed kind=died reason=signal certainty=proved culprits=2
 # expect: group=default_pg|none exit=1 text=SIGKILL
 
 import os
