@@ -108,7 +108,11 @@ def _rivals(case: Case, spot: Spot | None, aborted: Ranks, others: Ranks) -> Ran
     there as well, and what for nothing tells. Else whoever waits there, but nobody where
     most of the group's members made one and the same call.
     """
-    place = spot if isinstance(spot, Place) else _last_recorded(case, aborted[0])
+    place = _last_recorded(case, aborted[0])
+    if isinstance(spot, Place):
+        # The others wait by counters that may be half a second old: it may have gone on since.
+        later = place is not None and place.gid == spot.gid and place.seq > spot.seq
+        place = place if later else spot
     if place is None:
         return ()
     records = case.job.places(place.gid).get(place.seq, {})
