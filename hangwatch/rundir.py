@@ -42,6 +42,7 @@ PARENT = re.compile(r"hangwatch-(?P<uid>[0-9]+)(?:-[a-z0-9_]+)?")
 """Names of directories that hold those of a user's runs."""
 _TRIES = 200
 _LOCK_TRIES = 50
+_DELETE_TRIES = 3
 _PAUSE_S = 0.01
 
 
@@ -58,10 +59,20 @@ class RunDir:
 
     def remove(self) -> None:
         """Let go of the directory, and delete it unless others hold it; never raises."""
-        if not self.shared or _locked(self.lock, fcntl.LOCK_EX):
-            shutil.rmtree(self.path, ignore_errors=True)
+        if not self.shared:
+            _delete(self.path)
+        elif _locked(self.lock, fcntl.LOCK_EX):
+            shutil.rmtree(self.path, ignore_errors=True)  # once: it may be another's again
         with suppress(OSError):
             os.close(self.lock)
+
+
+def _delete(path: Path) -> None:
+    """Delete a directory of this process alone, and try again what failed; never raises."""
+    for _ in range(_DELETE_TRIES):
+        shutil.rmtree(path, ignore_errors=True)
+        if not os.path.lexists(path):
+            return
 
 
 def bases(environ: Mapping[str, str]) -> Iterator[Path]:

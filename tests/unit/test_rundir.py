@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,25 @@ def test_only_its_owner_may_enter_it(tmp_path: Path) -> None:
     for path in (held.path, held.path.parent):
         assert path.stat().st_mode & 0o777 == 0o700
     held.remove()
+    assert not held.path.exists()
+
+
+def test_it_is_removed_though_something_fails_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = make(tmp_path)
+    (held.path / "r0-0-1.page").touch()
+    fails = iter([True])
+    scan = os.scandir
+
+    def scandir(where: int) -> object:
+        if next(fails, False):
+            raise OSError(errno.EIO, "as a busy file server may say")
+        return scan(where)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    held.remove()
+    assert next(fails, None) is None
     assert not held.path.exists()
 
 
