@@ -96,7 +96,7 @@ def is_foreign(error: BaseException) -> bool:
     if _is_ours(before):
         return _is_of_others(error) or _is_bare(error)
     # It may have struck in what ours had called, such as the import of a module.
-    return _is_of_python(before) and _is_of_others(error)
+    return _is_of_a_library(before) and _is_of_others(error)
 
 
 def _handlers() -> set[CodeType]:
@@ -126,16 +126,17 @@ def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
     return not _is_ours(frame) and any(v is interrupted for v in frame.f_locals.values())
 
 
-def _is_of_python(frame: FrameType) -> bool:
-    """Whether a frame is the standard library's, which raises no class of others.
+def _is_of_a_library(frame: FrameType) -> bool:
+    """Whether a frame is Python's or torch's, which raise no class of others.
 
-    That is also what it has generated for named tuples, and for dataclasses of ours.
+    That is also what Python has generated for named tuples, and for dataclasses of ours.
     """
-    name = frame.f_code.co_filename
-    if name == "<string>":
-        module = str(frame.f_globals.get("__name__"))
+    file = frame.f_code.co_filename
+    module = str(frame.f_globals.get("__name__"))
+    if file == "<string>":
         return module.startswith(("namedtuple_", "hangwatch."))
-    return name.startswith(("<frozen ", _PYTHON)) and "site-packages" not in name
+    of_python = file.startswith(("<frozen ", _PYTHON)) and "site-packages" not in file
+    return of_python or module.partition(".")[0] == "torch"
 
 
 def _is_of_others(error: Exception) -> bool:

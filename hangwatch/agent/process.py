@@ -190,12 +190,13 @@ class Process:
             self._joining = False
             return
         rank, world_size = self._c10d.get_rank(), self._c10d.get_world_size()
-        if not self.page:
+        if not self.page and self.active:
             self.open_page(rank, world_size)
             self._start_sampling()
-        self._recorder.set_identity(rank, world_size, *self._store_address())
-        self._set_phase("running")
-        self.groups.update()
+        if self.page:
+            self._recorder.set_identity(rank, world_size, *self._store_address())
+            self._set_phase("running")
+            self.groups.update()
         self._joining = False
 
     # Around destroy_process_group and its like.

@@ -165,6 +165,32 @@ def test_a_full_shared_memory_is_passed_over(tmp_path: Path) -> None:
     assert "unwatched" not in done.stderr
 
 
+def test_a_rank_that_can_have_no_page_leaves_nothing_in_its_directory(tmp_path: Path) -> None:
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
+dist.destroy_process_group()
+"""
+    where = tmp_path / "work"
+    where.mkdir()
+    done = subprocess.run(  # noqa: S603 (the test's own command)
+        [*HANGWATCH, "--report-dir", str(tmp_path / "reports"), sys.executable, "-c", script],
+        cwd=where,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cannot be recorded" in done.stderr
+    assert list(where.iterdir()) == []
+
+
 def test_what_is_lost_in_a_deleted_directory_is_told(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

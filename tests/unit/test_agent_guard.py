@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,6 +147,15 @@ def test_what_is_sent_to_python_that_ours_had_called_passes(guard: Guard, file: 
     assert guard.swallowed == 0
     with guard:
         exec(raising, {"error": ValueError("of Python's own")})  # noqa: S102
+    assert guard.swallowed == 1
+
+
+def test_what_is_sent_to_torch_that_ours_had_called_passes(guard: Guard) -> None:
+    file = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
+    for raised, passes in ((Sent("as a time-out would"), True), (ValueError("no group"), False)):
+        names = {"__name__": "torch.distributed.distributed_c10d", "error": raised}
+        with pytest.raises(Sent) if passes else nullcontext(), guard:
+            exec(compile("raise error", file, "exec"), names)  # noqa: S102 (our own line)
     assert guard.swallowed == 1
 
 
