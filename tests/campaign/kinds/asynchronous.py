@@ -49,8 +49,11 @@ _AGAIN = 4
 _NOTED = 2
 """Jobs that note what is reached."""
 _RAISE = 0.6
-_COMPOUND = ("objects", "batch", "train")
-"""Calls that cannot be repeated when something raised in the middle of them."""
+_COMPOUND = ("objects", "batch", "train", "p2p")
+"""Calls that cannot be repeated when something raised in the middle of them.
+
+Of one to a peer, gloo gives up what has not arrived when its handle is lost.
+"""
 _OF_TRAINING = ("practice.py", "loaders.py", "replicas.py", "batches.py")
 """Some of whose points are reached later than in the training, if there was one."""
 _FILES = {
