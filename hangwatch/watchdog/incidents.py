@@ -84,7 +84,7 @@ TRANSITIONS: dict[tuple[Stage, Event], _Step] = {
     (Stage.HANG, Event.PROGRESS): (Stage.HEALTHY, Announce.RECOVERED),
     (Stage.HANG, Event.FAILED): (Stage.FAILED, Announce.ENDED),
     (Stage.HANG, Event.RESTART): (Stage.HEALTHY, Announce.RESTARTED),
-    (Stage.FAILED, Event.BELIED): (Stage.HEALTHY, None),
+    (Stage.FAILED, Event.BELIED): (Stage.HEALTHY, Announce.RECOVERED),
     (Stage.FAILED, Event.RESTART): (Stage.HEALTHY, Announce.RESTARTED),
 }
 """What is not listed changes nothing and is not announced."""

@@ -159,9 +159,11 @@ class Judge:
         """Whether all that is known of a failure is another node's word."""
         return self.incidents.stage is Stage.FAILED and self._told_elsewhere
 
-    def belied(self) -> None:
-        """The ranks of this node go on, whatever another one has told of a failure."""
-        self.incidents.happen(Event.BELIED)
+    def belied(self, how: str) -> None:
+        """The ranks of this node went on, whatever another one has told; how, for people."""
+        if self.incidents.happen(Event.BELIED) is Announce.RECOVERED:
+            self.news.say(f"the job {how}; what another node has told has passed")
+            self.reporter.elsewhere = None
         self._forget()
         reach(Point.BELIED)
 
@@ -196,7 +198,11 @@ class Judge:
         """
         if exit_code == 0:
             # It may have gone on so shortly before that nobody was sure of it yet.
-            await self.recovered("went on and ended well")
+            how = "went on and ended well"
+            if self.failed_elsewhere:
+                self.belied(how)
+            else:
+                await self.recovered(how)
             return
         if self._is_hung():
             if exit_code is not None:

@@ -260,10 +260,11 @@ class Monitor:
         elif stage in (Stage.SLOW, Stage.HANG) or self._judge.failed_elsewhere:
             waited_s = self._progress.passed_after_s(look)
             if waited_s is not None:
+                how = f"goes on after {waited_s:.1f} s"
                 if self._judge.failed_elsewhere:
-                    self._judge.belied()
+                    self._judge.belied(how)
                 else:
-                    await self._judge.recovered(f"goes on after {waited_s:.1f} s")
+                    await self._judge.recovered(how)
                 self._progress.forget()
                 self._save()
 

@@ -128,6 +128,8 @@ def test_a_stranger_who_tells_of_a_failure_silences_nobody(
     for job in jobs:
         job.until_said("A stranger says so. (told by node a)")
     jobs[0].until(lambda: reached(moments, Point.BELIED), Point.BELIED)
+    for job in jobs:
+        job.until_said("what another node has told has passed")
     jobs[1].pause()
     for job in jobs:
         assert job.wait() == 75

@@ -190,7 +190,7 @@ def test_a_failure_that_is_belied_leaves_a_later_hang_to_be_told() -> None:
     incidents = Incidents()
     assert told(incidents, Event.FAILED, Event.BELIED, Event.HANG) == [
         Announce.FAILED,
-        None,
+        Announce.RECOVERED,
         Announce.HANG,
     ]
 
