@@ -53,10 +53,10 @@ def attach(c10d: ModuleType, directory: str) -> None:
         environment = importlib.import_module("hangwatch.agent.environment")
         directory = directory or environment.wrapped_in(os.environ)
         importlib.import_module("hangwatch.agent.hooks").install(c10d, directory)
-    except Exception as error:
-        # Not ours: the program gets it, and goes on unwatched unless it asks for this again.
+    except BaseException as error:
+        # Not ours: the program gets it, and goes on unwatched where half is done.
         record_failure(directory, error)
-        if _is_foreign(error):
+        if not isinstance(error, Exception) or _is_foreign(error):
             raise
 
 

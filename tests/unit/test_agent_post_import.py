@@ -125,20 +125,22 @@ def test_a_module_that_was_imported_before_is_attached_to_at_once(
     assert finders() == []
 
 
-def test_what_strikes_amid_it_passes_and_leaves_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Struck(Exception):  # noqa: N818 (the name says it)
-        pass
+class Struck(Exception):  # noqa: N818 (the name says it)
+    """A user's own."""
 
+
+@pytest.mark.parametrize("kind", [Struck, KeyboardInterrupt])
+def test_what_strikes_amid_it_passes_and_leaves_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
     def load_package() -> None:
-        exec(compile("raise Struck", os.__file__, "exec"), {"Struck": Struck})  # noqa: S102
+        exec(compile("raise kind", os.__file__, "exec"), {"kind": kind})  # noqa: S102
 
     monkeypatch.setattr(post_import, "load_package", load_package)
-    with pytest.raises(Struck):
+    with pytest.raises(kind):
         attach(sys, str(tmp_path))
     (note,) = tmp_path.glob("agent-*.err")
-    assert "is not recorded: Struck" in note.read_text()
+    assert f"is not recorded: {kind.__name__}" in note.read_text()
 
 
 def test_an_agent_that_fails_leaves_word_and_no_exception(
