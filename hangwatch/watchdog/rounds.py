@@ -52,6 +52,7 @@ from hangwatch.watchdog.packing import (
     complete,
     unpack,
 )
+from hangwatch.watchdog.store import StoreLostError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -146,6 +147,8 @@ async def claim(store: Store, number: int, incident: Incident) -> bool:
     """Set the incident unless somebody has; whether it is ours."""
     ours = codec.dumps(incident)
     held = await store.compare_set(_incident(number), b"", ours)
+    if not held:  # where nobody has set it, or set it to nothing, it is ours now
+        raise StoreLostError("what the store answers makes no sense")
     # Only the libuv server wakes those that wait when it is a compare_set that
     # sets the key; setting it again does, whoever does it.
     await store.set(_incident(number), held)

@@ -427,6 +427,28 @@ def test_a_store_that_is_lost_leaves_each_node_on_its_own(
     assert one.said.read_text() == ""  # with -v only
 
 
+def test_what_no_store_would_answer_is_taken_for_none() -> None:
+    closed = asyncio.Event()
+
+    async def zeros(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 16):
+            writer.write(bytes(64))
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    async def claim() -> None:
+        async with await asyncio.start_server(zeros, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            store = await store_module.connect("127.0.0.1", port, "")
+            with pytest.raises(store_module.StoreLostError, match="no sense"):
+                await rounds.claim(store, 1, Incident("node0", "token", full=False))
+            store.close()
+            await closed.wait()
+
+    asyncio.run(claim())
+
+
 def test_a_store_that_is_not_there_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
