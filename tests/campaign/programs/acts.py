@@ -1,5 +1,6 @@
 """What setups.py does: acts that leave the rank as it was, and such as end it."""
 
+import ctypes
 import multiprocessing
 import os
 import random
@@ -12,6 +13,8 @@ import time
 CODE = 5
 LINGER_S = 0.5
 PATIENCE_S = 60.0
+kept_groups = []
+"""Of a job whose forks end as a program does."""
 
 
 def say(*words):
@@ -36,14 +39,22 @@ def fork_exits(_):
 def fork_leaves(_):
     pid = os.fork()
     if pid == 0:
+        never_free_groups()
         sys.exit(4)
     _, status = os.waitpid(pid, 0)
     say("a fork ended with", os.waitstatus_to_exitcode(status))
 
 
+def never_free_groups():
+    """For a fork: gloo's destructor waits for threads that it does not have, also bare."""
+    for group in kept_groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
 def fork_raises(_):
     pid = os.fork()
     if pid == 0:
+        never_free_groups()
         raise RuntimeError("in a fork")
     _, status = os.waitpid(pid, 0)
     say("a fork ended with", os.waitstatus_to_exitcode(status))

@@ -63,10 +63,13 @@ def live(life, given):
     kept.append(store)
     store = dist.PrefixStore(f"life-{life}", store)
     dist.init_process_group("gloo", store=store, rank=RANK, world_size=size)
+    keep(dist.group.WORLD)
     moment("after-init")
     first = dist.new_group(list(range(size)), group_desc="first")
+    keep(first)
     moment("between-groups")
     second = dist.new_group(list(range(size)), group_desc="second")
+    keep(second)
     for group in (None, first, second):
         dist.all_reduce(given, group=group)
         given /= 3
@@ -85,6 +88,13 @@ def live(life, given):
 
 kept = []
 """Stores, of which the first serves all."""
+
+
+def keep(group):
+    if ACT in ("fork-leaves", "fork-raises"):
+        import acts
+
+        acts.kept_groups.append(group)
 
 
 def keep_reducing(group):
