@@ -41,6 +41,7 @@ _ACTS = (
     "subinterpreter",
 )
 _ENDS = ("sys.exit", "os._exit", "raise", "abort", "kill")
+_LEAVING = ("fork-leaves", "fork-raises")
 _LATE = ("after-destroy", "at-exit")
 _RANKS = "ranks"
 _PROCESSES = "processes"
@@ -83,8 +84,8 @@ def draw(number: int, dice: random.Random) -> dict[str, Any]:
 def inject(fault: Fault, where: Path) -> Outcome:
     """Have it done in a job, bare and watched."""
     drawn = fault.drawn
-    # What comes out depends on the moment only where the act ends the job.
-    when = drawn["when"] if drawn["act"] in _ENDS else ""
+    # What comes out depends on the moment only where the act ends the job, or a fork of it.
+    when = drawn["when"] if drawn["act"] in (*_ENDS, *_LEAVING) else ""
     key = f"setup {drawn['act']} {drawn['launcher']} {drawn['who']} {when}"
     expected = oracle.bare(key, lambda directory: _run(directory, drawn, watched=False))
     result = _run(where, drawn, watched=True)
