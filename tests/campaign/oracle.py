@@ -22,6 +22,12 @@ TELLS_LOSS = (
     "|started again|met an error|no room|refused|records no more|stay as they were"
 )
 """In a line by which hangwatch says that it can do less."""
+_TOLD = re.compile(
+    r"^Traceback.*\n(?:  File \"<frozen .*\n)+OSError: .*\n"
+    r"hangwatch: the watchdog ended with exit code 1 and is started again$",
+    re.MULTILINE,
+)
+"""The interpreter could not so much as load the watchdog's program, and that is said."""
 LONGER_S = 15.0
 """How much longer a watched job may take: a few seconds on a machine that does nothing else."""
 
@@ -92,7 +98,7 @@ def unharmed(
     harmed += [
         f"the {who} needed {mib:.0f} MiB" for who, mib in watched.peak_mib.items() if mib > MAX_MIB
     ]
-    if "Traceback" in watched.said and "Traceback" not in expected.said:
+    if "Traceback" in _TOLD.sub("", watched.said) and "Traceback" not in expected.said:
         harmed.append(f"a traceback on standard error: {watched.said[-400:]!r}")
     return Outcome(harmed=harmed)
 
