@@ -25,7 +25,7 @@ std::int64_t g_last_slot = -1;
 PyObject* g_get_number = nullptr;
 // Grows with every change of what stands above: an answer from before may be wrong.
 std::uint64_t g_changes = 0;
-std::uint64_t g_definitions = 0;
+std::uint32_t g_definitions = 0;
 
 void forget_address(Slot& slot) {
   g_last_group = nullptr;
@@ -128,7 +128,7 @@ void reset() {
   if (g_unrecorded != nullptr) g_unrecorded->clear();
 }
 
-bool is_still(std::size_t slot, std::uint64_t definition) {
+bool is_still(std::size_t slot, std::uint32_t definition) {
   return g_slots[slot].definition == definition;
 }
 
@@ -184,7 +184,7 @@ std::int32_t global_rank(const Slot& slot, std::int64_t rank) {
 
 Place begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now) {
   Slot& slot = g_slots[index];
-  Place place{0, 0, false, false, call, device, slot.definition, false};
+  Place place{0, 0, false, false, call, device, slot.definition};
   if (call == Call::p2p) {
     place.seq = ++slot.p2p;
     writer::count_p2p(index, now);
@@ -201,7 +201,7 @@ Place begin(std::size_t index, PyObject* group, Call call, Device device, std::u
     place.was_read = read_number(group, place.before);
     if (!place.was_read) {
       if (PyErr_Occurred() != nullptr) {
-        place.interrupted = true;
+        place.seq = 0;
         return place;
       }
       slot.number = Slot::Number::own;
@@ -241,7 +241,7 @@ void cancel(std::size_t index, const Place& place) {
   }
   slot.own -= static_cast<std::uint64_t>(places_of(place.call));
   writer::uncount_entered(index);
-  if (place.interrupted) return;  // it was given no place yet
+  if (place.seq == 0) return;  // it was given no place yet
   const std::uint64_t last = place.seq + static_cast<std::uint64_t>(places_of(place.call)) - 1;
   if (slot.last_place == last) slot.last_place = place.seq - 1;
   writer::lower_enqueued(index, place.seq, place.seq - 1);

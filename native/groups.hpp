@@ -35,7 +35,7 @@ struct Slot {
   std::uint32_t generation;  // grows with every call
   std::uint64_t last_place;
   std::uint64_t coalesced_place;
-  std::uint64_t definition;     // no two groups of the process have the same
+  std::uint32_t definition;     // no two groups of the process have the same
   PyObject* address = nullptr;  // of the group, once it was resolved; no reference
   std::int32_t device = -1;     // the CUDA device of its last call with a tensor on one
   std::vector<std::int64_t> ranks;
@@ -43,14 +43,13 @@ struct Slot {
 
 // A call between begin() and end().
 struct Place {
-  std::uint64_t seq;
+  std::uint64_t seq;     // 0: an exception that is not ours is set, and it is not to be made
   std::uint64_t before;  // c10d's number, where it was read
   bool was_read;
   bool unsettled;
   Call call;
   Device device;
-  std::uint64_t definition;  // of the slot; another group may have it by the end
-  bool interrupted;          // an exception that is not ours is set: the call is not to be made
+  std::uint32_t definition;  // of the slot; another group may have it by the end
 };
 
 bool setup(PyObject* process_group_type);  // false with an exception set
@@ -59,7 +58,7 @@ void reset();  // for a new page
 
 Slot* at(std::int64_t slot);
 // Whether it is that of the same group still, be it retired.
-bool is_still(std::size_t slot, std::uint64_t definition);
+bool is_still(std::size_t slot, std::uint32_t definition);
 void define(std::size_t slot, const std::vector<std::int64_t>& ranks, std::string_view backend);
 void retire(std::size_t slot);
 

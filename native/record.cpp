@@ -23,7 +23,7 @@ bool g_sized[signature::kMethodCount];
 // entry is replaced when its address is used anew, or room is needed. A Work
 // that nobody waits for costs nothing but its entry.
 constexpr Wait kNoWait{writer::kNoEvent, 0, -1, 0, nullptr, false, true, 0, 0, -1};
-constexpr Call kNoCall{writer::kNoEvent, -1, nullptr, {}, false, -1, false};
+constexpr Call kNoCall{writer::kNoEvent, -1, nullptr, {}, false, -1};
 
 struct Work {
   PyObject* object;
@@ -103,7 +103,7 @@ std::int32_t mark_reached(groups::Slot& slot, std::int64_t index, std::uint64_t 
 }
 
 // Calls have returned, or what was waited for has.
-void count_left(std::int64_t slot, std::uint64_t definition, std::uint64_t calls) {
+void count_left(std::int64_t slot, std::uint32_t definition, std::uint64_t calls) {
   const auto index = static_cast<std::size_t>(slot);
   if (groups::is_still(index, definition)) writer::count_left(index, calls);
 }
@@ -117,7 +117,7 @@ bool mark_passed(const Wait& wait) {
 
 Call interrupted() {
   Call call = kNoCall;
-  call.interrupted = true;
+  call.slot = kInterrupted;
   return call;
 }
 
@@ -208,7 +208,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   call.slot = index;
   call.caller = site.caller;
   call.place = groups::begin(static_cast<std::size_t>(index), group, m.call, device, now);
-  if (call.place.interrupted) {
+  if (call.place.seq == 0) {
     groups::cancel(static_cast<std::size_t>(index), call.place);
     return interrupted();
   }
@@ -245,8 +245,9 @@ bool end(const Call& call, PyObject* group, PyObject* result) noexcept {
   const auto slot = static_cast<std::size_t>(call.slot);
   const bool good = groups::end(slot, group, call.place, result == nullptr);
   const std::uint64_t collectives = call.place.call == groups::Call::p2p ? 0 : 1;
-  const Wait wait{call.event,     call.event, call.slot,      collectives,           call.caller,
-                  call.completes, true,       call.place.seq, call.place.definition, call.device};
+  const Wait wait{call.event,     call.event,     call.slot, collectives,
+                  call.caller,    call.completes, true,      call.place.definition,
+                  call.place.seq, call.device};
   Coalescing& coalescing = g_coalescing[slot];
   if (result == nullptr) {
     writer::move_event(call.event, slot, OpState::failed, false);

@@ -24,14 +24,16 @@ constexpr int kMaxFailures = 5;
 // Swallows the exception that is set, if any. False, and it stays, if it is not ours.
 bool swallow() noexcept;
 
+// An exception that is not ours is set: the call is not to be made.
+constexpr std::int64_t kInterrupted = -2;
+
 struct Call {
   std::uint64_t event;
-  std::int64_t slot;   // -1: not recorded
+  std::int64_t slot;   // -1: not recorded, or kInterrupted
   const void* caller;  // callsite::caller() at its beginning
   groups::Place place;
   bool completes;       // a wait that returns means that it is complete
   std::int32_t device;  // whose stream has a beacon before it, -1 for none
-  bool interrupted;     // an exception that is not ours is set: it is not to be made
 };
 
 Call begin(std::size_t method, PyObject* group, const signature::Arguments& arguments,
@@ -54,8 +56,8 @@ struct Wait {
   const void* caller;         // if the same function waits, the call is a synchronous one
   bool completes;
   bool is_async;
+  std::uint32_t definition;  // of the slot: another group may have it by the end
   std::uint64_t place;       // of the last call
-  std::uint64_t definition;  // of the slot: another group may have it by the end
   std::int32_t device;       // as in Call
 };
 

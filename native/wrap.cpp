@@ -69,7 +69,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t positio
   PyObject* original = g_wrapped[kMethod].original;
   if (!record::armed()) return call_original(original, self, arguments);
   const record::Call call = record::begin(kMethod, self, arguments, g_resolve);
-  if (call.interrupted) return nullptr;
+  if (call.slot == record::kInterrupted) return nullptr;
   PyObject* result = call_original(original, self, arguments);
   return record::end(call, self, result) ? result : dropped(result);
 }
