@@ -2,7 +2,8 @@
 # make test    everything: checks, and all tests (needs a C++ compiler; see tests/packages.sh)
 # make check   in two minutes: lint, types, unit and property tests
 # make zoo     real programs with planted faults: what is expected, what hangwatch finds
-# make campaign  faults injected into real jobs, an hour or two; FAULT=kill-017 one of them
+# make campaign  faults injected into real jobs, an hour or two; FAULT=kill-017 one of them,
+#                SLICE=60 some of them, other ones each day
 # make bench   the figures of the README
 # Each works from a fresh clone: a virtual environment is made in .venv, and for the tests of
 # launchers and frameworks another one in .venv-frameworks.
@@ -52,7 +53,7 @@ zoo: $(VENV)/tested
 	$(BIN)/python tests/zoo/table.py
 
 campaign: $(VENV)/tested
-	$(BIN)/python tests/campaign/run.py $(if $(FAULT),--fault $(FAULT)) $(if $(KIND),--kind $(KIND)) $(if $(RESUME),--resume)
+	$(BIN)/python tests/campaign/run.py $(if $(FAULT),--fault $(FAULT)) $(if $(KIND),--kind $(KIND)) $(if $(SLICE),--slice $(SLICE)) $(if $(RESUME),--resume)
 
 bench: $(VENV)/tested
 	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done

@@ -3,6 +3,7 @@
     make campaign                     all of them; an hour or two
     make campaign FAULT=kill-017      one, again, and what happened
     make campaign KIND=kill           those of one kind
+    make campaign SLICE=60            some of each kind, other ones each day
 
 Every fault that harmed a job or lost a verdict is told at once, and the table at the
 end. The results of faults that ran lie in build/campaign.jsonl: after an interruption
@@ -12,6 +13,7 @@ end. The results of faults that ran lie in build/campaign.jsonl: after an interr
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import os
 import random
@@ -51,6 +53,17 @@ def chosen(names: Sequence[str], kinds: Sequence[str], seed: int) -> list[Fault]
     return [f for kind in KINDS if not kinds or kind.NAME in kinds for f in faults(kind, seed)]
 
 
+def sample(number: int, day: int, seed: int) -> list[Fault]:
+    """Some faults of each kind, as many of it as is its share, other ones each day."""
+    dice = random.Random(day)  # noqa: S311 (no secret)
+    whole = sum(kind.COUNT for kind in KINDS)
+    found = []
+    for kind in KINDS:
+        share = min(max(1, round(number * kind.COUNT / whole)), kind.COUNT)
+        found += [one(kind, n, seed) for n in sorted(dice.sample(range(kind.COUNT), share))]
+    return found
+
+
 def run(fault: Fault, *, keep: bool = False) -> Outcome:
     """Do one fault. keep: leave its directory, and say where it is."""
     kind = next(kind for kind in KINDS if fault.kind == kind.NAME)
@@ -74,17 +87,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="campaign")
     parser.add_argument("--fault", nargs="*", default=[], metavar="NAME", help="such as kill-017")
     parser.add_argument("--kind", nargs="*", default=[], metavar="KIND")
+    parser.add_argument("--slice", type=int, metavar="N", help="some N, other ones each day")
+    parser.add_argument("--day", type=int, default=dt.datetime.now(dt.UTC).toordinal())
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--jobs", type=int, default=max(2, 2 * (os.cpu_count() or 1)))
     parser.add_argument("--resume", action="store_true", help="leave out what has run")
     parser.add_argument("--list", action="store_true", help="name the faults and run none")
     parser.add_argument("--table", action="store_true", help="show the table of what has run")
     asked = parser.parse_args(arguments)
-    todo = chosen(asked.fault, asked.kind, asked.seed)
+    if asked.slice:
+        todo = sample(asked.slice, asked.day, asked.seed)
+        sys.stdout.write(f"campaign: {len(todo)} faults of day {asked.day}\n")
+    else:
+        todo = chosen(asked.fault, asked.kind, asked.seed)
     if asked.list:
         sys.stdout.writelines(f"{fault}\n" for fault in todo)
         return 0
-    alone = bool(asked.fault)
+    alone = bool(asked.fault or asked.slice)
     results: dict[str, dict[str, Any]] = {}
     if not alone:
         RESULTS.parent.mkdir(exist_ok=True)
@@ -92,15 +111,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.resume or asked.table:
             todo = [fault for fault in todo if fault.name not in results]
     if not asked.table:
-        _run_all(todo, asked.jobs, results, keep=alone)
-    if not alone:
+        _run_all(todo, asked.jobs, results, keep=bool(asked.fault), kept=not alone)
+    if not asked.fault:
         sys.stdout.write(table(results.values()))
     return int(any(row["harmed"] or row["lost"] for row in results.values()))
 
 
 def _run_all(
-    todo: Sequence[Fault], jobs: int, results: dict[str, dict[str, Any]], *, keep: bool
+    todo: Sequence[Fault],
+    jobs: int,
+    results: dict[str, dict[str, Any]],
+    *,
+    keep: bool,
+    kept: bool,
 ) -> None:
+    """Run faults. keep: leave their directories. kept: their results are for RESUME."""
     order = list(todo)
     random.Random(0).shuffle(order)  # noqa: S311 (so that long kinds do not come together)
     began = time.monotonic()
@@ -110,7 +135,7 @@ def _run_all(
             for number, done in enumerate(as_completed(running), 1):
                 fault, outcome = running[done], done.result()
                 results[fault.name] = {"name": fault.name, "kind": fault.kind, **asdict(outcome)}
-                if not keep:
+                if kept:
                     _write(results.values())
                 _tell(fault, outcome)
                 if number % 20 == 0 or number == len(order):
