@@ -121,9 +121,13 @@ def _is_ours(frame: FrameType) -> bool:
 def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
     """Whether a frame is that of a signal handler, which is given the one that it interrupts.
 
-    It need not be installed any more.
+    It need not be installed any more, and may take what it is given as ``*args``.
     """
-    return not _is_ours(frame) and any(v is interrupted for v in frame.f_locals.values())
+    if _is_ours(frame):
+        return False
+    values = list(frame.f_locals.values())  # of a module they are its globals, which may grow
+    several = (one for value in values if type(value) is tuple for one in value)
+    return any(value is interrupted for value in (*values, *several))
 
 
 def _is_of_a_library(frame: FrameType) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 import weakref
+from inspect import getattr_static
+from operator import length_hint
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.batches import digest, largest_tensor
 from hangwatch.agent.call_site import user_place
-from hangwatch.agent.guard import is_foreign
 from hangwatch.agent.replicas import Progress
 
 if TYPE_CHECKING:
@@ -125,12 +127,8 @@ class Loaders:
         outer = self._outer() if self._outer is not None else None
         if outer is None or outer is iterator:
             return False
-        try:
-            return bool(0 < outer._num_yielded < len(outer))
-        except (AttributeError, TypeError) as error:
-            if is_foreign(error):
-                raise
-            return True  # it is alive, and nobody knows how long it is
+        begun = getattr(outer, "_num_yielded", 1) > 0
+        return begun and not _is_exhausted(getattr(outer, "_sampler_iter", None))
 
     def _end(self, now: Progress) -> None:
         loop, self._loop = self._loop, None
@@ -197,7 +195,7 @@ def _is_distributed(loader: Any) -> bool:
         and type(sampler).__iter__ is kind.__iter__
         and bool(sampler.shuffle)
         and (batches is None or (type(batches) is data.BatchSampler and batches.sampler is sampler))
-        and not hasattr(loader.dataset, "set_epoch")
+        and getattr_static(loader.dataset, "set_epoch", None) is None
         and sampler.num_samples > 1
     )
 
@@ -208,9 +206,23 @@ def _order(loader: Any) -> int:
 
 
 def _length(loader: Any) -> int:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError) as error:
-        if is_foreign(error):
-            raise
-        return sys.maxsize  # it counts as training only by what it changes
+    """How many batches a loop over a loader has, as far as torch has that written down.
+
+    Nobody's ``__len__`` is called: it may count, draw or wait, and torch does not call it here.
+    """
+    data: Any = sys.modules["torch.utils.data"]
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if type(sampler) is data.distributed.DistributedSampler:
+        if batches is None:
+            return int(sampler.num_samples)
+        if type(batches) is data.BatchSampler:
+            full, rest = divmod(int(sampler.num_samples), int(batches.batch_size))
+            return full + bool(rest and not batches.drop_last)
+    return sys.maxsize  # it counts as training only by what it changes
+
+
+def _is_exhausted(order: Any) -> bool:
+    """Whether there is nothing left in an iterator of Python's own; others are not asked."""
+    if type(order) is GeneratorType:
+        return order.gi_frame is None
+    return type(order).__module__ == "builtins" and length_hint(order, 1) == 0

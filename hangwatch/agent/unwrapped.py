@@ -38,13 +38,19 @@ _SAFE_FD = 10
 _DETACH = """\
 import os, sys
 os.setsid()
-os.closerange(5, os.sysconf("SC_OPEN_MAX"))
 if os.fork():
     os._exit(0)
+for name in os.listdir("/proc/self/fd"):
+    if int(name) > 4:
+        try:
+            os.close(int(name))
+        except OSError:
+            pass
 os.execv(sys.argv[1], sys.argv[1:])
 """
 """The caretaker is no child of the rank, whose launcher ends all those, and holds none of its
-files: a socket that stayed open would hide from the peers that the rank is gone."""
+files: a socket that stayed open would hide from the peers that the rank is gone. Those that are
+open are closed one by one: there may be a thousand million numbers, and the rank waits for this."""
 _OF_THE_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 """Variables by which a process is taken for a rank."""
 

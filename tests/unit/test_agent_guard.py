@@ -89,11 +89,20 @@ def test_what_a_users_signal_handler_raises_passes(
     assert told == []
 
 
-def test_what_a_handler_raises_that_is_no_longer_installed_passes(guard: Guard) -> None:
-    def handler(_number: int, _frame: object) -> None:
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-        raise TimeoutError
+def handler_of_one_shot(_number: int, _frame: object) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    raise TimeoutError
 
+
+def handler_of_all_arguments(*_: object) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("handler", [handler_of_one_shot, handler_of_all_arguments])
+def test_what_a_handler_raises_that_is_no_longer_installed_passes(
+    guard: Guard, handler: signal._HANDLER
+) -> None:
     signal.signal(signal.SIGUSR1, handler)
     with pytest.raises(TimeoutError), guard:
         signal.raise_signal(signal.SIGUSR1)
