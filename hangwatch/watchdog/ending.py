@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch import pidfd
 from hangwatch.moments import Point, reach
-from hangwatch.watchdog.processes import PROC, alive
+from hangwatch.watchdog.processes import PROC, alive, catches
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TERM_S = 2.0
 """How long a process may take to end after a signal."""
+SAVE_S = 30.0
+"""How long where one catches SIGTERM: it may save a checkpoint. torchrun waits as long."""
 _LOOK_S = 0.05
 _SIGNALS = (signal.SIGTERM, Point.BEFORE_TERM), (signal.SIGKILL, Point.BEFORE_KILL)
 
@@ -57,7 +59,8 @@ async def end_ranks(
                     ended.add(rank)
             if not ended:
                 break
-            await _over([handles[rank] for rank in ended])
+            caught = any(catches(ranks[rank][0], number, proc) for rank in ended)
+            await _over([handles[rank] for rank in ended], SAVE_S if caught else TERM_S)
     finally:
         for handle in handles.values():
             os.close(handle)
@@ -103,8 +106,8 @@ def _is_over(handle: int) -> bool:
     return bool(looking.poll(0))
 
 
-async def _over(handles: Collection[int]) -> None:
-    """Wait until all have ended, TERM_S at most."""
-    deadline = asyncio.get_running_loop().time() + TERM_S
+async def _over(handles: Collection[int], limit_s: float) -> None:
+    """Wait until all have ended, limit_s at most."""
+    deadline = asyncio.get_running_loop().time() + limit_s
     while not all(map(_is_over, handles)) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 (bounded)
         await asyncio.sleep(_LOOK_S)

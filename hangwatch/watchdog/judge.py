@@ -15,6 +15,7 @@ from hangwatch.nccl import status
 from hangwatch.types import (
     Certainty,
     JobSnapshot,
+    Kind,
     State,
     Thresholds,
     Verdict,
@@ -360,9 +361,12 @@ class Judge:
             await self.exchange.publish(judged.round, Published(self.node, verdicts, report))
 
     def _proved_here(self, judged: Judged, thresholds: Thresholds) -> bool:
-        """Whether a hang is proved also by what this node has seen itself, and by that alone."""
+        """Whether a hang is proved also by what this node has seen itself, and by that alone.
+
+        Where a rank has died it is its launcher that ends the others, and may be at it.
+        """
         main = judged.verdicts[0]
-        if main.certainty is not Certainty.PROVED:
+        if main.certainty is not Certainty.PROVED or main.kind is Kind.DIED:
             return False
         found = self.diagnose(self._job(judged.collected), thresholds)
         return (

@@ -105,6 +105,11 @@ def process_state(pid: int, start_ticks: int, proc: str = PROC) -> ProcessState:
     )
 
 
+def catches(pid: int, number: int, proc: str = PROC) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    return bool(int(_status(pid, "SigCgt", proc) or "0", 16) >> (number - 1) & 1)
+
+
 def command_line(pid: int, proc: str = PROC) -> str:
     """The command line for people, at most COMMAND_CHARS long; empty if gone.
 
@@ -216,12 +221,14 @@ def _wchan(pid: int, proc: str) -> str:
 
 def _tracer(pid: int, proc: str) -> int:
     """The pid of the debugger that is attached, 0 for none."""
+    return int(_status(pid, "TracerPid", proc) or 0)
+
+
+def _status(pid: int, field: str, proc: str) -> str:
+    """A field of /proc/PID/status, empty where there is none."""
     try:
         text = Path(proc, str(pid), "status").read_text("utf-8", "replace")
     except OSError:
-        return 0
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name == "TracerPid":
-            return int(value)
-    return 0
+        return ""
+    fields = (line.partition(":") for line in text.splitlines())
+    return next((value.strip() for name, _, value in fields if name == field), "")

@@ -27,6 +27,18 @@ DEAF = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
     "print(1, flush=True); time.sleep(600)"
 )
+SAVING = """
+import signal, sys, time
+def save(*_):
+    for part in range(8):
+        print(part, flush=True)
+        time.sleep(0.5)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+"""A program that saves a checkpoint when it is asked to end."""
 Process = tuple[int, int]
 
 
@@ -76,6 +88,14 @@ def test_ranks_are_ended_by_sigterm_and_the_deaf_by_sigkill(news: News) -> None:
         assert ended({0: first, 1: second}, news) == (2, 1)
         assert one.wait(WAIT_S) == -signal.SIGTERM
         assert other.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_a_rank_that_saves_when_it_is_asked_to_end_has_the_time_for_it(news: News) -> None:
+    with child(SAVING) as (one, identity):
+        assert ended({0: identity}, news) == (1, 1)
+        assert one.wait(WAIT_S) == 3
+        assert one.stdout is not None
+        assert one.stdout.read().split() == [b"%d" % part for part in range(8)]
 
 
 def test_a_stopped_rank_is_ended_too(news: News) -> None:
