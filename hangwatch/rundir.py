@@ -140,7 +140,8 @@ def _join(path: Path) -> RunDir:
             lock = untrusted.open_to_lock(path / LOCK, create=True)
         except FileNotFoundError:
             continue  # its last holder has just removed it
-        if _locked(lock, fcntl.LOCK_EX):
+        # One that is not there any more says nothing of who has made the directory anew.
+        if _locked(lock, fcntl.LOCK_EX) and _is_at(lock, path / LOCK):
             empty(path)  # nobody is here: what is here was left behind
         # Whoever has it alone for a moment empties or removes it.
         if _locked(lock, fcntl.LOCK_SH) and _is_at(lock, path / LOCK):

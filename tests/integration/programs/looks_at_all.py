@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import traceback
+from pathlib import Path
 
 from hangwatch import cli
 from hangwatch.doctor.jobs import jobs
@@ -50,6 +51,9 @@ for words in json.load(sys.stdin):
     signal.alarm(0)
     said.flush()
     text = said.buffer.getvalue().decode("utf-8", "replace")
-    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    # Not ru_maxrss, which is at least what whoever started us had then.
+    status = Path("/proc/self/status").read_text().splitlines()
+    peak = next(line for line in status if line.startswith("VmHWM:"))
+    mib = int(peak.split()[1]) >> 10
     outcome = {"words": words, "code": code, "said": text[-5000:], "mib": mib}
     sys.stdout.write(json.dumps(outcome) + "\n")
