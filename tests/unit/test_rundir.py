@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch import rundir
+from hangwatch import rundir, untrusted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,6 +145,29 @@ def test_a_shared_directory_is_swept_only_when_nobody_holds_it(tmp_path: Path) -
     os.close(held.lock)
     make(tmp_path, "next").remove()
     assert not held.path.exists()
+
+
+def test_who_holds_the_lock_of_a_directory_that_is_gone_empties_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"HANGWATCH_DIR": str(tmp_path)}
+    first = rundir.join("job-1", environ)
+    opened = iter([os.open(first.path / rundir.LOCK, os.O_RDWR | os.O_CLOEXEC)])
+    first.remove()
+    second = rundir.join("job-1", environ)
+    page = second.path / "r0-0-1.page"
+    page.touch()
+    usual = untrusted.open_to_lock
+
+    def open_to_lock(path: Path, *, create: bool) -> int:
+        return next(opened, None) or usual(path, create=create)
+
+    monkeypatch.setattr(untrusted, "open_to_lock", open_to_lock)
+    third = rundir.join("job-1", environ)
+    assert next(opened, None) is None
+    assert page.exists()
+    third.remove()
+    second.remove()
 
 
 def test_those_that_come_and_go_at_the_same_time_always_share_one(tmp_path: Path) -> None:
