@@ -135,8 +135,9 @@ class PythonRecorder(LockBell):
     def define_group(
         self, slot: int, name: str, desc: str, ranks: Sequence[int], index: int, backend: str
     ) -> bool:
-        # What the group that had the slot before has done is not this one's doing.
-        for number, event in list(self._events.items()):
+        # What the group that had the slot before has done is not this one's doing. A finalizer
+        # may make a call amid a loop over pairs, which are made one by one; not amid a copy.
+        for number, event in self._events.copy().items():
             if event["slot"] == slot:
                 self._events.pop(number, None)
         self.numbering[slot] = Numbering(backend)

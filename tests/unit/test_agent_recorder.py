@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
@@ -260,3 +261,28 @@ def test_a_forks_child_writes_nothing(page: Page) -> None:
         os._exit(begin(page.recorder) + 1)
     assert os.waitpid(child, 0)[1] == 0
     assert page.path.read_bytes() == before
+
+
+class Straggler:
+    """Garbage that makes a call when it is found."""
+
+    def __init__(self, events: dict[int, Any]) -> None:
+        self.events, self.itself = events, self
+
+    def __del__(self) -> None:
+        self.events[len(self.events)] = {"slot": 1}
+
+
+def test_a_finalizer_may_make_a_call_while_a_group_takes_a_slot_anew() -> None:
+    recorder = PythonRecorder("")
+    events = vars(recorder)["_events"]
+    events.update({number: {"slot": number % 2} for number in range(4000)})
+    before = gc.get_threshold()
+    gc.collect()
+    try:
+        Straggler(events)
+        gc.set_threshold(1000)  # reached by what is made for the 4,000, not before
+        recorder.define_group(0, "0", "", (0, 1), 0, "cpu:gloo")
+    finally:
+        gc.set_threshold(*before)
+    assert {event["slot"] for event in events.values()} == {1}
