@@ -353,7 +353,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("watchdog/processes.py", "environment"): PROC,
     ("watchdog/processes.py", "_listdir"): PROC,
     ("watchdog/processes.py", "_wchan"): PROC,
-    ("watchdog/processes.py", "_tracer"): PROC,
+    ("watchdog/processes.py", "_status"): PROC,
     ("watchdog/stacks.py", "refusal"): PROC,
     ("witness.py", "_watch"): PROC,
     ("witness.py", "_state"): PROC,
