@@ -89,6 +89,7 @@ class Exchange:
         self._may_answer = Allowance(ANSWERS, ANSWER_EVERY_S)
         self._may_answer_in_full = Allowance(FULL_ANSWERS, FULL_ANSWER_EVERY_S)
         self._hearing = asyncio.Semaphore(ANSWERED_AT_ONCE)
+        self._asking = asyncio.Lock()
         self._next = 1
         self.roster: tuple[Node, ...] = (node,)
         """The nodes that are known, this one among them."""
@@ -136,18 +137,13 @@ class Exchange:
         because that node has died or stopped, the next incident is claimed.
         """
         incident = Incident(self._node.node, secrets.token_hex(8), full)
-        budget_s = GATHER_FULL_S if full else GATHER_S
         try:
             for _ in range(ATTEMPTS):
-                store = self._joined()
-                number = min(self._open, default=self._next)
-                if number not in self._open and await rounds.claim(store, number, incident):
-                    reach(Point.CLAIMED)
-                    found = await self._gather(store, number, budget_s)
-                    if not await rounds.is_taken_over(store, number):
-                        return found
-                elif await self._heard_verdict(number):
-                    return Gathered(owner=False, round=number)
+                # Two questions of ours would take each other for a node that takes over.
+                async with self._asking:
+                    found = await self._claim(incident)
+                if found.owner or await self._heard_verdict(found.round):
+                    return found
         except StoreLostError as error:
             self._lost(error)
             return Gathered(owner=True, round=0, unseen=(f"other nodes were not asked: {error}",))
@@ -169,6 +165,17 @@ class Exchange:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._leave()
+
+    async def _claim(self, incident: Incident) -> Gathered:
+        """What the others know of our incident; owner is False where theirs is under way."""
+        store = self._joined()
+        number = min(self._open, default=self._next)
+        if number in self._open or not await rounds.claim(store, number, incident):
+            return Gathered(owner=False, round=number)
+        reach(Point.CLAIMED)
+        found = await self._gather(store, number, GATHER_FULL_S if incident.full else GATHER_S)
+        taken_over = await rounds.is_taken_over(store, number)
+        return Gathered(owner=False, round=number + 1) if taken_over else found
 
     async def _gather(self, store: Store, number: int, budget_s: float) -> Gathered:
         self._next = max(self._next, number + 1)

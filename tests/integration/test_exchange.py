@@ -482,3 +482,25 @@ def test_a_watchdog_is_not_counted_among_the_workers_of_the_job(tmp_path: Path) 
         assert leader.process.stdout is not None
         subprocess.run([sys.executable, "-c", WORKER, str(leader.port)], check=True)  # noqa: S603 (our own Python)
         assert leader.process.stdout.readline() == "everybody is here\n"
+
+
+def test_two_questions_of_one_node_do_not_take_each_other_over(
+    server: Server, tmp_path: Path
+) -> None:
+    async def act(one: Watchdog, other: Watchdog) -> None:
+        async def slowly() -> None:
+            await asyncio.sleep(0.5)
+
+        other.before_answer = slowly
+
+        async def conclude(*, full: bool) -> Gathered:
+            gathered = await one.exchange.ask(full=full)
+            await one.exchange.publish(gathered.round, Published("node0", (verdict(),)))
+            return gathered
+
+        found = await asyncio.gather(conclude(full=False), conclude(full=True))
+        assert all(gathered.owner and gathered.others for gathered in found), found
+        assert [len((await other.heard.get()).verdicts) for _ in found] == [1, 1]
+
+    one, other = with_two(server, tmp_path, act)
+    assert (one.asked, other.asked) == ([], [False, True])
