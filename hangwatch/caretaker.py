@@ -59,6 +59,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     run_dir, pid = arguments
     held = rundir.RunDir(Path(run_dir), LOCK_FD, shared=True)
+    rundir.sweep(held.path.parent)
     caretaker = Caretaker(held, dict(environ), int(pid), Signals.block(()))
     try:
         companions = Companions(held.path)

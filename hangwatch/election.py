@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hangwatch.foreign import Ignoring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +60,6 @@ def _is_task(environ: Mapping[str, str], rank: str, size: str) -> bool:
 
 def _pid_namespace() -> str:
     """Containers that share /dev/shm are nodes of their own."""
-    with suppress(OSError):
+    with Ignoring(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
     return ""

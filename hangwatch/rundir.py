@@ -6,7 +6,7 @@ temporary files, else ``$XDG_RUNTIME_DIR``. Where somebody else has taken that n
 of them it is ``<base>/hangwatch-<uid>-<random>``, which nobody can take first; the
 first that is ours is found again by the next run. Whoever made the directory of a run
 holds a lock (flock(2)) on its file ``lock`` until it ends, by whatever means; one whose
-lock is free has been left behind and is removed by the next run. A lock and not a pid,
+lock is free has been left behind and is swept by the next run. A lock and not a pid,
 since containers that share /dev/shm do not share their pids.
 
 Commands that were started for one rank each (election.py) share the directory
@@ -25,10 +25,12 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hangwatch import untrusted
+from hangwatch.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -79,10 +81,10 @@ def bases(environ: Mapping[str, str]) -> Iterator[Path]:
     """The bases to try, in order."""
     own = environ.get("HANGWATCH_DIR", "")
     if own:
-        with suppress(OSError):  # relative, and the working directory is gone
+        with Ignoring(OSError):  # relative, and the working directory is gone
             yield Path(own).absolute()
     yield Path("/dev/shm")  # noqa: S108 (our directory below it is 0700 and checked to be ours)
-    with suppress(OSError):  # there is none
+    with Ignoring(OSError):  # there is none
         yield Path(tempfile.gettempdir())
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if runtime.startswith("/"):
@@ -110,69 +112,77 @@ def make(run_id: str, environ: Mapping[str, str]) -> RunDir:
 
 
 def join(name: str, environ: Mapping[str, str]) -> RunDir:
-    """Make or join the directory that the commands of one job share. Raises OSError."""
+    """Make or join the directory that the commands of one job share. Raises OSError.
+
+    Ranks call it, where a signal handler may raise a TimeoutError of the program's.
+    """
     return _in_first_base(environ, lambda parent: _join(parent / name))
 
 
 def _in_first_base(environ: Mapping[str, str], take: Callable[[Path], RunDir]) -> RunDir:
     refused: list[str] = []
-    usable = list(bases(environ))
-    for find in (_parent, _private_parent):
-        for base in list(usable):
-            try:
-                parent = find(base)
-                _sweep(parent)
-                held = take(parent)
-            except OSError as error:
-                refused.append(f"{base}: {error.strerror or error}")
-                if not isinstance(error, TakenError):
-                    usable.remove(base)
-            else:
-                return replace(held, lost="; ".join(refused))
+    taken: list[Path] = []
+    finding = chain(
+        ((_parent, base) for base in bases(environ)), ((_private_parent, base) for base in taken)
+    )
+    for find, base in finding:
+        try:
+            held = take(find(base))
+        except OSError as error:
+            if is_foreign(error):
+                raise
+            refused.append(f"{base}: {error.strerror or error}")
+            if isinstance(error, TakenError):
+                taken.append(base)
+        else:
+            return replace(held, lost="; ".join(refused))
     raise OSError("; ".join(refused))
 
 
 def _join(path: Path) -> RunDir:
     for _ in range(_TRIES):
-        with suppress(FileExistsError):
+        with Ignoring(FileExistsError):
             path.mkdir(mode=0o700)
         try:
             lock = untrusted.open_to_lock(path / LOCK, create=True)
         except FileNotFoundError:
             continue  # its last holder has just removed it
-        # One that is not there any more says nothing of who has made the directory anew.
-        if _locked(lock, fcntl.LOCK_EX) and _is_at(lock, path / LOCK):
-            empty(path)  # nobody is here: what is here was left behind
-        # Whoever has it alone for a moment empties or removes it.
-        if _locked(lock, fcntl.LOCK_SH) and _is_at(lock, path / LOCK):
+        joined = False
+        try:
+            # One that is not there any more says nothing of who has made the directory anew.
+            if _locked(lock, fcntl.LOCK_EX) and _is_at(lock, path / LOCK):
+                empty(path)  # nobody is here: what is here was left behind
+            # Whoever has it alone for a moment empties or removes it.
+            joined = _locked(lock, fcntl.LOCK_SH) and _is_at(lock, path / LOCK)
+        finally:
+            if not joined:
+                os.close(lock)
+        if joined:
             return RunDir(path, lock, shared=True)
-        os.close(lock)
         time.sleep(_PAUSE_S)
     raise OSError(f"{path.name} cannot be joined")
 
 
 def _locked(lock: int, kind: int) -> bool:
     """Whether the lock could be had, or changed, at once."""
-    try:
+    with Ignoring(OSError):
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_at(handle: int, path: Path) -> bool:
     """Whether an open file still lies there."""
-    try:
+    with Ignoring(OSError):
         return os.path.samestat(os.fstat(handle), path.lstat())
-    except OSError:
-        return False
+    return False
 
 
 def empty(path: Path, *, keep: Collection[str] = (LOCK,)) -> None:
     """Delete the files in a run directory but for those of these names."""
     for entry in path.iterdir():
         if entry.name not in keep:
-            with suppress(OSError):
+            with Ignoring(OSError):
                 entry.unlink()
 
 
@@ -187,14 +197,14 @@ def _parent(base: Path) -> Path:
     if free < ENOUGH_BYTES:
         raise OSError(f"only {free >> 10} KiB free")
     parent = base / f"hangwatch-{os.getuid()}"
-    with suppress(FileExistsError):
+    with Ignoring(FileExistsError):
         parent.mkdir(mode=0o700)
     if not _is_ours(parent):
         raise TakenError(f"{parent.name} belongs to somebody else")
     if parent.lstat().st_mode & 0o077:
         parent.chmod(0o700)
     for path in parent.iterdir():
-        with suppress(FileNotFoundError):  # its run has just ended
+        with Ignoring(FileNotFoundError):  # its run has just ended
             if path.lstat().st_uid != os.getuid():
                 # It was open to all once, and they may have made what we take for ours.
                 raise TakenError(f"{parent.name} holds files of others: delete it")
@@ -230,9 +240,16 @@ def _is_ours(path: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
-def _sweep(parent: Path) -> None:
-    """Remove what ended runs left behind (a supervisor killed by SIGKILL)."""
-    for path in parent.iterdir():
+def sweep(parent: Path) -> None:
+    """Remove what ended runs left behind (a supervisor killed by SIGKILL); never raises.
+
+    parent: the directory that holds those of this user's runs.
+    """
+    names = []
+    with suppress(OSError):
+        names = untrusted.names(parent)
+    for name in names:
+        path = parent / name
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > YOUNG_S:
                 remove_abandoned(path)

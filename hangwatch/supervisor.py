@@ -223,6 +223,7 @@ class _Run:
         except OSError as error:
             self._lose(f"no directory for the ranks' pages ({error}): the job runs unwatched")
         else:
+            rundir.sweep(self.held.path.parent)
             if self.held.shared:
                 self.companions = Companions(self.held.path)
             if self.held.lost:

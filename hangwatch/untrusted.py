@@ -34,6 +34,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.foreign import Ignoring
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -175,13 +177,13 @@ def open_to_lock(path: Path, *, create: bool = False) -> int:
     """A file descriptor of a file of ours to lock, empty where it is new. Raises OSError."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if create:
-        with suppress(FileExistsError):
+        with Ignoring(FileExistsError):
             return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
     _check_ours(path.lstat(), path)  # a device is not even opened
     handle = os.open(path, flags)
     try:
         _check_ours(os.fstat(handle), path)
-    except OSError:
+    except BaseException:
         os.close(handle)
         raise
     return handle

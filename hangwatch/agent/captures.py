@@ -14,7 +14,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hangwatch.agent.guard import is_foreign
+from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

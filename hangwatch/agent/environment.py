@@ -9,8 +9,9 @@ import base64
 import json
 import os
 import re
-from contextlib import suppress
 from importlib.machinery import PathFinder
+
+from hangwatch.foreign import Ignoring, is_foreign
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def carried(environ: Mapping[str, str]) -> dict[str, Any]:
     """What a supervisor, here or on another node, has packed; empty where there is nothing."""
     try:
         found = json.loads(base64.urlsafe_b64decode(environ.get(CARRIED, "")))
-    except ValueError:
+    except ValueError as error:
+        if is_foreign(error):
+            raise
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -85,7 +88,7 @@ def outside_environment(environ: Mapping[str, str]) -> dict[str, str]:
     library and a site-packages directory there could shadow it.
     """
     injected = ""
-    with suppress(OSError):
+    with Ignoring(OSError):
         injected = sitecustomize_directory()
     paths = [
         path
@@ -148,6 +151,8 @@ def native_module_file() -> str | None:
         from importlib.util import find_spec
 
         spec = find_spec("hangwatch._native")
-    except (ImportError, ValueError):
+    except (ImportError, ValueError) as error:
+        if is_foreign(error):
+            raise
         spec = PathFinder.find_spec("hangwatch._native", list(hangwatch.__path__))
     return spec.origin if spec is not None else None

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from hangwatch.agent.call_site import raised_at
+from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,4 +89,6 @@ def message(error: BaseException) -> str:
 
         return redaction.text(str(error), READ_CHARS)[:MESSAGE_CHARS]
     except Exception as failure:
+        if is_foreign(failure):
+            raise
         return f"<its text cannot be had: {type(failure).__name__}>"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import captures
+from hangwatch.foreign import Ignoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,7 +158,7 @@ class FlightRecorder:
             with open(os.open(draft, flags, 0o600), "wb") as file:
                 file.write(self._dump_all())
         except OSError:
-            with suppress(OSError):  # half an answer would only fill the memory it lies in
+            with Ignoring(OSError):  # half an answer would only fill the memory it lies in
                 os.unlink(draft)
             raise
         os.replace(draft, page + ".flight")

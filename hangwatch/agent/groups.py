@@ -18,8 +18,8 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hangwatch.agent.guard import is_foreign
 from hangwatch.agent.turn import Ticket, Turn
+from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

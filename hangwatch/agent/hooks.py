@@ -6,16 +6,15 @@ import atexit
 import functools
 import os
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import environment, ptrace
 from hangwatch.agent.custom_groups import wrap_class
 from hangwatch.agent.groups import ASK_AGAIN, NO_SLOT
-from hangwatch.agent.guard import is_foreign
 from hangwatch.agent.post_import import record_failure
 from hangwatch.agent.process import Process, SetupCall
 from hangwatch.agent.recorder import choose
+from hangwatch.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +181,7 @@ class Hooks:
 
     def _after_fork(self) -> None:
         self._process = None
-        with suppress(Exception):
+        with Ignoring(Exception):
             self._allow_supervisor()
 
     def _allow_supervisor(self) -> None:

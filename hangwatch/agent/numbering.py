@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.guard import is_foreign
+from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
     from hangwatch.agent.methods import Method

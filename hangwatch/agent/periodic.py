@@ -5,8 +5,9 @@ from __future__ import annotations
 import _thread
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
+
+from hangwatch.foreign import Ignoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,7 @@ class LockBell:
 
     def ring(self) -> None:
         """End the wait, or the next one."""
-        with suppress(RuntimeError):  # it has rung already
+        with Ignoring(RuntimeError):  # it has rung already
             self._silent.release()
 
 

@@ -93,7 +93,7 @@ def load_package() -> None:
 
 
 def record_failure(directory: str, error: BaseException) -> None:
-    """Leave word for the watchdog that this process is not recorded; never raises.
+    """Leave word for the watchdog that this process is not recorded; raises nothing of ours.
 
     Without a directory there is no watchdog that could say it.
     """
@@ -106,14 +106,15 @@ def record_failure(directory: str, error: BaseException) -> None:
         with open(path, "a", encoding="utf-8") as record:
             record.write(text)
             record.write(_where(error))
-    except (OSError, ValueError):
-        return
+    except (OSError, ValueError) as another:
+        if _is_foreign(another):
+            raise
 
 
 def keep_fault(directory: str, error: BaseException) -> None:
-    """Leave an error that was kept from the job in ``faults-<pid>.log``; never raises.
+    """Leave an error that was kept from the job in ``faults-<pid>.log``.
 
-    Its caller bounds how many there are.
+    Raises nothing of ours. Its caller bounds how many there are.
     """
     if not directory:
         return
@@ -127,28 +128,34 @@ def keep_fault(directory: str, error: BaseException) -> None:
             os.write(record, (text + "".join(lines)).encode("utf-8", "backslashreplace"))
         finally:
             os.close(record)
-    except (OSError, ValueError):
-        return
+    except (OSError, ValueError) as another:
+        if _is_foreign(another):
+            raise
 
 
 def _is_foreign(error: Exception) -> bool:
-    """Whether a signal handler of the program raised it; see hangwatch.agent.guard."""
+    """Whether a signal handler of the program raised it; see hangwatch.foreign."""
     try:
-        guard = importlib.import_module("hangwatch.agent.guard")
+        foreign = importlib.import_module("hangwatch.foreign")
     except Exception:
         return False  # the package could not even be loaded
-    return bool(guard.is_foreign(error))
+    return bool(foreign.is_foreign(error))
 
 
 def say_unwatched(error: BaseException) -> None:
-    """Say on standard error, once on a node, that nobody watches its ranks; never raises."""
+    """Say on standard error, once on a node, that nobody watches its ranks.
+
+    Raises nothing of ours.
+    """
     if "RANK" not in os.environ or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     try:
         sys.stderr.write(f"hangwatch: the ranks of this node run unwatched: {error}\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError, RuntimeError):  # the last: it is being written to
-        return
+    except (OSError, ValueError, AttributeError, RuntimeError) as another:
+        # The last of them where it is being written to already.
+        if _is_foreign(another):
+            raise
 
 
 def _where(error: BaseException) -> str:

@@ -13,12 +13,12 @@ import json
 import os
 import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.loaders import Loaders
 from hangwatch.agent.replicas import Replicas
+from hangwatch.foreign import Ignoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ class Practice:
             with open(os.open(draft, flags, 0o600), "wb") as file:
                 file.write(data)
         except OSError:
-            with suppress(OSError):
+            with Ignoring(OSError):
                 os.unlink(draft)
             raise
         os.replace(draft, page + SUFFIX)

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import rank as ranks
@@ -16,7 +15,7 @@ from hangwatch.agent.custom_groups import CustomCalls
 from hangwatch.agent.exceptions import Exceptions
 from hangwatch.agent.flight import FlightRecorder
 from hangwatch.agent.groups import Groups
-from hangwatch.agent.guard import Guard, is_foreign
+from hangwatch.agent.guard import Guard
 from hangwatch.agent.periodic import Periodic
 from hangwatch.agent.post_import import keep_fault, record_failure, say_unwatched
 from hangwatch.agent.practice import Practice
@@ -24,6 +23,7 @@ from hangwatch.agent.sampler import PERIOD_S, Sampler
 from hangwatch.agent.streams import use_current_streams
 from hangwatch.agent.turn import Ticket
 from hangwatch.agent.unwrapped import Unwrapped
+from hangwatch.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -135,15 +135,16 @@ class Process:
                 raise
             self.disarm(f"its page cannot be made: {error}")
             self._tell(error)
-        if self._unwrapped is not None:
-            self._see_to_watch(self._unwrapped)
+        finally:
+            if self._unwrapped is not None:
+                self._see_to_watch(self._unwrapped)
 
     def _make_page(self, rank: int, world_size: int) -> None:
         identity = ranks.identity(self._environ, rank, world_size)
         path = ranks.page_path(self._directory, identity["restart"], rank, self.pid)
         # An exception that is not ours may have struck when it was just made.
         if path != self._making or not os.path.exists(path):
-            with suppress(FileNotFoundError):
+            with Ignoring(FileNotFoundError):
                 os.unlink(path)  # of the program that this process was before it called exec
             self._making = path
             self._recorder.open_page(path, identity)
@@ -266,7 +267,7 @@ class Process:
     def _leave_out(self, group: Mapping[str, Any]) -> None:
         """Leave word of a group that the page has no room for, beside it."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        with suppress(OSError):
+        with Ignoring(OSError):
             file = os.open(self.page + ".groups", flags | os.O_NONBLOCK, 0o600)
             try:
                 if os.fstat(file).st_size < MAX_LEFT_OUT_BYTES:

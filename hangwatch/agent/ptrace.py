@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hangwatch.agent.environment import ANY_SUPERVISOR, SUPERVISOR_PID
-from hangwatch.agent.guard import is_foreign
+from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

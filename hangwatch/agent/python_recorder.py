@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from hangwatch import json_page
 from hangwatch.agent import wrapping
 from hangwatch.agent.call_site import user_place
-from hangwatch.agent.guard import is_foreign
 from hangwatch.agent.numbering import Numbering
 from hangwatch.agent.periodic import LockBell
 from hangwatch.agent.turn import Ticket, Turn
+from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ import socket
 import sys
 
 from hangwatch.agent.environment import carried
-from hangwatch.agent.guard import is_foreign
+from hangwatch.foreign import is_foreign
 from hangwatch.texts import readable
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hangwatch import native
 from hangwatch.agent.environment import NATIVE, RECORDER
-from hangwatch.agent.guard import is_foreign
+from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

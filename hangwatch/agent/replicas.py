@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.batches import largest_tensor
 from hangwatch.agent.call_site import user_place
-from hangwatch.agent.guard import is_foreign
+from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.exceptions import handled_by_main_thread
 from hangwatch.agent.groups import NO_SLOT
-from hangwatch.agent.guard import is_foreign
+from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable

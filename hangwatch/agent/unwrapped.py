@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hangwatch import rundir, untrusted
@@ -24,6 +23,7 @@ from hangwatch.agent.environment import (
 )
 from hangwatch.companions import WATCH
 from hangwatch.election import shared_name
+from hangwatch.foreign import Ignoring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +88,7 @@ class Unwrapped:
                 return
             watch = untrusted.open_to_lock(held.path / WATCH, create=True)
             try:
-                with suppress(BlockingIOError):
+                with Ignoring(BlockingIOError):
                     fcntl.flock(watch, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     self._start(held, watch)
             finally:
@@ -129,7 +129,7 @@ class Unwrapped:
         finally:
             for fd in copies:
                 os.close(fd)
-        with suppress(ChildProcessError):  # the program reaps all its children, or ignores SIGCHLD
+        with Ignoring(ChildProcessError):  # the program reaps all its children, or ignores SIGCHLD
             os.waitpid(child, 0)
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import hangwatch
 from hangwatch.agent import environment, unwrapped
 from hangwatch.agent.rank import is_launcher, named_run
 from hangwatch.companions import WATCH
 from hangwatch.rundir import LOCK
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+PACKAGE = str(Path(hangwatch.__file__).parent)
 STORE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 
@@ -48,6 +56,55 @@ def test_the_directory_of_a_run_on_another_node_is_no_place_here(tmp_path: Path)
     assert not meet(environ).startswith(str(tmp_path))
     there.mkdir()
     assert environment.wrapped_in(environ) == str(there)
+
+
+def _raises_timeout(_signal: int, _frame: object) -> None:
+    raise TimeoutError("the program's own")
+
+
+# Where it strikes between the end of a with block and the close of its file.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_an_alarm_of_the_program_raises_reaches_it_wherever_it_strikes(
+    tmp_path: Path,
+) -> None:
+    base = {"HANGWATCH_DIR": str(tmp_path), "PYTHONPATH": "/nowhere"}
+
+    def lines_until(number: int) -> int:
+        """Meet in a new directory, with the alarm at that line of ours; how many there were."""
+        passed = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal passed
+            if not frame.f_code.co_filename.startswith(PACKAGE):
+                return None
+            if event == "line":
+                passed += 1
+                if passed == number:
+                    signal.raise_signal(signal.SIGALRM)
+            return trace
+
+        # A trace function that raises amid the end of a with block leaves the exception that
+        # was handled there in the state of the thread, or in that of a generator.
+        def steps() -> Iterator[object]:
+            yield meet({**base, "HANGWATCH_RUN_ID": f"run-{number}"})
+            yield environment.outside_environment(base)
+
+        sys.settrace(trace)
+        try:
+            list(steps())
+        finally:
+            sys.settrace(None)
+        return passed
+
+    before = signal.signal(signal.SIGALRM, _raises_timeout)
+    try:
+        lines = lines_until(0)
+        for number in range(1, lines + 1):
+            with pytest.raises(TimeoutError, match="the program's own"):
+                lines_until(number)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert lines > 100
 
 
 def test_a_base_that_the_user_has_set_is_no_run(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import hangwatch
 PACKAGE = Path(hangwatch.__file__).parent
 
 BOTTOM = frozenset(
-    {"types", "errors", "faultlog", "frames", "moments", "notice", "collector", "texts"}
-    | {"redaction", "secret_names", "untrusted", "native", "_native", "__init__"}
+    {"types", "errors", "faultlog", "foreign", "frames", "moments", "notice", "collector"}
+    | {"redaction", "secret_names", "texts", "untrusted", "native", "_native", "__init__"}
 )
 READERS = frozenset({"config", "page", "json_page"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "redaction": frozenset({"secret_names"}),
     "secret_names": frozenset(),
     "texts": frozenset(),
-    "untrusted": frozenset(),
+    "foreign": frozenset(),
+    "untrusted": frozenset({"foreign"}),
     "faultlog": frozenset(),
     "collector": frozenset(),
     "frames": frozenset({"types"}),
@@ -40,8 +41,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "agent": BOTTOM | READERS | {"companions", "election", "rundir"},
     "report": BOTTOM | READERS | {"flight"},
     "companions": frozenset({"untrusted"}),
-    "election": frozenset(),
-    "rundir": frozenset({"untrusted"}),
+    "election": frozenset({"foreign"}),
+    "rundir": frozenset({"foreign", "untrusted"}),
     "pidfd": frozenset(),
     "preflight": BOTTOM,
     "metrics": BOTTOM | READERS | {"report"},
@@ -66,7 +67,7 @@ BANNED: dict[str, frozenset[str]] = {
 STANDARD_ONLY = frozenset(
     {"agent", "types", "errors", "config", "frames", "notice", "json_page", "preflight"}
     | {"companions", "election", "redaction", "rundir", "secret_names"}
-    | {"untrusted"}
+    | {"foreign", "untrusted"}
 )
 """Parts that run in a training process."""
 LOADED_LATE = frozenset({"torch", "numpy"})

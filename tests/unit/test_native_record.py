@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hangwatch import _native
-from hangwatch.agent.guard import is_foreign
+from hangwatch.foreign import is_foreign
 from hangwatch.page import parse_page
 from hangwatch.types import OpState, PageEvent, PageGroup, RankPage
 

@@ -19,8 +19,10 @@ LONG_AGO = time.time() - 2 * rundir.YOUNG_S
 
 
 def make(base: Path, run_id: str = "r1") -> rundir.RunDir:
-    """A run directory below base."""
-    return rundir.make(run_id, {"HANGWATCH_DIR": str(base)})
+    """A run directory below base, made and swept round as a supervisor does."""
+    held = rundir.make(run_id, {"HANGWATCH_DIR": str(base)})
+    rundir.sweep(held.path.parent)
+    return held
 
 
 def test_only_its_owner_may_enter_it(tmp_path: Path) -> None:

@@ -332,7 +332,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("rundir.py", "empty"): OURS,
     ("rundir.py", "_parent"): "names in a directory that was just seen to be ours",
     ("rundir.py", "_private_parent"): "names in a base, and a directory made anew",
-    ("rundir.py", "_sweep"): OURS,
     ("stored.py", "_put"): TOLD,
     ("top/source.py", "__init__"): NULL,
     ("watchdog/__main__.py", "_own_stderr"): NEW,
