@@ -3,7 +3,7 @@
 # make check   in two minutes: lint, types, unit and property tests
 # make zoo     real programs with planted faults: what is expected, what hangwatch finds
 # make campaign  faults injected into real jobs, an hour or two; FAULT=kill-017 one of them,
-#                SLICE=60 some of them, other ones each day
+#                SLICE=60 some of them, other ones each day (DAY=739942 those of that one)
 # make bench   the figures of the README
 # Each works from a fresh clone: a virtual environment is made in .venv, and for the tests of
 # launchers and frameworks another one in .venv-frameworks.
@@ -23,12 +23,12 @@ BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
        $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
 
-.PHONY: demo test check lint types unit tests packages zoo campaign bench clean
+.PHONY: demo test check lint types unit tests slice packages zoo campaign bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
 
-test: packages lint types tests
+test: packages lint types tests slice
 
 check: lint types unit
 
@@ -46,6 +46,10 @@ unit: $(VENV)/tested
 tests: $(VENV)/tested $(FRAMEWORKS)/installed
 	$(PYTEST)
 
+# The day, which chooses the faults, is printed: SLICE=60 DAY=... draws them again.
+slice: $(VENV)/tested
+	$(BIN)/python tests/campaign/run.py --slice 60
+
 packages:
 	sh tests/packages.sh
 
@@ -53,7 +57,7 @@ zoo: $(VENV)/tested
 	$(BIN)/python tests/zoo/table.py
 
 campaign: $(VENV)/tested
-	$(BIN)/python tests/campaign/run.py $(if $(FAULT),--fault $(FAULT)) $(if $(KIND),--kind $(KIND)) $(if $(SLICE),--slice $(SLICE)) $(if $(RESUME),--resume)
+	$(BIN)/python tests/campaign/run.py $(if $(FAULT),--fault $(FAULT)) $(if $(KIND),--kind $(KIND)) $(if $(SLICE),--slice $(SLICE)) $(if $(DAY),--day $(DAY)) $(if $(RESUME),--resume)
 
 bench: $(VENV)/tested
 	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done

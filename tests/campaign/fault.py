@@ -52,6 +52,8 @@ class Kind(Protocol):
 
     NAME: str
     COUNT: int
+    SECONDS: int
+    """What one of them takes on a machine that does nothing else."""
     FAULT: str
     """One line for the table: what is done."""
     MOMENT: str

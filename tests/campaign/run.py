@@ -4,6 +4,7 @@
     make campaign FAULT=kill-017      one, again, and what happened
     make campaign KIND=kill           those of one kind
     make campaign SLICE=60            some of each kind, other ones each day
+    make campaign SLICE=60 DAY=1      those of that day
 
 Every fault that harmed a job or lost a verdict is told at once, and the table at the
 end. The results of faults that ran lie in build/campaign.jsonl: after an interruption
@@ -54,12 +55,12 @@ def chosen(names: Sequence[str], kinds: Sequence[str], seed: int) -> list[Fault]
 
 
 def sample(number: int, day: int, seed: int) -> list[Fault]:
-    """Some faults of each kind, as many of it as is its share, other ones each day."""
+    """Some faults of each kind, fewer where they take long, other ones each day."""
     dice = random.Random(day)  # noqa: S311 (no secret)
-    whole = sum(kind.COUNT for kind in KINDS)
+    weights = {kind: kind.COUNT / kind.SECONDS for kind in KINDS}
     found = []
-    for kind in KINDS:
-        share = min(max(1, round(number * kind.COUNT / whole)), kind.COUNT)
+    for kind, weight in weights.items():
+        share = min(max(1, round(number * weight / sum(weights.values()))), kind.COUNT)
         found += [one(kind, n, seed) for n in sorted(dice.sample(range(kind.COUNT), share))]
     return found
 

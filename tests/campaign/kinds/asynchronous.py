@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "async"
 COUNT = 300
+SECONDS = 34
 FAULT = "asynchronous exceptions, handlers that re-enter, garbage that destroys groups"
 MOMENT = "every line of the agent, every crossing between Python and C"
 

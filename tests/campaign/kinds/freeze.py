@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NAME = "freeze"
 COUNT = 80
+SECONDS = 13
 FAULT = "freezing (signals, control group), simulated steps of the wall clock, memory pressure"
 MOMENT = "steady, slow, hang"
 

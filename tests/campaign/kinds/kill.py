@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NAME = "kill"
 COUNT = 160
+SECONDS = 9
 FAULT = "KILL, STOP and CONT, a crash"
 MOMENT = "each process at each stage of an incident"
 

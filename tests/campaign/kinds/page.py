@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 NAME = "page"
 COUNT = 100
+SECONDS = 5
 FAULT = "bit flips, noise, cutting, replacing, torn writers of pages"
 MOMENT = "while they are read; readers also under ASan and TSan"
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NAME = "planted"
 COUNT = 100
+SECONDS = 2
 FAULT = "FIFOs, links, sockets, devices, huge, foreign, swapped"
 MOMENT = "every path that a command opens"
 

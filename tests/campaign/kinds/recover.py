@@ -15,12 +15,15 @@ from fault import Fault, Outcome, merged
 from held import Moments
 from job import Job, Result, busy
 
+from hangwatch.watchdog import ending
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
 NAME = "recover"
 COUNT = 120
+SECONDS = 16
 FAULT = "it recovers 0 to 10 s after the verdict while report, hook or py-spy stall"
 MOMENT = "between verdict and kill"
 
@@ -168,7 +171,8 @@ class _Recovery:
         point = "before-kill" if self.how == "term-held" else "before-term"
         if self.how == "term-held":
             self.moments.hold(point)
-        self._until_at(job, point)
+        # The ranks catch SIGTERM, and might save what they have.
+        self._until_at(job, point, COME_S + ending.SAVE_S)
         self._until_marked(job, "recovered")
         time.sleep(min(self.seconds, 2.0))
         self.moments.let_go(point)
@@ -189,8 +193,8 @@ class _Recovery:
         else:
             job.until(lambda: False, bound_s=COME_S * busy())
 
-    def _until_at(self, job: Job, point: str) -> None:
-        if not job.until(lambda: self.moments.reached(point), bound_s=COME_S * busy()):
+    def _until_at(self, job: Job, point: str, bound_s: float = COME_S) -> None:
+        if not job.until(lambda: self.moments.reached(point), bound_s=bound_s * busy()):
             self.lost.append(f"the watchdog never came by {point}")
 
     def _until_marked(self, job: Job, name: str, *, or_signalled: bool = False) -> bool:

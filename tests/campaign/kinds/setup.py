@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NAME = "setup"
 COUNT = 100
+SECONDS = 11
 FAULT = "fork, exec, threads, subinterpreters, exits, 1 to 200 groups"
 MOMENT = "around each set-up call"
 

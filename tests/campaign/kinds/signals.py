@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 NAME = "signal"
 COUNT = 100
+SECONDS = 5
 FAULT = "all signals, to the pid or the group"
 MOMENT = "before and after the command's start, at work, farewell"
 

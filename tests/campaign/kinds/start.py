@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NAME = "start"
 COUNT = 60
+SECONDS = 10
 FAULT = "bytes that are no UTF-8, odd directories, variables, limits, streams, signals, options"
 MOMENT = "start"
 

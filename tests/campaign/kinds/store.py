@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "store"
 COUNT = 160
+SECONDS = 19
 FAULT = "drop, delay, cut, replay, forge, oversize, a stranger writes"
 MOMENT = "each query in each round"
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NAME = "syscall"
 COUNT = 200
+SECONDS = 14
 FAULT = (
     "system calls that fail (ENOSPC, EMFILE, EACCES, EIO, ESTALE, EINTR, ...), fall short, stall"
 )
