@@ -562,7 +562,7 @@ class RankSnapshot:
     """Age of the last beat that did not."""
     pending_age_s: float | None = None
     threads: tuple[ThreadStack, ...] | None = None
-    """None where no stack could be taken."""
+    """None where they were not asked for, none where no stack could be taken."""
     children: tuple[Child, ...] = ()
     flight: bool = False
     """Whether its Flight Recorder is merged into ``ops``."""

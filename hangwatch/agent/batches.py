@@ -1,10 +1,15 @@
-"""Tells batches of data apart without calling any of torch's operations on them."""
+"""Tells batches of data apart without running anything of the program's.
+
+What is asked of a batch is asked of Python's and torch's own classes only: a subclass may
+count, draw or load where it is looked at, and so may a mode (TorchFunctionMode).
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import sys
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,17 +18,27 @@ if TYPE_CHECKING:
 MAX_LEAVES = 16
 _CHUNKS = 4
 _CHUNK_BYTES = 4096
+_DICTS = frozenset({dict, OrderedDict, defaultdict})
+_WORD = (1 << 64) - 1
 
 
 def digest(batch: Any) -> str:
     """Of some bytes of each part of a batch; empty where nothing of it can be read."""
-    contents = [content for leaf in _leaves(batch) if (content := _content(leaf))]
+    with _unseen():
+        contents = [content for leaf in _leaves(batch) if (content := _content(leaf))]
     return hashlib.blake2b(b"".join(contents), digest_size=8).hexdigest() if contents else ""
 
 
 def largest_tensor(value: Any) -> int:
     """Elements of the largest tensor in nested lists, tuples and dicts, 0 if there is none."""
-    return max((_elements(leaf) for leaf in _leaves(value)), default=0)
+    with _unseen():
+        return max((_elements(leaf) for leaf in _leaves(value)), default=0)
+
+
+def _unseen() -> Any:
+    """No mode of the program's sees what is asked of tensors."""
+    torch: Any = sys.modules["torch"]
+    return torch._C.DisableTorchFunction()
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -31,18 +46,24 @@ def _leaves(value: Any) -> Iterator[Any]:
     todo, left = [value], MAX_LEAVES
     while todo and left:
         one = todo.pop()
-        if isinstance(one, dict):
-            todo.extend(list(one.values())[:left])
-        elif isinstance(one, (list, tuple)):
+        kind = type(one)
+        if kind in _DICTS:
+            todo.extend(value for value, _ in zip(dict.values(one), range(left), strict=False))
+        elif kind is list:
             todo.extend(one[:left])
+        elif tuple in kind.__mro__:  # named ones, too
+            todo.extend(tuple.__getitem__(one, slice(left)))
         else:
             left -= 1
             yield one
 
 
+def _is_tensor(leaf: Any) -> bool:
+    return type(leaf) is sys.modules["torch"].Tensor
+
+
 def _elements(leaf: Any) -> int:
-    tensor: Any = sys.modules["torch"].Tensor
-    return int(leaf.numel()) if isinstance(leaf, tensor) else 0
+    return int(leaf.numel()) if _is_tensor(leaf) else 0
 
 
 def _content(leaf: Any) -> bytes:
@@ -50,12 +71,13 @@ def _content(leaf: Any) -> bytes:
 
     None of a tensor that is not in main memory: to read it is to wait for the device.
     """
-    if isinstance(leaf, (str, int, float)):
-        return repr(leaf)[:_CHUNK_BYTES].encode("utf-8", "replace")
-    if isinstance(leaf, bytes):
-        return leaf[:_CHUNK_BYTES]
+    kind = type(leaf)
+    if kind in (bytes, str):
+        return repr(leaf[:_CHUNK_BYTES]).encode("utf-8", "replace")
+    if kind in (bool, int, float):
+        return repr(leaf & _WORD if kind is int else leaf).encode()
     torch: Any = sys.modules["torch"]
-    plain = type(leaf) is torch.Tensor and leaf.layout is torch.strided
+    plain = _is_tensor(leaf) and leaf.layout is torch.strided
     if not plain or leaf.device.type != "cpu" or not leaf.is_contiguous():
         return b""
     size, start = leaf.numel() * leaf.element_size(), leaf.data_ptr()

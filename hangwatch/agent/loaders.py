@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hangwatch.agent.batches import digest, largest_tensor
 from hangwatch.agent.call_site import user_place
 from hangwatch.agent.replicas import Progress
+from hangwatch.foreign import Ignoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,9 @@ DIGESTS = 8
 """Batches of a loader that are compared with those of other ranks."""
 _LEAST_STEPS = 2
 """A loop that has changed the parameters so often has trained."""
+_ITERATED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70), set(), {})
+_ITERATORS = frozenset(type(iter(over)) for over in _ITERATED)
+"""Those that know their length themselves; iter() of a class with __getitem__ asks that."""
 
 
 class Loader:
@@ -127,8 +131,8 @@ class Loaders:
         outer = self._outer() if self._outer is not None else None
         if outer is None or outer is iterator:
             return False
-        begun = getattr(outer, "_num_yielded", 1) > 0
-        return begun and not _is_exhausted(getattr(outer, "_sampler_iter", None))
+        begun = _own(outer, "_num_yielded", 1) > 0
+        return begun and not _is_exhausted(_own(outer, "_sampler_iter"))
 
     def _end(self, now: Progress) -> None:
         loop, self._loop = self._loop, None
@@ -140,7 +144,7 @@ class Loaders:
 
     def _find(self, loader: Any) -> Loader | None:
         distributed = _is_distributed(loader)
-        key = loader.sampler if distributed else loader
+        key = _own(loader, "sampler") if distributed else loader
         known = self._known.get(id(key))
         if known is not None and known.key() is key:
             return known
@@ -188,21 +192,23 @@ def _is_distributed(loader: Any) -> bool:
     What another sampler, a batch sampler or a data set makes of it is not known.
     """
     data: Any = sys.modules["torch.utils.data"]
-    sampler, batches = loader.sampler, loader.batch_sampler
+    sampler, batches = _own(loader, "sampler"), _own(loader, "batch_sampler")
     kind = data.distributed.DistributedSampler
     return (
-        isinstance(sampler, kind)
+        kind in type(sampler).__mro__
         and type(sampler).__iter__ is kind.__iter__
-        and bool(sampler.shuffle)
+        and _own(sampler, "shuffle") is True
         and (batches is None or (type(batches) is data.BatchSampler and batches.sampler is sampler))
-        and getattr_static(loader.dataset, "set_epoch", None) is None
-        and sampler.num_samples > 1
+        and getattr_static(_own(loader, "dataset"), "set_epoch", None) is None
+        and _own(sampler, "num_samples", 0) > 1
     )
 
 
 def _order(loader: Any) -> int:
-    sampler = loader.sampler
-    return int(sampler.seed) + int(sampler.epoch) if _is_distributed(loader) else 0
+    if not _is_distributed(loader):
+        return 0
+    sampler = _own(loader, "sampler")
+    return int(_own(sampler, "seed", 0)) + int(_own(sampler, "epoch", 0))
 
 
 def _length(loader: Any) -> int:
@@ -211,7 +217,7 @@ def _length(loader: Any) -> int:
     Nobody's ``__len__`` is called: it may count, draw or wait, and torch does not call it here.
     """
     data: Any = sys.modules["torch.utils.data"]
-    sampler, batches = loader.sampler, loader.batch_sampler
+    sampler, batches = _own(loader, "sampler"), _own(loader, "batch_sampler")
     if type(sampler) is data.distributed.DistributedSampler:
         if batches is None:
             return int(sampler.num_samples)
@@ -225,4 +231,11 @@ def _is_exhausted(order: Any) -> bool:
     """Whether there is nothing left in an iterator of Python's own; others are not asked."""
     if type(order) is GeneratorType:
         return order.gi_frame is None
-    return type(order).__module__ == "builtins" and length_hint(order, 1) == 0
+    return type(order) in _ITERATORS and length_hint(order, 1) == 0
+
+
+def _own(instance: Any, name: str, default: Any = None) -> Any:
+    """An attribute as it is written down in an object, without a property of its class."""
+    with Ignoring(AttributeError):  # it has none
+        return object.__getattribute__(instance, "__dict__").get(name, default)
+    return default

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -61,7 +62,13 @@ class Periodic:
         self._stopped = False
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
-        _thread.start_new_thread(self._loop, ())
+        # The program may have blocked a signal that it waits for: this thread is not to take it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            _thread.start_new_thread(self._loop, ())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> bool:
         """End the thread and wait for it, JOIN_S at most; False if it did not end. Once."""

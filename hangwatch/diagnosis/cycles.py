@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis import disagreement, wording
 from hangwatch.diagnosis.absentees import frozen_setup, init_incomplete, missing_peer
 from hangwatch.diagnosis.activity import Activity
+from hangwatch.diagnosis.beside import unless_beside
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.channels import senders, sending
 from hangwatch.diagnosis.deaths import died
@@ -130,6 +131,10 @@ def _raised(case: Case, rank: int) -> bool:
 
 def judge_cycle(case: Case, root: Root) -> Finding:
     """Ranks that wait for each other."""
+    return unless_beside(case, _judge_cycle(case, root))
+
+
+def _judge_cycle(case: Case, root: Root) -> Finding:
     inside = set(root.ranks)
     setups = [spot for spot in root.spots if isinstance(spot, Setup)]
     frozen = tuple(rank for rank in root.ranks if case.is_frozen(rank))

@@ -7,10 +7,10 @@ has no group of its own is the usual case.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import disagreement
+from hangwatch.diagnosis.beside import is_beside, is_started
 from hangwatch.diagnosis.case import Finding
 from hangwatch.diagnosis.phrases import group_text
 from hangwatch.types import Certainty, Collective, Kind, Reason
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.case import Case
     from hangwatch.diagnosis.phrases import Ranks
     from hangwatch.diagnosis.spots import Place
-    from hangwatch.types import OpRecord, RankSnapshot
-
-_BOOTSTRAP = re.compile(r"/threading\.py$")
-"""Where a thread that Python started begins; autograd's threads belong to the main one."""
+    from hangwatch.types import OpRecord
 
 
 def judge_threads(case: Case, place: Place) -> Finding | None:
@@ -33,15 +30,15 @@ def judge_threads(case: Case, place: Place) -> Finding | None:
     None unless all of them use the group from both.
     """
     records = case.job.places(place.gid).get(place.seq, {})
-    kinds = {rank: _is_main(case.job.ranks[rank], record) for rank, record in records.items()}
-    main = tuple(sorted(rank for rank, is_main in kinds.items() if is_main))
-    beside = tuple(sorted(rank for rank, is_main in kinds.items() if is_main is False))
+    kinds = {rank: is_beside(case.job.ranks[rank], record) for rank, record in records.items()}
+    main = tuple(sorted(rank for rank, aside in kinds.items() if aside is False))
+    beside = tuple(sorted(rank for rank, aside in kinds.items() if aside))
     if not main or not beside or None in kinds.values():
         return None
     both = tuple(sorted((*main, *beside)))
     if not all(_uses_both(case, rank, place.gid) for rank in both):
         return None
-    sure = all(_started(case.job.ranks[rank], records[rank]) is not None for rank in beside)
+    sure = all(is_started(case.job.ranks[rank], records[rank]) is not None for rank in beside)
     named = {camp: _op(records, camp) for camp in (main, beside)}
     waits = case.waits_at(place)
     about = records[main[0]]
@@ -70,24 +67,7 @@ def _op(records: Mapping[int, OpRecord], ranks: Ranks) -> str:
     return record.op or record.wire
 
 
-def _is_main(rank: RankSnapshot, record: OpRecord) -> bool | None:
-    """Whether the main thread made a call; None where that is not known."""
-    if record.source != "page" or record.thread == 0:
-        return None
-    if record.thread == rank.pid:
-        return True
-    return None if record.device or _started(rank, record) is False else False
-
-
-def _started(rank: RankSnapshot, record: OpRecord) -> bool | None:
-    """Whether Python started the thread that made a call; None where it cannot be seen."""
-    thread = next((t for t in rank.threads or () if t.tid == record.thread), None)
-    if thread is None or not thread.frames:
-        return None
-    return bool(_BOOTSTRAP.search(thread.frames[-1].file))
-
-
 def _uses_both(case: Case, rank: int, gid: int) -> bool:
     """Whether a rank has made calls of a group from its main thread and from another."""
     made = [record for at, record in case.job.ops.get(rank, ()) if at == gid and not record.p2p]
-    return {True, False} <= {_is_main(case.job.ranks[rank], record) for record in made}
+    return {True, False} <= {is_beside(case.job.ranks[rank], record) for record in made}

@@ -43,7 +43,7 @@ class Aborting:
     incarnation: int = -1
     """The one of which we have ended ranks, -1 for none."""
     _abort: Abort | None = None
-    _under_way: bool = field(default=False)
+    _ending: asyncio.Task[None] | None = field(default=None)
 
     @property
     def pending(self) -> bool:
@@ -75,21 +75,31 @@ class Aborting:
         self._abort = None
         return spared
 
-    async def go_on(self, patience_s: float) -> None:
-        """End the ranks whose pages show by now that they hang, if there are any."""
+    def go_on(self, patience_s: float) -> None:
+        """Begin to end the ranks whose pages show by now that they hang, if there are any.
+
+        It may take half a minute, in which the job is looked at as before.
+        """
+        if self._ending is not None:
+            if not self._ending.done():
+                return
+            done, self._ending = self._ending, None
+            done.result()
         abort = self._abort
-        if abort is None or self._under_way:
+        if abort is None:
             return
         seen = self.gatherer.standing()
         due = abort.due(seen, self.now_ns(), _ns(patience_s))
         if not due:
             return
-        self._under_way = True
-        try:
-            reach(Point.BEFORE_ABORT)
-            await self._end(abort, {rank: seen[rank].process for rank in due})
-        finally:
-            self._under_way = False
+        reach(Point.BEFORE_ABORT)
+        ranks = {rank: seen[rank].process for rank in due}
+        self._ending = asyncio.ensure_future(self._end(abort, ranks))
+
+    async def settle(self, timeout_s: float) -> None:
+        """Let what was begun come to its end."""
+        if self._ending is not None:
+            await asyncio.wait({self._ending}, timeout=timeout_s)
 
     def take_back(self) -> None:
         """Ranks of a later incarnation work: the exit code is the job's own again."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch import pidfd
 from hangwatch.moments import Point, reach
-from hangwatch.watchdog.processes import PROC, alive, catches
+from hangwatch.watchdog.processes import PROC, alive, takes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 TERM_S = 2.0
 """How long a process may take to end after a signal."""
 SAVE_S = 30.0
-"""How long where one catches SIGTERM: it may save a checkpoint. torchrun waits as long."""
+"""How long where one does something of its own with SIGTERM: it may save a checkpoint.
+torchrun waits as long."""
 _LOOK_S = 0.05
 _SIGNALS = (signal.SIGTERM, Point.BEFORE_TERM), (signal.SIGKILL, Point.BEFORE_KILL)
 
@@ -32,39 +33,40 @@ async def end_ranks(
     news: News,
     proc: str = PROC,
 ) -> int:
-    """SIGTERM, then SIGKILL, to ranks known by pid and start; how many got one.
+    """SIGTERM, then SIGKILL, to ranks known by pid and start; how many have ended of it.
 
     standing: looks anew which of some ranks are still to be ended; it is asked right
     before each signal. begin is called before the first one is sent.
     """
     handles: dict[int, int] = {}
-    ended: set[int] = set()
+    signalled: set[int] = set()
     try:
         for rank, (pid, start_ticks) in ranks.items():
             handle = _handle(pid, start_ticks, news, proc)
             if handle is not None:
                 handles[rank] = handle
         for number, point in _SIGNALS:
-            candidates = ended or handles.keys()
+            candidates = signalled or handles.keys()
             left = [rank for rank in candidates if not _is_over(handles[rank])]
             if not left:
                 break
             reach(point)
             still = await standing(left)
-            # Nothing is awaited from here to the signal: what was seen holds.
+            # Nothing is awaited from here to the signal: what was seen holds. A handler may
+            # take itself away as the first thing that it does.
+            taken = any(takes(ranks[rank][0], number, proc) for rank in still)
             for rank in still:
-                if not ended:
+                if not signalled:
                     begin()
                 if _send(handles[rank], number, rank, news):
-                    ended.add(rank)
-            if not ended:
+                    signalled.add(rank)
+            if not signalled:
                 break
-            caught = any(catches(ranks[rank][0], number, proc) for rank in ended)
-            await _over([handles[rank] for rank in ended], SAVE_S if caught else TERM_S)
+            await _over([handles[rank] for rank in signalled], SAVE_S if taken else TERM_S)
+        return sum(_is_over(handles[rank]) for rank in signalled)
     finally:
         for handle in handles.values():
             os.close(handle)
-    return len(ended)
 
 
 def _handle(pid: int, start_ticks: int, news: News, proc: str) -> int | None:

@@ -261,6 +261,7 @@ class Gatherer:
         return jobs
 
     async def _own_stack(self, pid: int, found: _Found) -> None:
+        found.threads = ()
         found.missing.append(note := "no stack: py-spy was not done in time")
         try:
             found.threads = await self._py_spy.dump(pid)

@@ -127,6 +127,7 @@ class Monitor:
         reach(Point.CONCLUDING)
         self._pages.command_ended()
         await self._judge.settle(UNDER_WAY_S)
+        await self._judge.aborting.settle(UNDER_WAY_S)
         await self._ranks_gone()
         self._pages.all_ended()
         self._look()
@@ -188,7 +189,7 @@ class Monitor:
                 self._progress.begin(look)
                 self._save()
         await self._notice_progress(look)
-        await self._judge.aborting.go_on(self._cadence.thresholds().hang_after_s)
+        self._judge.aborting.go_on(self._cadence.thresholds().hang_after_s)
         if self._agreement.look_due(look):
             await self._judge.compare()
         self._notice_revival(look)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 PROC = "/proc"
+_SIGWAIT = "do_sigtimedwait"
 COMMAND_CHARS = 200
 """A command line is shown up to this length."""
 COMMAND_BYTES = 32 << 10
@@ -101,13 +102,30 @@ def process_state(pid: int, start_ticks: int, proc: str = PROC) -> ProcessState:
     if stat.ended:
         return ProcessState(alive=False, state=stat.state)
     return ProcessState(
-        alive=True, state=stat.state, wchan=_wchan(pid, proc), tracer_pid=_tracer(pid, proc)
+        alive=True, state=stat.state, wchan=_wchan(str(pid), proc), tracer_pid=_tracer(pid, proc)
     )
 
 
-def catches(pid: int, number: int, proc: str = PROC) -> bool:
-    """Whether a process has a handler of its own for a signal."""
-    return bool(int(_status(pid, "SigCgt", proc) or "0", 16) >> (number - 1) & 1)
+def takes(pid: int, number: int, proc: str = PROC) -> bool:
+    """Whether a process does something of its own with a signal.
+
+    By a handler, or by a thread that waits for it (sigwait(3), signalfd(2)): then all
+    threads have blocked it, and else it would have ended the process at once.
+    """
+
+    def has(field: str, where: str) -> bool:
+        return bool(int(_status(where, field, proc) or "0", 16) >> (number - 1) & 1)
+
+    if has("SigCgt", str(pid)):
+        return True
+    try:
+        threads = [f"{pid}/task/{path.name}" for path in Path(proc, str(pid), "task").iterdir()]
+    except OSError:
+        return False
+    # While it waits for a signal the kernel shows a thread as if it had not blocked it.
+    return bool(threads) and all(
+        has("SigBlk", thread) or _wchan(thread, proc).startswith(_SIGWAIT) for thread in threads
+    )
 
 
 def command_line(pid: int, proc: str = PROC) -> str:
@@ -210,10 +228,10 @@ def _listdir(path: str) -> list[str]:
         return []
 
 
-def _wchan(pid: int, proc: str) -> str:
-    """The kernel function that the main thread sleeps in, or empty."""
+def _wchan(where: str, proc: str) -> str:
+    """The kernel function that a thread sleeps in, or empty. where: below /proc."""
     try:
-        text = Path(proc, str(pid), "wchan").read_text("utf-8", "replace")
+        text = Path(proc, where, "wchan").read_text("utf-8", "replace")
     except OSError:
         return ""
     return "" if text == "0" else text
@@ -221,13 +239,13 @@ def _wchan(pid: int, proc: str) -> str:
 
 def _tracer(pid: int, proc: str) -> int:
     """The pid of the debugger that is attached, 0 for none."""
-    return int(_status(pid, "TracerPid", proc) or 0)
+    return int(_status(str(pid), "TracerPid", proc) or 0)
 
 
-def _status(pid: int, field: str, proc: str) -> str:
-    """A field of /proc/PID/status, empty where there is none."""
+def _status(where: str, field: str, proc: str) -> str:
+    """A field of the file status of a process or thread, empty where there is none."""
     try:
-        text = Path(proc, str(pid), "status").read_text("utf-8", "replace")
+        text = Path(proc, where, "status").read_text("utf-8", "replace")
     except OSError:
         return ""
     fields = (line.partition(":") for line in text.splitlines())

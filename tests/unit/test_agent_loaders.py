@@ -50,6 +50,18 @@ class Buckets:
         raise AssertionError(NOBODY)
 
 
+class Sequence:
+    """A batch sampler of Python's old protocol, whose iterator asks it for its length."""
+
+    def __getitem__(self, index: int) -> list[int]:
+        if index >= BATCHES:
+            raise IndexError
+        return [index]
+
+    def __len__(self) -> int:
+        raise AssertionError(NOBODY)
+
+
 class Training:
     """In the place of Replicas: each look at it finds the model trained further."""
 
@@ -84,10 +96,11 @@ def loops(loaders: Loaders) -> int:
     "loader",
     [
         DataLoader(Numbers(), batch_sampler=Buckets()),
+        DataLoader(Numbers(), batch_sampler=Sequence()),
         DataLoader(Stream(), batch_size=None),
         DataLoader(Numbers(), sampler=DistributedSampler(range(BATCHES), num_replicas=1, rank=0)),
     ],
-    ids=["batch sampler", "stream", "data set"],
+    ids=["batch sampler", "sequence of batches", "stream", "data set"],
 )
 def test_nothing_of_the_users_is_asked_for_its_length(
     loaders: Loaders, loader: DataLoader[int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GROUPS: Any = SimpleNamespace(find=lambda _group: None)
+FAKE_TORCH = SimpleNamespace(
+    Tensor=bytearray, strided=0, _C=SimpleNamespace(DisableTorchFunction=nullcontext)
+)
 FACTS: list[dict[str, Any]] = [{"epochs": 3}]
 
 
@@ -124,6 +128,6 @@ def test_errors_of_ours_end_the_observation_and_nothing_else(tmp_path: Path) -> 
 def test_a_batch_of_which_nothing_can_be_read_tells_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=str, strided=0))
+    monkeypatch.setitem(sys.modules, "torch", FAKE_TORCH)
     assert digest([object(), {"a": None}]) == ""
     assert digest(["a", 1]) != digest(["a", 2]) != ""

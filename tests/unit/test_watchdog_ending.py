@@ -39,6 +39,28 @@ print("ready", flush=True)
 time.sleep(600)
 """
 """A program that saves a checkpoint when it is asked to end."""
+WAITING = """
+import signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready", flush=True)
+signal.sigwait({signal.SIGTERM})
+time.sleep(3)
+print("saved", flush=True)
+sys.exit(3)
+"""
+"""One that has blocked the signal and waits for it."""
+BRIEF = """
+import signal, sys, time
+def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(3)
+    print("saved", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+"""One whose handler first takes itself away."""
 Process = tuple[int, int]
 
 
@@ -73,7 +95,7 @@ def ended(
     news: News,
     standing: Callable[[Collection[int]], Collection[int]] = lambda ranks: ranks,
 ) -> tuple[int, int]:
-    """How many got a signal, and how often it was said that this begins."""
+    """How many have ended of it, and how often it was said that this begins."""
     begun = []
 
     async def look(ranks: Collection[int]) -> Collection[int]:
@@ -96,6 +118,17 @@ def test_a_rank_that_saves_when_it_is_asked_to_end_has_the_time_for_it(news: New
         assert one.wait(WAIT_S) == 3
         assert one.stdout is not None
         assert one.stdout.read().split() == [b"%d" % part for part in range(8)]
+
+
+@pytest.mark.parametrize("program", [WAITING, BRIEF])
+def test_so_has_one_that_waits_for_the_signal_or_takes_its_handler_away(
+    program: str, news: News
+) -> None:
+    with child(program) as (one, identity):
+        assert ended({0: identity}, news) == (1, 1)
+        assert one.wait(WAIT_S) == 3
+        assert one.stdout is not None
+        assert one.stdout.read().split() == [b"saved"]
 
 
 def test_a_stopped_rank_is_ended_too(news: News) -> None:
@@ -128,7 +161,7 @@ def test_a_rank_that_goes_on_before_the_signal_is_spared(news: News) -> None:
 def test_who_goes_on_after_sigterm_gets_no_sigkill(news: News) -> None:
     looks = iter(({0}, set[int]()))
     with child(DEAF) as (one, identity):
-        assert ended({0: identity}, news, lambda _: next(looks)) == (1, 1)
+        assert ended({0: identity}, news, lambda _: next(looks)) == (0, 1)
         assert one.poll() is None
 
 

@@ -1,0 +1,110 @@
+"""What threads beside the one that waits make of a cycle.
+
+Ranks that wait for each other wait for ever only if nothing else in them can make the call
+that is missing: a program may receive in its main thread and send in another one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.phrases import at_line, capital, the_ranks, verb
+from hangwatch.frames import innermost_user_site, is_user_file
+from hangwatch.types import Certainty, OpState
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.case import Case, Finding
+    from hangwatch.types import OpRecord, RankSnapshot, ThreadStack
+
+_BOOTSTRAP = re.compile(r"/threading\.py$")
+"""Where a thread that Python started begins; autograd's threads belong to the main one."""
+_COMMUNICATES = re.compile(r"/torch/distributed/")
+
+
+def unless_beside(case: Case, found: Finding) -> Finding:
+    """The finding of a cycle, which is not final where a thread of a rank may still end it."""
+    inside = sorted({*found.culprits, *(wait.rank for wait in found.waits)})
+    ranks = {rank: case.job.ranks[rank] for rank in inside if rank in case.job.ranks}
+    acting = {rank: thread for rank, one in ranks.items() if (thread := acting_thread(one))}
+    if acting:
+        rank, thread = next(iter(acting.items()))
+        site = innermost_user_site(thread.frames, case.job.snapshot.sources)
+        note = (
+            f"{capital(the_ranks(acting))} {verb(tuple(acting), 'runs', 'run')} another thread"
+            f"{at_line(site)}{'' if len(acting) == 1 else f' (rank {rank})'}, which may yet make "
+            "the call that is missing."
+        )
+        return _open(found, Certainty.POSSIBLE, note)
+    mixed = tuple(rank for rank, one in ranks.items() if _calls_from_several(one))
+    if mixed:
+        note = f"{capital(the_ranks(mixed))} {verb(mixed, 'calls', 'call')} from several threads."
+        return _open(found, Certainty.POSSIBLE, note)
+    unseen = tuple(rank for rank, one in ranks.items() if one.process.alive and one.threads == ())
+    if unseen:
+        note = f"Other threads of {the_ranks(unseen)} could not be seen."
+        return _open(found, Certainty.LIKELY, note)
+    return found
+
+
+def acting_thread(rank: RankSnapshot) -> ThreadStack | None:
+    """A thread of the program beside the main one that waits in no call, None for none seen."""
+    waiting = _waiting(rank)
+    for thread in rank.threads or ():
+        if thread.tid not in waiting and not _is_main(rank, thread) and _runs_the_program(thread):
+            return thread
+    return None
+
+
+def is_beside(rank: RankSnapshot, record: OpRecord) -> bool | None:
+    """Whether a thread beside the main one made a call; None where that is not known."""
+    if record.source != "page" or record.thread == 0:
+        return None
+    if record.thread == rank.pid:
+        return False
+    return None if record.device or is_started(rank, record) is False else True
+
+
+def is_started(rank: RankSnapshot, record: OpRecord) -> bool | None:
+    """Whether Python started the thread that made a call; None where it cannot be seen."""
+    thread = next((t for t in rank.threads or () if t.tid == record.thread), None)
+    if thread is None or not thread.frames:
+        return None
+    return _is_of_python(thread)
+
+
+def _open(found: Finding, at_most: Certainty, note: str) -> Finding:
+    weaker = {Certainty.PROVED: at_most, Certainty.LIKELY: at_most}
+    text = replace(found.text, explanation=f"{found.text.explanation} {note}")
+    certainty = weaker.get(found.certainty, found.certainty)
+    return replace(found, certainty=certainty, final=False, text=text)
+
+
+def _waiting(rank: RankSnapshot) -> set[int]:
+    """The threads that are inside of a call."""
+    return {record.thread for record in rank.ops if record.state is OpState.BLOCKED}
+
+
+def _calls_from_several(rank: RankSnapshot) -> bool:
+    """Whether a thread beside the main one has made calls, and its stack is not known."""
+    if not rank.process.alive or rank.threads:
+        return False
+    waiting = _waiting(rank)
+    return any(is_beside(rank, op) and op.thread not in waiting for op in rank.ops)
+
+
+def _is_main(rank: RankSnapshot, thread: ThreadStack) -> bool:
+    return thread.tid == rank.pid or thread.name == "MainThread"
+
+
+def _is_of_python(thread: ThreadStack) -> bool:
+    return bool(_BOOTSTRAP.search(thread.frames[-1].file))
+
+
+def _runs_the_program(thread: ThreadStack) -> bool:
+    """Whether it runs what may communicate, and not a library's own chores."""
+    if not thread.frames or not _is_of_python(thread):
+        return False
+    files = [frame.file for frame in thread.frames]
+    return any(is_user_file(file) or _COMMUNICATES.search(file) for file in files)
