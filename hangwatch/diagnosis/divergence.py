@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.departure import departed
 from hangwatch.diagnosis.history import is_usual, made_before, step
-from hangwatch.diagnosis.spots import Place
+from hangwatch.diagnosis.spots import Channel, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -127,6 +127,8 @@ def _by_guard(
         if not _is_minority(camp.ranks, everyone) or not camp.frames:
             continue
         wait = next(wait for wait in waits if wait.rank == camp.ranks[0])
+        if isinstance(wait.spot, Channel):
+            continue  # to send and receive below such a condition is what it is for
         if isinstance(wait.spot, Place) and _most_are_there(case, wait.spot):
             continue
         if wait.record and any(made_before(case.job, rank, wait.record) for rank in rest):
