@@ -62,13 +62,7 @@ class Periodic:
         self._stopped = False
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
-        # The program may have blocked a signal that it waits for: this thread is not to take it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            _thread.start_new_thread(self._loop, ())
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _thread.start_new_thread(self._loop, ())
 
     def stop(self) -> bool:
         """End the thread and wait for it, JOIN_S at most; False if it did not end. Once."""
@@ -79,6 +73,9 @@ class Periodic:
         return self._ended.acquire(timeout=JOIN_S)
 
     def _loop(self) -> None:
+        # The program may come to block a signal, and wait for it: this thread is not to take it.
+        # By the thread itself: an exception amid that must not leave those of another one blocked.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         seen = 0
         while not self._stopped and self._guard.open:
             before = time.monotonic()

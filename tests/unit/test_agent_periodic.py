@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from functools import partial
@@ -107,3 +108,15 @@ def test_a_run_that_hangs_does_not_hang_the_end() -> None:
     assert started.wait(BOUND_S)
     assert not thread.stop()
     release.release()
+
+
+def test_it_takes_no_signal_in_the_place_of_the_program() -> None:
+    blocked: list[set[int | signal.Signals]] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    thread = Periodic(
+        lambda: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())), 0.001, guard()
+    )
+    wait_for(lambda: blocked)
+    assert thread.stop()
+    assert blocked[0] >= signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
