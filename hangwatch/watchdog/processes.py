@@ -118,10 +118,7 @@ def takes(pid: int, number: int, proc: str = PROC) -> bool:
 
     if has("SigCgt", str(pid)):
         return True
-    try:
-        threads = [f"{pid}/task/{path.name}" for path in Path(proc, str(pid), "task").iterdir()]
-    except OSError:
-        return False
+    threads = [f"{pid}/task/{name}" for name in _listdir(f"{proc}/{pid}/task")]
     # While it waits for a signal the kernel shows a thread as if it had not blocked it.
     return bool(threads) and all(
         has("SigBlk", thread) or _wchan(thread, proc).startswith(_SIGWAIT) for thread in threads

@@ -90,7 +90,8 @@ def test_a_rank_in_its_own_code_never_entered_what_the_others_wait_in() -> None:
 def test_a_wait_is_slow_after_suspect_and_a_hang_after_hang_after() -> None:
     def aged(age: float) -> tuple[Verdict, ...]:
         others = [waiting(number, age=age) for number in (0, 1, 3)]
-        return diagnose(job(*others, busy(threads=main_thread(SLEEP))), THRESHOLDS)
+        last = op(W, 40, age=age + 1)
+        return diagnose(job(*others, rank(2, W, last, threads=main_thread(SLEEP))), THRESHOLDS)
 
     assert aged(9.9) == (OK,)
     assert aged(10.0)[0].state is State.SLOW
