@@ -27,6 +27,10 @@ class Bell(Protocol):
     def ring(self) -> None: ...  # noqa: D102
 
 
+_OF_A_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+"""What a fault of a thread raises, for which the program may have handlers (faulthandler)."""
+
+
 class LockBell:
     """A bell that only this process can ring."""
 
@@ -75,7 +79,7 @@ class Periodic:
     def _loop(self) -> None:
         # The program may come to block a signal, and wait for it: this thread is not to take it.
         # By the thread itself: an exception amid that must not leave those of another one blocked.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_A_THREAD)
         seen = 0
         while not self._stopped and self._guard.open:
             before = time.monotonic()

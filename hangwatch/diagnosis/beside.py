@@ -26,9 +26,11 @@ _COMMUNICATES = re.compile(r"/torch/distributed/")
 def unless_beside(case: Case, found: Finding) -> Finding:
     """The finding of a cycle, which is not final where a thread of a rank may still end it."""
     inside = sorted({*found.culprits, *(wait.rank for wait in found.waits)})
-    ranks = {rank: case.job.ranks[rank] for rank in inside if rank in case.job.ranks}
+    known = {rank: case.job.ranks[rank] for rank in inside if rank in case.job.ranks}
+    ranks = {rank: one for rank, one in known.items() if not case.is_frozen(rank)}
     acting = {rank: thread for rank, one in ranks.items() if (thread := acting_thread(one))}
     if acting:
+        called = any(thread.tid in _callers(ranks[rank]) for rank, thread in acting.items())
         rank, thread = next(iter(acting.items()))
         site = innermost_user_site(thread.frames, case.job.snapshot.sources)
         note = (
@@ -36,7 +38,7 @@ def unless_beside(case: Case, found: Finding) -> Finding:
             f"{at_line(site)}{'' if len(acting) == 1 else f' (rank {rank})'}, which may yet make "
             "the call that is missing."
         )
-        return _open(found, Certainty.POSSIBLE, note)
+        return _open(found, Certainty.POSSIBLE if called else Certainty.LIKELY, note)
     mixed = tuple(rank for rank, one in ranks.items() if _calls_from_several(one))
     if mixed:
         note = f"{capital(the_ranks(mixed))} {verb(mixed, 'calls', 'call')} from several threads."
@@ -49,12 +51,14 @@ def unless_beside(case: Case, found: Finding) -> Finding:
 
 
 def acting_thread(rank: RankSnapshot) -> ThreadStack | None:
-    """A thread of the program beside the main one that waits in no call, None for none seen."""
-    waiting = _waiting(rank)
-    for thread in rank.threads or ():
-        if thread.tid not in waiting and not _is_main(rank, thread) and _runs_the_program(thread):
-            return thread
-    return None
+    """A thread beside the main one that waits in no call and may make one, None for none seen.
+
+    First those that have made calls, whatever they are at now.
+    """
+    waiting, callers = _waiting(rank), _callers(rank)
+    free = [t for t in rank.threads or () if t.tid not in waiting and not _is_main(rank, t)]
+    free.sort(key=lambda thread: thread.tid not in callers)
+    return next((t for t in free if t.tid in callers or _runs_the_program(t)), None)
 
 
 def is_beside(rank: RankSnapshot, record: OpRecord) -> bool | None:
@@ -86,12 +90,16 @@ def _waiting(rank: RankSnapshot) -> set[int]:
     return {record.thread for record in rank.ops if record.state is OpState.BLOCKED}
 
 
+def _callers(rank: RankSnapshot) -> set[int]:
+    """The threads beside the main one that have made calls."""
+    return {record.thread for record in rank.ops if is_beside(rank, record)}
+
+
 def _calls_from_several(rank: RankSnapshot) -> bool:
     """Whether a thread beside the main one has made calls, and its stack is not known."""
     if not rank.process.alive or rank.threads:
         return False
-    waiting = _waiting(rank)
-    return any(is_beside(rank, op) and op.thread not in waiting for op in rank.ops)
+    return not _callers(rank) <= _waiting(rank)
 
 
 def _is_main(rank: RankSnapshot, thread: ThreadStack) -> bool:

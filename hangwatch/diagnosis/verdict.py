@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from hangwatch.collector import without_collections
 from hangwatch.diagnosis.advice import advice
 from hangwatch.diagnosis.aftermath import find_waits
-from hangwatch.diagnosis.beside import is_beside
 from hangwatch.diagnosis.blame import with_fault
 from hangwatch.diagnosis.case import Case
 from hangwatch.diagnosis.cycles import judge_cycle, judge_stuck
@@ -59,7 +58,8 @@ def _judge(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
         for finding in _findings(case)
         if (verdict := _verdict(case, finding, thresholds)) is not None
     ]
-    found.sort(key=lambda pair: _importance(case, *pair))
+    # What will not go on is told first, however many wait for what may.
+    found.sort(key=lambda pair: (pair[1].state is State.SLOW, _importance(case, *pair)))
     return tuple(verdict for _, verdict in found) or (OK,)
 
 
@@ -181,22 +181,9 @@ def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -
         return State.FAILED if wrong else None
     if finding.final and _old_enough(case, age_s) and not _is_failing(case):
         return State.HANG
-    if age_s >= thresholds.hang_after_s and not _go_on(case, finding, thresholds.hang_after_s):
+    if age_s >= thresholds.hang_after_s:
         return State.HANG
     return State.SLOW if age_s >= thresholds.suspect_after_s else None
-
-
-def _go_on(case: Case, finding: Finding, within_s: float) -> bool:
-    """Whether all whom the others wait for have lately made calls of other groups.
-
-    They are not stuck: an evaluation on ranks of its own waits for the next weights.
-    """
-    living = [case.job.ranks.get(rank) for rank in finding.culprits if rank not in case.ended]
-    return bool(living) and all(
-        rank is not None
-        and any(0 < op.issued_age_s < within_s and not is_beside(rank, op) for op in rank.ops)
-        for rank in living
-    )
 
 
 def _is_failing(case: Case) -> bool:

@@ -151,6 +151,8 @@ class Aborting:
         """
         asked_ns = self.now_ns()
         while True:
+            if self._abort is not abort:
+                return frozenset()  # that hang is over
             seen = self.gatherer.standing()
             still = abort.stand(ranks, seen)
             late = any(0 < seen[rank].beat_ns < asked_ns + _SAMPLE_NS for rank in still)

@@ -142,6 +142,8 @@ class Exchange:
                 # Two questions of ours would take each other for a node that takes over.
                 async with self._asking:
                     found = await self._claim(incident)
+                if found is None:
+                    continue
                 if found.owner or await self._heard_verdict(found.round):
                     return found
         except StoreLostError as error:
@@ -166,16 +168,18 @@ class Exchange:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._leave()
 
-    async def _claim(self, incident: Incident) -> Gathered:
-        """What the others know of our incident; owner is False where theirs is under way."""
+    async def _claim(self, incident: Incident) -> Gathered | None:
+        """What the others know of our incident; owner is False where theirs is under way.
+
+        None where another node has taken over, since ours took too long.
+        """
         store = self._joined()
         number = min(self._open, default=self._next)
         if number in self._open or not await rounds.claim(store, number, incident):
             return Gathered(owner=False, round=number)
         reach(Point.CLAIMED)
         found = await self._gather(store, number, GATHER_FULL_S if incident.full else GATHER_S)
-        taken_over = await rounds.is_taken_over(store, number)
-        return Gathered(owner=False, round=number + 1) if taken_over else found
+        return None if await rounds.is_taken_over(store, number) else found
 
     async def _gather(self, store: Store, number: int, budget_s: float) -> Gathered:
         self._next = max(self._next, number + 1)
