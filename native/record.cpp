@@ -32,8 +32,8 @@ struct Work {
 constexpr Work kNoWork{nullptr, kNoWait};
 // The last one, which most calls are done with at once, and the others.
 Work g_last_work = kNoWork;
-constexpr std::size_t kWorkSets = 512;
-constexpr std::size_t kWorkWays = 4;
+constexpr std::size_t kWorkSets = 256;
+constexpr std::size_t kWorkWays = 8;  // fewer fill up, and lose their oldest, than of twice 4
 Work g_works[kWorkSets][kWorkWays];
 std::size_t g_work_count = 0;
 
