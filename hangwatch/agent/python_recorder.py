@@ -219,12 +219,6 @@ class PythonRecorder(LockBell):
         now = time.monotonic_ns()
         site = _site(*user_place(sys._getframe(), self.prefixes))
         group = self._groups[slot]
-        if p2p:
-            group["p2p"] += 1
-            group["changed_ns"] = now
-        else:
-            group["entered"] += 1
-            self._raise(slot, "enqueued", seq)
         index = next(self._indices)
         event = {
             "index": index,
@@ -247,9 +241,30 @@ class PythonRecorder(LockBell):
             "thread": threading.get_native_id(),
         }
         # By their own indices: another call may have been recorded since that was drawn.
-        self._events[index] = event
         self._events.pop(index - RING_EVENTS, None)
+        # Nothing is called from here on, so what a handler raises finds all of it or nothing.
+        self._events[index] = event
+        if p2p:
+            group["p2p"] += 1
+            group["changed_ns"] = now
+        else:
+            group["entered"] += 1
+            if seq > group["enqueued"]:
+                group["enqueued"], group["changed_ns"] = seq, now
         return index
+
+    def record_cancelled(self, index: int) -> None:
+        """A call that was recorded is not made."""
+        event = self._events.pop(index, None)
+        if event is None:
+            return
+        group = self._groups[event["slot"]]
+        if event["p2p"]:
+            group["p2p"] -= 1
+        else:
+            group["entered"] -= 1
+            if group["enqueued"] == event["seq"]:
+                group["enqueued"] = event["seq"] - 1
 
     def record_end(self, index: int, failed: bool) -> None:
         self._move(index, "failed" if failed else "done")

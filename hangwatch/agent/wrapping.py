@@ -72,8 +72,15 @@ def _recording(
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         call: tuple[int, Numbering, int] | None = None
         if recorder.armed:
-            with guard:
-                call = _begin(recorder, resolve(self), method, (self, *args), kwargs)
+            try:
+                with guard:
+                    call = _begin(recorder, resolve(self), method, (self, *args), kwargs)
+            except BaseException:  # not ours: the call is not made
+                if call is not None:
+                    index, numbering, _ = call
+                    numbering.cancel(method)
+                    recorder.record_cancelled(index)
+                raise
         if call is None:
             return original(self, *args, **kwargs)
         result = None
