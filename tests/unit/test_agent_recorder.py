@@ -129,6 +129,18 @@ def test_pending_work_is_dated_from_when_it_last_changed(page: Page) -> None:
     assert since(pending=False, changed=True) == 0
 
 
+def test_a_call_that_is_not_made_after_all_has_no_place(page: Page) -> None:
+    page.recorder.define_group(0, "1", "pair", (3, 5), 2, "cpu:gloo")
+    page.recorder.record_end(begin(page.recorder, seq=4), failed=False)
+    index = begin(page.recorder, seq=5)
+    for _ in range(2):
+        page.recorder.record_cancelled(index)
+    found = page.read()
+    (group,) = found.groups
+    assert (group.entered, group.left, group.enqueued) == (1, 1, 4)
+    assert [event.seq for event in found.events] == [4]
+
+
 def test_a_call_goes_from_blocked_to_done(page: Page) -> None:
     page.recorder.define_group(0, "1", "pair", (3, 5), 2, "cpu:gloo")
     index = begin(page.recorder, seq=4)
