@@ -24,18 +24,18 @@ _WORD = (1 << 64) - 1
 
 def digest(batch: Any) -> str:
     """Of some bytes of each part of a batch; empty where nothing of it can be read."""
-    with _unseen():
+    with unseen():
         contents = [content for leaf in _leaves(batch) if (content := _content(leaf))]
     return hashlib.blake2b(b"".join(contents), digest_size=8).hexdigest() if contents else ""
 
 
 def largest_tensor(value: Any) -> int:
     """Elements of the largest tensor in nested lists, tuples and dicts, 0 if there is none."""
-    with _unseen():
+    with unseen():
         return max((_elements(leaf) for leaf in _leaves(value)), default=0)
 
 
-def _unseen() -> Any:
+def unseen() -> Any:
     """No mode of the program's sees what is asked of tensors."""
     torch: Any = sys.modules["torch"]
     return torch._C.DisableTorchFunction()

@@ -15,6 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.agent.batches import unseen
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.loaders import Loaders
 from hangwatch.agent.replicas import Replicas
@@ -128,7 +129,7 @@ def _follow(owner: type, name: str, tell: Callable[[Practice, Any, Any], None]) 
 def _tell(tell: Callable[[Practice, Any, Any], None], instance: Any, result: Any) -> None:
     practice = _current[0]
     if practice.active:
-        with practice.guard:
+        with practice.guard, unseen():
             tell(practice, instance, result)
 
 
