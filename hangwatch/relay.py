@@ -15,16 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hangwatch.witness import JOB_CONTROL, Witness
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Collection
 
-    from hangwatch.witness import Witness
-
 FORWARDED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """All but the two that no process can catch."""
-JOB_CONTROL = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
-"""Signals that stop a job, by which the shell takes the terminal back."""
 ITS_OWN = frozenset({signal.SIGXCPU, signal.SIGXFSZ, signal.SIGPIPE})
 """What the kernel sends for what the supervisor itself did; COMMAND gets its own."""
 

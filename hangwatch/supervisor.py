@@ -36,9 +36,9 @@ from hangwatch.guardian import Guardian
 from hangwatch.launch import Signals, StarvedError, become, keep_streams_closed, start
 from hangwatch.moments import reach
 from hangwatch.notice import fold_command, say
-from hangwatch.relay import FORWARDED, JOB_CONTROL, Relay, reap_adopted, stop, taken
+from hangwatch.relay import FORWARDED, Relay, reap_adopted, stop, taken
 from hangwatch.report.files import open_run, write_log, write_run
-from hangwatch.witness import Witness
+from hangwatch.witness import JOB_CONTROL, Witness
 
 if TYPE_CHECKING:
     import subprocess

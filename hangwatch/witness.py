@@ -24,6 +24,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+JOB_CONTROL = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+"""Signals that stop a job, by which the shell takes the terminal back."""
+_CANCELLED = {int(signal.SIGCONT): JOB_CONTROL} | {
+    int(number): frozenset({signal.SIGCONT}) for number in JOB_CONTROL
+}
+"""What the kernel takes back where a process has not taken it yet as it is sent these."""
 _RECORD = struct.Struct("=id")
 GRACE_S = 0.05
 """How much later than the supervisor the witness may get the same signal: a
@@ -70,7 +76,7 @@ class Witness:
             state, pending = self._state()
             if not self._receive_what_is_there():
                 return False
-            if self._take(signum):
+            if self._take(signum) or self._is_cancelled(signum, pending):
                 return True
             # Of those below SIGRTMIN one waits at most: it may be the one before this.
             if pending >> (signum - 1) & 1 and (
@@ -103,11 +109,24 @@ class Witness:
     def _take(self, signum: int) -> bool:
         now = time.monotonic()
         self._seen = [(seen, at) for seen, at in self._seen if now - at < STALE_S]
-        for record in self._seen:
-            if record[0] == signum:
-                self._seen.remove(record)
+        for i, (seen, _) in enumerate(self._seen):
+            if seen == signum:
+                cancelled = _CANCELLED.get(signum, ())
+                before = [one for one in self._seen[:i] if one[0] not in cancelled]
+                self._seen = before + self._seen[i + 1 :]
                 return True
         return False
+
+    def _is_cancelled(self, signum: int, pending: int) -> bool:
+        """Whether the group has been sent one since that takes the signal back.
+
+        The child may not have taken it by then, and never will. Nor may COMMAND get it
+        any more: it would go on where it was told to stop, or stop where it is to go on.
+        """
+        by = _CANCELLED.get(signum, ())
+        return any(seen in by for seen, _ in self._seen) or any(
+            pending >> (one - 1) & 1 and not self._owed[one] for one in by
+        )
 
     def _state(self) -> tuple[str, int]:
         """The child's state, as in proc(5), and the mask of the signals that it is to take."""
@@ -127,6 +146,8 @@ class Witness:
             while data := os.read(self._read, _RECORD.size * 64):
                 whole = len(data) - len(data) % _RECORD.size
                 for signum, at in _RECORD.iter_unpack(data[:whole]):
+                    for one in _CANCELLED.get(signum, ()):
+                        self._owed[one] = 0  # taken before, or not to be taken any more
                     if self._owed[signum]:
                         self._owed[signum] -= 1
                     else:

@@ -42,8 +42,8 @@ def children(pid: int) -> dict[int, str]:
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if int((path / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if int((path / "stat").read_bytes().rpartition(b")")[2].split()[1]) == pid:
+                line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 found[int(path.name)] = line
         except OSError:
             continue

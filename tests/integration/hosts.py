@@ -305,12 +305,14 @@ def _children() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            parent = int(path.read_bytes().rpartition(b")")[2].split()[1])
             found.setdefault(parent, []).append(int(path.parent.name))
     return {parent: sorted(pids) for parent, pids in found.items()}
 
 
 def _command_line(pid: int) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     return ""

@@ -75,7 +75,7 @@ class Job:
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 variables = (path / "environ").read_bytes().split(b"\0")
-                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = int((path / "stat").read_bytes().rpartition(b")")[2].split()[1])
             except (OSError, ValueError):
                 continue
             if (

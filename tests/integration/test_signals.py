@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal, Self
 import pytest
 
 from hangwatch import moments
-from hangwatch.relay import FORWARDED, JOB_CONTROL
+from hangwatch.relay import FORWARDED
+from hangwatch.witness import JOB_CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,14 +40,14 @@ NAMES = {int(one): one.name for one in signal.Signals} | {
 }
 SLEEPS = ("sh", "-c", "echo $$; exec sleep 600")
 TELLS = """
-import os, signal
+import os, signal, time
 def heard(number, _):
     os.write(1, b"%d\\n" % number)
 for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
     signal.signal(number, heard)
 print("ready", flush=True)
-while True:
-    signal.pause()
+while True:  # what comes just before a sleep is heard after it, and after a pause() never
+    time.sleep(0.05)
 """
 IGNORES = """
 import signal, sys
@@ -69,7 +70,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 def stat_of(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the state on, [] if there is no such process."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []
 
 

@@ -17,7 +17,14 @@ from hangwatch.witness import Witness
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN)
+SIGNALS = (
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGRTMIN,
+)
 
 
 @pytest.fixture
@@ -86,6 +93,44 @@ def test_those_that_queue_are_each_reported(child: Witness) -> None:
     os.kill(child.pid, signal.SIGCONT)
     until(lambda: not waiting(child))
     assert not saw(child, signal.SIGRTMIN)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGCONT, signal.SIGTSTP), (signal.SIGTSTP, signal.SIGCONT)],
+)
+def test_one_that_the_next_took_back_is_not_passed_on(
+    child: Witness, first: int, second: int
+) -> None:
+    # The kernel has discarded the first before the witness took it.
+    os.kill(child.pid, second)
+    assert saw(child, first)
+    assert saw(child, second)
+    until(lambda: not waiting(child))
+    assert not saw(child, second)
+    assert not saw(child, first)
+
+
+def test_one_taken_back_while_it_waited_is_not_expected_any_more(child: Witness) -> None:
+    os.kill(child.pid, signal.SIGSTOP)
+    until(lambda: state(child) == "T")
+    os.kill(child.pid, signal.SIGTSTP)
+    assert saw(child, signal.SIGTSTP)
+    os.kill(child.pid, signal.SIGCONT)
+    assert saw(child, signal.SIGCONT)
+    until(lambda: not waiting(child))
+    os.kill(child.pid, signal.SIGTSTP)
+    until(lambda: not waiting(child))
+    assert saw(child, signal.SIGTSTP)
+    assert not saw(child, signal.SIGTSTP)
+
+
+def test_an_old_one_that_the_supervisor_never_got_takes_nothing_back(child: Witness) -> None:
+    for number in (signal.SIGTSTP, signal.SIGCONT):
+        os.kill(child.pid, number)
+        until(lambda: not waiting(child))
+    assert saw(child, signal.SIGCONT)
+    assert not saw(child, signal.SIGCONT)
 
 
 def test_one_that_has_ended_has_seen_nothing(child: Witness) -> None:
