@@ -28,6 +28,8 @@ _TOLD = re.compile(
     re.MULTILINE,
 )
 """The interpreter could not so much as load the watchdog's program, and that is said."""
+_CRASH = re.compile(r"^Fatal Python error:(?:.+\n|\n(?=Thread|Current thread))*", re.MULTILINE)
+"""What faulthandler tells of a crash in C, where a job has it."""
 LONGER_S = 15.0
 """How much longer a watched job may take: a few seconds on a machine that does nothing else."""
 
@@ -81,6 +83,7 @@ def unharmed(
         harmed.append("it did not end")
     elif watched.exit_code not in right:
         harmed.append(f"exit code {watched.exit_code}, not {' or '.join(map(str, right))}")
+        harmed += _CRASH.findall(watched.said)
     if watched.outputs != expected.outputs:
         differing = sorted(
             name

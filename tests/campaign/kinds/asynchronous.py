@@ -159,7 +159,7 @@ def _run(
     where: Path, plan: Mapping[str, Any], *, bare: bool = False, python: bool = False
 ) -> Result:
     (where / "plan.json").write_text(json.dumps(plan))
-    env = {} if bare else {"WATCHED": "1"}
+    env = {"PYTHONFAULTHANDLER": "1"} | ({} if bare else {"WATCHED": "1"})
     if python:
         env["HANGWATCH_RECORDER"] = "python"
     program = [sys.executable, str(PROGRAMS / "ranks.py"), "2", str(PROGRAMS / "interrupted.py")]
