@@ -1,6 +1,7 @@
 # make demo    see hangwatch find a planted hang
 # make test    everything: checks, and all tests (needs a C++ compiler; see tests/packages.sh)
 # make check   in two minutes: lint, types, unit and property tests
+# make precision  how exactly the rank at fault is named in simulated jobs, by kind of fault
 # make zoo     real programs with planted faults: what is expected, what hangwatch finds
 # make campaign  faults injected into real jobs, an hour or two; FAULT=kill-017 one of them,
 #                SLICE=60 some of them, other ones each day (DAY=739942 those of that one)
@@ -23,12 +24,12 @@ BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
        $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
 
-.PHONY: demo test check lint types unit tests slice packages zoo campaign bench clean
+.PHONY: demo test check lint types unit tests precision slice packages zoo campaign bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
 
-test: packages lint types tests slice
+test: packages lint types tests precision slice
 
 check: lint types unit
 
@@ -45,6 +46,9 @@ unit: $(VENV)/tested
 
 tests: $(VENV)/tested $(FRAMEWORKS)/installed
 	$(PYTEST)
+
+precision: $(VENV)/tested
+	$(BIN)/python tests/property/precision.py
 
 # The day, which chooses the faults, is printed: SLICE=60 DAY=... draws them again.
 slice: $(VENV)/tested

@@ -1,0 +1,181 @@
+"""How precisely a diagnosis names the rank at fault, by kind of fault: make precision.
+
+    python tests/property/precision.py            measure, and compare with what is recorded
+    python tests/property/precision.py --record   keep what is better now
+
+Simulated jobs of fixed seeds, whose faults are known, are judged when nothing moves any
+more: with all evidence, and with some of it taken away. Of each kind of fault the table shows
+
+jobs        with such a fault that hangs or ends the job
+exact       the share whose first verdict names the ranks at fault, and nobody else
+candidates  how many ranks are named, on average, where somebody is
+missed      the share in which no rank at fault is named
+accused     jobs in which somebody else is named, and not as "possible" only
+
+What a diagnosis loses by naming fewer, or gains by naming everybody, shows in another
+column. precision.json holds the counts that were reached: none may get worse.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from evidence import lessened
+from training import Fault
+from truth import Simulated, simulate
+from views import Sight
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.types import Certainty, Thresholds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from hangwatch.types import JobSnapshot, Verdict
+
+    Judge = Callable[[JobSnapshot], tuple[Verdict, ...]]
+    Counts = Mapping[str, Mapping[str, Mapping[str, int]]]
+    """Evidence -> kind of fault -> column -> count."""
+
+JOBS = 2000
+RECORD = Path(__file__).with_name("precision.json")
+THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
+HEALTHY = "healthy or slow"
+SEVERAL = "several faults"
+UNSEEN = "none that shows"
+"""A fault that neither hangs nor ends its job."""
+_BETTER_MORE = ("exact",)
+_BETTER_LESS = ("named", "missed", "accused")
+
+
+@dataclass(slots=True)
+class Row:
+    """What came of the jobs with one kind of fault; all are counts."""
+
+    jobs: int = 0
+    exact: int = 0
+    found: int = 0
+    """Jobs in which somebody is named."""
+    named: int = 0
+    """Ranks that are named, of all jobs together."""
+    missed: int = 0
+    accused: int = 0
+
+    def add(self, of: Simulated, verdicts: Sequence[Verdict]) -> None:
+        """Count one job."""
+        named = {rank for verdict in verdicts for rank in verdict.culprits}
+        self.jobs += 1
+        self.exact += _is_exact(of, verdicts)
+        self.found += bool(named)
+        self.named += len(named)
+        self.missed += _is_missed(of, verdicts, named)
+        self.accused += any(
+            verdict.certainty is not Certainty.POSSIBLE and not {*verdict.culprits} <= of.planted
+            for verdict in verdicts
+        )
+
+    def line(self, name: str) -> str:
+        """One line of the table."""
+        each = f"{self.named / self.found:10.2f}" if self.found else f"{'':10}"
+        exact, missed = self.exact / self.jobs, self.missed / self.jobs
+        return f"{name:16} {self.jobs:5} {exact:8.1%} {each} {missed:7.1%} {self.accused:8}\n"
+
+
+def _is_exact(of: Simulated, verdicts: Sequence[Verdict]) -> bool:
+    if not verdicts or of.is_well:
+        return not verdicts and not _shows(of)
+    culprits = {*verdicts[0].culprits}
+    return culprits == of.planted or (len(of.job.plans) > 1 and set() < culprits <= of.planted)
+
+
+def _is_missed(of: Simulated, verdicts: Sequence[Verdict], named: set[int]) -> bool:
+    return _shows(of) and (not verdicts or (bool(of.planted) and not named & of.planted))
+
+
+def _shows(of: Simulated) -> bool:
+    """Whether a job hangs or ends of a fault."""
+    return not of.is_well and (bool(of.stuck()) or of.failed())
+
+
+def kind_of(job: Simulated) -> str:
+    """The row of a job."""
+    if job.is_well:
+        return HEALTHY
+    if not _shows(job):
+        return UNSEEN
+    (fault, *others) = job.faults - {Fault.SLOW}
+    return SEVERAL if others or len(job.job.plans) > 1 else str(fault)
+
+
+def measure(numbers: Iterable[int], judge: Judge) -> dict[str, dict[str, Row]]:
+    """Evidence -> kind of fault -> what came of its jobs; numbers: the seeds of the jobs."""
+    tables: dict[str, dict[str, Row]] = {
+        "all evidence": defaultdict(Row),
+        "less evidence": defaultdict(Row),
+    }
+    for number in numbers:
+        rng = Random(number)  # noqa: S311 (no secrets)
+        job = simulate(rng)
+        late = job.seen(job.quiet_s + rng.choice((12, 40, 350)), Sight())
+        for table, seen in zip(tables.values(), (late, lessened(rng, late)), strict=True):
+            table[kind_of(job)].add(job, judge(seen))
+    return tables
+
+
+def judged(job: JobSnapshot) -> tuple[Verdict, ...]:
+    """The verdicts on a job that accuse."""
+    return tuple(verdict for verdict in diagnose(job, THRESHOLDS) if verdict.kind is not None)
+
+
+def counts(tables: Mapping[str, Mapping[str, Row]]) -> Counts:
+    """Plain values of what was measured."""
+    return {
+        evidence: {kind: asdict(rows[kind]) for kind in sorted(rows)}
+        for evidence, rows in tables.items()
+    }
+
+
+def worse(now: Counts, before: Counts) -> list[str]:
+    """What has got worse, a line each."""
+    return [
+        f"{evidence}, {kind}: {column} {row[column]}, recorded {before[evidence][kind][column]}"
+        for evidence, rows in now.items()
+        for kind, row in rows.items()
+        for column in _worse(row, before[evidence][kind])
+    ]
+
+
+def _worse(now: Mapping[str, int], before: Mapping[str, int]) -> list[str]:
+    return [name for name in _BETTER_MORE if now[name] < before[name]] + [
+        name for name in _BETTER_LESS if now[name] > before[name]
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, print, compare; 1 if anything has got worse."""
+    found = measure(range(JOBS), judged)
+    for evidence, rows in found.items():
+        sys.stdout.write(f"{evidence:16} {'jobs':>5} {'exact':>8} candidates  missed  accused\n")
+        sys.stdout.writelines(rows[kind].line(kind) for kind in sorted(rows))
+        sys.stdout.write("\n")
+    now = counts(found)
+    before = json.loads(RECORD.read_text())
+    complaints = worse(now, before)
+    sys.stdout.writelines(f"precision: worse than recorded: {line}\n" for line in complaints)
+    if complaints:
+        return 1
+    if now != before and "--record" in arguments:
+        RECORD.write_text(json.dumps(now, indent=1) + "\n")
+    elif now != before:
+        sys.stdout.write("precision: better than recorded: keep it with --record\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
