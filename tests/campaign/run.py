@@ -8,7 +8,7 @@
 
 Every fault that harmed a job or lost a verdict is told at once, and the table at the
 end. The results of faults that ran lie in build/campaign.jsonl: after an interruption
-``RESUME=1`` runs the others only.
+``RESUME=1`` runs the others only. What those jobs left lies in build/campaign/NAME.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 RESULTS = HERE.parent.parent / "build" / "campaign.jsonl"
+KEPT = RESULTS.with_suffix("")
+"""What the jobs that were harmed, or whose verdicts were lost, left."""
 
 
 def chosen(names: Sequence[str], kinds: Sequence[str], seed: int) -> list[Fault]:
@@ -74,12 +76,16 @@ def run(fault: Fault, *, keep: bool = False) -> Outcome:
         outcome = kind.inject(fault, where)
     except Exception:  # noqa: BLE001 (a fault of the campaign's own is told as one, and it goes on)
         outcome = Outcome(harmed=[f"the campaign itself failed: {traceback.format_exc()}"])
-    finally:
-        if keep:
-            sys.stdout.write(f"{fault.name} was run in {where}\n")
-        else:
-            shutil.rmtree(where, ignore_errors=True)
     outcome.seconds = time.monotonic() - began
+    if keep:
+        sys.stdout.write(f"{fault.name} was run in {where}\n")
+        return outcome
+    if outcome.harmed or outcome.lost:
+        shutil.rmtree(KEPT / fault.name, ignore_errors=True)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # what is no plain file is not moved between file systems
+            shutil.move(where, KEPT / fault.name)
+    shutil.rmtree(where, ignore_errors=True)
     return outcome
 
 

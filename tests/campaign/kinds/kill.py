@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import oracle
 from fault import Fault, Outcome, merged
-from job import QUICK, Job, Result
+from job import QUICK, Job, Result, busy
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Sequence
     from pathlib import Path
 
 NAME = "kill"
@@ -48,6 +49,8 @@ CASES = (
 RESTART_S = 20.0
 CRASH_S = 60.0
 """How long the job stalls where each watchdog crashes, until they are given up."""
+NOTICES_S = 2.0
+"""How long a rank takes to see that the one that it waits for has died."""
 NUMBERS = {
     "kill": signal.SIGKILL,
     "kill twice": signal.SIGKILL,
@@ -135,10 +138,7 @@ def _judged(fault: Fault, result: Result, *, aborts: bool) -> Outcome:
         codes = (EXIT_ABORTED,)
         seen = oracle.unharmed(result, ended, codes=codes, extra_s=extra_s)
     elif act in NUMBERS and who in ("rank 0", "rank 1", "launcher"):
-        expected = _bare(who, act)
-        code = expected.exit_code or 0
-        codes = (code if code >= 0 else 128 - code,)
-        seen = oracle.unharmed(result, expected, codes=codes, extra_s=extra_s)
+        seen = _as_one_of(result, [_bare(who, act), _bare(who, act, late=True)], extra_s)
     elif act == "kill" and who == "supervisor":
         if moment in ("supervisor-starting", "supervisor-spawning"):
             return Outcome(harmed=[f"left running: {line}" for line in result.survivors])
@@ -153,16 +153,36 @@ def _judged(fault: Fault, result: Result, *, aborts: bool) -> Outcome:
     return merged([seen, oracle.named(result, 1, also=also)])
 
 
-def _bare(who: str, act: str) -> Result:
-    """The job without us, to which the same is done while rank 1 stalls."""
+def _as_one_of(result: Result, bare: Sequence[Result], extra_s: float) -> Outcome:
+    """Whether it went as one of the bare jobs did, to which the same was done."""
+    seen = []
+    for expected in bare:
+        code = expected.exit_code or 0
+        codes = (code if code >= 0 else 128 - code,)
+        seen.append(oracle.unharmed(result, expected, codes=codes, extra_s=extra_s))
+    return min(seen, key=lambda outcome: len(outcome.harmed))
+
+
+def _bare(who: str, act: str, *, late: bool = False) -> Result:
+    """The job without us, to which the same is done while rank 1 stalls.
+
+    late: the launcher sees it only when the other rank has noticed, too, and may have
+    failed of it: which of them comes first is chance.
+    """
 
     def run(where: Path) -> Result:
         with Job(where, watched=False, env={"STALL": "1"}) as job:
             job.until_ready()
             job.touch("gate")
             job.until((where / "stalled").exists)
+            launcher = job.pids("ranks.py")[:1]
+            if late:
+                job.signal(launcher, signal.SIGSTOP)
             _strike(job, who, act, 0)
+            if late:
+                time.sleep(NOTICES_S * busy())
+                job.signal(launcher, signal.SIGCONT)
             job.touch("release")
             return job.finish()
 
-    return oracle.bare(f"{who} {act}", run)
+    return oracle.bare(f"{who} {act} {late}", run)
