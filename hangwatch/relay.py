@@ -1,7 +1,7 @@
 """Passes on to COMMAND what the supervisor is sent, as if it had been sent to COMMAND.
 
 All signals that can be caught are blocked in the supervisor and taken one by one
-(sigtimedwait(2)), so none of them ends it and leaves COMMAND behind. COMMAND decides what
+(arriving.py), so none of them ends it and leaves COMMAND behind. COMMAND decides what
 they do: it has the mask and the dispositions that the supervisor was started with. What
 the whole process group was sent COMMAND has got by itself (witness.py).
 """
@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hangwatch.arriving import arrived
 from hangwatch.witness import JOB_CONTROL, Witness
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ class Relay:
 
         Nothing of it has reached COMMAND, even where the whole group was sent it.
         """
-        arrived = [info.si_signo for info in taken(FORWARDED) if _is_from_outside(info)]
+        early = [info.si_signo for info in taken(FORWARDED) if _is_from_outside(info)]
         began = time.monotonic()
-        for number in arrived:
+        for number in early:
             if self.witness:
                 self.witness.saw(number, began)
-        self.early += [number for number in arrived if number not in JOB_CONTROL]
-        self.early_stops += [number for number in arrived if number in JOB_CONTROL]
+        self.early += [number for number in early if number not in JOB_CONTROL]
+        self.early_stops += [number for number in early if number in JOB_CONTROL]
 
     def after_start(self, child: subprocess.Popen[bytes]) -> None:
         """Have COMMAND stop if that is what was asked for before it was there."""
@@ -63,10 +64,10 @@ class Relay:
 
     def wait(self, child: subprocess.Popen[bytes], timeout_s: float) -> None:
         """Wait for signals or a change of COMMAND's state, and pass them on."""
-        first = signal.sigtimedwait(FORWARDED, timeout_s)
-        arrived = [first, *taken(FORWARDED)] if first else []
+        first = arrived(FORWARDED, timeout_s)
+        infos = [first, *taken(FORWARDED)] if first else []
         began = time.monotonic()
-        for info in arrived:
+        for info in infos:
             if _is_from_outside(info):
                 self._pass_on(child, info, began)
         self._follow_stop(child)

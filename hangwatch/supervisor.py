@@ -26,6 +26,7 @@ from hangwatch.agent.environment import (
     outside_environment,
     packed,
 )
+from hangwatch.arriving import arrived
 from hangwatch.companions import Companions
 from hangwatch.config import hook_trouble, new_run_id
 from hangwatch.election import job_name
@@ -300,7 +301,7 @@ class _Run:
         while not self._watchdog_gone():
             left = deadline - time.monotonic()
             wait_s = left if self.guardian else min(left, COMPANION_S)
-            info = signal.sigtimedwait(FORWARDED, max(wait_s, 0))
+            info = arrived(FORWARDED, wait_s)
             number = info.si_signo if info else 0
             if number in JOB_CONTROL:
                 stop(number)

@@ -21,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch.arriving import arrived
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -163,6 +165,6 @@ def _watch(signals: Collection[int], write: int, parent: int) -> None:
             with suppress(OSError):
                 os.close(int(name))
     while os.getppid() == parent:
-        info = signal.sigtimedwait(signals, 1.0)
+        info = arrived(signals, 1.0)
         if info is not None and os.getppid() == parent:
             os.write(write, _RECORD.pack(info.si_signo, time.monotonic()))
