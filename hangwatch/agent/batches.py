@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_LEAVES = 16
+MAX_LOOKS = 64
+"""At things and at what holds them, which may hold itself."""
 _CHUNKS = 4
 _CHUNK_BYTES = 4096
 _DICTS = frozenset({dict, OrderedDict, defaultdict})
@@ -44,7 +46,9 @@ def unseen() -> Any:
 def _leaves(value: Any) -> Iterator[Any]:
     """What a batch is made of, up to MAX_LEAVES things."""
     todo, left = [value], MAX_LEAVES
-    while todo and left:
+    for _ in range(MAX_LOOKS):
+        if not todo or not left:
+            return
         one = todo.pop()
         kind = type(one)
         if kind in _DICTS:

@@ -26,6 +26,7 @@ from hangwatch.untrusted import Owner
 from hangwatch.watchdog import ring
 from hangwatch.watchdog.incarnations import split
 from hangwatch.watchdog.processes import alive
+from hangwatch.watchdog.worlds import World, others, world_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -142,6 +143,8 @@ class Pages:
         """Number of the one that is watched."""
         self.restart = -1
         """The launcher's count of its restarts in it, -1 before there is a page."""
+        self._world: World | None = None
+        """The one that is watched, where there were several."""
         self.any_ever = False
         """Whether any page could be read so far."""
 
@@ -164,9 +167,24 @@ class Pages:
             identity = named[name].light.identity
             self.restart = identity.restart
             ranks.setdefault(identity.rank, []).append(named[name])
+        self._leave_out_other_worlds(ranks)
         chosen = {rank: self._chosen(ranks[rank]) for rank in sorted(ranks)}
         self._tell_of_crowded(chosen)
         return chosen
+
+    def _leave_out_other_worlds(self, ranks: dict[int, list[Seen]]) -> None:
+        pages = {rank: [seen.light for seen in found] for rank, found in ranks.items()}
+        self._world, left_out = others(pages, self._runs, self._world)
+        for rank, found in list(ranks.items()):
+            ranks[rank] = [seen for seen in found if world_of(seen.light) not in left_out]
+            if not ranks[rank]:
+                del ranks[rank]
+        if left_out:
+            self._news.lose(
+                "worlds",
+                "several jobs run below this command, each with a store of its own: only one of "
+                "them is watched at a time",
+            )
 
     def _tell_of_crowded(self, ranks: Mapping[int, Seen]) -> None:
         crowded = [rank for rank, seen in ranks.items() if seen.light.groups_left_out]
@@ -292,8 +310,7 @@ class Pages:
     def _is_of_another_run(self, seen: Seen) -> bool:
         if self._last is None or seen.page.path.name in self._last:
             return False
-        identity = seen.light.identity
-        return self._alive(identity.pid, identity.start_ticks)
+        return self._runs(seen.light)
 
     def _unreadable(self, name: str, why: str) -> None:
         since = self._refused.setdefault(name, self._now())
@@ -315,11 +332,12 @@ class Pages:
 
         def order(seen: Seen) -> tuple[bool, bool, int]:
             light = seen.light
-            born = light.phase is Phase.BORN
-            gone = not self._alive(light.identity.pid, light.identity.start_ticks)
-            return born, gone, light.created_ns
+            return light.phase is Phase.BORN, not self._runs(light), light.created_ns
 
         return min(candidates, key=order)
+
+    def _runs(self, light: RankPage) -> bool:
+        return self._alive(light.identity.pid, light.identity.start_ticks)
 
     def _drop(self, name: str) -> None:
         page = self._open.pop(name, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import subprocess
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fault import Outcome
 from harness import environment
-from job import busy
+from job import busy, peak_mib
 from oracle import MAX_MIB
 
 if TYPE_CHECKING:
@@ -78,13 +77,16 @@ def hangwatch(
 
 
 def _reap(process: subprocess.Popen[bytes], began: float) -> tuple[int | None, float]:
-    """Exit code, and the largest resident size in MiB."""
-    late, bound_s = False, MAX_S * busy()
+    """Exit code, and the largest resident size in MiB.
+
+    Not as wait4(2) has it: that is at least what this process had, which it comes from.
+    """
+    late, bound_s, most_mib = False, MAX_S * busy(), 0.0
     while True:
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return None if late else process.returncode, usage.ru_maxrss / 1024
+        # It is read while it is not waited for, so that the pid is still its own.
+        most_mib = max(most_mib, peak_mib(process.pid))
+        if process.poll() is not None:
+            return None if late else process.returncode, most_mib
         if not late and time.monotonic() - began > bound_s:
             late = True
             process.kill()

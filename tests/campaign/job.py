@@ -220,7 +220,7 @@ class Job:
             for pid, line in processes(self.token).items():
                 if _OURS.search(line):
                     name = "watchdog" if "hangwatch.watchdog" in line else "supervisor"
-                    self._peak[name] = max(self._peak.get(name, 0.0), _peak_mib(pid))
+                    self._peak[name] = max(self._peak.get(name, 0.0), peak_mib(pid))
 
 
 def _base(path: Path) -> bool:
@@ -234,7 +234,8 @@ def _full(path: Path) -> bool:
     return False
 
 
-def _peak_mib(pid: int) -> float:
+def peak_mib(pid: int) -> float:
+    """The most that a process has had in main memory, in MiB, 0 where it is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM"):

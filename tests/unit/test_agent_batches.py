@@ -113,3 +113,14 @@ def test_what_python_and_torch_make_is_told_apart() -> None:
     assert "" not in digests
     assert digests[0] == digests[len(parts)]  # the names in a dict do not matter
     assert len(set(digests)) == len(batches) - 1
+
+
+def test_what_holds_itself_is_looked_at_for_a_while() -> None:
+    batch: dict[str, Any] = {"x": torch.ones(2)}
+    batch["root"] = batch
+    nested: list[Any] = [torch.ones(3)]
+    for _ in range(60):
+        nested = [nested, nested]
+    for value in (batch, nested):
+        assert digest(value) == digest(value)
+        largest_tensor(value)

@@ -34,11 +34,40 @@ def judged(*threads: ThreadStack, ops: tuple[OpRecord, ...] = (), **fields: Any)
     return verdict
 
 
-def test_a_cycle_is_proved_where_nothing_else_runs() -> None:
-    idle = thread(POOL, THREADING)
-    for verdict in (judged(), judged(idle)):
+LIBRARY = "/usr/lib/python3.11"
+PACKAGES = f"{LIBRARY}/site-packages"
+CHORES = {
+    "an idle pool": (POOL,),
+    "a queue's feeder": (Frame(f"{LIBRARY}/multiprocessing/queues.py", 231, "_feed"),),
+    "pinned memory": (
+        Frame(f"{LIBRARY}/multiprocessing/connection.py", 930, "wait"),
+        Frame(f"{PACKAGES}/torch/utils/data/_utils/pin_memory.py", 40, "do_one_step"),
+    ),
+    "ours": (Frame(f"{PACKAGES}/hangwatch/agent/periodic.py", 60, "_loop"),),
+}
+MAY_ACT = {
+    "a timer": (Frame(f"{LIBRARY}/threading.py", 1399, "run"),),
+    "an event loop": (
+        Frame(f"{LIBRARY}/selectors.py", 468, "select"),
+        Frame(f"{LIBRARY}/asyncio/base_events.py", 608, "run_forever"),
+    ),
+    "a server": (Frame(f"{LIBRARY}/socketserver.py", 233, "serve_forever"),),
+    "a program that is installed": (Frame(f"{PACKAGES}/mytrainer/sends.py", 9, "next_batch"),),
+    "what a pool was given": (frame(41, "publish"), POOL),
+}
+
+
+@pytest.mark.parametrize("frames", CHORES.values(), ids=CHORES)
+def test_a_cycle_is_proved_where_nothing_else_runs_but_chores(frames: tuple[Frame, ...]) -> None:
+    for verdict in (judged(), judged(thread(*frames, THREADING))):
         assert (verdict.kind, verdict.state) == (Kind.ORDER_INVERSION, State.HANG)
         assert verdict.certainty is Certainty.PROVED
+
+
+@pytest.mark.parametrize("frames", MAY_ACT.values(), ids=MAY_ACT)
+def test_it_is_open_beside_a_thread_that_is_not_known_for_chores(frames: tuple[Frame, ...]) -> None:
+    verdict = judged(thread(*frames, THREADING))
+    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.LIKELY)
 
 
 @pytest.mark.parametrize("busy", [frame(41, "publish"), SAVES], ids=["the program", "torch"])
@@ -55,14 +84,24 @@ def test_it_is_quite_open_while_a_thread_that_has_made_calls_is_at_something_els
     calls = (replace(op(OTHER, 0), thread=TID),)
     verdict = judged(thread(package, THREADING), ops=calls)
     assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.POSSIBLE)
-    assert judged(thread(package, THREADING)).state is State.HANG
 
 
-def test_a_thread_that_waits_itself_can_do_nothing_more() -> None:
+def test_a_thread_that_waits_outside_of_the_cycle_may_get_what_it_waits_for() -> None:
+    third = GroupKey((0, 2), "c")
+    threads = (*main_thread(frame(20)), thread(frame(41, "helper"), THREADING))
+    ops = (blocked(ONE, 1), blocked(third, 3, thread=TID, line=41))
+    first = rank(0, ONE, *ops, threads=threads)
+    others = rank(1, OTHER, blocked(OTHER, 1, line=30)), rank(2, third)
+    (cycle,) = (v for v in diagnose(job(first, *others), THRESHOLDS) if v.culprits != (2,))
+    assert cycle.kind is Kind.ORDER_INVERSION
+    assert (cycle.state, cycle.certainty) == (State.SLOW, Certainty.POSSIBLE)
+
+
+def test_a_thread_that_waits_in_the_cycle_can_do_nothing_more() -> None:
     threads = (*main_thread(frame(20)), thread(frame(41, "publish"), THREADING))
     waiting = rank(0, ONE, blocked(OTHER, 8, thread=TID, line=41), threads=threads)
-    assert acting_thread(waiting) is None
-    assert acting_thread(replace(waiting, ops=())) is threads[1]
+    assert acting_thread(waiting, {TID}) is None
+    assert acting_thread(waiting, ()) is threads[1]
 
 
 def test_a_thread_that_c_started_belongs_to_the_main_one() -> None:

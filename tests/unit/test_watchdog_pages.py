@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_pages import page, write
@@ -133,6 +134,51 @@ def test_among_equals_the_living_and_then_the_oldest_is_the_rank(run_dir: Path, 
         write(run_dir, page(0, pid=pid, created_ns=created_ns))
     pages = Pages(run_dir, news, alive=lambda pid, _: pid != 10)
     assert pages.look()[0].light.identity.pid == 12
+
+
+def world(run_dir: Path, port: int, *pids: int, **fields: Any) -> None:
+    """The pages of a world, of ranks 0, 1, ... in processes with these pids."""
+    for rank, pid in enumerate(pids):
+        write(run_dir, page(rank, pid=pid, store_port=port, created_ns=pid, **fields))
+
+
+def pids_of(pages: Pages) -> list[int]:
+    return [seen.light.identity.pid for seen in pages.look().values()]
+
+
+def test_ranks_of_two_worlds_are_never_mixed(run_dir: Path, news: News, said: Path) -> None:
+    living = {10, 11, 12, 20, 21}
+    pages = Pages(run_dir, news, alive=lambda pid, _: pid in living)
+    world(run_dir, 1, 10, 11, 12)
+    assert pids_of(pages) == [10, 11, 12]
+    world(run_dir, 2, 20, 21)
+    assert pids_of(pages) == [10, 11, 12]
+    # The world that is watched is so for as long as anything of it runs.
+    living -= {11, 12}
+    assert pids_of(pages) == [10, 11, 12]
+    assert "several jobs run below this command" in said.read_text()
+    living -= {10}
+    assert pids_of(pages) == [20, 21]
+
+
+def test_a_world_is_not_taken_for_another_by_ranks_that_have_not_come_to_it(
+    run_dir: Path, news: News, said: Path
+) -> None:
+    world(run_dir, 1, 10, 11)
+    # What it was born with is the store of the launcher, or of its parent.
+    write(run_dir, page(0, pid=20, store_port=2, phase=Phase.BORN))
+    write(run_dir, page(2, pid=12, store_port=7))
+    pages = Pages(run_dir, news, alive=lambda *_: True)
+    assert pids_of(pages) == [10, 11, 12]
+    assert not said.read_text()
+
+
+def test_the_world_of_most_ranks_is_watched_where_they_start_together(
+    run_dir: Path, news: News
+) -> None:
+    world(run_dir, 1, 10)
+    world(run_dir, 2, 20, 21)
+    assert pids_of(Pages(run_dir, news, alive=lambda *_: True)) == [20, 21]
 
 
 def test_a_process_that_replaces_itself_is_read_from_its_new_page(
