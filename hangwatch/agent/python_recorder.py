@@ -64,7 +64,7 @@ class PythonRecorder(LockBell):
         try:
             # Room is set aside first: a full file system answers a write to a mapping by SIGBUS.
             os.posix_fallocate(descriptor, 0, json_page.PAGE_BYTES)
-            memory = mmap.mmap(descriptor, json_page.PAGE_BYTES)
+            memory = _mapped(descriptor)
         except OSError:
             os.unlink(path)
             raise
@@ -354,6 +354,19 @@ class PythonRecorder(LockBell):
 
     def _after_fork(self) -> None:
         self._memory = None  # the parent's; it stays mapped, and is written no more
+
+
+def _mapped(descriptor: int) -> mmap.mmap:
+    """A page's file, mapped until the process ends.
+
+    The mapping has a descriptor of its own and closes that number when it goes: the program
+    may have closed it meanwhile (as daemons close all), and the number be one of its files.
+    """
+    import ctypes  # torch has imported it already
+
+    memory = mmap.mmap(descriptor, json_page.PAGE_BYTES)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+    return memory
 
 
 def _fitting(values: dict[str, Any], groups: list[dict[str, Any]], events: list[Event]) -> bytes:

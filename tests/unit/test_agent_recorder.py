@@ -6,7 +6,9 @@ import gc
 import inspect
 import os
 import sys
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,8 +23,7 @@ from hangwatch.page import parse_page
 from hangwatch.types import OpState, Phase, RankPage, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 
@@ -298,3 +299,22 @@ def test_a_finalizer_may_make_a_call_while_a_group_takes_a_slot_anew() -> None:
     finally:
         gc.set_threshold(*before)
     assert {event["slot"] for event in events.values()} == {1}
+
+
+def test_no_file_of_the_program_is_closed_with_the_page(tmp_path: Path) -> None:
+    page = Page(tmp_path / "r0-3-1.page")
+    (own,) = (int(name) for name, path in _open_files() if path == str(page.path))
+    os.close(own)  # as a program does that closes all but its own
+    with open(os.devnull, "rb") as null:  # noqa: PTH123 (a descriptor is what is wanted)
+        file = os.dup2(null.fileno(), own)
+    page.recorder._after_fork()
+    del page
+    gc.collect()
+    os.fstat(file)
+    os.close(file)
+
+
+def _open_files() -> Iterator[tuple[str, str]]:
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield link.name, str(link.readlink())
