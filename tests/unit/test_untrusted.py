@@ -291,6 +291,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("agent/process.py", "_leave_out"): OURS,
     ("agent/ptrace.py", "allow_supervisor"): PROC,
     ("agent/python_recorder.py", "open_page"): NEW,
+    ("agent/python_recorder.py", "_mapped"): "a descriptor of open_page()",
     ("agent/rank.py", "_stat_fields"): PROC,
     ("agent/rank.py", "descends_from_rank"): OURS,
     ("analyze.py", "_within"): "names below what the operator has named, not followed",
