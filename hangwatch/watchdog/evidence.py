@@ -228,7 +228,8 @@ class Gatherer:
             return []
         tree = Tree(self._proc)
         ranks = [one for pid in self._commands() for one in tree.launched_ranks(pid)]
-        return [one for one in ranks if one.rank not in seen]
+        # One with a page is of another job below the same command.
+        return [one for one in ranks if one.rank not in seen and one.pid not in self._pages.pids]
 
     async def _flight(self, seen: Seen, found: _Found) -> None:
         process, light, path = found.process, seen.light, seen.page.path

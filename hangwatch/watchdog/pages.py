@@ -145,6 +145,8 @@ class Pages:
         """The launcher's count of its restarts in it, -1 before there is a page."""
         self._world: World | None = None
         """The one that is watched, where there were several."""
+        self.pids: frozenset[int] = frozenset()
+        """Of all ranks that have a page, whether it is looked at or left out."""
         self.any_ever = False
         """Whether any page could be read so far."""
 
@@ -159,6 +161,7 @@ class Pages:
         lights = [one for one in self._read_all() if not self._is_of_another_run(one)]
         self.any_ever = self.any_ever or bool(lights)
         named = {one.page.path.name: one for one in lights if one.light.identity.rank >= 0}
+        self.pids = frozenset(one.light.identity.pid for one in named.values())
         if named.keys() != frozenset().union(*self._incarnations):
             lives = {name: one.light for name, one in named.items()}
             self._incarnations = split(lives, self._alive, self._ended())

@@ -110,7 +110,8 @@ def takes(pid: int, number: int, proc: str = PROC) -> bool:
     """Whether a process does something of its own with a signal.
 
     By a handler, or by a thread that waits for it (sigwait(3), signalfd(2)): then all
-    threads have blocked it, and else it would have ended the process at once.
+    threads have blocked it, and else it would have ended the process at once. Of a thread
+    that runs nothing is concluded: it may just be about to wait.
     """
 
     def has(field: str, where: str) -> bool:
@@ -119,10 +120,15 @@ def takes(pid: int, number: int, proc: str = PROC) -> bool:
     if has("SigCgt", str(pid)):
         return True
     threads = [f"{pid}/task/{name}" for name in _listdir(f"{proc}/{pid}/task")]
-    # While it waits for a signal the kernel shows a thread as if it had not blocked it.
-    return bool(threads) and all(
-        has("SigBlk", thread) or _wchan(thread, proc).startswith(_SIGWAIT) for thread in threads
-    )
+
+    def may(thread: str) -> bool:
+        # While it waits for a signal the kernel shows a thread as if it had not blocked it; so
+        # it is asked only after that whether it sleeps, and where.
+        if has("SigBlk", thread) or _status(thread, "State", proc).startswith("R"):
+            return True
+        return _wchan(thread, proc).startswith(_SIGWAIT)
+
+    return bool(threads) and all(map(may, threads))
 
 
 def command_line(pid: int, proc: str = PROC) -> str:

@@ -157,6 +157,7 @@ def test_ranks_of_two_worlds_are_never_mixed(run_dir: Path, news: News, said: Pa
     living -= {11, 12}
     assert pids_of(pages) == [10, 11, 12]
     assert "several jobs run below this command" in said.read_text()
+    assert pages.pids == {10, 11, 12, 20, 21}
     living -= {10}
     assert pids_of(pages) == [20, 21]
 

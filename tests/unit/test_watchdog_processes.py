@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hangwatch.watchdog import environment, processes
-from hangwatch.watchdog.processes import Tree, alive, command_line, process_state, read_stat
+from hangwatch.watchdog.processes import (
+    Tree,
+    alive,
+    command_line,
+    process_state,
+    read_stat,
+    takes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,3 +170,24 @@ def test_the_version_of_a_loaded_torch_is_found(tmp_path: Path) -> None:
     (torch / "version.py").write_text("debug = False\n__version__ = '2.13.0+cpu'\n")
     assert environment.torch_version(5, str(proc)) == "2.13.0+cpu"
     assert environment.torch_version(6, str(proc)) == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "blocked", "wchan", "taken"),
+    [
+        ("S (sleeping)", 1 << 14, "0", True),
+        ("S (sleeping)", 0, "do_sigtimedwait", True),
+        ("S (sleeping)", 0, "futex_wait_queue", False),
+        ("D (disk sleep)", 0, "nfs_wait", False),
+        ("R (running)", 0, "0", True),  # it may just be about to wait
+    ],
+)
+def test_who_does_something_of_its_own_with_a_signal(
+    tmp_path: Path, state: str, blocked: int, wchan: str, *, taken: bool
+) -> None:
+    thread = tmp_path / "10" / "task" / "10"
+    thread.mkdir(parents=True)
+    (tmp_path / "10" / "status").write_text("SigCgt:\t0000000000000000\n")
+    (thread / "status").write_text(f"State:\t{state}\nSigBlk:\t{blocked:016x}\n")
+    (thread / "wchan").write_text(wchan)
+    assert takes(10, signal.SIGTERM, str(tmp_path)) is taken
