@@ -123,10 +123,11 @@ def takes(pid: int, number: int, proc: str = PROC) -> bool:
 
     def may(thread: str) -> bool:
         # While it waits for a signal the kernel shows a thread as if it had not blocked it; so
-        # it is asked only after that whether it sleeps, and where.
-        if has("SigBlk", thread) or _status(thread, "State", proc).startswith("R"):
+        # it is asked only after that where it sleeps, which is nowhere while it runs.
+        if has("SigBlk", thread):
             return True
-        return _wchan(thread, proc).startswith(_SIGWAIT)
+        where = _wchan(thread, proc)
+        return not where or where.startswith(_SIGWAIT)
 
     return bool(threads) and all(map(may, threads))
 

@@ -173,21 +173,20 @@ def test_the_version_of_a_loaded_torch_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "blocked", "wchan", "taken"),
+    ("blocked", "wchan", "taken"),
     [
-        ("S (sleeping)", 1 << 14, "0", True),
-        ("S (sleeping)", 0, "do_sigtimedwait", True),
-        ("S (sleeping)", 0, "futex_wait_queue", False),
-        ("D (disk sleep)", 0, "nfs_wait", False),
-        ("R (running)", 0, "0", True),  # it may just be about to wait
+        (1 << 14, "futex_wait_queue", True),
+        (0, "do_sigtimedwait", True),
+        (0, "futex_wait_queue", False),
+        (0, "0", True),  # it runs, and may just be about to wait
     ],
 )
 def test_who_does_something_of_its_own_with_a_signal(
-    tmp_path: Path, state: str, blocked: int, wchan: str, *, taken: bool
+    tmp_path: Path, blocked: int, wchan: str, *, taken: bool
 ) -> None:
     thread = tmp_path / "10" / "task" / "10"
     thread.mkdir(parents=True)
     (tmp_path / "10" / "status").write_text("SigCgt:\t0000000000000000\n")
-    (thread / "status").write_text(f"State:\t{state}\nSigBlk:\t{blocked:016x}\n")
+    (thread / "status").write_text(f"SigBlk:\t{blocked:016x}\n")
     (thread / "wchan").write_text(wchan)
     assert takes(10, signal.SIGTERM, str(tmp_path)) is taken
