@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from hangwatch.types import OpRecord, RankSnapshot, ThreadStack
 
 _BOOTSTRAP = re.compile(r"/threading\.py$")
-"""Where a thread that Python started begins; autograd's threads belong to the main one."""
+"""Where a thread that Python started begins, below it native frames at most; autograd's
+threads belong to the main one."""
+_NATIVE = re.compile(r"\.(?:so|c|cc|cpp|h|S)(?:[.\d]*)$|^$")
 _CHORES = re.compile(
     r"/hangwatch/agent/"
     r"|/concurrent/futures/thread\.py$"  # a worker without work: who gives it some is another
@@ -123,14 +125,15 @@ def _is_main(rank: RankSnapshot, thread: ThreadStack) -> bool:
 
 
 def _is_of_python(thread: ThreadStack) -> bool:
-    return bool(_BOOTSTRAP.search(thread.frames[-1].file))
+    return any(
+        _BOOTSTRAP.search(frame.file) and "_bootstrap" in frame.function for frame in thread.frames
+    )
 
 
 def _does_chores(thread: ThreadStack) -> bool:
     """Whether it is known to run a library's chores only, or none of Python's code."""
     if not thread.frames or not _is_of_python(thread):
         return True
-    own = [frame.file for frame in thread.frames if not _STANDARD.search(frame.file)]
-    return any(_CHORES.search(frame.file) for frame in thread.frames) and all(
-        map(_CHORES.search, own)
-    )
+    files = [frame.file for frame in thread.frames if not _NATIVE.search(frame.file)]
+    own = (file for file in files if not _STANDARD.search(file))
+    return any(map(_CHORES.search, files)) and all(map(_CHORES.search, own))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hangwatch.types import OpRecord
 
 ONE, OTHER = GroupKey((0, 1), "a"), GroupKey((0, 1), "b")
-THREADING = Frame("/usr/lib/python3.11/threading.py", 1002, "_bootstrap")
+THREADING = Frame("/usr/lib/python3.11/threading.py", 1002, "Thread._bootstrap")
 POOL = Frame("/usr/lib/python3.11/concurrent/futures/thread.py", 81, "_worker")
 SAVES = Frame("/usr/lib/python3/dist-packages/torch/distributed/checkpoint/x.py", 3, "_save")
 TID = 7
@@ -36,6 +36,7 @@ def judged(*threads: ThreadStack, ops: tuple[OpRecord, ...] = (), **fields: Any)
 
 LIBRARY = "/usr/lib/python3.11"
 PACKAGES = f"{LIBRARY}/site-packages"
+NATIVE = Frame("/lib/x86_64-linux-gnu/libc.so.6", 0, "clone3")
 CHORES = {
     "an idle pool": (POOL,),
     "a queue's feeder": (Frame(f"{LIBRARY}/multiprocessing/queues.py", 231, "_feed"),),
@@ -59,6 +60,8 @@ MAY_ACT = {
 
 @pytest.mark.parametrize("frames", CHORES.values(), ids=CHORES)
 def test_a_cycle_is_proved_where_nothing_else_runs_but_chores(frames: tuple[Frame, ...]) -> None:
+    for below in ((), (NATIVE,)):
+        assert judged(thread(*below, *frames, THREADING, *below)).state is State.HANG
     for verdict in (judged(), judged(thread(*frames, THREADING))):
         assert (verdict.kind, verdict.state) == (Kind.ORDER_INVERSION, State.HANG)
         assert verdict.certainty is Certainty.PROVED
@@ -66,8 +69,9 @@ def test_a_cycle_is_proved_where_nothing_else_runs_but_chores(frames: tuple[Fram
 
 @pytest.mark.parametrize("frames", MAY_ACT.values(), ids=MAY_ACT)
 def test_it_is_open_beside_a_thread_that_is_not_known_for_chores(frames: tuple[Frame, ...]) -> None:
-    verdict = judged(thread(*frames, THREADING))
-    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.LIKELY)
+    for below in ((), (NATIVE,)):
+        verdict = judged(thread(*below, *frames, THREADING, *below))
+        assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.LIKELY)
 
 
 @pytest.mark.parametrize("busy", [frame(41, "publish"), SAVES], ids=["the program", "torch"])

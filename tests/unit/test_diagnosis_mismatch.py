@@ -83,7 +83,10 @@ SAVER = ThreadStack(
     77,
     active=False,
     owns_gil=False,
-    frames=(frame(5, "wait", "/usr/lib/python3.11/threading.py"),),
+    frames=(
+        frame(331, "Condition.wait", "/usr/lib/python3.11/threading.py"),
+        frame(1002, "Thread._bootstrap", "/usr/lib/python3.11/threading.py"),
+    ),
 )
 
 
