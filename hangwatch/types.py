@@ -147,7 +147,8 @@ class GroupKey:
 
     A group's name is a counter of the process and differs between ranks;
     members, description and ``index`` (its place among the groups with the
-    same members and description, from 0, over the life of the process) do not.
+    same members and description, from 0, over the life of the process) do not, but for
+    processes that were started later (diagnosis/namesakes.py).
     """
 
     ranks: tuple[int, ...]
@@ -216,6 +217,9 @@ class PageGroup:
     """When ``enqueued`` or ``p2p`` was last seen to change."""
     alive: bool = True
     """False once the group was destroyed."""
+    made_ns: int = 0
+    ended_ns: int = 0
+    """When it was made, and destroyed (CLOCK_MONOTONIC); 0 where unknown, or not yet."""
     checkpoints: tuple[tuple[int, ...], ...] = ()
     """(place, hash of all that Python issued up to it), for the last few places that are
     a multiple of 32. Equal on ranks that run the same program."""
@@ -524,6 +528,8 @@ class GroupProgress:
     ``started``: the last place that its device has come to, -1 where unknown.
     ``by_python``: how many of its collectives Python issued, -1 where unknown.
     ``in_order``: its calls complete in their order, so that all up to ``completed`` have.
+    ``made_age_s``, ``ended_age_s``: how long ago the rank made and destroyed it, None where
+    unknown, or not yet.
     """
 
     key: GroupKey
@@ -535,6 +541,8 @@ class GroupProgress:
     started: int = -1
     by_python: int = -1
     in_order: bool = False
+    made_age_s: float | None = None
+    ended_age_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -561,6 +569,8 @@ class RankSnapshot:
     heartbeat_age_s: float | None = None
     """Age of the last beat that did not."""
     pending_age_s: float | None = None
+    born_age_s: float | None = None
+    """How long ago its page was made, which is as it comes to torch.distributed."""
     threads: tuple[ThreadStack, ...] | None = None
     """None where they were not asked for, none where no stack could be taken."""
     children: tuple[Child, ...] = ()

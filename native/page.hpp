@@ -25,7 +25,7 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 5;
+constexpr std::uint32_t kVersion = 6;
 constexpr std::size_t kMaxGroups = 512;
 // Slots get memory so many at a time: most ranks never need more than the first.
 constexpr std::size_t kSlotsAtOnce = 64;
@@ -180,12 +180,14 @@ struct NoteData {
 };
 
 struct GroupData {
+  std::uint64_t made_ns;
+  std::uint64_t ended_ns;  // when it was destroyed, 0 before
   std::uint32_t defined;
-  std::uint32_t alive;
   std::uint32_t generation;  // grows each time that the slot is defined
   std::uint32_t index;
   std::uint32_t member_count;
   std::uint32_t truncated;  // `members` holds only the first of them
+  std::uint32_t reserved;
   Text<128> name;
   Text<192> desc;
   Text<64> backend;

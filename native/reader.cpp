@@ -60,7 +60,8 @@ void read_groups(const Page& page, PageView& view, std::uint32_t (&generations)[
     group.desc = data.desc.str();
     group.backend = data.backend.str();
     group.index = data.index;
-    group.alive = data.alive != 0;
+    group.made_ns = data.made_ns;
+    group.ended_ns = data.ended_ns;
     group.member_count = data.member_count;
     const bool whole = decode_members(data.members.str(), std::min(room, kMaxMembers), group.ranks);
     group.truncated = !whole || data.truncated != 0 || group.ranks.size() != data.member_count;

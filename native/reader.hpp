@@ -21,9 +21,9 @@ struct GroupView {
   std::string name, desc, backend;
   std::vector<std::int64_t> ranks;
   std::uint32_t member_count;  // more than ranks.size() where truncated
-  bool truncated, alive;
+  bool truncated;
   std::uint32_t index;
-  std::uint64_t enqueued, entered, left, p2p, changed_ns;
+  std::uint64_t enqueued, entered, left, p2p, changed_ns, made_ns, ended_ns;
   std::int64_t completed;
   std::int64_t reached, passed;                                      // -1 where unknown
   std::vector<std::pair<std::uint64_t, std::uint64_t>> checkpoints;  // (place, hash)

@@ -107,7 +107,9 @@ PyObject* group_dict(const GroupView& group) {
       .set("left", count(group.left))
       .set("p2p", count(group.p2p))
       .set("changed_ns", count(group.changed_ns))
-      .set("alive", PyBool_FromLong(group.alive))
+      .set("made_ns", count(group.made_ns))
+      .set("ended_ns", count(group.ended_ns))
+      .set("alive", PyBool_FromLong(group.ended_ns == 0))
       .set("checkpoints", list_of(group.checkpoints, checkpoint_list))
       .release();
 }

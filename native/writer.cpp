@@ -137,10 +137,11 @@ bool define_group(std::size_t slot, std::string_view name, std::string_view desc
     dropped(p);
     return false;
   }
+  const std::uint64_t now = now_ns();
   const std::uint32_t generation = data.generation + 1;
   data = GroupData{};
+  data.made_ns = now;
   data.defined = 1;
-  data.alive = 1;
   data.generation = generation;
   data.index = index;
   data.member_count = static_cast<std::uint32_t>(ranks.size());
@@ -160,7 +161,7 @@ bool define_group(std::size_t slot, std::string_view name, std::string_view desc
       for (auto* word : {&beacon.asked, &beacon.first, &beacon.seen}) word->store(0, kRelaxed);
     }
   }
-  group.changed_ns.store(now_ns(), kRelaxed);
+  group.changed_ns.store(now, kRelaxed);
   group.generation.store(generation, kRelaxed);
   group.data.fill(data);
   group.data.unlock(version);
@@ -181,12 +182,7 @@ void retire_group(std::size_t slot) noexcept {
   Record<GroupData>& record = group->data;
   std::uint64_t version = 0;
   if (!record.lock(version)) return dropped(p);
-  static_assert(offsetof(GroupData, alive) == offsetof(GroupData, defined) + 4);
-  // Both halves of one word.
-  const std::uint32_t halves[2] = {half_word(record, offsetof(GroupData, defined)), 0};
-  std::uint64_t word = 0;
-  std::memcpy(&word, halves, sizeof(word));
-  record.set_word(offsetof(GroupData, defined), word);
+  record.set_word(offsetof(GroupData, ended_ns), now_ns());
   record.unlock(version);
 }
 

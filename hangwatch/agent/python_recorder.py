@@ -141,6 +141,7 @@ class PythonRecorder(LockBell):
             if event["slot"] == slot:
                 self._events.pop(number, None)
         self.numbering[slot] = Numbering(backend)
+        now = time.monotonic_ns()
         self._groups[slot] = {
             "slot": slot,
             "name": name,
@@ -151,7 +152,8 @@ class PythonRecorder(LockBell):
             "entered": 0,
             "left": 0,
             "p2p": 0,
-            "changed_ns": time.monotonic_ns(),
+            "changed_ns": now,
+            "made_ns": now,
             "alive": True,
         }
         return True
@@ -171,6 +173,7 @@ class PythonRecorder(LockBell):
         return places
 
     def retire_group(self, slot: int) -> None:
+        self._groups[slot]["ended_ns"] = time.monotonic_ns()
         self._groups[slot]["alive"] = False
 
     def wrap_methods(

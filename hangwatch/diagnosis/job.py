@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.namesakes import told_apart
 from hangwatch.types import GroupKey, OpState, Phase
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def index(snapshot: JobSnapshot) -> Job:
         other = job.ranks.get(rank.rank)
         if rank.rank >= 0 and (other is None or _further(rank, other)):
             job.ranks[rank.rank] = rank
+    job.ranks = told_apart(job.ranks)
     for number, rank in job.ranks.items():
         progress = job.progress[number] = {job.gid(group.key): group for group in rank.groups}
         for gid, group in progress.items():

@@ -92,8 +92,8 @@ def rank_ops(
     return tuple(record for _, record in timed)
 
 
-def group_progress(group: PageGroup) -> GroupProgress:
-    """How far a rank has come in a group, as far as its page tells."""
+def group_progress(group: PageGroup, now_ns: int) -> GroupProgress:
+    """How far a rank has come in a group, as far as its page tells at ``now_ns``."""
     completed, started = group.completed, -1
     in_order = group.backend in _NCCL_ALONE
     if group.reached >= 0:
@@ -110,6 +110,8 @@ def group_progress(group: PageGroup) -> GroupProgress:
         started,
         by_python=group.entered,
         in_order=in_order,
+        made_age_s=_age_s(group.made_ns, now_ns) if group.made_ns else None,
+        ended_age_s=_age_s(group.ended_ns, now_ns) if group.ended_ns else None,
     )
 
 

@@ -82,4 +82,9 @@ def aged(rank: RankSnapshot, by_s: float) -> RankSnapshot:
         in_call_age_s=rank.in_call_age_s + by_s if rank.in_call else 0.0,
         exception_age_s=older(rank.exception_age_s),
         pending_age_s=older(rank.pending_age_s),
+        born_age_s=older(rank.born_age_s),
+        groups=tuple(
+            replace(group, made_age_s=older(group.made_age_s), ended_age_s=older(group.ended_age_s))
+            for group in rank.groups
+        ),
     )

@@ -178,11 +178,13 @@ class Pages:
     def _leave_out_other_worlds(self, ranks: dict[int, list[Seen]]) -> None:
         pages = {rank: [seen.light for seen in found] for rank, found in ranks.items()}
         self._world, left_out = others(pages, self._runs, self._world)
+        beside = False
         for rank, found in list(ranks.items()):
             ranks[rank] = [seen for seen in found if world_of(seen.light) not in left_out]
+            beside |= any(self._runs(seen.light) for seen in found if seen not in ranks[rank])
             if not ranks[rank]:
                 del ranks[rank]
-        if left_out:
+        if beside:
             self._news.lose(
                 "worlds",
                 "several jobs run below this command, each with a store of its own: only one of "

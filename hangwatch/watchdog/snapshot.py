@@ -51,7 +51,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         phase=page.phase,
         process=process,
         phase_age_s=_age_s(page.phase_ns, now_ns) or 0.0,
-        groups=tuple(group_progress(group) for group in page.groups),
+        groups=tuple(group_progress(group, now_ns) for group in page.groups),
         ops=rank_ops(page, flight, now_ns, clock_offset_ns),
         in_call=page.in_call,
         in_call_age_s=(_age_s(page.in_call_ns, now_ns) or 0.0) if page.in_call else 0.0,
@@ -62,6 +62,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         gil_age_s=_age_s(page.gil_ns, now_ns),
         heartbeat_age_s=_age_s(page.heartbeat_ns, now_ns),
         pending_age_s=_age_s(page.pending_since_ns, now_ns),
+        born_age_s=_age_s(page.created_ns, now_ns),
         threads=threads,
         children=children,
         flight=flight is not None and bool(flight.entries),  # with a buffer of size 0 it has none

@@ -54,14 +54,14 @@ def recorded(*entries: tuple[int, str], p2p: bool = False) -> FlightDump:
 
 
 def test_progress_has_what_the_device_told() -> None:
-    progress = group_progress(told(7, 6))
+    progress = group_progress(told(7, 6), 0)
     assert (progress.enqueued, progress.completed, progress.started) == (8, 6, 7)
-    progress = group_progress(told(-1))
+    progress = group_progress(told(-1), 0)
     assert (progress.completed, progress.started) == (0, -1)
 
 
 def test_of_a_group_that_also_runs_on_the_host_the_device_tells_not_what_is_complete() -> None:
-    progress = group_progress(told(7, 6, backend="cpu:gloo,cuda:nccl", completed=2))
+    progress = group_progress(told(7, 6, backend="cpu:gloo,cuda:nccl", completed=2), 0)
     assert (progress.completed, progress.started) == (2, 7)
 
 

@@ -162,6 +162,18 @@ def test_ranks_of_two_worlds_are_never_mixed(run_dir: Path, news: News, said: Pa
     assert pids_of(pages) == [20, 21]
 
 
+def test_a_world_that_is_over_is_none_that_runs_beside(
+    run_dir: Path, news: News, said: Path
+) -> None:
+    world(run_dir, 1, 10, 11)
+    pages = Pages(run_dir, news, alive=lambda pid, _: pid != 11)
+    assert pids_of(pages) == [10, 11]
+    # The same trainer opens a world with the next helper.
+    world(run_dir, 2, 10, 12)
+    assert pids_of(pages) == [10, 12]
+    assert not said.read_text()
+
+
 def test_a_world_is_not_taken_for_another_by_ranks_that_have_not_come_to_it(
     run_dir: Path, news: News, said: Path
 ) -> None:

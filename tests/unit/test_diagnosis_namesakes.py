@@ -1,0 +1,96 @@
+"""Groups that are known by the same, of processes that were not started together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from snapshots import THRESHOLDS, blocked, job, op, rank, world
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.types import GroupProgress, Kind, State
+
+if TYPE_CHECKING:
+    from hangwatch.types import GroupKey, OpRecord, RankSnapshot, Verdict
+
+FIRST = world(2)
+SECOND = replace(FIRST, index=1)
+PAIR = world(2, "pair")
+
+
+def over(key: GroupKey, made_s: float, ended_s: float) -> GroupProgress:
+    return GroupProgress(
+        key, "0", 12, 12, alive=False, made_age_s=made_s, ended_age_s=ended_s, in_order=True
+    )
+
+
+def used(key: GroupKey, made_s: float, enqueued: int) -> GroupProgress:
+    return GroupProgress(key, "0", enqueued, enqueued - 1, made_age_s=made_s)
+
+
+def trainer(*calls: OpRecord, node: str = "n0", ended_s: float = 60.0) -> RankSnapshot:
+    """In its second world of the two, the first of which was over a minute ago."""
+    groups = over(FIRST, 90.0, ended_s), used(SECOND, 50.0, calls[-1].seq)
+    return rank(0, None, *calls, groups=groups, born_age_s=100.0, node=node)
+
+
+def helper(*calls: OpRecord, born_s: float = 55.0, made_s: float = 50.0) -> RankSnapshot:
+    """In its first world."""
+    groups = (used(FIRST, made_s, calls[-1].seq),)
+    return rank(1, None, *calls, groups=groups, born_age_s=born_s)
+
+
+def verdicts(*ranks: RankSnapshot) -> tuple[Verdict, ...]:
+    return diagnose(job(*ranks), THRESHOLDS)
+
+
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_a_process_started_later_is_in_the_group_that_the_others_are_in(node: str) -> None:
+    # A trainer validates while its helper waits in the world that they share.
+    (verdict,) = verdicts(trainer(op(SECOND, 19), node=node), helper(blocked(FIRST, 20)))
+    assert (verdict.state, verdict.culprits, verdict.victims) == (State.SLOW, (0,), (1,))
+    assert (verdict.kind, verdict.waits[0].seq) == (Kind.NEVER_ENTERED, 20)
+
+
+def test_what_it_leaves_out_there_is_told_of_it() -> None:
+    (verdict,) = verdicts(
+        trainer(op(SECOND, 19), blocked(SECOND, 20, "broadcast")),
+        helper(op(FIRST, 19), blocked(FIRST, 20)),
+    )
+    assert (verdict.state, verdict.kind) == (State.HANG, Kind.OP_MISMATCH)
+
+
+def test_a_group_that_the_others_have_not_made_yet_is_none_of_theirs() -> None:
+    gone = rank(0, groups=(over(FIRST, 90.0, 60.0),), born_age_s=100.0)
+    (verdict,) = verdicts(gone, helper(blocked(FIRST, 1)))
+    assert (verdict.state, verdict.culprits) == (State.SLOW, (0,))
+    assert verdict.kind is not Kind.FINISHED_EARLY
+
+
+def test_ranks_started_together_are_compared_as_they_count() -> None:
+    # The helper is still in the first world, and was not there later than it.
+    (verdict,) = verdicts(
+        trainer(blocked(SECOND, 1)), helper(blocked(FIRST, 13), born_s=95.0, made_s=90.0)
+    )
+    assert (verdict.culprits, verdict.kind) == ((0, 1), Kind.ORDER_INVERSION)
+
+
+def test_a_group_that_was_used_when_it_was_destroyed_is_the_same() -> None:
+    # It was slow to come to it, and is left in it.
+    (verdict,) = verdicts(
+        trainer(blocked(SECOND, 1), ended_s=50.0), helper(blocked(FIRST, 13), born_s=85.0)
+    )
+    assert (verdict.culprits, verdict.kind) == ((0, 1), Kind.ORDER_INVERSION)
+
+
+def test_groups_are_counted_apart_by_what_they_are_known_by() -> None:
+    pair = replace(used(PAIR, 45.0, 3), completed=3)
+    first = trainer(op(PAIR, 3), blocked(SECOND, 20))
+    second = helper(blocked(FIRST, 20))
+    (verdict,) = verdicts(
+        replace(first, groups=(*first.groups, pair)),
+        replace(second, groups=(*second.groups, replace(pair, enqueued=2, completed=2))),
+    )
+    # Both are in the same all_reduce of their world, so nobody is to blame but what it runs on.
+    assert verdict.culprits == ()
