@@ -23,6 +23,10 @@ _DUMPS = (_NCCL, "_dump_fr_trace_json")
 DOUBT_AFTER_S = 0.9
 """How long a status must stand still before the entries themselves are looked at."""
 LOOK_AGAIN_S = 5.0
+COSTLY_S = 1e-3
+"""The status tells of all groups that ever were: one that takes this long is not asked for ..."""
+REST = 20
+"""... at each group that is destroyed, but after so many times what it took."""
 
 Status = dict[tuple[str, str], tuple[int, int]]
 """(function, pg_id) to (last enqueued, last completed), in c10d's own counts."""
@@ -48,6 +52,10 @@ class FlightRecorder:
         self._answer_request = answer_request
         """Has a request answered without the GIL; False where that cannot be."""
         self._ended: Status = {}
+        self._to_forget = False
+        """A group was destroyed since the status was read."""
+        self._rested_at = 0.0
+        """When the status may be read again."""
         self._last: Status = {}
         self._since = 0.0
         self._looked: tuple[float, bool] | None = None
@@ -58,17 +66,32 @@ class FlightRecorder:
 
     def status(self) -> Status:
         """How far each group has come that ever was."""
+        began = self._now()
         found: Status = {}
         for name, dump in self._dumps.items():
             values = json.loads(dump(includeCollectives=False))
             for pg_id, status in values.get("pg_status", {}).items():
                 enqueued = int(status["last_enqueued_collective"])
                 found[name, pg_id] = enqueued, int(status["last_completed_collective"])
+        took_s = self._now() - began
+        self._rested_at = began + took_s * (REST + 1) if took_s >= COSTLY_S else 0.0
         return found
+
+    @property
+    def resting(self) -> bool:
+        """Whether reading the status is so costly that it has to wait."""
+        return self._now() < self._rested_at
 
     def forget_ended(self) -> None:
         """A group was destroyed: what is unfinished now may stay so for ever."""
-        self._ended = {key: state for key, state in self.status().items() if _unfinished(state)}
+        if self.resting:
+            self._to_forget = True
+        else:
+            self._forget(self.status())
+
+    def _forget(self, status: Status) -> None:
+        self._to_forget = False
+        self._ended = {key: state for key, state in status.items() if _unfinished(state)}
 
     def progress(self) -> tuple[bool | None, bool]:
         """(is work unfinished, is it other work than the last time).
@@ -83,6 +106,8 @@ class FlightRecorder:
         have to wait for what the program does in the driver.
         """
         status = self.status()
+        if self._to_forget:
+            self._forget(status)
         now = self._now()
         self._mixed |= {key for key, state in status.items() if self._is_mixed(key, state)}
         changed = status != self._last

@@ -210,7 +210,7 @@ class Process:
         self.groups.update()  # one that an exception kept us from seeing is not to be missed
         if self._sampler is not None:
             # The last chance to see what C++ has issued.
-            if whole or len(self.groups) < MANY_GROUPS:
+            if whole or (len(self.groups) < MANY_GROUPS and not self._flight.resting):
                 self._sampler.sample_groups()
             else:
                 self._sampler.sample_one(group)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hangwatch.agent.flight import DOUBT_AFTER_S, LOOK_AGAIN_S, FlightRecorder
+from hangwatch.agent.flight import DOUBT_AFTER_S, LOOK_AGAIN_S, REST, FlightRecorder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,6 +133,33 @@ def test_what_a_destroyed_group_left_unfinished_is_not_pending(
     clock.now_s += DOUBT_AFTER_S
     assert flight.progress()[0] is False
     core.status = {"0": (3, 2), "1": (1, 0)}
+    assert flight.progress()[0] is True
+
+
+def test_a_status_of_many_groups_is_not_read_at_each_that_is_destroyed() -> None:
+    clock = Clock()
+
+    class Slow(Core):
+        reads = 0
+
+        def _dump_fr_trace_json(self, *, includeCollectives: bool) -> bytes:  # noqa: N803
+            self.reads += 1
+            clock.now_s += 0.01
+            return super()._dump_fr_trace_json(includeCollectives=includeCollectives)
+
+    core = Slow()
+    flight = FlightRecorder(core, clock)
+    core.status = {"0": (3, 2)}
+    for _ in range(1000):
+        clock.now_s += 0.001
+        flight.forget_ended()
+    assert core.reads <= 1 + 1000 * 0.001 / (REST * 0.01)
+    # What was put off is done at the next look.
+    core.status["1"] = (2, 1)
+    flight.forget_ended()
+    assert flight.resting
+    assert flight.progress()[0] is False
+    core.status["1"] = (3, 1)
     assert flight.progress()[0] is True
 
 
