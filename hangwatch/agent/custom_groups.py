@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.agent.call_site import public_name
 from hangwatch.agent.methods import METHODS, Method, read_signature
 from hangwatch.agent.turn import Ticket
+from hangwatch.agent.uncounted import uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +139,7 @@ def _wrapper(
     method: Method, original: FunctionType, current: Callable[[], CustomCalls | None]
 ) -> Callable[..., Any]:
     @functools.wraps(original)
+    @uncounted
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         calls = current()
         call = None

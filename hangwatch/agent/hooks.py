@@ -14,6 +14,7 @@ from hangwatch.agent.groups import ASK_AGAIN, NO_SLOT
 from hangwatch.agent.post_import import record_failure
 from hangwatch.agent.process import Process, SetupCall
 from hangwatch.agent.recorder import choose
+from hangwatch.agent.uncounted import uncounted
 from hangwatch.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Hooks:
             return  # this torch has no such function
 
         @functools.wraps(original)
+        @uncounted
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return self._call(name, original, args, kwargs)
 
@@ -112,6 +114,7 @@ class Hooks:
                 if getattr(module, "__dict__", {}).get(name) is original:
                     setattr(module, name, wrapper)
 
+    @uncounted
     def _call(
         self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

@@ -19,6 +19,7 @@ from hangwatch.agent.batches import unseen
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.loaders import Loaders
 from hangwatch.agent.replicas import Replicas
+from hangwatch.agent.uncounted import uncounted
 from hangwatch.foreign import Ignoring
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def _follow(owner: type, name: str, tell: Callable[[Practice, Any, Any], None]) 
     if hasattr(original, _MARK):
         return
 
+    @uncounted
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         _tell(tell, self, result)

@@ -381,6 +381,20 @@ def test_an_exception_is_recorded_while_the_programs_own_hook_still_prints_it(
     assert result.pages[0].phase is Phase.RAISED
 
 
+def test_a_warning_of_torch_names_the_line_that_it_is_about(tmp_path: Path) -> None:
+    code = """
+    import warnings
+    from torch.nn import Linear
+    from torch.nn.parallel import DistributedDataParallel
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        DistributedDataParallel(Linear(2, 2), broadcast_buffers=False)
+    print([warning.filename == __file__ for warning in caught])
+    """
+    result = python(INIT + textwrap.dedent(code), tmp_path, environ=ALONE)
+    assert result.stdout == "[True]\n"
+
+
 def test_data_workers_of_either_kind_never_write_a_page(tmp_path: Path) -> None:
     code = """
     import os, sys, torch
