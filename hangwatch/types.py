@@ -659,7 +659,7 @@ class Verdict:
     advice: tuple[str, ...] = ()
     waits: tuple[Wait, ...] = ()
     stuck_age_s: float = 0.0
-    """How long the longest-waiting rank has waited."""
+    """How long the longest-waiting rank has waited; where nobody is missing, the last to come."""
 
 
 OK = Verdict(State.OK, None, Reason.UNKNOWN, Certainty.PROVED, headline="Nothing is stuck.")

@@ -1,30 +1,28 @@
 """Tells apart process groups that are known by the same and never were one.
 
-A group's place among its like is counted in each process. So a process that was started
-later begins to count anew: a trainer that opens a world with a fresh helper for each epoch
-is in its third group of the two where the helper is in its first, and so are the ranks that
-go on when one of them was replaced. When each made and destroyed its groups tells which of
-them can be one: what was destroyed before another was made is not the same.
+A group's place among its like is counted in each process, so a process that was not there
+for some of them counts others: a trainer that opens a world with a fresh helper for each
+epoch is in its third group of the two where the helper is in its first, and so are ranks
+that sat out while another was in their place. A group is made by all its members together,
+so when each made its groups tells which of them are one.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Sequence
 
     from hangwatch.types import GroupKey, GroupProgress, RankSnapshot
 
 SAME_NODE_S = 0.1
-"""The ranks of a node make and destroy a group at the same time but for this."""
+"""The ranks of a node make a group, and come to their end, at the same time but for this."""
 OTHER_NODE_S = 2.0
 """And those of several nodes but for this, since one is looked at a moment after the other."""
-
-_Ended = tuple[float, float]
-"""How long ago a group was destroyed, and made, in seconds."""
 
 
 class _Families:
@@ -44,70 +42,111 @@ class _Families:
             self._by_id[id(key)] = found
         return found
 
+    def of(self, rank: RankSnapshot) -> dict[int, list[GroupProgress]]:
+        """The groups of a rank by family, in the order in which it made them."""
+        found: defaultdict[int, list[GroupProgress]] = defaultdict(list)
+        for group in sorted(rank.groups, key=lambda group: group.key.index):
+            found[self.number(group.key)].append(group)
+        return found
+
 
 def told_apart(ranks: dict[int, RankSnapshot]) -> dict[int, RankSnapshot]:
-    """The ranks, those that were started later with the places of their groups among all."""
-    over = [(rank, group) for rank in ranks.values() for group in rank.groups if not group.alive]
-    oldest_s = max((group.made_age_s or 0.0 for _, group in over), default=0.0)
-    late = [r for r in ranks.values() if r.born_age_s is not None and r.born_age_s < oldest_s]
-    if not late:
-        return ranks
+    """The ranks, with places for their groups that are the same on all."""
+    if not any(group.key.index or not group.alive for r in ranks.values() for group in r.groups):
+        return ranks  # each has only ever made one of a kind
     families = _Families()
-    ended = _ended(over, families)
-    return {**ranks, **{rank.rank: _moved(rank, ended, families) for rank in late}}
+    fullest = _fullest(ranks.values(), families)
+    return {number: _placed(rank, fullest, families) for number, rank in ranks.items()}
 
 
-def _ended(
-    over: Iterable[tuple[RankSnapshot, GroupProgress]], families: _Families
-) -> dict[tuple[int, str], dict[int, _Ended]]:
-    """By family and node ("" for all of them), by place: the one that was destroyed first."""
-    found: defaultdict[tuple[int, str], dict[int, _Ended]] = defaultdict(dict)
-    for rank, group in over:
-        if group.made_age_s is None or group.ended_age_s is None:
-            continue
-        times = group.ended_age_s, group.made_age_s
-        for node in (rank.node, ""):
-            known = found[families.number(group.key), node]
-            known[group.key.index] = max(known.get(group.key.index, times), times)
+def _fullest(
+    ranks: Iterable[RankSnapshot], families: _Families
+) -> dict[int, tuple[RankSnapshot, int]]:
+    """By family, the rank that has made most of it, the oldest of them; and how many."""
+    found: dict[int, tuple[RankSnapshot, int]] = {}
+    for rank in ranks:
+        for group in rank.groups:
+            family = families.number(group.key)
+            known = found.get(family)
+            order = group.key.index, rank.born_age_s or 0.0
+            if known is None or order > (known[1], known[0].born_age_s or 0.0):
+                found[family] = rank, group.key.index
     return found
 
 
-def _moved(
-    rank: RankSnapshot, ended: Mapping[tuple[int, str], dict[int, _Ended]], families: _Families
+def _placed(
+    rank: RankSnapshot, fullest: dict[int, tuple[RankSnapshot, int]], families: _Families
 ) -> RankSnapshot:
-    """A rank whose groups stand behind those that were over before it made its first."""
-    first: dict[int, GroupProgress] = {}
-    for group in rank.groups:
-        known = first.setdefault(families.number(group.key), group)
-        if group.key.index < known.key.index:
-            first[families.number(group.key)] = group
-    shifts: dict[int, int] = {}
-    for family, own in first.items():
-        for node, slack_s in ((rank.node, SAME_NODE_S), ("", OTHER_NODE_S)):
-            for place, times in ended.get((family, node), {}).items():
-                if _was_over(times, rank, own, slack_s):
-                    past = place + 1 - own.key.index
-                    shifts[family] = max(shifts.get(family, 0), past)
-    if not any(shifts.values()):
-        return rank
+    moved: dict[int, dict[int, int]] = {}
+    for family, own in families.of(rank).items():
+        other, most = fullest[family]
+        theirs = families.of(other)[family]
+        slack_s = SAME_NODE_S if rank.node == other.node else OTHER_NODE_S
+        places: dict[int, int] = {}
+        if own[-1].key.index < most:
+            places = _by_time(own, theirs, 0.0 if rank.node == other.node else slack_s)
+        elif other is not rank and _follows(rank, own, theirs, slack_s):
+            places = {group.key.index: group.key.index + most + 1 for group in own}
+        if any(place != index for index, place in places.items()):
+            moved[family] = places
+    return _with_places(rank, moved, families) if moved else rank
+
+
+def _follows(
+    rank: RankSnapshot,
+    own: Sequence[GroupProgress],
+    theirs: Sequence[GroupProgress],
+    slack_s: float,
+) -> bool:
+    """Whether all of their groups were over before a rank that came later made its own.
+
+    Ranks that were started together may be slow to note a group.
+    """
+    born_s, made_s = rank.born_age_s, own[0].made_age_s
+    if born_s is None or made_s is None:
+        return False
+    return all(
+        (group.made_age_s or 0.0) > born_s + slack_s
+        and (group.ended_age_s or 0.0) > made_s + slack_s
+        for group in theirs
+    )
+
+
+def _by_time(
+    own: Sequence[GroupProgress], theirs: Sequence[GroupProgress], slack_s: float
+) -> dict[int, int]:
+    """For the index of each group of a rank its place among those of the rank that made more."""
+    made = {group.key.index: group.made_age_s for group in theirs}
+    places: dict[int, int] = {}
+    least = 0
+    for group in own:
+        place = least = max(group.key.index, least)
+        if group.made_age_s is not None:
+            distance = {
+                index: abs(made_s - group.made_age_s)
+                for index, made_s in made.items()
+                if index >= least and made_s is not None
+            }
+            if distance and not distance.get(least, math.inf) <= slack_s:
+                place = min(distance, key=lambda index: (distance[index], index))
+        places[group.key.index] = place
+        least = place + 1
+    return places
+
+
+def _with_places(
+    rank: RankSnapshot, moved: dict[int, dict[int, int]], families: _Families
+) -> RankSnapshot:
     keys: dict[int, GroupKey] = {}
 
-    def moved(key: GroupKey) -> GroupKey:
+    def key_of(key: GroupKey) -> GroupKey:
         if id(key) not in keys:
-            shift = shifts.get(families.number(key), 0)
-            keys[id(key)] = replace(key, index=key.index + shift)
+            places = moved.get(families.number(key), {})
+            keys[id(key)] = replace(key, index=places.get(key.index, key.index))
         return keys[id(key)]
 
     return replace(
         rank,
-        groups=tuple(replace(group, key=moved(group.key)) for group in rank.groups),
-        ops=tuple(replace(op, group=moved(op.group)) for op in rank.ops),
+        groups=tuple(replace(group, key=key_of(group.key)) for group in rank.groups),
+        ops=tuple(replace(op, group=key_of(op.group)) for op in rank.ops),
     )
-
-
-def _was_over(times: _Ended, rank: RankSnapshot, own: GroupProgress, slack_s: float) -> bool:
-    """Whether a group had been made when the rank came, and was destroyed before its own one."""
-    if rank.born_age_s is None or own.made_age_s is None:
-        return False
-    ended_s, made_s = times
-    return made_s > rank.born_age_s + slack_s and ended_s > own.made_age_s + slack_s

@@ -139,7 +139,9 @@ def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
 
 def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | None:
     shown = _waits(case, finding)
-    age_s = max((wait.age_s for wait in shown), default=0.0)
+    # Where nobody is missing, nothing has been stuck before the last one came.
+    since = max if finding.culprits else min
+    age_s = since((wait.age_s for wait in shown), default=0.0)
     state = _state(case, finding, age_s, thresholds)
     if state is None:
         return None

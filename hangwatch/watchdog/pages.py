@@ -335,9 +335,12 @@ class Pages:
         if len(candidates) == 1:
             return candidates[0]
 
-        def order(seen: Seen) -> tuple[bool, bool, int]:
+        def order(seen: Seen) -> tuple[bool, bool, bool, int]:
             light = seen.light
-            return light.phase is Phase.BORN, not self._runs(light), light.created_ns
+            gone = not self._runs(light)
+            # One that has left its groups may have a substitute.
+            left = light.phase is Phase.FINALIZING
+            return light.phase is Phase.BORN, gone, left, light.created_ns
 
         return min(candidates, key=order)
 

@@ -480,3 +480,12 @@ def test_members_of_another_group_are_not_missed() -> None:
     verdict = only(found)
     assert (verdict.culprits, verdict.victims) == ((1,), (0,))
     assert verdict.group == pair
+
+
+def test_where_nobody_is_missing_nothing_was_stuck_before_the_last_one_came() -> None:
+    first, last = (
+        rank(number, phase=Phase.INIT, in_call="init_process_group", in_call_age_s=age_s)
+        for number, age_s in ((0, 400.0), (1, 12.0))
+    )
+    (verdict,) = diagnose(job(first, last), THRESHOLDS)
+    assert (verdict.state, verdict.culprits, verdict.stuck_age_s) == (State.SLOW, (), 12.0)

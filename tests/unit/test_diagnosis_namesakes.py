@@ -77,11 +77,98 @@ def test_ranks_started_together_are_compared_as_they_count() -> None:
 
 
 def test_a_group_that_was_used_when_it_was_destroyed_is_the_same() -> None:
-    # It was slow to come to it, and is left in it.
+    # It came a little later to it than the other had noted it, and was left in it.
     (verdict,) = verdicts(
-        trainer(blocked(SECOND, 1), ended_s=50.0), helper(blocked(FIRST, 13), born_s=85.0)
+        trainer(blocked(SECOND, 1), ended_s=60.0),
+        helper(blocked(FIRST, 13), born_s=89.0, made_s=88.5),
     )
     assert (verdict.culprits, verdict.kind) == ((0, 1), Kind.ORDER_INVERSION)
+
+
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_a_rank_that_sat_out_is_in_the_group_that_the_others_are_in(node: str) -> None:
+    # Ranks 0 and 2 were in a second world with a substitute; now rank 1 is back.
+    three = world(3)
+    second, third = replace(three, index=1), replace(three, index=2)
+    past = over(three, 90.0, 70.0), over(second, 65.0, 40.5)
+    evaluating, waiting = (
+        rank(
+            number,
+            None,
+            *calls,
+            groups=(*past, used(third, 40.0, calls[-1].seq)),
+            born_age_s=100.0,
+        )
+        for number, calls in ((0, (op(third, 6),)), (2, (blocked(third, 7),)))
+    )
+    back = rank(
+        1,
+        None,
+        blocked(second, 7),
+        groups=(over(three, 90.0, 70.0), used(second, 40.0, 7)),
+        born_age_s=100.0,
+        node=node,
+    )
+    (verdict,) = verdicts(evaluating, waiting, back)
+    assert (verdict.state, verdict.culprits, verdict.victims) == (State.SLOW, (0,), (1, 2))
+
+
+def test_a_rank_that_is_slow_to_note_a_group_is_in_it_all_the_same() -> None:
+    # It noted its fifth when the other was about to make its sixth, which it has noted, too.
+    keys = [replace(PAIR, index=index) for index in (4, 5)]
+    quick = rank(
+        0,
+        None,
+        op(keys[1], 1),
+        groups=(over(keys[0], 20.0, 19.0), used(keys[1], 18.0, 1)),
+        born_age_s=100.0,
+    )
+    slow = rank(
+        1,
+        None,
+        blocked(keys[1], 2),
+        groups=(over(keys[0], 18.1, 18.05), used(keys[1], 18.0, 2)),
+        born_age_s=100.0,
+    )
+    (verdict,) = verdicts(quick, slow)
+    assert (verdict.state, verdict.culprits, verdict.victims) == (State.SLOW, (0,), (1,))
+
+
+def test_worlds_that_were_made_without_waiting_for_each_other_are_compared_as_they_count() -> None:
+    # Rank 0 had opened and closed its first (a dry run) before rank 1 was even started.
+    first = rank(
+        0,
+        None,
+        op(SECOND, 20),
+        groups=(over(FIRST, 90.0, 89.0), used(SECOND, 50.0, 20)),
+        born_age_s=100.0,
+    )
+    second = rank(
+        1,
+        None,
+        blocked(SECOND, 21),
+        groups=(over(FIRST, 55.0, 54.0), used(SECOND, 50.0, 21)),
+        born_age_s=60.0,
+    )
+    (verdict,) = verdicts(first, second)
+    assert (verdict.state, verdict.culprits, verdict.victims) == (State.SLOW, (0,), (1,))
+
+
+def test_groups_made_by_the_dozen_are_told_apart_where_their_first_are_forgotten() -> None:
+    # 93 of the trainer's, of which its page has the last few, and 90 of its helper's.
+    def pairs(last: int, calls: int) -> tuple[GroupProgress, ...]:
+        past = (
+            over(replace(PAIR, index=last - ago), 0.02 * ago + 40.02, 0.02 * ago + 40.01)
+            for ago in range(60, 0, -1)
+        )
+        return (*past, used(replace(PAIR, index=last), 40.02, calls))
+
+    ahead, behind = (replace(PAIR, index=last) for last in (92, 89))
+    (verdict,) = verdicts(
+        rank(0, None, op(ahead, 1), groups=pairs(92, 1), born_age_s=100.0),
+        rank(1, None, blocked(behind, 2), groups=pairs(89, 2), born_age_s=45.0),
+    )
+    assert (verdict.state, verdict.culprits, verdict.victims) == (State.SLOW, (0,), (1,))
 
 
 def test_groups_are_counted_apart_by_what_they_are_known_by() -> None:

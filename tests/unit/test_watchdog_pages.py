@@ -136,6 +136,18 @@ def test_among_equals_the_living_and_then_the_oldest_is_the_rank(run_dir: Path, 
     assert pages.look()[0].light.identity.pid == 12
 
 
+def test_of_two_that_run_the_one_that_has_not_left_its_groups_is_the_rank(
+    run_dir: Path, news: News
+) -> None:
+    write(run_dir, page(0, pid=10, created_ns=1, phase=Phase.FINALIZING))
+    write(run_dir, page(0, pid=11, created_ns=2))
+    pages = Pages(run_dir, news, alive=lambda *_: True)
+    assert pages.look()[0].light.identity.pid == 11
+    # It is back, and the substitute has not ended yet.
+    write(run_dir, page(0, pid=10, created_ns=1, phase=Phase.INIT))
+    assert pages.look()[0].light.identity.pid == 10
+
+
 def world(run_dir: Path, port: int, *pids: int, **fields: Any) -> None:
     """The pages of a world, of ranks 0, 1, ... in processes with these pids."""
     for rank, pid in enumerate(pids):
