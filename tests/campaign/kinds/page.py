@@ -110,19 +110,18 @@ def _in_a_job(drawn: dict[str, Any], where: Path) -> Outcome:
         job.until_ready()
         page = next(p for p in job.pages() if f"-{drawn['rank']}-" in p.name)
         damage = Damage(page, drawn)
-        if drawn["moment"] == "at work":
-            with damage.done():
-                read = _read(drawn["reader"], page, job.base, where)
-            job.touch("gate")
-        else:
+        if drawn["moment"] == "stalled":
             job.touch("gate")
             job.until((job.where / "stalled").exists)
-            with damage.done():
-                read = _read(drawn["reader"], page, job.base, where)
+        began = time.monotonic()
+        with damage.done():
+            read = _read(drawn["reader"], page, job.base, where)
+        held_s = time.monotonic() - began  # the job waits here or at the gate
+        job.touch("gate")
         job.until(lambda: _spoke(job), bound_s=VERDICT_S * busy())
         job.touch("release")
         result = job.finish()
-    seen = [oracle.unharmed(result, expected), no_crash(result)]
+    seen = [oracle.unharmed(result, expected, extra_s=held_s), no_crash(result)]
     return merged([read, *seen, _named(result, drawn["rank"])])
 
 
