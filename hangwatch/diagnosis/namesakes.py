@@ -9,7 +9,6 @@ so when each made its groups tells which of them are one.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -115,23 +114,42 @@ def _follows(
 def _by_time(
     own: Sequence[GroupProgress], theirs: Sequence[GroupProgress], slack_s: float
 ) -> dict[int, int]:
-    """For the index of each group of a rank its place among those of the rank that made more."""
-    made = {group.key.index: group.made_age_s for group in theirs}
+    """For the index of each group of a rank its place among those of the rank that made more.
+
+    It keeps its index unless theirs was over by then: where making one does not wait for the
+    others (NCCL), a rank may just be late.
+    """
     places: dict[int, int] = {}
     least = 0
     for group in own:
         place = least = max(group.key.index, least)
-        if group.made_age_s is not None:
+        made_s = group.made_age_s
+        if made_s is not None and _was_over(least, theirs, made_s, slack_s):
             distance = {
-                index: abs(made_s - group.made_age_s)
-                for index, made_s in made.items()
-                if index >= least and made_s is not None
+                other.key.index: abs(other.made_age_s - made_s)
+                for other in theirs
+                if other.key.index >= least and other.made_age_s is not None
             }
-            if distance and not distance.get(least, math.inf) <= slack_s:
-                place = min(distance, key=lambda index: (distance[index], index))
+            place = min(distance, key=lambda index: (distance[index], index), default=least)
         places[group.key.index] = place
         least = place + 1
     return places
+
+
+def _was_over(index: int, theirs: Sequence[GroupProgress], made_s: float, slack_s: float) -> bool:
+    """Whether a group was destroyed before another was made; those that are forgotten were.
+
+    slack_s: 0 where both were timed by one clock. By others a world may follow the one before
+    within that, so there it has to be one that is over by now, and was made so much earlier.
+    """
+    known = next((group for group in theirs if group.key.index == index), None)
+    if known is None:
+        return index < theirs[0].key.index
+    if known.ended_age_s is None:
+        return False
+    if slack_s:
+        return known.made_age_s is not None and known.made_age_s > made_s + slack_s
+    return known.ended_age_s > made_s
 
 
 def _with_places(

@@ -154,6 +154,23 @@ def test_worlds_that_were_made_without_waiting_for_each_other_are_compared_as_th
     assert (verdict.state, verdict.culprits, verdict.victims) == (State.SLOW, (0,), (1,))
 
 
+def test_a_rank_that_is_late_to_make_groups_is_compared_as_it_counts() -> None:
+    # NCCL makes a group without waiting: rank 0 made two at once, and rank 1 the first of them
+    # half a minute later. What rank 1 is busy with lies between the two.
+    first, second = PAIR, replace(PAIR, index=1)
+    quick = rank(
+        0,
+        None,
+        op(first, 1),
+        blocked(second, 1),
+        groups=(used(first, 40.0, 1), used(second, 39.9, 1)),
+        born_age_s=100.0,
+    )
+    late = rank(1, None, op(first, 1), groups=(used(first, 10.0, 1),), born_age_s=100.0)
+    (verdict,) = verdicts(quick, late)
+    assert (verdict.culprits, verdict.victims) == ((1,), (0,))
+
+
 def test_groups_made_by_the_dozen_are_told_apart_where_their_first_are_forgotten() -> None:
     # 93 of the trainer's, of which its page has the last few, and 90 of its helper's.
     def pairs(last: int, calls: int) -> tuple[GroupProgress, ...]:
