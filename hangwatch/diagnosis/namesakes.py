@@ -23,6 +23,9 @@ SAME_NODE_S = 0.1
 OTHER_NODE_S = 2.0
 """And those of several nodes but for this, since one is looked at a moment after the other."""
 
+TOGETHER_S = 1.0
+"""What was made further apart was not made together, however busy the machine is."""
+
 
 class _Families:
     """Numbers what groups are known by but for their place: members and description.
@@ -128,7 +131,9 @@ def _by_time(
             distance = {
                 other.key.index: abs(other.made_age_s - made_s)
                 for other in theirs
-                if other.key.index >= least and other.made_age_s is not None
+                if other.key.index >= least
+                and other.made_age_s is not None
+                and abs(other.made_age_s - made_s) <= max(slack_s, TOGETHER_S)
             }
             place = min(distance, key=lambda index: (distance[index], index), default=least)
         places[group.key.index] = place

@@ -171,6 +171,20 @@ def test_a_rank_that_is_late_to_make_groups_is_compared_as_it_counts() -> None:
     assert (verdict.culprits, verdict.victims) == ((1,), (0,))
 
 
+def test_a_dry_run_that_comes_late_is_not_taken_for_the_world_after_it() -> None:
+    # Neither waited for the other in its first; rank 1 has left that, and makes the next.
+    first = rank(
+        0,
+        None,
+        blocked(SECOND, 1),
+        groups=(over(FIRST, 54.0, 53.9), used(SECOND, 53.8, 1)),
+        born_age_s=60.0,
+    )
+    second = rank(1, None, groups=(over(FIRST, 50.0, 49.9),), born_age_s=52.0)
+    (verdict,) = verdicts(first, second)
+    assert (verdict.state, verdict.culprits, verdict.victims) == (State.SLOW, (1,), (0,))
+
+
 def test_groups_made_by_the_dozen_are_told_apart_where_their_first_are_forgotten() -> None:
     # 93 of the trainer's, of which its page has the last few, and 90 of its helper's.
     def pairs(last: int, calls: int) -> tuple[GroupProgress, ...]:
