@@ -116,8 +116,9 @@ def facts_of(case: Case, finding: Finding) -> Facts:
     values = dict(_values(finding))
     if calls and (mine or calls[0] == values.get("op")):
         values["entered"] = calls[0]
-    if any(case.ended[rank].signal == signal.SIGABRT for rank in culprits if rank in case.ended):
-        values["abort"] = "SIGABRT"
+    for end in (case.ended[rank] for rank in culprits if rank in case.ended):
+        if end.signal == signal.SIGABRT:
+            values["late_abort" if end.in_shutdown else "abort"] = "SIGABRT"
     awaited = tuple(_called(finding.victim_site, theirs))
     return Facts(values, frozenset(uses), calls, awaited, _error(case, culprits))
 

@@ -103,6 +103,14 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "failure",
+        "If standard error says `terminate called without an active exception`, a thread of torch "
+        "(of gloo, say) was still at work as the program of {culprits} ended, hence {late_abort}: "
+        "wait for every work and future before, and leave by os._exit(0) once all is written.",
+        kinds=(Kind.DIED,),
+        reasons=(Reason.SIGNAL,),
+    ),
+    Remedy(
+        "failure",
         "Fix the failure of that rank; the errors of the others only follow from it.",
         kinds=(Kind.DIED,),
     ),

@@ -23,6 +23,7 @@ VALUES = frozenset(
         "op",
         "entered",
         "abort",
+        "late_abort",
         "call",
         "awaited",
     }

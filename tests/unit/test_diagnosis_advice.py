@@ -30,7 +30,7 @@ from hangwatch.diagnosis.library_remedies import BY_LIBRARY
 from hangwatch.diagnosis.reason_remedies import BY_REASON
 from hangwatch.diagnosis.remedies import BY_ERROR, BY_KIND
 from hangwatch.diagnosis.remedy import VALUES, Remedy
-from hangwatch.types import Frame, JobSnapshot, Kind, RankSnapshot, Reason
+from hangwatch.types import Frame, JobSnapshot, Kind, Phase, RankSnapshot, Reason
 
 TABLE = tuple(chain(BY_ERROR, BY_LIBRARY, BY_REASON, BY_KIND))
 SITE = "/usr/lib/python3/site-packages"
@@ -190,6 +190,13 @@ def test_who_was_aborted_is_told_what_gloo_aborts_for() -> None:
     aborted = rank(2, W, op(W, 4), blocked(W, 5), **killed(6))
     others = [rank(number, W, op(W, 4), op(W, 5), blocked(W, 6)) for number in (0, 1, 3)]
     assert "it ended rank 2 with SIGABRT" in said(job(aborted, *others))
+
+
+def test_who_was_aborted_at_its_end_is_told_of_the_threads_that_outlive_a_program() -> None:
+    aborted = rank(2, W, op(W, 4), phase=Phase.EXITED, **killed(6))
+    text = said(job(aborted, *(in_call(number, "all_reduce", 5) for number in (0, 1, 3))))
+    assert "leave by os._exit(0) once all is written" in text
+    assert "op.preamble" not in text
 
 
 def test_a_checkpoint_in_the_background_without_a_group_of_its_own_is_told_to_have_one() -> None:

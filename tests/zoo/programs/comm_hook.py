@@ -8,6 +8,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # at once: what it is imported after stays the default of its functions
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -40,6 +41,9 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    # Without a reference to the group its threads end here. One that still drops what it ran for
+    # the hook would abort a process whose interpreter shuts down.
+    del model
     dist.destroy_process_group()
 
 
