@@ -36,6 +36,8 @@ class Job:
     keys: list[GroupKey] = field(default_factory=list)
     progress: dict[int, dict[int, GroupProgress]] = field(default_factory=dict)
     """rank to gid to progress."""
+    guessed: set[int] = field(default_factory=set)
+    """The gids of groups of which clocks alone tell that they are one on all ranks."""
     reached: list[dict[int, int]] = field(default_factory=list)
     """gid to rank to the last place that it entered."""
     ops: dict[int, list[tuple[int, OpRecord]]] = field(default_factory=dict)
@@ -146,12 +148,13 @@ def index(snapshot: JobSnapshot) -> Job:
         other = job.ranks.get(rank.rank)
         if rank.rank >= 0 and (other is None or _further(rank, other)):
             job.ranks[rank.rank] = rank
-    job.ranks = told_apart(job.ranks)
+    job.ranks, guessed = told_apart(job.ranks)
     for number, rank in job.ranks.items():
         progress = job.progress[number] = {job.gid(group.key): group for group in rank.groups}
         for gid, group in progress.items():
             job.reached[gid][number] = group.enqueued
         job.add_calls(number, rank.ops)
+    job.guessed = {job.gid(key) for key in guessed}
     return job
 
 

@@ -52,13 +52,24 @@ class _Families:
         return found
 
 
-def told_apart(ranks: dict[int, RankSnapshot]) -> dict[int, RankSnapshot]:
-    """The ranks, with places for their groups that are the same on all."""
+def told_apart(
+    ranks: dict[int, RankSnapshot],
+) -> tuple[dict[int, RankSnapshot], frozenset[GroupKey]]:
+    """The ranks, with places for their groups that are the same on all.
+
+    With them the groups for which that is a guess: clocks alone tell which of them are one,
+    and nothing is proved by those.
+    """
     if not any(group.key.index or not group.alive for r in ranks.values() for group in r.groups):
-        return ranks  # each has only ever made one of a kind
+        return ranks, frozenset()  # each has only ever made one of a kind
     families = _Families()
     fullest = _fullest(ranks.values(), families)
-    return {number: _placed(rank, fullest, families) for number, rank in ranks.items()}
+    guessed: set[int] = set()
+    placed = {number: _placed(rank, fullest, families, guessed) for number, rank in ranks.items()}
+    if not guessed:
+        return placed, frozenset()
+    groups = (group for rank in placed.values() for group in rank.groups)
+    return placed, frozenset(g.key for g in groups if families.number(g.key) in guessed)
 
 
 def _fullest(
@@ -77,21 +88,38 @@ def _fullest(
 
 
 def _placed(
-    rank: RankSnapshot, fullest: dict[int, tuple[RankSnapshot, int]], families: _Families
+    rank: RankSnapshot,
+    fullest: dict[int, tuple[RankSnapshot, int]],
+    families: _Families,
+    guessed: set[int],
 ) -> RankSnapshot:
     moved: dict[int, dict[int, int]] = {}
     for family, own in families.of(rank).items():
         other, most = fullest[family]
+        if other is rank:
+            continue
         theirs = families.of(other)[family]
         slack_s = SAME_NODE_S if rank.node == other.node else OTHER_NODE_S
+        late = _came_after(rank, theirs, slack_s)
         places: dict[int, int] = {}
         if own[-1].key.index < most:
-            places = _by_time(own, theirs, 0.0 if rank.node == other.node else slack_s)
-        elif other is not rank and _follows(rank, own, theirs, slack_s):
-            places = {group.key.index: group.key.index + most + 1 for group in own}
+            clock_s = 0.0 if rank.node == other.node else slack_s
+            places, guess = _by_time(own, theirs, clock_s, late=late)
+        else:
+            guess = late or _came_after(other, own, slack_s)
+            if _follows(rank, own, theirs, slack_s):
+                places = {group.key.index: group.key.index + most + 1 for group in own}
+        if guess or late:
+            guessed.add(family)
         if any(place != index for index, place in places.items()):
             moved[family] = places
     return _with_places(rank, moved, families) if moved else rank
+
+
+def _came_after(rank: RankSnapshot, theirs: Sequence[GroupProgress], slack_s: float) -> bool:
+    """Whether a rank was started when others had made groups that it cannot have been in."""
+    born_s, made_s = rank.born_age_s, theirs[0].made_age_s
+    return born_s is not None and made_s is not None and made_s > born_s + slack_s
 
 
 def _follows(
@@ -115,30 +143,78 @@ def _follows(
 
 
 def _by_time(
-    own: Sequence[GroupProgress], theirs: Sequence[GroupProgress], slack_s: float
-) -> dict[int, int]:
+    own: Sequence[GroupProgress],
+    theirs: Sequence[GroupProgress],
+    slack_s: float,
+    *,
+    late: bool,
+) -> tuple[dict[int, int], bool]:
     """For the index of each group of a rank its place among those of the rank that made more.
 
-    It keeps its index unless theirs was over by then: where making one does not wait for the
-    others (NCCL), a rank may just be late.
+    It keeps its index unless theirs was over by then. Where making a group does not wait for
+    the others (NCCL) a rank may just be late: then the name that c10d gives to one group only
+    of a world tells. One that none of theirs can be has a place of its own, if the rank was
+    started when there had been groups. Also whether any of that is a guess.
     """
     places: dict[int, int] = {}
+    guess = False
     least = 0
+    beyond = theirs[-1].key.index + 1
     for group in own:
-        place = least = max(group.key.index, least)
+        place = max(group.key.index, least)
         made_s = group.made_age_s
-        if made_s is not None and _was_over(least, theirs, made_s, slack_s):
-            distance = {
-                other.key.index: abs(other.made_age_s - made_s)
-                for other in theirs
-                if other.key.index >= least
-                and other.made_age_s is not None
-                and abs(other.made_age_s - made_s) <= max(slack_s, TOGETHER_S)
-            }
-            place = min(distance, key=lambda index: (distance[index], index), default=least)
+        if made_s is not None and _was_over(place, theirs, made_s, slack_s):
+            named = None if late else _by_name(group, own, theirs)
+            found = named if named is not None else _nearest(group, theirs, least, slack_s, late)
+            guess = guess or named is None
+            if found is not None:
+                place = found
+            elif late:
+                place = beyond + group.key.index
         places[group.key.index] = place
-        least = place + 1
-    return places
+        if place < beyond:
+            least = place + 1
+    return places, guess
+
+
+def _by_name(
+    group: GroupProgress, own: Sequence[GroupProgress], theirs: Sequence[GroupProgress]
+) -> int | None:
+    """The one of theirs that has its name, where each side has had one of that name."""
+    if theirs[0].key.index or own[0].key.index or not group.name:
+        return None  # some are forgotten
+    same = [other for other in theirs if other.name == group.name]
+    once = sum(other.name == group.name for other in own) == 1
+    return same[0].key.index if once and len(same) == 1 else None
+
+
+def _nearest(
+    group: GroupProgress,
+    theirs: Sequence[GroupProgress],
+    least: int,
+    slack_s: float,
+    late: bool,  # noqa: FBT001 (one of five facts)
+) -> int | None:
+    """The one of theirs that was there at the same time, and was made at the same time.
+
+    A rank may note it late: of one that was started later the group that lives now is the
+    one of that name that lives with the others.
+    """
+    made_s = group.made_age_s or 0.0
+    distance = {}
+    for other in theirs:
+        if other.key.index < least or other.made_age_s is None:
+            continue
+        if group.name and other.name and group.name != other.name:
+            continue
+        if (other.ended_age_s or 0.0) > made_s + slack_s:
+            continue  # it was over
+        if (group.ended_age_s or 0.0) > other.made_age_s + slack_s:
+            continue
+        apart_s = abs(other.made_age_s - made_s)
+        if apart_s <= max(slack_s, TOGETHER_S) or (late and group.alive and other.alive):
+            distance[other.key.index] = apart_s
+    return min(distance, key=lambda index: (distance[index], index), default=None)
 
 
 def _was_over(index: int, theirs: Sequence[GroupProgress], made_s: float, slack_s: float) -> bool:

@@ -164,9 +164,12 @@ def _has_finished(case: Case, rank: int, spot: Spot | None) -> bool:
     snapshot = case.job.ranks[rank]
     if isinstance(spot, Setup):
         return False
-    if snapshot.phase is Phase.FINALIZING or snapshot.in_call == "destroy_process_group":
-        return True
-    return isinstance(spot, Place | Channel) and case.job.has_left(rank, spot.gid)
+    leaving = snapshot.phase is Phase.FINALIZING or snapshot.in_call == "destroy_process_group"
+    if not isinstance(spot, Place | Channel):
+        return leaving
+    if spot.gid not in case.job.progress[rank]:
+        return False  # what it leaves, or has left, is another: it may come to this one yet
+    return leaving or case.job.has_left(rank, spot.gid)
 
 
 def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:

@@ -23,7 +23,7 @@ from hangwatch.diagnosis.mismatch import judge_dispute
 from hangwatch.diagnosis.source import Source
 from hangwatch.diagnosis.spots import Channel, Place
 from hangwatch.diagnosis.terminals import judge_terminals
-from hangwatch.types import OK, Certainty, JobSnapshot, State, Thresholds, Verdict
+from hangwatch.types import OK, Certainty, JobSnapshot, Kind, State, Thresholds, Verdict
 from hangwatch.types import Wait as ShownWait
 
 if TYPE_CHECKING:
@@ -139,9 +139,12 @@ def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
 
 def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | None:
     shown = _waits(case, finding)
+    finding = _unless_guessed(case, finding)
     # Where nobody is missing, nothing has been stuck before the last one came.
-    since = max if finding.culprits else min
-    age_s = since((wait.age_s for wait in shown), default=0.0)
+    if finding.culprits or not finding.waits:
+        age_s = max((wait.age_s for wait in shown), default=0.0)
+    else:
+        age_s = min(wait.age_s for wait in finding.waits)
     state = _state(case, finding, age_s, thresholds)
     if state is None:
         return None
@@ -168,6 +171,16 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
         waits=shown,
         stuck_age_s=age_s,
     )
+
+
+def _unless_guessed(case: Case, finding: Finding) -> Finding:
+    """The finding, which proves nothing where it is a guess which groups of ranks are one."""
+    spots = (finding.spot, *(wait.spot for wait in finding.waits))
+    guessed = any(isinstance(s, Place | Channel) and s.gid in case.job.guessed for s in spots)
+    if not guessed or finding.kind is Kind.DIED:
+        return finding
+    sure = finding.certainty is Certainty.PROVED
+    return replace(finding, final=False, certainty=Certainty.LIKELY if sure else finding.certainty)
 
 
 def _old_enough(case: Case, age_s: float) -> bool:

@@ -335,6 +335,15 @@ class Pages:
         if len(candidates) == 1:
             return candidates[0]
 
+        # A process that was started when one had ended is in its place, whatever it has come to.
+        lights = [seen.light for seen in candidates if not self._runs(seen.light)]
+        ends = [max(light.created_ns, light.heartbeat_ns) for light in lights]
+        successors = [
+            seen
+            for seen in candidates
+            if self._runs(seen.light) and all(end_ns < seen.light.created_ns for end_ns in ends)
+        ]
+
         def order(seen: Seen) -> tuple[bool, bool, bool, int]:
             light = seen.light
             gone = not self._runs(light)
@@ -342,7 +351,7 @@ class Pages:
             left = light.phase is Phase.FINALIZING
             return light.phase is Phase.BORN, gone, left, light.created_ns
 
-        return min(candidates, key=order)
+        return min(successors or candidates, key=order)
 
     def _runs(self, light: RankPage) -> bool:
         return self._alive(light.identity.pid, light.identity.start_ticks)

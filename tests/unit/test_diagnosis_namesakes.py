@@ -9,7 +9,7 @@ import pytest
 from snapshots import THRESHOLDS, blocked, job, op, rank, world
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import GroupProgress, Kind, State
+from hangwatch.types import Certainty, GroupProgress, Kind, Phase, State
 
 if TYPE_CHECKING:
     from hangwatch.types import GroupKey, OpRecord, RankSnapshot, Verdict
@@ -58,7 +58,8 @@ def test_what_it_leaves_out_there_is_told_of_it() -> None:
         trainer(op(SECOND, 19), blocked(SECOND, 20, "broadcast")),
         helper(op(FIRST, 19), blocked(FIRST, 20)),
     )
-    assert (verdict.state, verdict.kind) == (State.HANG, Kind.OP_MISMATCH)
+    assert (verdict.state, verdict.kind) == (State.SLOW, Kind.OP_MISMATCH)
+    assert verdict.certainty is not Certainty.PROVED  # clocks alone tell that it is one group
 
 
 def test_a_group_that_the_others_have_not_made_yet_is_none_of_theirs() -> None:
@@ -200,6 +201,89 @@ def test_groups_made_by_the_dozen_are_told_apart_where_their_first_are_forgotten
         rank(1, None, blocked(behind, 2), groups=pairs(89, 2), born_age_s=45.0),
     )
     assert (verdict.state, verdict.culprits, verdict.victims) == (State.SLOW, (0,), (1,))
+
+
+def named(key: GroupKey, name: str, made_s: float, ended_s: float | None = None) -> GroupProgress:
+    alive = ended_s is None
+    return GroupProgress(key, name, 1, 1, alive=alive, made_age_s=made_s, ended_age_s=ended_s)
+
+
+def test_groups_that_the_other_has_forgotten_are_none_that_it_knows() -> None:
+    # A replaced rank: its groups 0 to 39 are the other's 1 to 40, of which that knows the last 3.
+    def key(index: int) -> GroupKey:
+        return replace(PAIR, index=index)
+
+    made_s = [50.0 - 0.3 * number for number in range(40)]
+    ends_s = [*(age_s - 0.2 for age_s in made_s[:-1]), None]
+    mine = tuple(named(key(n), f"{n + 1}", made_s[n], ends_s[n]) for n in range(40))
+    theirs = tuple(named(key(n + 1), f"{n + 1}", made_s[n], ends_s[n]) for n in range(37, 40))
+    lasting = rank(0, None, blocked(key(40), 2), groups=theirs, born_age_s=100.0)
+    asleep = rank(1, None, op(key(39), 1), groups=mine, born_age_s=55.0)
+    (verdict,) = verdicts(lasting, asleep)
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (1,))
+    assert verdict.state is State.SLOW
+
+
+def test_a_world_that_was_over_before_the_other_made_its_own_is_not_the_same() -> None:
+    # The replacement of rank 1 first met somebody else, for half a second.
+    groups = over(FIRST, 51.0, 50.5), used(SECOND, 50.2, 1)
+    replacement = rank(1, None, op(SECOND, 1), groups=groups, born_age_s=55.0)
+    worlds = [replace(FIRST, index=index) for index in range(4)]
+    past = tuple(over(worlds[index], 90.0 - index, 89.5 - index) for index in range(3))
+    lasting = rank(
+        0,
+        None,
+        blocked(worlds[3], 2),
+        groups=(*past, used(worlds[3], 50.2, 2)),
+        born_age_s=100.0,
+    )
+    (verdict,) = verdicts(lasting, replacement)
+    assert (verdict.kind, verdict.culprits, verdict.state) == (
+        Kind.NEVER_ENTERED,
+        (1,),
+        State.SLOW,
+    )
+
+
+def test_a_group_that_was_noted_late_is_the_one_that_the_others_live_in() -> None:
+    # A handler of its program took two seconds.
+    (verdict,) = verdicts(trainer(op(SECOND, 1)), helper(blocked(FIRST, 2), made_s=48.0))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (0,))
+    assert verdict.state is State.SLOW
+
+
+def test_who_leaves_the_world_before_may_still_come_to_this_one() -> None:
+    # Where making a group does not wait for the others, rank 0 is in the next already.
+    waiting = rank(
+        0,
+        None,
+        blocked(SECOND, 1),
+        groups=(over(FIRST, 90.0, 4.0), used(SECOND, 3.0, 1)),
+        born_age_s=100.0,
+    )
+    between = rank(1, groups=(over(FIRST, 90.0, 4.0),), born_age_s=100.0, phase=Phase.FINALIZING)
+    (verdict,) = verdicts(waiting, between)
+    assert (verdict.state, verdict.culprits) == (State.SLOW, (1,))
+    assert verdict.kind is not Kind.FINISHED_EARLY
+
+
+def test_a_name_that_c10d_gave_only_once_tells_of_one_group() -> None:
+    # Rank 1 is half a second late for the first of two groups; both are made without waiting.
+    second = replace(PAIR, index=1)
+    quick = rank(
+        0,
+        None,
+        blocked(second, 1),
+        groups=(named(PAIR, "1", 10.0, 9.8), named(second, "2", 9.7)),
+        born_age_s=100.0,
+    )
+    late = rank(1, groups=(named(PAIR, "1", 9.5, 9.4),), born_age_s=100.0)
+    (verdict,) = verdicts(quick, late)
+    assert (verdict.kind, verdict.culprits, verdict.state) == (
+        Kind.NEVER_ENTERED,
+        (1,),
+        State.SLOW,
+    )
 
 
 def test_groups_are_counted_apart_by_what_they_are_known_by() -> None:
