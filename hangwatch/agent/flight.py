@@ -52,8 +52,11 @@ class FlightRecorder:
         self._answer_request = answer_request
         """Has a request answered without the GIL; False where that cannot be."""
         self._ended: Status = {}
-        self._to_forget = False
-        """A group was destroyed since the status was read."""
+        """What groups that were destroyed had left unfinished."""
+        self._left: list[tuple[str, Status]] = []
+        """Groups that were destroyed, with all that was unfinished then, by whomever."""
+        self._to_forget: set[str | None] = set()
+        """Those that were destroyed since the status was read."""
         self._rested_at = 0.0
         """When the status may be read again."""
         self._last: Status = {}
@@ -82,16 +85,42 @@ class FlightRecorder:
         """Whether reading the status is so costly that it has to wait."""
         return self._now() < self._rested_at
 
-    def forget_ended(self) -> None:
-        """A group was destroyed: what is unfinished now may stay so for ever."""
-        if self.resting:
-            self._to_forget = True
-        else:
+    def forget_ended(self, name: str | None) -> None:
+        """A group was destroyed, None for all: what it left may stay unfinished for ever."""
+        if name == "":
+            return  # it was none of torch's
+        self._to_forget.add(name)
+        if not self.resting:
             self._forget(self.status())
 
     def _forget(self, status: Status) -> None:
-        self._to_forget = False
-        self._ended = {key: state for key, state in status.items() if _unfinished(state)}
+        names, self._to_forget = self._to_forget, set()
+        self._looked = None
+        unfinished = {key: state for key, state in status.items() if _unfinished(state)}
+        if None in names:
+            self._ended, self._left = unfinished, []
+            return
+        still = {key: state for key, state in self._ended.items() if status.get(key) == state}
+        # The entries of NCCL, which tell whose work it is, are not worth asking the device.
+        self._ended = still | {key: s for key, s in unfinished.items() if key[0] == _NCCL}
+        rest = {key: state for key, state in unfinished.items() if key not in self._ended}
+        if rest:
+            self._left += [(name, rest) for name in names if name]
+
+    def _tell_whose_it_was(self) -> None:
+        """Find in the entries what belonged to the groups that were destroyed."""
+        left, self._left = self._left, []
+        if not left:
+            return
+        owners: dict[tuple[str, str], str] = {}
+        for function, dump in self._dumps.items():
+            if function != _NCCL:
+                entries = json.loads(_with_entries(dump)).get("entries", ())
+                owners |= {(function, str(e["pg_id"])): _name_of(e) for e in entries}
+        for name, unfinished in left:
+            self._ended |= {
+                key: state for key, state in unfinished.items() if owners.get(key, name) == name
+            }
 
     def progress(self) -> tuple[bool | None, bool]:
         """(is work unfinished, is it other work than the last time).
@@ -108,6 +137,7 @@ class FlightRecorder:
         status = self.status()
         if self._to_forget:
             self._forget(status)
+        self._tell_whose_it_was()
         now = self._now()
         self._mixed |= {key for key, state in status.items() if self._is_mixed(key, state)}
         changed = status != self._last
@@ -204,6 +234,11 @@ def _with_entries(dump: Callable[..., bytes]) -> bytes:
     """The recorder with its entries. NCCL's asks the device how far each is."""
     with captures.left_alone():
         return dump(includeCollectives=True)
+
+
+def _name_of(entry: dict[str, Any]) -> str:
+    """The name of the group that an entry is of."""
+    return str(next(iter(entry.get("process_group") or ()), ""))
 
 
 def _call_of(entry: dict[str, Any]) -> tuple[object, ...]:

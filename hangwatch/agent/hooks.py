@@ -153,7 +153,7 @@ class Hooks:
             process.before_init(args, kwargs)  # first, since it may make the page
         process.enter_call(call, sys._getframe())
         if call.name == "destroy_process_group":
-            process.before_destroy(group)
+            call.leaving = process.before_destroy(group)
             call.destroying = True
 
     def _after(self, process: Process, call: SetupCall, group: Any, *, failed: bool) -> None:
@@ -161,7 +161,7 @@ class Hooks:
             process.after_init(failed=failed)
         elif call.name == "destroy_process_group":
             call.destroying = False
-            process.after_destroy(group, failed=failed)
+            process.after_destroy(group, call.leaving, failed=failed)
         else:
             process.groups.update()
 

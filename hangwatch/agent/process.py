@@ -52,6 +52,8 @@ class SetupCall(Ticket):
         self.name = name
         self.destroying = False
         """It is at it."""
+        self.leaving: str | None = None
+        """The name of the group that it destroys, None for all of them."""
 
 
 class Process:
@@ -202,8 +204,11 @@ class Process:
 
     # Around destroy_process_group and its like.
 
-    def before_destroy(self, group: Any) -> None:
-        """Groups are about to go: all of them if group is None or the default one."""
+    def before_destroy(self, group: Any) -> str | None:
+        """Groups are about to go: all of them if group is None or the default one.
+
+        Returns the name of the one that goes, "" for none of torch's, None for all.
+        """
         whole = group is None or group is self._c10d._world.default_pg
         if whole:
             self._set_phase("finalizing")
@@ -214,13 +219,14 @@ class Process:
                 self._sampler.sample_groups()
             else:
                 self._sampler.sample_one(group)
+        return None if whole else str(self._c10d._world.pg_names.get(group, ""))
 
-    def after_destroy(self, group: Any, *, failed: bool) -> None:
-        """They are gone, or could not be destroyed."""
+    def after_destroy(self, group: Any, name: str | None, *, failed: bool) -> None:
+        """They are gone, or could not be destroyed; name is what before_destroy returned."""
         if failed and self._phase == "finalizing":
             self._set_phase(self._phase_before)
         self.groups.update(None if failed else group)
-        self._flight.forget_ended()
+        self._flight.forget_ended(name)
 
     # Around all of them.
 

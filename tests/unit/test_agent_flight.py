@@ -37,9 +37,16 @@ class Core:
         }
         if includeCollectives:
             self.looks += 1
-            entries = [{"pg_id": 0, "collective_seq_id": 1, "retired": True}]
+            entries: list[dict[str, Any]] = [
+                {"pg_id": 0, "collective_seq_id": 1, "retired": True, "process_group": ["g0", ""]}
+            ]
             entries += [
-                {"pg_id": int(pg_id), "collective_seq_id": 2, "retired": False}
+                {
+                    "pg_id": int(pg_id),
+                    "collective_seq_id": 2,
+                    "retired": False,
+                    "process_group": [f"g{pg_id}", ""],
+                }
                 for pg_id in self.unfinished
             ]
             dump["entries"] = entries
@@ -128,12 +135,26 @@ def test_what_a_destroyed_group_left_unfinished_is_not_pending(
 ) -> None:
     core.status = {"0": (3, 2)}
     core.unfinished = ["0"]
-    flight.forget_ended()
+    flight.forget_ended("g0")
     assert flight.progress()[0] is False
     clock.now_s += DOUBT_AFTER_S
     assert flight.progress()[0] is False
     core.status = {"0": (3, 2), "1": (1, 0)}
     assert flight.progress()[0] is True
+
+
+def test_what_another_group_than_the_destroyed_one_has_unfinished_stays_pending(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (3, 2), "1": (5, 4)}
+    core.unfinished = ["0", "1"]
+    assert flight.progress()[0] is True
+    flight.forget_ended("g1")
+    assert flight.progress()[0] is True
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress()[0] is True
+    flight.forget_ended(None)  # and all the others
+    assert flight.progress()[0] is False
 
 
 def test_a_status_of_many_groups_is_not_read_at_each_that_is_destroyed() -> None:
@@ -152,11 +173,11 @@ def test_a_status_of_many_groups_is_not_read_at_each_that_is_destroyed() -> None
     core.status = {"0": (3, 2)}
     for _ in range(1000):
         clock.now_s += 0.001
-        flight.forget_ended()
+        flight.forget_ended("g0")
     assert core.reads <= 1 + 1000 * 0.001 / (REST * 0.01)
     # What was put off is done at the next look.
     core.status["1"] = (2, 1)
-    flight.forget_ended()
+    flight.forget_ended("g1")
     assert flight.resting
     assert flight.progress()[0] is False
     core.status["1"] = (3, 1)

@@ -30,7 +30,7 @@ def test_the_zoo_is_as_large_as_the_readme_says() -> None:
     healthy = len({case.program for case in CASES if case.healthy})
     cascades = len({case.program for case in BROKEN if case.groups})
     (told,) = re.findall(
-        r"(\d+) training\s+programs.*?(\d+) of them are healthy.*?(\d+) hang across several groups",
+        r"(\d+) training\s+programs.*?(\d+) of them are healthy.*?(\d+) hang with several groups",
         README.read_text(),
         re.DOTALL,
     )
