@@ -476,6 +476,8 @@ class ProcessState:
     """How long ago it was seen to end."""
     terminated_by_launcher: bool = False
     """It ended by SIGTERM or SIGKILL after another rank had already ended."""
+    replaced: bool = False
+    """It has ended, and a process has been started since that may be in its place."""
 
 
 @dataclass(frozen=True, slots=True)

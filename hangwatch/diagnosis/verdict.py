@@ -174,10 +174,15 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
 
 
 def _unless_guessed(case: Case, finding: Finding) -> Finding:
-    """The finding, which proves nothing where it is a guess which groups of ranks are one."""
+    """The finding, which proves nothing where it is a guess which groups of ranks are one.
+
+    Nor where somebody may be about to take the place of a culprit that has ended.
+    """
+    ranks = (case.job.ranks.get(culprit) for culprit in finding.culprits)
+    replaced = any(rank.process.replaced for rank in ranks if rank is not None)
     spots = (finding.spot, *(wait.spot for wait in finding.waits))
     guessed = any(isinstance(s, Place | Channel) and s.gid in case.job.guessed for s in spots)
-    if not guessed or finding.kind is Kind.DIED:
+    if not replaced and (not guessed or finding.kind is Kind.DIED):
         return finding
     sure = finding.certainty is Certainty.PROVED
     return replace(finding, final=False, certainty=Certainty.LIKELY if sure else finding.certainty)

@@ -177,7 +177,7 @@ class Gatherer:
         for rank, one in seen.items():
             page = _page(one)
             if page is not None:
-                ranks.append(self._snapshot(page, found[rank], now_ns))
+                ranks.append(self._snapshot(page, found[rank], now_ns, heir=one.heir))
         ranks += [
             launched_snapshot(
                 one,
@@ -208,10 +208,11 @@ class Gatherer:
         identity = seen.light.identity
         return self._exits.state(identity.pid, identity.start_ticks)
 
-    def _snapshot(self, page: RankPage, found: _Found, now_ns: int) -> RankSnapshot:
+    def _snapshot(self, page: RankPage, found: _Found, now_ns: int, *, heir: bool) -> RankSnapshot:
+        process = self._exits.state(page.identity.pid, page.identity.start_ticks)
         return rank_snapshot(
             page,
-            self._exits.state(page.identity.pid, page.identity.start_ticks),
+            replace(process, replaced=heir),
             self._node,
             now_ns,
             clock_offset_ns=time.time_ns() - time.monotonic_ns(),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hangwatch import redaction, untrusted
@@ -109,6 +109,8 @@ class Seen:
 
     page: OpenPage
     light: RankPage
+    heir: bool = False
+    """It has ended, and another process has come that may be in its place."""
 
 
 class Pages:
@@ -335,15 +337,6 @@ class Pages:
         if len(candidates) == 1:
             return candidates[0]
 
-        # A process that was started when one had ended is in its place, whatever it has come to.
-        lights = [seen.light for seen in candidates if not self._runs(seen.light)]
-        ends = [max(light.created_ns, light.heartbeat_ns) for light in lights]
-        successors = [
-            seen
-            for seen in candidates
-            if self._runs(seen.light) and all(end_ns < seen.light.created_ns for end_ns in ends)
-        ]
-
         def order(seen: Seen) -> tuple[bool, bool, bool, int]:
             light = seen.light
             gone = not self._runs(light)
@@ -351,7 +344,14 @@ class Pages:
             left = light.phase is Phase.FINALIZING
             return light.phase is Phase.BORN, gone, left, light.created_ns
 
-        return min(successors or candidates, key=order)
+        chosen = min(candidates, key=order)
+        return replace(chosen, heir=self._has_heir(chosen.light, candidates))
+
+    def _has_heir(self, light: RankPage, candidates: list[Seen]) -> bool:
+        """Whether a process that lives was started when this one had ended."""
+        end_ns = max(light.created_ns, light.heartbeat_ns)
+        later = [seen.light for seen in candidates if seen.light.created_ns > end_ns]
+        return bool(later) and not self._runs(light) and any(map(self._runs, later))
 
     def _runs(self, light: RankPage) -> bool:
         return self._alive(light.identity.pid, light.identity.start_ticks)

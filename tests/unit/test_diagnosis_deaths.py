@@ -191,6 +191,17 @@ def test_an_abort_inside_a_collective_may_be_the_fault_of_a_peer() -> None:
     assert "another rank may have entered another collective" in verdict.explanation
 
 
+def test_a_death_proves_nothing_where_somebody_may_take_the_place() -> None:
+    waiting_ = rank(0, phase=Phase.INIT, in_call="init_process_group", in_call_age_s=12.0)
+    process = ProcessState(alive=False, exit_code=1, gone_age_s=12.0)
+    gone, replaced = rank(1, process=process), rank(1, process=replace(process, replaced=True))
+    verdict = only(job(waiting_, gone))
+    assert (verdict.state, verdict.certainty) == (State.HANG, Certainty.PROVED)
+    verdict = only(job(waiting_, replaced))
+    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.LIKELY)
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (1,))
+
+
 def peers_of_an_abort(size: int) -> Verdict:
     """Rank 0 is aborted while C++ has made its call; all others fail of it."""
     group = world(size)

@@ -136,13 +136,25 @@ def test_among_equals_the_living_and_then_the_oldest_is_the_rank(run_dir: Path, 
     assert pages.look()[0].light.identity.pid == 12
 
 
-def test_what_was_started_when_a_rank_had_ended_is_in_its_place(run_dir: Path, news: News) -> None:
+def test_who_was_started_when_a_rank_had_ended_may_be_in_its_place(
+    run_dir: Path, news: News
+) -> None:
     write(run_dir, page(0, pid=10, created_ns=1, heartbeat_ns=50))
     write(run_dir, page(0, pid=11, created_ns=40, phase=Phase.BORN))  # a child that it left behind
     pages = Pages(run_dir, news, alive=lambda pid, _: pid != 10)
-    assert pages.look()[0].light.identity.pid == 10
+    assert (pages.look()[0].light.identity.pid, pages.look()[0].heir) == (10, False)
     write(run_dir, page(0, pid=12, created_ns=60, phase=Phase.BORN))
-    assert pages.look()[0].light.identity.pid == 12
+    assert (pages.look()[0].light.identity.pid, pages.look()[0].heir) == (10, True)
+    write(run_dir, page(0, pid=12, created_ns=60, phase=Phase.INIT))
+    assert (pages.look()[0].light.identity.pid, pages.look()[0].heir) == (12, False)
+
+
+def test_who_was_started_by_a_rank_that_runs_is_no_heir(run_dir: Path, news: News) -> None:
+    write(run_dir, page(0, pid=10, created_ns=1, heartbeat_ns=50))
+    write(run_dir, page(0, pid=11, created_ns=40, phase=Phase.BORN))
+    write(run_dir, page(0, pid=12, created_ns=60, phase=Phase.BORN))
+    pages = Pages(run_dir, news, alive=lambda pid, _: pid != 11)
+    assert (pages.look()[0].light.identity.pid, pages.look()[0].heir) == (10, False)
 
 
 def test_of_two_that_run_the_one_that_has_not_left_its_groups_is_the_rank(
