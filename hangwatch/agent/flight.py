@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import captures
@@ -55,8 +56,8 @@ class FlightRecorder:
         """What groups that were destroyed had left unfinished."""
         self._left: list[tuple[str, Status]] = []
         """Groups that were destroyed, with all that was unfinished then, by whomever."""
-        self._to_forget: set[str | None] = set()
-        """Those that were destroyed since the status was read."""
+        self._to_forget: deque[str | None] = deque()
+        """Those that were destroyed since the status was read, by whatever thread."""
         self._rested_at = 0.0
         """When the status may be read again."""
         self._last: Status = {}
@@ -89,12 +90,15 @@ class FlightRecorder:
         """A group was destroyed, None for all: what it left may stay unfinished for ever."""
         if name == "":
             return  # it was none of torch's
-        self._to_forget.add(name)
+        self._to_forget.append(name)
         if not self.resting:
             self._forget(self.status())
 
     def _forget(self, status: Status) -> None:
-        names, self._to_forget = self._to_forget, set()
+        names = set()
+        for _ in range(len(self._to_forget)):
+            with Ignoring(IndexError):  # another thread was faster
+                names.add(self._to_forget.popleft())
         self._looked = None
         unfinished = {key: state for key, state in status.items() if _unfinished(state)}
         if None in names:

@@ -106,10 +106,10 @@ def _placed(
             clock_s = 0.0 if rank.node == other.node else slack_s
             places, guess = _by_time(own, theirs, clock_s, late=late)
         else:
-            guess = late or _came_after(other, own, slack_s)
+            guess = False
             if _follows(rank, own, theirs, slack_s):
                 places = {group.key.index: group.key.index + most + 1 for group in own}
-        if guess or late:
+        if guess or late or _came_after(other, own, slack_s):
             guessed.add(family)
         if any(place != index for index, place in places.items()):
             moved[family] = places
