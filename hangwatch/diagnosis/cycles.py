@@ -161,14 +161,10 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     silent = any(not has_history(case.job, wait.rank) for wait in (*waits, *beside))
     beside = [wait for wait in beside if _had_a_choice(case, wait, camps)]
     left = divergence(case, waits, beside)
-    unheard = _unheard(camps)
     halves = [s for s in root.spots if isinstance(s, Channel) and _tells(case, s, left)]
-    halves = [unheard] if unheard is not None else halves
     if len({_peers(case, half) for half in halves}) == 1:
         oldest = max(halves, key=lambda half: (camps[half][0].age_s, half.sends, half.tag))
-        found = _channel_in_cycle(case, oldest, inside)
-        # That the sender is not wrong about whom it sends to, nothing proves.
-        return replace(found, certainty=Certainty.LIKELY) if unheard is not None else found
+        return _channel_in_cycle(case, oldest, inside)
     found = _inversion(case, camps, left)
     if left is None and silent and found.certainty is Certainty.PROVED:
         return replace(found, certainty=Certainty.LIKELY)
@@ -190,21 +186,6 @@ def _had_a_choice(case: Case, wait: Wait, camps: Mapping[Spot, Sequence[Wait]]) 
         if any(made_before(case.job, wait.rank, record) for record in records):
             return True
     return False
-
-
-def _unheard(camps: Mapping[Spot, Sequence[Wait]]) -> Channel | None:
-    """A send to a rank that receives from another one, of which it never had a message.
-
-    Where nobody else is in a send or recv, who is to send that one has done nothing wrong.
-    """
-    channels = [spot for spot, waits in camps.items() if isinstance(spot, Channel) and waits]
-    sends = [spot for spot in channels if spot.sends]
-    receives = [spot for spot in channels if not spot.sends]
-    if len(sends) != 1 or len(receives) != 1:
-        return None
-    (sent,), (awaited,) = sends, receives
-    to_it = sent.peer == awaited.waiter and awaited.peer not in {ANYONE, sent.waiter}
-    return sent if to_it and awaited.nth == 0 else None
 
 
 def _tells(case: Case, spot: Channel, left: Divergence | None) -> bool:
