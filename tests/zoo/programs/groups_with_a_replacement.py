@@ -14,7 +14,8 @@ STEPS = 70  # more than an agent remembers of those that are over
 WORK_S = 4.0
 
 
-def helper(port, steps):
+def helper(port, steps, ready):
+    ready.set()  # it has imported torch, which may take long
     open_world(1, port)
     take_steps(1, steps)
     dist.destroy_process_group()
@@ -23,8 +24,11 @@ def helper(port, steps):
 def main():
     for steps in (1, STEPS):
         port = unused_port()
-        process = mp.get_context("spawn").Process(target=helper, args=(port, steps))
+        context = mp.get_context("spawn")
+        ready = context.Event()
+        process = context.Process(target=helper, args=(port, steps, ready))
         process.start()
+        ready.wait()
         open_world(0, port)
         take_steps(0, steps)
         dist.destroy_process_group()

@@ -18,7 +18,8 @@ STEPS = 6
 VALIDATION_S = 4.0
 
 
-def helper(port, steps, stuck):
+def helper(port, steps, ready, *, stuck):
+    ready.set()  # it has imported torch, which may take long
     open_world(1, port)
     for step in range(steps):
         while stuck and step == 3:
@@ -32,8 +33,11 @@ def main():
     for epoch in range(EPOCHS):
         port, steps = unused_port(), STEPS * (epoch + 1)
         stuck = epoch == EPOCHS - 1 and "--stuck" in sys.argv
-        process = mp.get_context("spawn").Process(target=helper, args=(port, steps, stuck))
+        context = mp.get_context("spawn")
+        ready = context.Event()
+        process = context.Process(target=helper, args=(port, steps, ready), kwargs={"stuck": stuck})
         process.start()
+        ready.wait()
         open_world(0, port)
         for step in range(steps):
             dist.broadcast(torch.ones(2), 0)
