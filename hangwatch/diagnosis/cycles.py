@@ -19,7 +19,7 @@ from hangwatch.diagnosis.mismatch import judge_lines
 from hangwatch.diagnosis.naming import judge_names
 from hangwatch.diagnosis.phrases import at_line, now, verb
 from hangwatch.diagnosis.spots import ANYONE, Channel, Place, Setup
-from hangwatch.diagnosis.terminals import judge_terminals, left_behind
+from hangwatch.diagnosis.terminals import finished, judge_terminals, left_behind
 from hangwatch.diagnosis.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.types import Certainty, Kind, Reason
@@ -144,8 +144,11 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     if frozen:
         # What it waited for may have come; it goes on when it is continued.
         return next(judge_terminals(case, frozen))
-    if setups:
-        return _setup_in_cycle(case, setups, inside)
+    told = _left_group(case, root)
+    if told is None and setups:
+        told = _setup_in_cycle(case, setups, inside)
+    if told is not None:
+        return told
     camps: dict[Spot, list[Wait]] = {}
     beside: list[Wait] = []
     for spot in root.spots:
@@ -169,6 +172,20 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     if left is None and silent and found.certainty is Certainty.PROVED:
         return replace(found, certainty=Certainty.LIKELY)
     return found
+
+
+def _left_group(case: Case, root: Root) -> Finding | None:
+    """Some wait in a group that others have destroyed, who come to it no more.
+
+    Whatever those wait for: that they went on to it is the rest of their way.
+    """
+    for spot in root.spots:
+        if isinstance(spot, Place):
+            missing = case.graph.missing.get(spot, ())
+            gone = tuple(sorted(rank for rank in missing if case.job.has_left(rank, spot.gid)))
+            if gone:
+                return finished(case, spot, gone)
+    return None
 
 
 def _had_a_choice(case: Case, wait: Wait, camps: Mapping[Spot, Sequence[Wait]]) -> bool:

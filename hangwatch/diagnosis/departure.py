@@ -92,8 +92,7 @@ def _step(job: Job, gid: int, record: OpRecord) -> Step:
 
 def _has_ended(rank: RankSnapshot, end: Ending | None) -> bool:
     """Whether it came to the end of its program."""
-    leaving = rank.phase is Phase.FINALIZING or rank.in_call == "destroy_process_group"
-    return leaving if end is None else end.how is How.CLEAN
+    return rank.phase is Phase.FINALIZING if end is None else end.how is How.CLEAN
 
 
 def _alone(job: Job, pasts: Mapping[int, _Past]) -> list[int]:

@@ -161,10 +161,10 @@ def left_behind(case: Case, end: Ending) -> bool:
 
 
 def _has_finished(case: Case, rank: int, spot: Spot | None) -> bool:
-    snapshot = case.job.ranks[rank]
     if isinstance(spot, Setup):
         return False
-    leaving = snapshot.phase is Phase.FINALIZING or snapshot.in_call == "destroy_process_group"
+    # To be at destroying one of its groups is not to leave the others.
+    leaving = case.job.ranks[rank].phase is Phase.FINALIZING
     if not isinstance(spot, Place | Channel):
         return leaving
     if spot.gid not in case.job.progress[rank]:
@@ -172,7 +172,8 @@ def _has_finished(case: Case, rank: int, spot: Spot | None) -> bool:
     return leaving or case.job.has_left(rank, spot.gid)
 
 
-def _finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
+def finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
+    """They have come to their end, or have left the group, and others wait for them."""
     how = _how_finished(case, culprits)
     if isinstance(spot, Channel):
         peerless = missing_peer(case, spot, culprits, how, Reason.EXITED)
@@ -274,6 +275,6 @@ def _finished_site(case: Case, rank: int) -> Site | None:
 
 _JUDGES: dict[object, Callable[[Case, Spot, Ranks], Finding]] = {
     Fate.ALIVE: living,
-    Fate.FINISHED: _finished,
+    Fate.FINISHED: finished,
     Fate.ABSENT: absent_ranks,
 }

@@ -369,6 +369,24 @@ def test_a_rank_that_destroys_its_groups_enters_no_more_collectives() -> None:
     assert (verdict.culprits, verdict.site) == ((2,), site(60))
 
 
+def test_a_rank_that_is_at_destroying_one_of_its_groups_may_come_to_the_others() -> None:
+    # NCCL may wait for a peer there, and a thread may do it beside the program.
+    busy = dead(in_call="destroy_process_group", in_call_age_s=4.0, in_call_site=site(60))
+    verdict = only(job(*(waiting(number, age=12.0) for number in (0, 1, 3)), busy))
+    assert (verdict.state, verdict.kind) == (State.SLOW, Kind.NEVER_ENTERED)
+    assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.LIKELY)
+
+
+def test_a_rank_that_has_left_the_group_comes_to_it_no_more_whatever_it_waits_for() -> None:
+    left = GroupProgress(W, "0", enqueued=4, completed=4, alive=False)
+    making = dead(groups=(left,), in_call="new_group", in_call_age_s=4.0, in_call_site=site(60))
+    verdict = only(job(waiting(0), waiting(1), making, waiting(3)))
+    assert (verdict.kind, verdict.certainty) == (Kind.FINISHED_EARLY, Certainty.PROVED)
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1, 3))
+    assert verdict.collective is not None
+    assert (verdict.collective.op, verdict.collective.seq) == ("all_reduce", 5)
+
+
 def test_it_had_finished_too_where_the_launcher_ended_it_after_that() -> None:
     left = GroupProgress(W, "0", enqueued=4, completed=4, alive=False)
     ended = killed(15, 1.0, terminated_by_launcher=True)

@@ -142,8 +142,8 @@ def _missed(where: Path, plan: Mapping[str, Any]) -> list[list[Any]]:
 
 _TRACED_S = 15.0
 """What it costs to trace our code, which the bare job has none of."""
-_ASTRAY = "Exception ignored in thread started by: <bound method Injector"
-"""A thread that is just starting still has the identity of the one that starts it."""
+_ASTRAY = "Exception ignored in thread started by: <bound method "
+"""A thread that is just starting, ours too, still has the identity of the one that starts it."""
 
 _NOTHING: dict[str, Any] = {
     "note": False,
