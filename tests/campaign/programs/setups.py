@@ -23,11 +23,20 @@ def moment(name):
     kind, _, value = ACT.partition(":")
     if kind in acts.ENDS:
         if RANK == WHO:
+            if name == "at-exit":
+                await_other()
             acts.ENDS[kind]()
         elif name != "at-exit":
             time.sleep(PATIENCE_S)
     elif kind in acts.ACTS and WHO in (-1, RANK):
         acts.ACTS[kind](value)
+
+
+def await_other():
+    """Wait until the other rank has done all, since its launcher is about to end it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not os.path.exists(f"out-{1 - RANK}") and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def main():
@@ -44,9 +53,10 @@ def main():
         atexit.register(moment, "at-exit")
     for life in range(int(value) if kind == "lives" else 1):
         live(life, given)
-    with open(f"out-{RANK}", "w") as out:
-        print(given.tolist(), file=out)
     os.write(1, f"rank {RANK} finished\n".encode())  # in one piece, beside other processes
+    with open(f"out-{RANK}.new", "w") as out:
+        print(given.tolist(), file=out)
+    os.rename(f"out-{RANK}.new", f"out-{RANK}")
 
 
 def live(life, given):
