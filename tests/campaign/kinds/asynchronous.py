@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 import tempfile
 import threading
@@ -125,7 +126,7 @@ def _strike(where: Path, plan: Mapping[str, Any], *, python: bool) -> Outcome:
         # Bare, it would be ignored there as well.
         outcome.harmed = [line for line in outcome.harmed if "a traceback on" not in line]
     outcome.harmed += _account(where, plan)
-    if _ASTRAY in result.said:
+    if _ASTRAY.search(result.said):
         return Outcome(untried="Python gave what was sent to a thread that was just starting")
     return outcome
 
@@ -142,8 +143,14 @@ def _missed(where: Path, plan: Mapping[str, Any]) -> list[list[Any]]:
 
 _TRACED_S = 15.0
 """What it costs to trace our code, which the bare job has none of."""
-_ASTRAY = "Exception ignored in thread started by: <bound method "
-"""A thread that is just starting, ours too, still has the identity of the one that starts it."""
+_ASTRAY = re.compile(
+    r"Exception ignored in thread started by: <bound method .*\nTraceback .*\n"
+    r"  File .*\n +def .*\s+(?:\S*\.)?(?:Struck|KeyboardInterrupt)\b"
+)
+"""What was sent strikes a thread, perhaps ours, in its first line.
+
+Where it is just starting it still has the identity of the one that starts it.
+"""
 
 _NOTHING: dict[str, Any] = {
     "note": False,
