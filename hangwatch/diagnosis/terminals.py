@@ -201,13 +201,19 @@ def finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     # Counters alone do not say for sure that it is this group that has unfinished work.
     sure = any(not wait.vague for wait in waits)
     unsure = Certainty.POSSIBLE if all(wait.over for wait in waits) else Certainty.LIKELY
+    lives_on = any(_lives_on(case, rank) for rank in culprits)
+    # Of two ranks that both go on, nothing tells whether one made a call too few or the
+    # other one too many.
+    even = lives_on and 2 * len(culprits) == members
     return Finding(
         kind=Kind.FINISHED_EARLY,
-        reason=Reason.EXITED,
-        certainty=Certainty.PROVED if sure else unsure,
+        reason=Reason.USER_CODE if lives_on else Reason.EXITED,
+        certainty=Certainty.PROVED if sure and not even else unsure,
         culprits=culprits,
         victims=case.victims_of(culprits),
-        text=wording.finished(scene, how, failed=all(wait.over for wait in waits)),
+        text=wording.finished(
+            scene, how, failed=all(wait.over for wait in waits), lives_on=lives_on
+        ),
         final=sure,
         spot=spot,
         collective=case.collective(spot, waits),
@@ -255,12 +261,20 @@ def _outlasted(case: Case, spot: Place | Channel, finished: Ranks, how: str) -> 
     )
 
 
+def _lives_on(case: Case, rank: int) -> bool:
+    """Whether it has left one group only, and not come to its end."""
+    return rank not in case.ended and case.job.ranks[rank].phase is not Phase.FINALIZING
+
+
 def _how_finished(case: Case, culprits: Ranks) -> str:
     end = case.ended.get(culprits[0])
     they = verb(culprits, "it", "they")
     if end is None or end.how is not How.CLEAN:
-        site = case.job.ranks[culprits[0]].in_call_site
-        return f"{they} called destroy_process_group{at_line(site)}"
+        snapshot = case.job.ranks[culprits[0]]
+        there = snapshot.in_call == "destroy_process_group"
+        if _lives_on(case, culprits[0]):
+            return f"{they} destroyed the group{at_line(snapshot.in_call_site) if there else ''}"
+        return f"{they} called destroy_process_group{at_line(snapshot.in_call_site)}"
     return f"{they} {ended(end)}"
 
 

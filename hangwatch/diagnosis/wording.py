@@ -173,13 +173,18 @@ def lost(scene: Scene, nodes: Sequence[str], here: Sequence[str], *, failed: boo
     )
 
 
-def finished(scene: Scene, how: str, *, failed: bool) -> Text:
-    """Ranks that came to their end while others go on."""
-    it = verb(scene.culprits, "it enters", "they enter")
+def finished(scene: Scene, how: str, *, failed: bool, lives_on: bool = False) -> Text:
+    """Ranks that came to their end, or live on without the group, while others go on."""
+    it = verb(scene.culprits, "it", "they")
+    no_more = (
+        f"{it} {verb(scene.culprits, 'has', 'have')} left the group for good"
+        if lives_on
+        else f"{it} {verb(scene.culprits, 'enters', 'enter')} no more collectives"
+    )
     return Text(
         f"{scene.they} finished early: {how}{scene.awaited(scene.where, failed=failed)}",
         sentences(
-            f"{capital(it)} no more collectives, so the others can never complete this one.",
+            f"{capital(no_more)}, so the others can never complete this one.",
             f"The last that is known of {the_ranks(scene.culprits)} is {place_in_code(scene.site)}."
             if scene.site
             else "",

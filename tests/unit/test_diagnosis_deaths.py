@@ -383,6 +383,9 @@ def test_a_rank_that_has_left_the_group_comes_to_it_no_more_whatever_it_waits_fo
     verdict = only(job(waiting(0), waiting(1), making, waiting(3)))
     assert (verdict.kind, verdict.certainty) == (Kind.FINISHED_EARLY, Certainty.PROVED)
     assert (verdict.culprits, verdict.victims) == ((2,), (0, 1, 3))
+    # It lives on, and the line is not that of destroy_process_group.
+    assert "it destroyed the group;" in verdict.headline
+    assert "no more collectives" not in verdict.explanation
     assert verdict.collective is not None
     assert (verdict.collective.op, verdict.collective.seq) == ("all_reduce", 5)
 
