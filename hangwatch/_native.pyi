@@ -45,10 +45,16 @@ def wait_for_request(seen: int, seconds: float) -> int:
 def ring() -> None:
     """End the wait of a thread of this process."""
 
+def use_dumps(nccl: bool, general: bool) -> bool:
+    """Have requests for these recorders of c10d answered without the GIL from now on.
+
+    Returns False, and leaves them to the sampler, where not all of them can be had so.
+    """
+
 def answer_request() -> bool:
     """Have the watchdog's request for c10d's recorder answered by a thread without the GIL.
 
-    False where this torch has no functions for that: then it is the caller's.
+    False unless use_dumps() has found all that there is: then it is the caller's.
     """
 
 def set_identity(rank: int, world_size: int, store_host: str, store_port: int) -> None: ...
@@ -58,6 +64,9 @@ def set_in_call(name: str, file: str, line: int, function: str) -> None:
 
 def set_exception(type: str, message: str, file: str, line: int, function: str) -> None: ...
 def set_disarmed(reason: str) -> None: ...
+def set_torch_lacks(what: str) -> None:
+    """What the agent misses in this torch, for people."""
+
 def count_swallowed() -> int:
     """Add one and return the total."""
 

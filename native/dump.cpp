@@ -11,19 +11,32 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "cuda.hpp"
 
 namespace hangwatch::dump {
 namespace {
 
-// c10d::dump_nccl_trace_json and c10d::dump_fr_trace_json (torch 2.8 and later), both
 // std::string(bool includeCollectives, bool onlyActive), in FlightRecorder.cpp and
 // ProcessGroupNCCL.cpp of torch/csrc/distributed/c10d.
 using Dump = std::string (*)(bool, bool);
-constexpr const char* kDumps[] = {"_ZN4c10d20dump_nccl_trace_jsonB5cxx11Ebb",
-                                  "_ZN4c10d18dump_fr_trace_jsonB5cxx11Ebb"};
+// The general one of torch 2.15 and later keeps a recorder for each backend.
+using DumpOf = std::string (*)(bool, bool, const std::string& backend);
+constexpr const char* kNccl = "_ZN4c10d20dump_nccl_trace_jsonB5cxx11Ebb";
+constexpr const char* kGeneral = "_ZN4c10d18dump_fr_trace_jsonB5cxx11Ebb";
+constexpr const char* kGeneralOf =
+    "_ZN4c10d18dump_fr_trace_jsonEbbRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+constexpr const char* kGloo = "gloo";
 constexpr const char* kLibraries[] = {"libtorch_cuda.so", "libtorch_cpu.so"};
+
+struct Dumps {
+  Dump nccl = nullptr;
+  Dump general = nullptr;
+  DumpOf general_of = nullptr;
+};
+Dumps g_dumps;                   // written once, before any is asked for
+std::atomic<bool> g_can{false};  // g_dumps has all that this torch offers
 
 struct Paths {
   std::string request;
@@ -35,14 +48,14 @@ int g_beats = 0;           // for how many beats a request has been there
 std::atomic<bool> g_busy{false};
 
 // A function in a library that this process has loaded, or nullptr.
-Dump find(const char* name) {
+void* find(const char* name) {
 #if defined(_GLIBCXX_USE_CXX11_ABI) && _GLIBCXX_USE_CXX11_ABI
   for (const char* library : kLibraries) {
     void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
     if (handle == nullptr) continue;
     void* function = dlsym(handle, name);
     dlclose(handle);  // the process keeps it
-    if (function != nullptr) return reinterpret_cast<Dump>(function);
+    if (function != nullptr) return function;
   }
 #endif
   return nullptr;
@@ -60,20 +73,19 @@ bool write_all(const char* path, const std::string& data) {
   return ::close(fd) == 0 && done == data.size();
 }
 
-bool can_dump() { return find(kDumps[0]) != nullptr || find(kDumps[1]) != nullptr; }
-
 void write_dump(const Paths& paths) {
-  if (!can_dump() || unlink(paths.request.c_str()) != 0) return;  // it is the sampler's
+  if (unlink(paths.request.c_str()) != 0) return;  // the sampler has answered it
   // A dump asks events of the device, which would invalidate the capture of another thread.
   cuda::exchange_capture_mode(cuda::kLibrary, cuda::kCaptureModeRelaxed);
   std::string data;
   std::string without;  // entries: where none of them has any
-  for (const char* name : kDumps) {
-    const Dump dump = find(name);
-    if (dump == nullptr) continue;
-    without = dump(true, false);
-    if (without.find("\"entries\"") != std::string::npos) data += without + "\n";
-  }
+  const auto add = [&](std::string dumped) {
+    if (dumped.find("\"entries\"") != std::string::npos) data += dumped + "\n";
+    without = std::move(dumped);
+  };
+  if (g_dumps.nccl != nullptr) add(g_dumps.nccl(true, false));
+  if (g_dumps.general != nullptr) add(g_dumps.general(true, false));
+  if (g_dumps.general_of != nullptr) add(g_dumps.general_of(true, false, kGloo));
   if (data.empty()) data = without;
   if (!write_all(paths.draft.c_str(), data) ||
       std::rename(paths.draft.c_str(), paths.answer.c_str()) != 0) {
@@ -129,8 +141,27 @@ void disown() noexcept {
   g_busy.store(false, std::memory_order_relaxed);
 }
 
+bool use(bool nccl, bool general) noexcept try {
+  Dumps found;
+  if (nccl) found.nccl = reinterpret_cast<Dump>(find(kNccl));
+  if (general) found.general = reinterpret_cast<Dump>(find(kGeneral));
+  if (general && found.general == nullptr) {
+    found.general_of = reinterpret_cast<DumpOf>(find(kGeneralOf));
+  }
+  const bool has_nccl = found.nccl != nullptr;
+  const bool has_general = found.general != nullptr || found.general_of != nullptr;
+  if ((!nccl && !general) || has_nccl != nccl || has_general != general) return false;
+  if (!g_can.load(std::memory_order_acquire)) {
+    g_dumps = found;
+    g_can.store(true, std::memory_order_release);
+  }
+  return true;
+} catch (...) {
+  return false;
+}
+
 bool answer() noexcept try {
-  if (g_paths == nullptr || !can_dump()) return false;
+  if (g_paths == nullptr || !g_can.load(std::memory_order_acquire)) return false;
   start_thread();
   return true;
 } catch (...) {
@@ -139,7 +170,7 @@ bool answer() noexcept try {
 }
 
 void look() noexcept try {
-  if (g_paths == nullptr) return;
+  if (g_paths == nullptr || !g_can.load(std::memory_order_acquire)) return;
   g_beats = access(g_paths->request.c_str(), F_OK) == 0 ? g_beats + 1 : 0;
   if (g_beats >= 2) start_thread();
 } catch (...) {

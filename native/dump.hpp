@@ -6,10 +6,12 @@
 // meanwhile; the heart does for a request that still lies there at its next beat. Whoever
 // removes the request answers it.
 //
-// They are called by their mangled names. B5cxx11 in these says that std::string is the
-// one which this is built with: wheels of torch before 2.7 have another one, other names
-// therefore, and are not asked. torch's WorkerServer (a thread that answers over HTTP)
-// would do the same, but prints two warnings on each rank and has nine threads or more.
+// They are called by their mangled names, which say the types of their arguments. B5cxx11 and
+// __cxx11 in these say that std::string is the one which this is built with: wheels of torch
+// before 2.7 have another one, other names therefore, and are not asked. Where not all that
+// torch has is found, the sampler answers: a part would pass for the whole. torch's WorkerServer (a
+// thread that answers over HTTP) would do the same, but prints two warnings on each rank and has
+// nine threads or more.
 //
 // Nothing here knows Python or throws.
 
@@ -23,7 +25,11 @@ void close() noexcept;
 // In a fork's child.
 void disown() noexcept;
 
-// Has a request answered. False where this torch has no such functions.
+// Look for the recorders that this torch has: NCCL's, and the general one. False where one of
+// them cannot be asked.
+bool use(bool nccl, bool general) noexcept;
+
+// Has a request answered. False where that is the sampler's.
 bool answer() noexcept;
 
 // To be called at every beat of the heart.

@@ -111,13 +111,18 @@ PyObject* py_ring(PyObject*, PyObject*) {
   return none();
 }
 
-PyObject* py_answer_request(PyObject*, PyObject*) {
-  bool answered = false;
+PyObject* py_use_dumps(PyObject*, PyObject* args) {
+  int nccl = 0;
+  int general = 0;
+  if (PyArg_ParseTuple(args, "pp", &nccl, &general) == 0) return nullptr;
+  bool found = false;
   Py_BEGIN_ALLOW_THREADS;  // the loader of libraries may be busy
-  answered = dump::answer();
+  found = dump::use(nccl != 0, general != 0);
   Py_END_ALLOW_THREADS;
-  return PyBool_FromLong(answered);
+  return PyBool_FromLong(found);
 }
+
+PyObject* py_answer_request(PyObject*, PyObject*) { return PyBool_FromLong(dump::answer()); }
 
 PyObject* py_ring_at(PyObject*, PyObject* args) {
   PyObject* path = nullptr;
@@ -185,6 +190,14 @@ PyObject* py_set_disarmed(PyObject*, PyObject* args) {
   TextArgument reason;
   if (PyArg_ParseTuple(args, "U", &text) == 0 || !reason.set(text)) return nullptr;
   writer::set_disarmed(reason.view);
+  return none();
+}
+
+PyObject* py_set_torch_lacks(PyObject*, PyObject* args) {
+  PyObject* text = nullptr;
+  TextArgument what;
+  if (PyArg_ParseTuple(args, "U", &text) == 0 || !what.set(text)) return nullptr;
+  writer::set_torch_lacks(what.view);
   return none();
 }
 
@@ -377,12 +390,14 @@ PyMethodDef kFunctions[] = {
     {"wait_for_request", py_wait_for_request, METH_VARARGS, nullptr},
     {"ring", py_ring, METH_NOARGS, nullptr},
     {"answer_request", py_answer_request, METH_NOARGS, nullptr},
+    {"use_dumps", py_use_dumps, METH_VARARGS, nullptr},
     {"ring_at", py_ring_at, METH_VARARGS, nullptr},
     {"set_identity", py_set_identity, METH_VARARGS, nullptr},
     {"set_phase", py_set_phase, METH_VARARGS, nullptr},
     {"set_in_call", py_set_in_call, METH_VARARGS, nullptr},
     {"set_exception", py_set_exception, METH_VARARGS, nullptr},
     {"set_disarmed", py_set_disarmed, METH_VARARGS, nullptr},
+    {"set_torch_lacks", py_set_torch_lacks, METH_VARARGS, nullptr},
     {"count_swallowed", py_count_swallowed, METH_NOARGS, nullptr},
     {"beat", py_beat, METH_VARARGS, nullptr},
     {"define_group", py_define_group, METH_VARARGS, nullptr},

@@ -25,7 +25,7 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 6;
+constexpr std::uint32_t kVersion = 7;
 constexpr std::size_t kMaxGroups = 512;
 // Slots get memory so many at a time: most ranks never need more than the first.
 constexpr std::size_t kSlotsAtOnce = 64;
@@ -299,6 +299,7 @@ struct Page {
   Record<NoteData> handling;
   Record<NoteData> disarmed;
   Record<NoteData> beacons_off;  // why there are no beacons; empty if there are
+  Record<NoteData> torch_lacks;  // what the agent misses in this torch; empty if nothing
   EventSlot events[kRingEvents];
   SiteTable sites;
   StringTable strings;

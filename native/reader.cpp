@@ -148,6 +148,8 @@ std::string read_page(const unsigned char* data, std::size_t size, bool with_eve
   view.handling = note.text.str();
   page.disarmed.read(note);
   view.disarmed = note.text.str();
+  page.torch_lacks.read(note);
+  view.torch_lacks = note.text.str();
   page.beacons_off.read(note);
   view.beacons_off = note.text.str();
   view.heartbeat_ns = page.heartbeat_ns.load(kRelaxed);

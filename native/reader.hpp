@@ -40,7 +40,7 @@ struct PageView {
   PhaseData phase;
   InCallData in_call;
   ExceptionData exception;
-  std::string handling, disarmed, beacons_off;
+  std::string handling, disarmed, beacons_off, torch_lacks;
   std::uint64_t heartbeat_ns, gil_ns, pending_since_ns, swallowed, dropped;
   std::uint64_t groups_left_out;
   std::vector<GroupView> groups;

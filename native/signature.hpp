@@ -48,6 +48,8 @@ constexpr Method kMethods[] = {
     {"all_gather_single_coalesced", "all_gather_into_tensor_coalesced", kInputs, kNoRoot},
     {"allgather_into_tensor_coalesced", "all_gather_into_tensor_coalesced", kInputs, kNoRoot},
     {"gather", "gather", kInputTensors, {2, "opts", "root"}},
+    {"gather_single", "gather_single", kInput, {2, "opts", "root"}},
+    {"gather_into_tensor", "gather_single", kInput, {2, "opts", "root"}},
     {"scatter", "scatter", kOutputTensors, {2, "opts", "root"}},
     {"reduce_scatter", "reduce_scatter", {0, "output_tensors", "output"}, kNoRoot},
     {"_reduce_scatter_base", "reduce_scatter_tensor", kInput, kNoRoot},

@@ -164,6 +164,7 @@ PyObject* to_dict(const PageView& view, bool with_events) {
       .set("groups_left_out", count(view.groups_left_out))
       .set("disarmed", text(view.disarmed))
       .set("beacons", text(view.beacons_off))
+      .set("torch_lacks", text(view.torch_lacks))
       .set("groups", list_of(view.groups, group_dict))
       .set("events", with_events ? list_of(view.events, event_dict) : PyList_New(0));
   return page.release();

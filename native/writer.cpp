@@ -93,6 +93,14 @@ void set_disarmed(std::string_view reason) noexcept {
   if (!p->disarmed.write(data)) dropped(p);
 }
 
+void set_torch_lacks(std::string_view what) noexcept {
+  Page* p = page();
+  if (p == nullptr) return;
+  NoteData data{};
+  data.text.set(what);
+  if (!p->torch_lacks.write(data)) dropped(p);
+}
+
 void set_beacons(std::string_view reason) noexcept {
   Page* p = page();
   if (p == nullptr) return;

@@ -45,6 +45,8 @@ void set_in_call(std::string_view name, std::string_view file, std::uint64_t lin
 void set_exception(std::string_view type, std::string_view message, std::string_view file,
                    std::uint64_t line, std::string_view function) noexcept;
 void set_disarmed(std::string_view reason) noexcept;
+// What the agent misses in this torch; empty if nothing.
+void set_torch_lacks(std::string_view what) noexcept;
 // Why no beacons are written; empty if they are.
 void set_beacons(std::string_view reason) noexcept;
 std::uint64_t count_swallowed() noexcept;

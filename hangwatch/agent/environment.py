@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 from importlib.machinery import PathFinder
 
+from hangwatch.agent.torch_api import OLD_SIZE, SIZE, reads_old_size
 from hangwatch.foreign import Ignoring, is_foreign
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
@@ -29,9 +29,6 @@ RECORDER = "HANGWATCH_RECORDER"
 
 FLIGHT_ENTRIES = "2000"
 """Entries of the Flight Recorder; torch's own default since 2.11."""
-_NEW_NAME = "TORCH_FR_BUFFER_SIZE"
-_OLD_NAME = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-_RENAMED_IN = (2, 8)
 
 
 def job_environment(environ: Mapping[str, str], run_dir: str | os.PathLike[str]) -> dict[str, str]:
@@ -115,16 +112,13 @@ def enable_flight_recorder(
 ) -> None:
     """Turn PyTorch's Flight Recorder on in every version of torch, where the user has no wish.
 
-    Until 2.7 its size has the old name; since 2.8 the new one, and the old one
-    prints a warning on every rank (getCvarInt in torch/csrc/distributed/c10d/
-    Utils.hpp). So the old name is set only in a process whose torch is known to
-    be that old; torch reads both when the first process group is made.
+    The old name of its size is set only in a process whose torch is known to need it; torch
+    reads both when the first process group is made.
     """
-    if _NEW_NAME not in environ and _OLD_NAME not in environ:
-        environ[_NEW_NAME] = FLIGHT_ENTRIES
-    version = re.match(r"(\d+)\.(\d+)", torch_version or "")
-    if version and (int(version[1]), int(version[2])) < _RENAMED_IN:
-        environ.setdefault(_OLD_NAME, environ.get(_NEW_NAME, FLIGHT_ENTRIES))
+    if SIZE not in environ and OLD_SIZE not in environ:
+        environ[SIZE] = FLIGHT_ENTRIES
+    if reads_old_size(torch_version):
+        environ.setdefault(OLD_SIZE, environ.get(SIZE, FLIGHT_ENTRIES))
 
 
 def sitecustomize_directory() -> str:

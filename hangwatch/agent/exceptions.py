@@ -59,9 +59,14 @@ class Exceptions:
         return frame.f_code.co_name == "<module>" or frame.f_code.co_filename == "<frozen runpy>"
 
 
+def innermost_frame_of_main_thread() -> FrameType | None:
+    """The Python frame that the main thread is in."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
 def outermost_frame_of_main_thread() -> FrameType | None:
     """The frame that all others of the main thread were called from."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = innermost_frame_of_main_thread()
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
     return frame

@@ -1,7 +1,6 @@
 """What c10d itself knows: its Flight Recorder, and whether it has unfinished work.
 
-The recorder for NCCL and the general one (torch 2.8 and later) are two objects: a job
-with groups of NCCL and of gloo has calls in both.
+A job with groups of NCCL and of gloo has calls in two recorders.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import captures
+from hangwatch.agent.torch_api import NCCL
 from hangwatch.foreign import Ignoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_NCCL = "_dump_nccl_trace_json"
-_PICKLED = "_dump_nccl_trace"
-_DUMPS = (_NCCL, "_dump_fr_trace_json")
+    from hangwatch.agent.torch_api import Recorders
+
 DOUBT_AFTER_S = 0.9
 """How long a status must stand still before the entries themselves are looked at."""
 LOOK_AGAIN_S = 5.0
@@ -34,21 +33,16 @@ Status = dict[tuple[str, str], tuple[int, int]]
 
 
 class FlightRecorder:
-    """Reads the recorders of torch._C._distributed_c10d, which is ``core``.
-
-    Versions before 2.5 have no ``pg_status``; with a size of 0 there is nothing.
-    """
+    """Reads c10d's recorders; with a size of 0 there is nothing in them."""
 
     def __init__(
         self,
-        core: Any,
+        recorders: Recorders,
         now: Callable[[], float] = time.monotonic,
         answer_request: Callable[[], bool] = bool,
     ) -> None:
-        self._dumps: dict[str, Callable[..., bytes]] = {
-            name: getattr(core, name) for name in _DUMPS if hasattr(core, name)
-        }
-        self._pickled: Callable[..., bytes] | None = getattr(core, _PICKLED, None)
+        self._dumps = recorders.dumps
+        self._pickled = recorders.pickled
         self._now = now
         self._answer_request = answer_request
         """Has a request answered without the GIL; False where that cannot be."""
@@ -106,7 +100,7 @@ class FlightRecorder:
             return
         still = {key: state for key, state in self._ended.items() if status.get(key) == state}
         # The entries of NCCL, which tell whose work it is, are not worth asking the device.
-        self._ended = still | {key: s for key, s in unfinished.items() if key[0] == _NCCL}
+        self._ended = still | {key: s for key, s in unfinished.items() if key[0] == NCCL}
         rest = {key: state for key, state in unfinished.items() if key not in self._ended}
         if rest:
             self._left += [(name, rest) for name in names if name]
@@ -118,7 +112,7 @@ class FlightRecorder:
             return
         owners: dict[tuple[str, str], str] = {}
         for function, dump in self._dumps.items():
-            if function != _NCCL:
+            if function != NCCL:
                 entries = json.loads(_with_entries(dump)).get("entries", ())
                 owners |= {(function, str(e["pg_id"])): _name_of(e) for e in entries}
         for name, unfinished in left:
@@ -153,7 +147,7 @@ class FlightRecorder:
             if _unfinished(state) and self._ended.get(key) != state
         }
         pending = bool(open_)
-        sure = any(key[0] == _NCCL and key not in self._mixed for key in open_)
+        sure = any(key[0] == NCCL and key not in self._mixed for key in open_)
         if now - self._since >= DOUBT_AFTER_S and not sure:
             if self._looked is None or (self._looked[1] and now - self._looked[0] >= LOOK_AGAIN_S):
                 self._looked = now, self._any_unfinished()
@@ -167,15 +161,15 @@ class FlightRecorder:
         before = self._last.get(key, (-1, -1))
         enqueued, completed = state
         back = enqueued < before[0] or completed < before[1]
-        return key[0] == _NCCL and (back or completed > enqueued)
+        return key[0] == NCCL and (back or completed > enqueued)
 
     def _any_unfinished(self) -> bool:
         """Whether an entry is not retired, but for those of groups that were destroyed."""
         for name, dump in self._dumps.items():
             # Where the status tells of nothing unfinished the device need not be asked; and
             # nobody retires the entries of a job that waits for each call on the host
-            # (TORCH_NCCL_BLOCKING_WAIT).
-            if name == _NCCL and not any(
+            # (TORCHNCCL_BLOCKING_WAIT).
+            if name == NCCL and not any(
                 _unfinished(state) for key, state in self._last.items() if key[0] == name
             ):
                 continue
@@ -225,7 +219,7 @@ class FlightRecorder:
     def _dump_all(self) -> bytes:
         """The recorders that have entries, each on a line: JSON as c10d writes it has one.
 
-        Where none has, one of them. The recorder of torch 2.4 as it is: pickled.
+        Where none has, one of them. One that has no JSON as it is: pickled.
         """
         if not self._dumps and self._pickled is not None:
             with captures.left_alone():

@@ -8,12 +8,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent import environment, ptrace
+from hangwatch.agent import environment, ptrace, torch_api
 from hangwatch.agent.custom_groups import wrap_class
 from hangwatch.agent.groups import ASK_AGAIN, NO_SLOT
 from hangwatch.agent.post_import import record_failure
 from hangwatch.agent.process import Process, SetupCall
 from hangwatch.agent.recorder import choose
+from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.agent.uncounted import uncounted
 from hangwatch.foreign import Ignoring, is_foreign
 
@@ -54,6 +55,8 @@ class Hooks:
         self._c10d = c10d
         self._directory = directory
         self._recorder = choose()
+        self._wrapped: list[str] = []
+        """Methods of torch's that are recorded."""
         self._process: Process | None = None
         """None in a fork's child."""
 
@@ -67,7 +70,7 @@ class Hooks:
         version = getattr(sys.modules.get("torch"), "__version__", None)
         environment.enable_flight_recorder(os.environ, version)
         self._allow_supervisor()
-        self._recorder.wrap_methods(
+        self._wrapped = self._recorder.wrap_methods(
             self._c10d.ProcessGroup, self._c10d.Work, self._native_slot, is_foreign
         )
         for name in _NAMES:
@@ -78,7 +81,12 @@ class Hooks:
         self._process.take_launched_page()
 
     def _new_process(self) -> Process:
-        return Process(self._c10d, self._recorder, self._directory, self._adopt)
+        found = torch_api.Recorders.of(sys.modules["torch._C._distributed_c10d"])
+        gil_free = self._recorder.use_dumps(*(n in found.dumps for n in (NCCL, GENERAL)))
+        lacks = torch_api.lacks(self._c10d, found, self._wrapped, gil_free=gil_free)
+        return Process(
+            self._c10d, self._recorder, self._directory, self._adopt, found, "; ".join(lacks)
+        )
 
     def _native_slot(self, group: Any) -> int:
         process = self._process

@@ -57,6 +57,8 @@ METHODS: tuple[Method, ...] = (
     Method("all_gather_single_coalesced", "all_gather_into_tensor_coalesced", 1, _COALESCED, 2),
     Method("allgather_into_tensor_coalesced", "all_gather_into_tensor_coalesced", 1, _COALESCED, 2),
     Method("gather", "gather", 1, _INPUTS, 2, rooted=True),
+    Method("gather_single", "gather_single", 1, _SINGLE, 2, rooted=True),
+    Method("gather_into_tensor", "gather_single", 1, _SINGLE, 2, rooted=True),
     # Where only the root has an input, or the inputs are a list, the output is what must agree.
     Method("scatter", "scatter", 0, _OUTPUTS, 2, rooted=True),
     Method("reduce_scatter", "reduce_scatter", 0, _OUTPUTS, 2),

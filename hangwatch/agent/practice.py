@@ -19,18 +19,19 @@ from hangwatch.agent.batches import unseen
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.loaders import Loaders
 from hangwatch.agent.replicas import Replicas
+from hangwatch.agent.torch_api import keep_compiler_off
 from hangwatch.agent.uncounted import uncounted
 from hangwatch.foreign import Ignoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
 
     from hangwatch.agent.groups import Groups
 
 SUFFIX = ".practice"
 WRITE_S = 5.0
 _MARK = "_observed_by_hangwatch"
+_COMPILER = "torch._C._dynamo.eval_frame"
 
 _current: list[Practice] = []
 """That of this process; a fork's child that becomes a rank puts its own here."""
@@ -101,8 +102,9 @@ class Practice:
 
 
 def _wrap_classes() -> None:
-    _keep_compiler_off(_tell.__code__, deep=True)  # first: where it fails nothing is wrapped
     modules: Any = sys.modules
+    # First: where it fails nothing is wrapped.
+    keep_compiler_off(modules[_COMPILER], _tell.__code__, deep=True)
     parallel = modules["torch.nn.parallel.distributed"].DistributedDataParallel
     _follow(modules["torch.utils.data"].DataLoader, "__iter__", _loop_begins)
     _follow(parallel, "__init__", _module_made)
@@ -122,7 +124,7 @@ def _follow(owner: type, name: str, tell: Callable[[Practice, Any, Any], None]) 
         _tell(tell, self, result)
         return result
 
-    _keep_compiler_off(wrapper.__code__, deep=False)
+    keep_compiler_off(sys.modules[_COMPILER], wrapper.__code__, deep=False)
     functools.update_wrapper(wrapper, original)
     setattr(wrapper, _MARK, True)
     setattr(owner, name, wrapper)
@@ -133,19 +135,6 @@ def _tell(tell: Callable[[Practice, Any, Any], None], instance: Any, result: Any
     if practice.active:
         with practice.guard, unseen():
             tell(practice, instance, result)
-
-
-def _keep_compiler_off(code: CodeType, *, deep: bool) -> None:
-    """Have torch.compile neither compile these frames of ours nor break its graphs at them.
-
-    deep: nor what they call. As torch._dynamo.eval_frame.skip_code does, without
-    importing torch._dynamo, which takes seconds. Raises AttributeError for a torch that
-    has no such thing.
-    """
-    core: Any = sys.modules["torch._C._dynamo.eval_frame"]
-    skip, default = core._FrameAction.SKIP, core._FrameAction.DEFAULT
-    strategy = core._FrameExecStrategy(skip, skip if deep else default)
-    core.set_code_exec_strategy(code, strategy)
 
 
 def _loop_begins(practice: Practice, loader: Any, iterator: Any) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from hangwatch.agent.recorder import Recorder
+    from hangwatch.agent.torch_api import Recorders
 
 HEARTBEAT_MS = 500
 _NAMED_INIT = "init_process_group"
@@ -61,17 +62,19 @@ class Process:
 
     c10d is torch.distributed.distributed_c10d, directory that of the run, empty where
     no supervisor has made one; adopt is called with each group whose class is
-    written in Python. The methods that
-    begin with before_ and after_ are called around torch's own functions, inside
-    a guard.
+    written in Python; recorders are c10d's own, and torch_lacks is what this torch
+    has not of what we rely on. The methods that begin with before_ and after_ are
+    called around torch's own functions, inside a guard.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it works on, and what Hooks knows)
         self,
         c10d: Any,
         recorder: Recorder,
         directory: str,
         adopt: Callable[[Any], None],
+        recorders: Recorders,
+        torch_lacks: str,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self.pid = os.getpid()
@@ -100,9 +103,8 @@ class Process:
         self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
         self.groups = Groups(c10d, recorder, adopt, self._leave_out)
         self.custom = CustomCalls(recorder, self.groups, self.guard, self._prefixes)
-        self._flight = FlightRecorder(
-            sys.modules["torch._C._distributed_c10d"], answer_request=recorder.answer_request
-        )
+        self._torch_lacks = torch_lacks
+        self._flight = FlightRecorder(recorders, answer_request=recorder.answer_request)
         self._exceptions = Exceptions(recorder, self._prefixes)
         self._practice = Practice(self.groups, self._prefixes)
         recorder.set_internal_prefixes(self._prefixes)
@@ -150,6 +152,7 @@ class Process:
                 os.unlink(path)  # of the program that this process was before it called exec
             self._making = path
             self._recorder.open_page(path, identity)
+            self._recorder.set_torch_lacks(self._torch_lacks)
         self.page = path
         use_current_streams(self._recorder)
 

@@ -115,6 +115,10 @@ class PythonRecorder(LockBell):
         self._values["disarmed"] = reason
         self._flush()
 
+    def set_torch_lacks(self, what: str) -> None:
+        self._values["torch_lacks"] = what
+        self._flush()
+
     def count_swallowed(self) -> int:
         self._values["swallowed"] += 1
         return int(self._values["swallowed"])
@@ -187,6 +191,9 @@ class PythonRecorder(LockBell):
 
     def disarm(self) -> None:
         self._disarmed = True
+
+    def use_dumps(self, nccl: bool, general: bool) -> None:
+        """It has no threads without the GIL, whatever torch has."""
 
     def answer_request(self) -> bool:
         """It has no threads without the GIL."""
@@ -329,6 +336,7 @@ class PythonRecorder(LockBell):
             "swallowed": 0,
             "groups_left_out": 0,
             "disarmed": "",
+            "torch_lacks": "",
         }
         self._groups: dict[int, dict[str, Any]] = {}
         self._events: dict[int, Event] = {}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.exceptions import handled_by_main_thread
 from hangwatch.agent.groups import NO_SLOT
+from hangwatch.agent.stillness import Stillness
 from hangwatch.foreign import is_foreign
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Sampler:
         self._exceptions = exceptions
         self._page = page
         self._leave_groups_alone = leave_groups_alone
+        self._stillness = Stillness()
 
     def sample(self) -> None:
         """Read everything once; the beat shows that the GIL can be had."""
@@ -54,12 +56,16 @@ class Sampler:
         """
         numbers = self._numbers()
         pending, changed = self._flight.progress()
+        waits = bool(pending)
+        if pending is None:
+            seen = tuple((known.identity, number) for known, _, number in numbers)
+            waits, changed = self._stillness.look(seen)
         for known, group, number in numbers:
             # The number was read before the status: all it counts is complete.
             if self._groups.has(known):
                 completed = number if pending is False else -1
                 self._recorder.sample_number(known.slot, group, completed)
-        return bool(pending), changed
+        return waits, changed
 
     def sample_one(self, group: Any) -> None:
         """Read how far a group has come, without asking what is complete."""

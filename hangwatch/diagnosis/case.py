@@ -13,7 +13,7 @@ from hangwatch.diagnosis.faults import MARGIN_S, gpu_fault
 from hangwatch.diagnosis.graph import held_up
 from hangwatch.diagnosis.job import seconds
 from hangwatch.diagnosis.phrases import spot_text
-from hangwatch.diagnosis.spots import Channel, Place
+from hangwatch.diagnosis.spots import UNNAMED, Channel, Place
 from hangwatch.frames import innermost_user_site, user_frames, with_source
 from hangwatch.types import Collective, Frame, Reason
 
@@ -228,7 +228,7 @@ class Case:
             op = self.op_at(waits, spot)
             record = next((r for r in records if r.op == op), None)
             dtype, shape = (record.dtype, record.shape) if record else ("", ())
-            return Collective(op, spot.seq, dtype, shape)
+            return Collective(op or UNNAMED, spot.seq, dtype, shape)
         if isinstance(spot, Channel):
             record = next((wait.record for wait in waits if wait.record is not None), None)
             if record is not None:

@@ -13,7 +13,7 @@ from hangwatch.diagnosis.endings import Cause, How
 from hangwatch.diagnosis.history import habit, step
 from hangwatch.diagnosis.phrases import Ranks, spot_text
 from hangwatch.diagnosis.signatures import Differs, Split, split
-from hangwatch.diagnosis.spots import Place
+from hangwatch.diagnosis.spots import UNNAMED, Place
 from hangwatch.diagnosis.threads import judge_threads
 from hangwatch.diagnosis.wording import Scene
 from hangwatch.types import Certainty, Collective, Kind, Reason
@@ -249,7 +249,7 @@ def _other_op(
     kind, skipped = _kind(seen)
     ops = _op(case, place, culprits[0]), _op(case, place, others[0])
     sites = case.site_at(culprits[0], place), case.site_at(others[0], place)
-    mine, theirs, both = (spot_text(case.job, place, op) for op in (*ops, "collective"))
+    mine, theirs, both = (spot_text(case.job, place, op) for op in (*ops, UNNAMED))
 
     def scene(where: str) -> Scene:
         return Scene(culprits, others, where, *sites)
@@ -339,7 +339,7 @@ def _by_cpp(case: Case, place: Place, *camps: Ranks) -> Ranks:
 
 def _op(case: Case, place: Place, rank: int) -> str:
     record = case.job.record(rank, place)
-    return (record.op or record.wire) if record else "collective"
+    return (record.op or record.wire) if record else UNNAMED
 
 
 def _collective(case: Case, place: Place, rank: int) -> Collective:

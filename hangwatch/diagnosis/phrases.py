@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.spots import ANYONE, Channel, Place
+from hangwatch.diagnosis.spots import ANYONE, UNNAMED, Channel, Place
 from hangwatch.types import Reason
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def spot_text(job: Job, spot: Spot, op: str) -> str:
     """``all_reduce #41 of group default_pg``."""
     if isinstance(spot, Place):
         number = f" #{spot.seq}" if spot.seq > 0 else ""
-        return f"{op or 'collective'}{number} of {group_text(job, spot.gid)}"
+        return f"{op or UNNAMED}{number} of {group_text(job, spot.gid)}"
     if isinstance(spot, Channel):
         towards = "to" if spot.sends else "from"
         call = op or ("send" if spot.sends else "recv")

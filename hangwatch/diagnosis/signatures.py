@@ -18,6 +18,7 @@ _EQUAL_SIZES = {
     "broadcast",
     "reduce",
     "gather",
+    "gather_single",
     "all_gather_into_tensor",
     "reduce_scatter_tensor",
 }
@@ -28,7 +29,7 @@ _ONE_TENSOR = {"all_reduce", "broadcast", "reduce"}
 """Of those, the ones with a single tensor on each rank, so that all sources describe
 the same one. Elsewhere one may tell the input's size and another the output's."""
 
-_ROOTED = {"broadcast", "reduce", "gather", "scatter"}
+_ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter"}
 
 _COARSE = {
     "reduce_scatter": "all_reduce",

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 ANYONE = -1
 """The peer of a recv from any source."""
+UNNAMED = "collective"
+"""What a call is called that nothing tells the operation of: C++ issued it, and no recorder
+has it."""
 
 
 class Place(NamedTuple):

@@ -21,7 +21,7 @@ from hangwatch.diagnosis.graph import build, roots
 from hangwatch.diagnosis.job import index, seconds
 from hangwatch.diagnosis.mismatch import judge_dispute
 from hangwatch.diagnosis.source import Source
-from hangwatch.diagnosis.spots import Channel, Place
+from hangwatch.diagnosis.spots import UNNAMED, Channel, Place
 from hangwatch.diagnosis.terminals import judge_terminals
 from hangwatch.types import OK, Certainty, JobSnapshot, Kind, State, Thresholds, Verdict
 from hangwatch.types import Wait as ShownWait
@@ -221,7 +221,7 @@ def _waits(case: Case, finding: Finding) -> tuple[ShownWait, ...]:
             rank=rank,
             group=case.job.keys[wait.spot.gid] if isinstance(wait.spot, Place | Channel) else None,
             seq=_seq(wait),
-            op=wait.op or case.op_at((), wait.spot),
+            op=wait.op or case.op_at((), wait.spot) or UNNAMED,
             waits_for=graph.missing.get(wait.spot, ()),
             age_s=wait.age_s,
             site=case.wait_site(wait),

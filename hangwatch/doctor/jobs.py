@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 CHECK = "jobs"
+_OTHER_TORCH = "docs/compatibility.md says what hangwatch tells with which torch"
 
 
 def jobs(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -49,6 +50,10 @@ def _job(run: runs.Run) -> Iterator[Finding]:
         lacking = True
         ranks = the_ranks([rank for rank, page in seen.items() if page.disarmed == why])
         yield warn(CHECK, f"{run.name}: {ranks} recorded no more: {why}", "the job itself goes on")
+    for lacks in sorted({page.torch_lacks for page in seen.values() if page.torch_lacks}):
+        lacking = True
+        ranks = the_ranks([rank for rank, page in seen.items() if page.torch_lacks == lacks])
+        yield warn(CHECK, f"{run.name}: {ranks}, by the torch they run: {lacks}", _OTHER_TORCH)
     for note in notes:
         lacking = True
         yield warn(CHECK, f"{run.name}: a rank is not recorded: {note}", "the job itself goes on")

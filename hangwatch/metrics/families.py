@@ -70,7 +70,16 @@ def _ranks(ranks: Iterable[RankState]) -> Iterator[Metric]:
     yield _info(
         "rank",
         "What the rank is, and what it is recorded by.",
-        ("rank", "local_rank", "pid", "phase", "recorder", "recorder_reason", "beacons"),
+        (
+            "rank",
+            "local_rank",
+            "pid",
+            "phase",
+            "recorder",
+            "recorder_reason",
+            "beacons",
+            "torch_lacks",
+        ),
         [_rank_info(one) for one in ranks],
     )
     yield _gauge(
@@ -100,6 +109,7 @@ def _rank_info(one: RankState) -> tuple[str, ...]:
     return (
         *(_rank(one), str(identity.local_rank), str(identity.pid)),
         *(page.phase, cut(page.recorder), cut(page.recorder_reason), cut(page.beacons)),
+        cut(page.torch_lacks),
     )
 
 

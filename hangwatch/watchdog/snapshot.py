@@ -42,6 +42,8 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         missing = (*missing, f"recording stopped: {page.disarmed}")
     if page.recorder_reason:
         missing = (*missing, f"recorded by Python a few times a second: {page.recorder_reason}")
+    if page.torch_lacks:
+        missing = (*missing, f"with its version of torch, {page.torch_lacks}")
     if page.beacons and any("nccl" in group.backend for group in page.groups):
         missing = (*missing, f"its GPU does not tell how far it has come: {page.beacons}")
     return RankSnapshot(

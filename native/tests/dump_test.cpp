@@ -80,8 +80,10 @@ std::string beats_until(const Rank& rank) {
   return rank.answered();
 }
 
-void without_torch_the_request_stays_the_samplers() {
+void without_all_of_torch_the_request_stays_the_samplers() {
   const Rank rank;
+  CHECK(!dump::use(true, true));  // a part of what there is would pass for the whole
+  CHECK(!dump::use(false, false));
   rank.ask();
   beat(5);
   CHECK(!dump::answer());
@@ -162,8 +164,12 @@ int main(int argc, char** argv) {
   CHECK(argc == 5);
   g_directory = argv[1];
   for (int i = 0; i < 3; ++i) g_files[i] = argv[2 + i];
-  without_torch_the_request_stays_the_samplers();
-  for (int i = 0; i < 3; ++i) load(i);
+  without_all_of_torch_the_request_stays_the_samplers();
+  load(0);
+  load(1);
+  without_all_of_torch_the_request_stays_the_samplers();
+  load(2);
+  CHECK(dump::use(true, true));
   what_the_sampler_leaves_is_answered_with_both_recorders();
   the_sampler_has_it_answered_at_once();
   a_recorder_that_throws_harms_nobody();

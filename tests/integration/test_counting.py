@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +25,11 @@ GLOO_NAMES = {
 }
 """What gloo does instead, and calls it in the Flight Recorder."""
 RECORDERS = pytest.mark.parametrize("counted", ["native", "python"], indirect=True)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Major and minor number."""
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 class Counted:
@@ -69,6 +75,14 @@ class TestEveryCall:
     """Each call of torch.distributed once."""
 
     program = "every_call.py"
+
+    def test_the_page_says_what_is_missing_in_an_old_torch_alone(self, counted: Counted) -> None:
+        lacks = {page.torch_lacks for page in counted.run.pages}
+        if release(metadata.version("torch")) >= (2, 8):
+            assert lacks == {""}
+        else:
+            (said,) = lacks
+            assert said.startswith("what C++ issues through gloo has no name")
 
     def test_this_torch_supports_most_of_them_so_that_the_test_means_something(
         self, counted: Counted

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hangwatch.agent.flight import DOUBT_AFTER_S, LOOK_AGAIN_S, REST, FlightRecorder
+from hangwatch.agent.torch_api import Recorders
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +76,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def flight(core: Core, clock: Clock) -> FlightRecorder:
-    return FlightRecorder(core, clock)
+    return FlightRecorder(Recorders.of(core), clock)
 
 
 def test_what_was_enqueued_and_not_completed_is_pending(core: Core, flight: FlightRecorder) -> None:
@@ -90,7 +91,7 @@ def test_what_was_enqueued_and_not_completed_is_pending(core: Core, flight: Flig
 
 def test_a_recorder_that_is_off_or_missing_knows_nothing(flight: FlightRecorder) -> None:
     assert flight.progress() == (None, False)
-    assert FlightRecorder(SimpleNamespace()).progress() == (None, False)
+    assert FlightRecorder(Recorders.of(SimpleNamespace())).progress() == (None, False)
 
 
 def test_a_status_that_lags_is_found_out_by_the_entries(
@@ -169,7 +170,7 @@ def test_a_status_of_many_groups_is_not_read_at_each_that_is_destroyed() -> None
             return super()._dump_fr_trace_json(includeCollectives=includeCollectives)
 
     core = Slow()
-    flight = FlightRecorder(core, clock)
+    flight = FlightRecorder(Recorders.of(core), clock)
     core.status = {"0": (3, 2)}
     for _ in range(1000):
         clock.now_s += 0.001
@@ -204,7 +205,7 @@ class Nccl:
 
 def test_the_parts_of_a_coalesced_group_are_as_its_end_is(clock: Clock) -> None:
     core = Nccl()
-    flight = FlightRecorder(core, clock)
+    flight = FlightRecorder(Recorders.of(core), clock)
     batch = {"pg_id": 0, "is_p2p": True, "collective_seq_id": 7, "p2p_seq_id": 9}
     send = batch | {"profiling_name": "nccl:send 0->1", "retired": False}
     end = batch | {"profiling_name": "nccl:coalesced", "retired": True}
@@ -224,7 +225,7 @@ def test_the_parts_of_a_coalesced_group_are_as_its_end_is(clock: Clock) -> None:
 
 def test_an_unfinished_call_of_nccls_is_believed_without_asking_the_device(clock: Clock) -> None:
     core = Nccl()
-    flight = FlightRecorder(core, clock)
+    flight = FlightRecorder(Recorders.of(core), clock)
     for core.status in ((7, 7), (8, 7)):
         flight.progress()
     clock.now_s += DOUBT_AFTER_S
@@ -236,14 +237,16 @@ def test_a_request_is_answered_without_the_gil_where_that_can_be(
     core: Core, tmp_path: Path
 ) -> None:
     (tmp_path / "page.req").touch()
-    assert FlightRecorder(core, answer_request=lambda: True).answer(str(tmp_path / "page"))
+    assert FlightRecorder(Recorders.of(core), answer_request=lambda: True).answer(
+        str(tmp_path / "page")
+    )
     assert (tmp_path / "page.req").exists()  # the thread's
     assert core.looks == 0
 
 
 def test_where_nccl_has_completed_all_no_device_is_asked(clock: Clock) -> None:
     core = Nccl()
-    flight = FlightRecorder(core, clock)
+    flight = FlightRecorder(Recorders.of(core), clock)
     core.entries = [{"pg_id": 0, "collective_seq_id": 7, "retired": False}]
     flight.progress()
     clock.now_s += DOUBT_AFTER_S
@@ -273,16 +276,16 @@ def test_the_answer_is_all_recorders_that_have_entries(tmp_path: Path) -> None:
     )
     page = tmp_path / "page"
     (tmp_path / "page.req").touch()
-    FlightRecorder(core).answer(str(page))
+    FlightRecorder(Recorders.of(core)).answer(str(page))
     both = b'{"entries":["nccl"]}\n{"entries":["gloo"]}\n'
     assert (tmp_path / "page.flight").read_bytes() == both
     core.__dict__["_dump_nccl_trace_json"] = lambda **_: b'{"version":"2.10"}'
     (tmp_path / "page.req").touch()
-    FlightRecorder(core).answer(str(page))
+    FlightRecorder(Recorders.of(core)).answer(str(page))
     assert (tmp_path / "page.flight").read_bytes() == b'{"entries":["gloo"]}\n'
     core.__dict__["_dump_fr_trace_json"] = lambda **_: b"{}"
     (tmp_path / "page.req").touch()
-    FlightRecorder(core).answer(str(page))
+    FlightRecorder(Recorders.of(core)).answer(str(page))
     assert (tmp_path / "page.flight").read_bytes() == b"{}"
 
 
@@ -293,7 +296,7 @@ def test_the_answer_of_a_torch_without_json_is_its_pickle(tmp_path: Path) -> Non
         asked.append(wanted)
         return b"\x80\x02}q\x00."
 
-    flight = FlightRecorder(SimpleNamespace(_dump_nccl_trace=dump))
+    flight = FlightRecorder(Recorders.of(SimpleNamespace(_dump_nccl_trace=dump)))
     assert flight.progress() == (None, False)
     (tmp_path / "page.req").touch()
     flight.answer(str(tmp_path / "page"))

@@ -94,11 +94,19 @@ def test_beacons_are_sound_under_sanitizers(core: Path, tmp_path: Path) -> None:
     assert run(built(core, tmp_path, "beacon_test"), tmp_path, library).strip() == "good"
 
 
-def test_answers_without_the_gil_are_sound_under_sanitizers(core: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("general", [[], ['-DFAKE_BACKEND="gloo"']], ids=["2.8", "2.15"])
+def test_answers_without_the_gil_are_sound_under_sanitizers(
+    core: Path, tmp_path: Path, general: list[str]
+) -> None:
     fakes = [build_fake_cuda(tmp_path, *SANITIZED)]
-    for name, function in (("cuda", "dump_nccl_trace_json"), ("cpu", "dump_fr_trace_json")):
+    nccl: list[str] = []
+    for name, function, more in (
+        ("cuda", "dump_nccl_trace_json", nccl),
+        ("cpu", "dump_fr_trace_json", general),
+    ):
         fakes.append(tmp_path / f"libtorch_{name}.so")
         soname = f"-Wl,-soname,{fakes[-1].name}"
-        options = [*WARNINGS, *SANITIZED, "-shared", "-fPIC", soname, f"-DFAKE_RECORDER={function}"]
+        options = [*WARNINGS, *SANITIZED, "-shared", "-fPIC", soname, *more]
+        options.append(f"-DFAKE_RECORDER={function}")
         run(compiler(), *options, NATIVE / "tests" / "fake_torch.cpp", "-o", fakes[-1])
     assert run(built(core, tmp_path, "dump_test"), tmp_path, *fakes).strip() == "good"

@@ -1,0 +1,139 @@
+"""What the torch of this process offers of what the agent relies on.
+
+All that depends on the version of torch is decided here, by what is found and not by its
+number, but for what has to be known before torch is imported. What is missing, and what
+is there that nobody here knew of, is said on the page (``RankPage.torch_lacks``): so a new
+torch is told at once.
+
+=========  ===================================================================================
+since      difference
+=========  ===================================================================================
+2.5        NCCL's recorder can be read as JSON, with the status of each group; before, pickled
+2.7        std::string in the wheels is that of the C++11 ABI: c10d's functions can be called
+           from ours, without the GIL (native/dump.cpp)
+2.8        the general Flight Recorder, which has gloo's collectives; its size has a new name,
+           and the old one prints a warning
+2.8        code is kept from the compiler by an execution strategy, before by skip_code()
+2.13       all_gather_single, reduce_scatter_single and all_to_all_single
+2.15       gather_single; a general recorder for each backend, and another C++ signature
+=========  ===================================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import CodeType
+
+NCCL = "_dump_nccl_trace_json"
+GENERAL = "_dump_fr_trace_json"
+_PICKLED = "_dump_nccl_trace"
+
+SIZE = "TORCH_FR_BUFFER_SIZE"
+OLD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+_SIZE_RENAMED_IN = (2, 8)
+
+_WORLD = ("default_pg", "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config")
+"""What tells groups apart (distributed_c10d._World)."""
+CORE_METHODS = frozenset(
+    {
+        *("allgather", "allreduce", "alltoall", "alltoall_base", "barrier", "broadcast"),
+        *("gather", "recv", "recv_anysource", "reduce", "reduce_scatter", "scatter", "send"),
+        *("_allgather_base", "_reduce_scatter_base"),
+    }
+)
+"""Methods that issue communication in every version since 2.4."""
+_NO_CALLS = frozenset({"_end_coalescing", "reconfigure"})
+"""Methods that return a Work and issue none: the calls between were issued one by one, and a
+group that is made anew is another group."""
+_RETURNS_WORK = re.compile(r"-> *[\w:.]*\bWork\b")
+SHOWN = 4
+
+
+class Recorders(NamedTuple):
+    """c10d's own recorders: two objects, since a job may have groups of NCCL and of gloo."""
+
+    dumps: dict[str, Callable[..., bytes]]
+    """Those that can be read as JSON, by name: NCCL, GENERAL."""
+    pickled: Callable[..., bytes] | None
+    """NCCL's, pickled."""
+
+    @classmethod
+    def of(cls, core: Any) -> Recorders:
+        """core: the module torch._C._distributed_c10d."""
+        dumps = {name: getattr(core, name) for name in (NCCL, GENERAL) if hasattr(core, name)}
+        return cls(dumps, getattr(core, _PICKLED, None))
+
+
+def reads_old_size(version: str | None) -> bool:
+    """Whether a torch of that version has the recorder's size from OLD_SIZE.
+
+    Later ones read it, too, and print a warning on every rank (getCvarInt in
+    torch/csrc/distributed/c10d/Utils.hpp).
+    """
+    known = re.match(r"(\d+)\.(\d+)", version or "")
+    return known is not None and (int(known[1]), int(known[2])) < _SIZE_RENAMED_IN
+
+
+def keep_compiler_off(core: Any, code: CodeType, *, deep: bool) -> None:
+    """Have torch.compile neither compile frames of this code nor break its graphs at them.
+
+    core: torch._C._dynamo.eval_frame. deep: nor what they call; until 2.7 that cannot be
+    said, and is compiled where a compiled function calls it. As torch._dynamo.eval_frame.
+    skip_code does, without importing torch._dynamo, which takes seconds. Raises
+    AttributeError for a torch that has no such thing.
+    """
+    if not hasattr(core, "_FrameAction"):
+        core.skip_code(code)
+        return
+    skip, default = core._FrameAction.SKIP, core._FrameAction.DEFAULT
+    strategy = core._FrameExecStrategy(skip, skip if deep else default)
+    core.set_code_exec_strategy(code, strategy)
+
+
+def lacks(
+    c10d: Any, recorders: Recorders, wrapped: Iterable[str], *, gil_free: bool | None
+) -> Iterator[str]:
+    """What is missing, and what is not known here, a sentence each, the worst first.
+
+    wrapped: the methods of ProcessGroup and Work that are recorded. gil_free: whether all
+    recorders can be read without the GIL, None where that is not torch's to decide.
+    """
+    known = set(wrapped)
+    world = getattr(c10d, "_world", None)
+    gone = [name for name in _WORLD if not hasattr(world, name)]
+    if gone:
+        yield f"its groups are not known: torch.distributed has no {_listed(gone)}"
+    group = c10d.ProcessGroup
+    if not hasattr(group, "_get_sequence_number_for_group"):
+        yield "what C++ issues is not counted: a group has no sequence number"
+    gone = sorted(CORE_METHODS - known)
+    if gone:
+        yield f"calls of {_listed(gone)} are not seen: they have gone from ProcessGroup"
+    if "wait" not in known:
+        yield "that a rank waits for its work is not seen: Work has no wait()"
+    new = sorted(name for name in dir(group) if name not in known and _issues(group, name))
+    if new:
+        yield f"calls of {_listed(new)} are not seen: they are new in ProcessGroup"
+    if GENERAL not in recorders.dumps:
+        yield "what C++ issues through gloo has no name: its Flight Recorder came with torch 2.8"
+    if recorders.pickled is not None and NCCL not in recorders.dumps:
+        yield "NCCL's Flight Recorder does not tell what is unfinished: that came with torch 2.5"
+    if recorders.dumps and gil_free is False:
+        yield "the Flight Recorder of a rank that holds the GIL cannot be read"
+
+
+def _issues(group: type, name: str) -> bool:
+    """Whether a method that nobody here knows gives a Work, by its signature."""
+    if name in _NO_CALLS or name.startswith("__"):
+        return False
+    said = getattr(getattr(group, name, None), "__doc__", None)
+    return isinstance(said, str) and _RETURNS_WORK.search(said) is not None
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

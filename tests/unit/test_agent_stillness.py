@@ -1,0 +1,96 @@
+"""Who waits for what C++ issued, where no recorder tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import FrameType, SimpleNamespace
+from typing import cast
+
+import pytest
+
+from hangwatch.agent.stillness import MAY_WAIT, Stillness
+
+BACKWARD = "/site-packages" + MAY_WAIT[0]
+
+
+@dataclass
+class Rank:
+    """A fake of a rank: its clocks, and the file that its main thread is in."""
+
+    now_s: float = 100.0
+    cpu_s: float = 7.0
+    file: str = BACKWARD
+    number: int = 16
+
+    def pass_by(self, seconds: float = 0.5, busy: float = 0.0) -> None:
+        self.now_s += seconds
+        self.cpu_s += seconds * busy
+
+    def frame(self) -> FrameType:
+        code = SimpleNamespace(co_filename=self.file)
+        return cast("FrameType", SimpleNamespace(f_code=code))
+
+
+@pytest.fixture
+def rank() -> Rank:
+    return Rank()
+
+
+@pytest.fixture
+def stillness(rank: Rank) -> Stillness:
+    return Stillness(lambda: rank.now_s, lambda: rank.cpu_s, rank.frame)
+
+
+def look(rank: Rank, stillness: Stillness) -> tuple[bool, bool]:
+    return stillness.look(((1, rank.number),))
+
+
+def test_an_idle_rank_in_backward_waits_in_the_same_wait(rank: Rank, stillness: Stillness) -> None:
+    assert look(rank, stillness) == (False, False)
+    rank.pass_by()
+    assert look(rank, stillness) == (True, True)
+    for _ in range(3):
+        rank.pass_by()
+        assert look(rank, stillness) == (True, False)
+
+
+def test_a_rank_that_computes_waits_for_nobody(rank: Rank, stillness: Stillness) -> None:
+    for _ in range(4):
+        assert look(rank, stillness)[0] is False
+        rank.pass_by(busy=0.5)
+
+
+def test_a_rank_that_has_issued_something_goes_on(rank: Rank, stillness: Stillness) -> None:
+    for _ in range(4):
+        assert look(rank, stillness)[0] is False
+        rank.pass_by()
+        rank.number += 1
+
+
+def test_a_wait_after_another_is_a_new_one(rank: Rank, stillness: Stillness) -> None:
+    look(rank, stillness)
+    rank.pass_by()
+    assert look(rank, stillness) == (True, True)
+    rank.pass_by()
+    rank.number += 1
+    assert look(rank, stillness) == (False, True)
+    rank.pass_by()
+    assert look(rank, stillness) == (True, True)
+
+
+@pytest.mark.parametrize("file", ["/home/u/train.py", "/site-packages/torch/serialization.py"])
+def test_one_that_is_elsewhere_waits_for_something_else(
+    rank: Rank, stillness: Stillness, file: str
+) -> None:
+    rank.file = file
+    for _ in range(4):
+        assert look(rank, stillness)[0] is False
+        rank.pass_by()
+
+
+def test_two_looks_at_once_tell_nothing(rank: Rank, stillness: Stillness) -> None:
+    look(rank, stillness)
+    rank.pass_by()
+    assert look(rank, stillness) == (True, True)
+    rank.pass_by(0.01, busy=1.0)
+    assert look(rank, stillness) == (True, False)

@@ -1,0 +1,101 @@
+"""What an agent says of the torch that it finds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hangwatch.agent import torch_api
+from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders, lacks, reads_old_size
+
+WORLD = SimpleNamespace(
+    default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={}, pg_backend_config={}
+)
+WRAPPED = [*torch_api.CORE_METHODS, "monitored_barrier", "wait"]
+
+
+class Group:
+    """A fake of torch's class, with what the check looks for."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+
+def said(
+    group: type = Group,
+    world: Any = WORLD,
+    wrapped: list[str] = WRAPPED,
+    dumps: tuple[str, ...] = (NCCL, GENERAL),
+    *,
+    gil_free: bool | None = True,
+) -> str:
+    core = SimpleNamespace(_dump_nccl_trace=bytes, **dict.fromkeys(dumps, bytes))
+    c10d = SimpleNamespace(_world=world, ProcessGroup=group)
+    return "; ".join(lacks(c10d, Recorders.of(core), wrapped, gil_free=gil_free))
+
+
+def test_nothing_is_said_of_a_torch_that_has_all() -> None:
+    assert said() == ""
+
+
+def test_a_method_that_nobody_here_knows_is_told() -> None:
+    members = {
+        name: SimpleNamespace(__doc__=f"{name}(self: ProcessGroup) -> {result}")
+        for name, result in {
+            "gather_all": "c10d::Work",
+            "_end_coalescing": "torch._C._distributed_c10d.Work",
+            "size": "int",
+        }.items()
+    }
+    newer = type("Newer", (Group,), members)
+    assert said(newer) == "calls of gather_all are not seen: they are new in ProcessGroup"
+    assert said(newer, wrapped=[*WRAPPED, "gather_all"]) == ""
+
+
+def test_what_has_gone_is_told() -> None:
+    kept = [name for name in WRAPPED if name not in {"allreduce", "wait"}]
+    assert said(wrapped=kept) == (
+        "calls of allreduce are not seen: they have gone from ProcessGroup; "
+        "that a rank waits for its work is not seen: Work has no wait()"
+    )
+    assert said(wrapped=["wait"]).startswith(
+        "calls of _allgather_base, _reduce_scatter_base, allgather, allreduce and 11 more"
+    )
+    assert "no pg_map, pg_names" in said(world=SimpleNamespace(default_pg=None))
+    assert "no sequence number" in said(object)
+
+
+def test_what_an_older_torch_has_not_is_told() -> None:
+    assert said(dumps=(NCCL,)).startswith("what C++ issues through gloo has no name")
+    assert "does not tell what is unfinished" in said(dumps=())
+
+
+def test_a_recorder_that_needs_the_gil_is_told_unless_that_is_ours() -> None:
+    assert "holds the GIL" in said(gil_free=False)
+    assert said(gil_free=None) == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "needs_it"),
+    [("2.4.1", True), ("2.7.1+cu128", True), ("2.8.0", False), ("2.15.0", False), (None, False)],
+)
+def test_only_an_old_torch_is_given_the_old_name_of_the_size(
+    version: str | None, *, needs_it: bool
+) -> None:
+    assert reads_old_size(version) is needs_it
+
+
+def test_code_is_kept_from_the_compiler_of_old_and_new_torch() -> None:
+    skipped: list[object] = []
+    code = said.__code__
+    torch_api.keep_compiler_off(SimpleNamespace(skip_code=skipped.append), code, deep=True)
+    assert skipped == [code]
+    newer = SimpleNamespace(
+        _FrameAction=SimpleNamespace(SKIP="skip", DEFAULT="default"),
+        _FrameExecStrategy=lambda *actions: actions,
+        set_code_exec_strategy=lambda *given: skipped.append(given),
+    )
+    torch_api.keep_compiler_off(newer, code, deep=False)
+    assert skipped[1:] == [(code, ("skip", "default"))]
