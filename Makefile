@@ -5,6 +5,8 @@
 # make zoo     real programs with planted faults: what is expected, what hangwatch finds
 # make campaign  faults injected into real jobs, an hour or two; FAULT=kill-017 one of them,
 #                SLICE=60 some of them, other ones each day (DAY=739942 those of that one)
+# make matrix  each version of torch and Python in turn (docs/compatibility.md), an hour;
+#              TORCH=2.6.0 or TORCH=2.14.1/3.13 one of them
 # make bench   the figures of the README
 # Each works from a fresh clone: a virtual environment is made in .venv, and for the tests of
 # launchers and frameworks another one in .venv-frameworks.
@@ -24,7 +26,7 @@ BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
        $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
 
-.PHONY: demo test check lint types unit tests precision slice packages zoo campaign bench clean
+.PHONY: demo test check lint types unit tests precision slice packages zoo campaign matrix bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
@@ -62,6 +64,9 @@ zoo: $(VENV)/tested
 
 campaign: $(VENV)/tested
 	$(BIN)/python tests/campaign/run.py $(if $(FAULT),--fault $(FAULT)) $(if $(KIND),--kind $(KIND)) $(if $(SLICE),--slice $(SLICE)) $(if $(DAY),--day $(DAY)) $(if $(RESUME),--resume)
+
+matrix: $(VENV)/tested
+	$(BIN)/python tests/matrix.py $(TORCH)
 
 bench: $(VENV)/tested
 	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done

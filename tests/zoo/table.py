@@ -1,6 +1,7 @@
 """Runs the zoo and prints a table: program, expected, found, seconds, right or wrong.
 
-With arguments only the programs whose names contain one of them. Exits 1 if one is wrong.
+With arguments only the programs whose names contain one of them; after ``--only`` those that
+have one of them as their name. Exits 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def main() -> int:
 
 
 def _is_chosen(case: Expectation) -> bool:
-    return not sys.argv[1:] or any(word in str(case) for word in sys.argv[1:])
+    words = sys.argv[1:]
+    if words[:1] == ["--only"]:
+        return case.program.stem in words[1:]
+    return not words or any(word in str(case) for word in words)
 
 
 def _try(case: Expectation) -> tuple[str, list[str]]:
