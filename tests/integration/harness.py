@@ -49,6 +49,8 @@ class Result:
     """State to time.monotonic() of its first line on standard error."""
     survivors: list[str] = field(default_factory=list)
     """Processes that outlived a program that ended by itself."""
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    """All that was told: of each report, ``also`` too, and what it said before it was replaced."""
 
     def states(self) -> list[str]:
         """The states of all incidents."""
@@ -88,7 +90,7 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
     command = (python, "-m", "hangwatch", "--report-dir", str(reports), *options)
     command = (*command, *torchrun, str(program), *arguments)
     token = uuid.uuid4().hex
-    announced: dict[str, float] = {}
+    said = _Said()
     survivors: list[str] = []
     out, err = directory / "stdout", directory / "stderr"
     try:
@@ -104,7 +106,7 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
             )
         exit_code = None
         try:
-            if _wait(process, directory, condition, announced, bound_s):
+            if _wait(process, directory, condition, said, bound_s):
                 exit_code = process.returncode
                 survivors = _outlived(token)
             elif not condition.holds(directory):
@@ -112,14 +114,16 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
         finally:
             end(process, token)
             sys.stderr.write(err.read_text(errors="replace"))
+        said.read(directory)
         return Result(
             exit_code,
             out.read_text(errors="replace"),
             err.read_text(errors="replace"),
             read_reports(reports),
             _read_run(reports),
-            announced,
+            said.announced,
             survivors,
+            said.verdicts,
         )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -146,24 +150,45 @@ class _Condition:
         return self.until is not None and self.until(read_reports(directory / "reports"))
 
 
+@dataclass(slots=True)
+class _Said:
+    """What hangwatch has said so far."""
+
+    announced: dict[str, float] = field(default_factory=dict)
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    _read_bytes: int = 0
+
+    def note(self, directory: Path) -> None:
+        """Read standard error and the reports, if there is more on the former.
+
+        A report is written before people are told of it, and may be replaced later.
+        """
+        size = (directory / "stderr").stat().st_size
+        if size != self._read_bytes:
+            self._read_bytes = size
+            self.read(directory)
+
+    def read(self, directory: Path) -> None:
+        """Read standard error and the reports."""
+        for state in _VERDICT.findall((directory / "stderr").read_text(errors="replace")):
+            self.announced.setdefault(state.lower(), time.monotonic())
+        for report in read_reports(directory / "reports"):
+            told = (report["verdict"], *report["also"])
+            self.verdicts.extend(one for one in told if one not in self.verdicts)
+
+
 def _wait(
     process: subprocess.Popen[bytes],
     directory: Path,
     condition: _Condition,
-    announced: dict[str, float],
+    said: _Said,
     bound_s: float,
 ) -> bool:
     """Whether the program ended; False once the condition holds, or time is over."""
     deadline = time.monotonic() + bound_s
-    err = directory / "stderr"
-    seen = -1
     while time.monotonic() < deadline:
         over = process.poll() is not None
-        size = err.stat().st_size
-        if size != seen:
-            seen = size
-            for state in _VERDICT.findall(err.read_text(errors="replace")):
-                announced.setdefault(state.lower(), time.monotonic())
+        said.note(directory)
         if over:
             return True
         if condition.holds(directory):

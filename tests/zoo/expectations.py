@@ -4,7 +4,9 @@ A program states its verdict in lines such as
 ``# expect --exit: state=failed kind=finished_early culprits=1 site=culprit``: the words
 before the colon are the program's arguments, ``site`` names the line that ends in
 ``# culprit``, ``a|b`` leaves either open, ``none`` is nothing. Several lines with the same
-arguments add up.
+arguments add up. What is told beside that, or before, may accuse nobody else, and be of no
+other state than one that leads to it; ``also=failed:1`` is the state and the culprits of what
+has to be told of another fault.
 ``# launched with`` gives options of torchrun, ``# watched with`` those of hangwatch.
 """
 
@@ -21,7 +23,7 @@ from harness import reaches, watch
 from hangwatch.diagnosis.unrecorded import BY_CPP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from harness import Result
 
@@ -36,6 +38,8 @@ _WATCHED = re.compile(r"^# watched with (.*)$", re.MULTILINE)
 _EXPECT = re.compile(r"# expect *([^:]*): *(.*)")
 _RANKS = re.compile(r"--nproc-per-node=(\d+)")
 _LISTS = ("culprits", "victims")
+_BESIDE = {"hang": {"slow", "failed"}, "failed": {"slow"}}
+"""What the same culprits may be called before or after, by what they are called."""
 _SITES = ("site", "victim_site")
 
 
@@ -148,11 +152,12 @@ def _of_a_healthy_job(case: Expectation, result: Result) -> Iterator[str]:
     elif len(result.run["incidents"]) != len(states):
         yield "run.json does not list its incidents"
     if case.values["state"] == "ok":
-        yield from (f"it is called {s}" for s in states if s != case.values.get("may_be"))
+        yield from _unexplained(case, result.verdicts)
     elif states != ["slow"]:
         yield f"it is called {' and '.join(states) or 'healthy'}"
     else:
         yield from _differences(case, result.reports[0], result)
+        yield from _unexplained(case, _but(result, result.reports[0]))
     if states and "what was reported has passed" not in result.stderr:
         yield "that it recovered is not said"
 
@@ -165,6 +170,7 @@ def _of_a_broken_job(case: Expectation, result: Result) -> Iterator[str]:
     report = told[0]
     verdict = report["verdict"]
     yield from _differences(case, report, result)
+    yield from _unexplained(case, _but(result, report))
     if " ".join(verdict["headline"].split()) not in " ".join(result.stderr.split()):
         yield "the headline is not on standard error"
     if case.values.get("text", "") not in verdict["headline"] + verdict["explanation"]:
@@ -173,6 +179,28 @@ def _of_a_broken_job(case: Expectation, result: Result) -> Iterator[str]:
         yield f"the proof took {verdict['detected_after_s']} s"
     if [rank["rank"] for rank in report["ranks"]] != list(range(case.world_size)):
         yield "the report leaves ranks out"
+
+
+def _but(result: Result, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All that was told but the verdict of a report."""
+    return [one for one in result.verdicts if one != report["verdict"]]
+
+
+def _unexplained(case: Expectation, told: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What is told that accuses others than the header, or is of a state that it has not."""
+    wanted = set(case.values["state"].split("|"))
+    states = wanted.union({case.values.get("may_be")}, *(_BESIDE.get(one, ()) for one in wanted))
+    named = set(re.findall(r"\d+", case.values.get("culprits", "")))
+    state, _, ranks = case.values.get("also", "").partition(":")
+    found = False
+    for verdict in told:
+        culprits = set(map(str, verdict["culprits"]))
+        if state == verdict["state"] and culprits == set(ranks.split(",")):
+            found = True
+        elif verdict["state"] not in states or not culprits <= named:
+            yield f"it is also called {verdict['state'].upper()}: {verdict['headline']}"
+    if state and not found:
+        yield f"it is not called {state} of {ranks}"
 
 
 def told_by(case: Expectation, result: Result) -> list[dict[str, Any]]:
@@ -191,7 +219,7 @@ def _differences(case: Expectation, report: Mapping[str, Any], result: Result) -
             yield f"kind is {found['kind']}"
         return
     for key, text in case.values.items():
-        if key in ("text", "may_be", "ranks"):
+        if key in ("text", "may_be", "also", "ranks"):
             continue
         wanted = [_value(case, key, one) for one in text.split("|")]
         if key == "op" and _has_lost(report):

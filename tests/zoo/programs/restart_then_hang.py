@@ -1,7 +1,7 @@
 """A rank raises, the launcher starts all of them anew, and then another one hangs them."""
 # launched with --max-restarts=1
 # expect: state=hang kind=subset_entered certainty=proved culprits=2 victims=0,1,3
-# expect: op=barrier group=default_pg site=culprit
+# expect: op=barrier group=default_pg site=culprit also=failed:1
 
 import os
 
