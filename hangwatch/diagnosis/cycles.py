@@ -245,9 +245,13 @@ def _is_elsewhere(case: Case, rank: int) -> bool:
 def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Finding:
     """Some are in a set-up call, and the others wait for them elsewhere."""
     spot = max(setups, key=lambda one: (len(case.direct(one)), one))
+    named = judge_names(case, spot) if spot.call == "new_group" else None
+    if named is not None:
+        return named
     culprits = tuple(sorted(inside & set(case.graph.missing.get(spot, ()))))
     wait = _wait_of(case, culprits[0])
-    waiting = f"it waits in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
+    they = verb(culprits, "it waits", "they wait")
+    waiting = f"{they} in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
     found = init_incomplete(case, spot, culprits, waiting, Reason.USER_CODE)
     if len(setups) > 1:
         # Each makes another group: who left one out cannot be told from the lines.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import wording
 from hangwatch.diagnosis.case import Finding
+from hangwatch.diagnosis.spots import Place
 from hangwatch.types import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.case import Case
     from hangwatch.diagnosis.job import Job
     from hangwatch.diagnosis.phrases import Ranks
-    from hangwatch.diagnosis.spots import Place
+    from hangwatch.diagnosis.spots import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,12 @@ class _Claim:
         return set(self.members) <= set(self.ranks)
 
 
-def judge_names(case: Case, place: Place) -> Finding | None:
-    """Blame who made groups in another order, if a stuck place's group shares its name."""
-    claims = _claims(case.job, place.gid)
+def judge_names(case: Case, spot: Place | Setup) -> Finding | None:
+    """Blame who made groups in another order, if groups of other members share a name.
+
+    spot: a stuck place, whose group it is about, or a new_group, where it may be any.
+    """
+    claims = _claims(case.job, spot.gid if isinstance(spot, Place) else None)
     if len(claims) < 2:  # noqa: PLR2004 (a pair of groups)
         return None
     right = [claim for claim in claims if claim.complete]
@@ -49,8 +53,8 @@ def judge_names(case: Case, place: Place) -> Finding | None:
         return None
     decided = bool(right)
     culprits = tuple(sorted(r for claim in (wrong if decided else claims) for r in claim.ranks))
-    waits = case.waits_at(place)
-    victims = set(case.victims_of(culprits, [place])) - set(culprits)
+    waits = case.waits_at(spot)
+    victims = set(case.victims_of(culprits, [spot])) - set(culprits)
     return Finding(
         kind=Kind.INIT_INCOMPLETE,
         reason=Reason.USER_CODE,
@@ -60,25 +64,32 @@ def judge_names(case: Case, place: Place) -> Finding | None:
         text=wording.cross_wired(
             culprits if decided else (),
             [(claim.ranks, claim.members) for claim in claims],
-            case.where(place),
+            case.where(spot),
             case.victims_site(waits),
         ),
-        spot=place,
-        collective=case.collective(place, waits),
+        spot=spot,
+        collective=case.collective(spot, waits) if isinstance(spot, Place) else None,
         victim_site=case.victims_site(waits),
         waits=waits,
     )
 
 
-def _claims(job: Job, gid: int) -> list[_Claim]:
-    """The groups of different members that go by the name that a group has."""
-    names = {groups[gid].name for groups in job.progress.values() if gid in groups}
-    held: dict[Ranks, set[int]] = defaultdict(set)
+def _claims(job: Job, gid: int | None) -> list[_Claim]:
+    """The groups of different members that go by one name: that of a group, or the first."""
+    held: dict[str, dict[Ranks, set[int]]] = defaultdict(lambda: defaultdict(set))
     for rank, groups in job.progress.items():
         for progress in groups.values():
-            if progress.alive and progress.name in names and progress.key.ranks:
-                held[progress.key.ranks].add(rank)
-    return [_Claim(members, tuple(sorted(ranks))) for members, ranks in sorted(held.items())]
+            if progress.alive and progress.key.ranks:
+                held[progress.name][progress.key.ranks].add(rank)
+    if gid is None:
+        names = {min((name for name, by in held.items() if len(by) > 1), default="")}
+    else:
+        names = {groups[gid].name for groups in job.progress.values() if gid in groups}
+    found: dict[Ranks, set[int]] = defaultdict(set)
+    for name in names & held.keys():
+        for members, ranks in held[name].items():
+            found[members] |= ranks
+    return [_Claim(members, tuple(sorted(ranks))) for members, ranks in sorted(found.items())]
 
 
 def _names_compare(job: Job, claims: Iterable[_Claim]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from textwrap import dedent
+from typing import Any
 
 from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, site, world
 
@@ -206,6 +207,27 @@ def test_groups_of_one_name_and_other_members_were_made_in_another_order() -> No
         "The groups were not made in the same order on all ranks (rank 3 in another than the "
         "others): under one name ranks 0 and 1 made that of ranks 0 and 1, rank 3 made that of "
         "ranks 2 and 3; all_reduce #1 of group tp does not complete."
+    )
+
+
+def test_groups_of_one_name_are_told_where_the_others_are_still_making_theirs() -> None:
+    making: dict[str, Any] = {
+        "in_call": "new_group",
+        "in_call_age_s": 20.0,
+        "in_call_site": site(15),
+    }
+    ranks = [
+        named(0, TP[0], op(TP[0], 1), blocked(W, 1)),
+        rank(1, W, **making),
+        rank(2, W, **making),
+        named(3, TP[3], op(TP[3], 1), blocked(W, 1)),
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.certainty) == (Kind.INIT_INCOMPLETE, Certainty.POSSIBLE)
+    assert (verdict.culprits, verdict.victims) == ((0, 3), (1, 2))
+    assert verdict.headline == (
+        "The groups were not made in the same order on all ranks: under one name rank 0 made that "
+        "of ranks 0 and 1, rank 3 made that of ranks 2 and 3; new_group does not complete."
     )
 
 
