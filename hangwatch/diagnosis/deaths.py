@@ -105,8 +105,9 @@ def _rivals(case: Case, spot: Spot | None, aborted: Ranks, others: Ranks) -> Ran
     """Who may be at fault instead of ranks that were aborted where others were.
 
     Where it is known what those did, and nobody is known to have done otherwise: who is
-    there as well, and what for nothing tells. Else whoever waits there, but nobody where
-    most of the group's members made one and the same call.
+    there as well, and what for nothing tells. If nobody is, and most did as they, those that
+    nothing is known of: counters may be half a second old. Else whoever waits there, but nobody
+    where most of the group's members made one and the same call.
     """
     place = _last_recorded(case, aborted[0])
     if isinstance(spot, Place):
@@ -118,8 +119,9 @@ def _rivals(case: Case, spot: Spot | None, aborted: Ranks, others: Ranks) -> Ran
     records = case.job.places(place.gid).get(place.seq, {})
     members = case.job.members(place.gid)
     if all(rank in records for rank in aborted):
-        there = (rank for rank in members if case.job.arrived(rank, place))
-        return tuple(rank for rank in there if rank not in records)
+        unknown = tuple(rank for rank in members if rank not in records)
+        there = tuple(rank for rank in unknown if case.job.arrived(rank, place))
+        return there or (unknown if 2 * len(records) > len(members) else ())
     alike = Counter((records[r].wire, records[r].shape) for r in others if r in records)
     return () if 2 * max(alike.values(), default=0) > len(members) else others
 

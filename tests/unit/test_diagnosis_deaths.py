@@ -241,6 +241,17 @@ def test_an_abort_is_judged_where_the_rank_was_last_and_not_by_old_counters_of_o
     assert verdict.certainty is Certainty.POSSIBLE
 
 
+def test_an_abort_where_most_did_alike_may_be_the_fault_of_one_whose_counters_are_old() -> None:
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    calls = [op(W, seq, state=OpState.ISSUED, age=4.0) for seq in (4, 5)]
+    aborted = rank(3, W, *calls, completed=2, **killed(6))
+    others = [rank(n, W, *calls, completed=2, **ended) for n in (1, 2)]
+    left = rank(0, W, calls[0], enqueued=4, completed=2, **ended)
+    verdict = only(job(left, *others, aborted, ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (0, 3))
+    assert verdict.certainty is Certainty.POSSIBLE
+
+
 def test_an_abort_where_most_made_one_call_is_likely_the_fault_of_the_one_aborted() -> None:
     verdict = peers_of_an_abort(4)
     assert (verdict.culprits, verdict.victims) == ((0,), (1, 2, 3))
