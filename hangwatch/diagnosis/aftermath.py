@@ -147,7 +147,11 @@ def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
     gid, last = job.ops[rank.rank][-1]
     if last.p2p or not any(member in ended for member in job.members(gid)):
         return
-    others = [job.reached[gid].get(m, 0) for m in job.members(gid) if m != rank.rank]
+    others = [
+        job.reached[gid].get(member, 0)
+        for member in job.members(gid)
+        if member != rank.rank and not _is_behind(job, gid, last.seq, ended.get(member), member)
+    ]
     place = Place(gid, min([last.seq, *(seq + 1 for seq in others)]))
     if all(job.arrived(member, place) for member in job.members(gid)):
         return
@@ -155,6 +159,13 @@ def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
     op = _guess(rank, job.snapshot.sources) or last.op
     vague = len(_used(job, rank)) > 1
     yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=vague)
+
+
+def _is_behind(job: Job, gid: int, seq: int, end: Ending | None, rank: int) -> bool:
+    """Whether a rank's count is one of long before it died: it is taken twice a second."""
+    if end is None or end.cause is not Cause.OWN or end.how is How.CLEAN or job.ranks[rank].flight:
+        return False
+    return job.reached[gid].get(rank, 0) < seq - FAILED_WITHIN
 
 
 def _made_by_python(job: Job, rank: int, gid: int) -> bool:

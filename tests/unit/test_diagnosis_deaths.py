@@ -357,6 +357,19 @@ def test_what_cpp_was_in_when_a_peer_died_is_known_by_the_counters() -> None:
 # --- Early ends -------------------------------------------------------------------------------
 
 
+def test_a_count_of_long_before_it_died_does_not_tell_in_which_collective_a_rank_is_missing() -> (
+    None
+):
+    calls = [op(W, seq, source="flight") for seq in range(1, 18)]
+    echoes = [
+        rank(n, W, *calls, flight=True, **raised("RuntimeError", PEER, 20)) for n in (0, 1, 3)
+    ]
+    gone = rank(2, W, enqueued=1, completed=-1, **killed(9))
+    verdict = only(job(*echoes, gone, ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (2,), (0, 1, 3))
+    assert "failed after it in all_reduce #17" in verdict.headline
+
+
 def test_a_rank_that_exited_in_order_while_others_wait_finished_early() -> None:
     verdict = only(job(waiting(0), waiting(1), dead(**exited()), waiting(3)))
     assert (verdict.kind, verdict.reason) == (Kind.FINISHED_EARLY, Reason.EXITED)
