@@ -140,6 +140,7 @@ def test_the_full_look_has_stacks_sources_and_raw_pages(node: Node, stack: ExitS
     found = node.collect(Level.FULL)
     assert set(found.pages) == {0, 1}
     assert any(file.endswith("acting_rank.py") for file in found.sources)
+    assert [rank.rank for rank in found.ranks] == [0, 1]
     for rank in found.ranks:
         assert rank.threads
         assert rank.threads[0].frames[-1].function == "<module>"

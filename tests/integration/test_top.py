@@ -91,7 +91,7 @@ def test_a_hang_is_shown_with_culprit_calls_and_lines(hung: Job) -> None:
         assert fits(frame, 80, 24)
         heading = next(at for at, line in enumerate(frame) if line.startswith("rank "))
         rows = frame[heading + 1 : heading + 4]
-        assert rows[0].startswith("1 ")
+        assert [row.split()[0] for row in rows] == ["1", "0", "2"]
         assert re.search(r"data loading +looked_at\.py:20", rows[0])
         for row in rows[1:]:
             assert re.search(r" \d+(\.\d)? s all_reduce #41 +looked_at\.py:4\d", row)
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_the_view_and_not_the_job(lasting: Job) -> None:
         terminal.until(bool)
         terminal.press("\x03")
         code, left = terminal.wait()
-    assert code in (0, 130)
+    assert code == 0
     assert left[-1] == "the run goes on"
     assert "Traceback" not in terminal.output
     assert lasting.process.poll() is None
