@@ -1,5 +1,7 @@
 """A rank takes its time to destroy a subgroup, as NCCL may, while the others go on without it."""
-# expect: state=ok exit=0 may_be=slow
+# watched with --suspect-after=3
+# expect: state=slow kind=never_entered reason=user_code culprits=0 victims=1,2,3
+# expect: op=all_reduce group=default_pg site=slow exit=0
 
 import time
 
@@ -11,7 +13,7 @@ shutdown = dist.ProcessGroup.shutdown
 
 def slow(group):
     if group.size() == 2 and dist.get_rank() == 0:
-        time.sleep(8)
+        time.sleep(8)  # slow
     return shutdown(group)
 
 
