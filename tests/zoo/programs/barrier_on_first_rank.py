@@ -1,6 +1,6 @@
 """Rank 0 saves the best model and calls dist.barrier() in the same `if`."""
 # expect: state=hang kind=subset_entered certainty=proved culprits=0 victims=1,2,3
-# expect: op=barrier group=default_pg site=culprit text=if
+# expect: op=barrier group=default_pg site=culprit text=`if
 
 import tempfile
 from pathlib import Path

@@ -5,6 +5,7 @@ with --exit, ends with exit code 0, while the others are in the gradient all_red
 """
 # expect: state=hang kind=finished_early certainty=proved culprits=1 victims=0,2,3
 # expect: group=default_pg site=culprit
+# A rank that is slow to end keeps its connections: the others wait, before they fail of it.
 # expect --exit: state=failed|hang kind=finished_early reason=exited certainty=proved culprits=1
 # expect --exit: op=all_reduce group=default_pg exit=1
 

@@ -1,5 +1,5 @@
 """A rank has a step less, leaves its groups, and goes on to upload what it wrote."""
-# expect: state=failed|hang kind=finished_early certainty=proved culprits=1 victims=0,2,3
+# expect: state=failed kind=finished_early certainty=proved culprits=1 victims=0,2,3
 # expect: op=all_reduce victim_site=victim
 
 import time

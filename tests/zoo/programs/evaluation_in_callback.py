@@ -1,12 +1,11 @@
 """Of two ranks the first one evaluates in a callback of the training loop, which is not the user's.
 
 The other goes on to the gradients of the step. The callback stands in no function that
-the other is in. gloo may abort the first, and torchrun end the other before its recorder
-is read: then that is all that can be known, and that the other was there too.
+the other is in. torchrun leaves that some seconds, in which what C++ did in it can be read.
 """
-# expect: state=failed|hang kind=subset_entered|died certainty=likely culprits=0
+# expect: state=failed kind=subset_entered certainty=likely culprits=0 victims=1
 # expect: op=all_reduce group=default_pg site=culprit
-# launched with --nproc-per-node=2
+# launched with --nproc-per-node=2 --monitor-interval=3
 
 import torch
 import torch.distributed as dist

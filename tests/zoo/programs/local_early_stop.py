@@ -1,5 +1,9 @@
-"""One rank decides alone to stop early: its metric meets the others' gradients."""
-# expect: state=failed kind=signature_mismatch|finished_early|died culprits=1
+"""One rank decides alone to stop early: its metric meets the others' gradients.
+
+torchrun leaves the others some seconds, in which what C++ did in them can be read.
+"""
+# launched with --monitor-interval=3
+# expect: state=failed kind=finished_early lost=signature_mismatch culprits=1
 # expect: op=all_reduce group=default_pg site=culprit
 
 import torch

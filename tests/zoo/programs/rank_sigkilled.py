@@ -1,9 +1,6 @@
-"""One rank is killed by SIGKILL in the middle of a step, as by the kernel's OOM killer.
-
-torchrun may end the others before anybody has seen in which group they are.
-"""
+"""One rank is killed by SIGKILL in the middle of a step, as by the kernel's OOM killer."""
 # expect: state=failed kind=died reason=signal certainty=proved culprits=2
-# expect: group=default_pg|none exit=1 text=SIGKILL
+# expect: op=all_reduce group=default_pg exit=1 text=SIGKILL
 
 import os
 import signal
@@ -24,6 +21,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()  # victim
         optimizer.step()
+        dist.all_reduce(loss.detach())
         if rank == 2 and step == 10:
             os.kill(os.getpid(), signal.SIGKILL)  # culprit
     dist.destroy_process_group()

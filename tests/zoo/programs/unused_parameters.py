@@ -1,5 +1,9 @@
-"""One rank's branch leaves parameters unused, so its gradients are never all reduced."""
-# expect: state=failed kind=signature_mismatch|op_mismatch|died culprits=2
+"""One rank's branch leaves parameters unused, so its gradients are never all reduced.
+
+torchrun leaves the others some seconds, in which what C++ did in them can be read.
+"""
+# launched with --monitor-interval=3
+# expect: state=failed kind=signature_mismatch lost=op_mismatch culprits=2
 # expect: op=all_reduce group=default_pg site=culprit
 
 import torch
