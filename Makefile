@@ -1,9 +1,10 @@
 # make demo    see hangwatch find a planted hang
-# make test    everything: checks, and all tests (needs a C++ compiler; see tests/packages.sh)
+# make test    checks, and the tests (needs a C++ compiler; see tests/packages.sh)
 # make check   in two minutes: lint, types, unit and property tests
 # make precision  how exactly the rank at fault is named in simulated jobs, by kind of fault
 # make zoo     real programs with planted faults: what is expected, what hangwatch finds
-# make campaign  faults injected into real jobs, an hour or two; FAULT=kill-017 one of them,
+# make campaign  all the tests that make test has no time for, and faults injected into real
+#                jobs, two hours or three; FAULT=kill-017 one fault, KIND=kill those of a kind,
 #                SLICE=60 some of them, other ones each day (DAY=739942 those of that one)
 # make matrix  each version of torch and Python in turn (docs/compatibility.md), an hour;
 #              TORCH=2.6.0 or TORCH=2.14.1/3.13 one of them
@@ -44,17 +45,17 @@ types: $(VENV)/tested
 	$(BIN)/mypy
 
 unit: $(VENV)/tested
-	$(PYTEST) -q -m 'not many' tests/unit tests/property
+	$(PYTEST) -q -m 'not campaign' tests/unit tests/property
 
 tests: $(VENV)/tested $(FRAMEWORKS)/installed
-	$(PYTEST)
+	$(PYTEST) -m 'not campaign'
 
 precision: $(VENV)/tested
 	$(BIN)/python tests/property/precision.py
 
-# The day, which chooses the faults, is printed: SLICE=60 DAY=... draws them again.
+# The day, which chooses the faults, is printed: SLICE=24 DAY=... draws them again.
 slice: $(VENV)/tested
-	$(BIN)/python tests/campaign/run.py --slice 60
+	$(BIN)/python tests/campaign/run.py --slice 24
 
 packages:
 	sh tests/packages.sh
@@ -62,7 +63,8 @@ packages:
 zoo: $(VENV)/tested
 	$(BIN)/python tests/zoo/table.py
 
-campaign: $(VENV)/tested
+campaign: $(VENV)/tested $(FRAMEWORKS)/installed
+	$(if $(FAULT)$(KIND)$(SLICE)$(RESUME),,$(PYTEST) -m campaign)
 	$(BIN)/python tests/campaign/run.py $(if $(FAULT),--fault $(FAULT)) $(if $(KIND),--kind $(KIND)) $(if $(SLICE),--slice $(SLICE)) $(if $(DAY),--day $(DAY)) $(if $(RESUME),--resume)
 
 matrix: $(VENV)/tested

@@ -25,9 +25,9 @@ _INTERNAL = re.compile(
 )
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 _LOCAL = "<locals>"
-_NO_PACKAGES = frozenset({"torch", "functorch", "hangwatch"})
+_NO_PACKAGES = frozenset({"torch", "functorch", "hangwatch", "typing_extensions"})
 """Their calls are told as operations; torch also lies between a line and what it calls
-(no_grad, Module.__call__)."""
+(no_grad, Module.__call__), as does typing_extensions (deprecated())."""
 
 
 def is_user_file(file: str) -> bool:

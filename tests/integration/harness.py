@@ -15,6 +15,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,11 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
         )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+RECORDED = tuple(map(int, metadata.version("torch").split(".")[:2])) >= (2, 8)
+"""Whether this torch records what C++ issues through gloo. Else nothing is proved of it, and
+it has no name (docs/compatibility.md)."""
 
 
 def environment(extra: Mapping[str, str], python: str = sys.executable) -> dict[str, str]:

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import RECORDED
 
+NEEDS_RECORDER = pytest.mark.skipif(not RECORDED, reason="this torch has no recorder for gloo")
 PROGRAMS = Path(__file__).parent / "native"
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,10 +29,12 @@ def run(*words: str | Path) -> str:
     return done.stdout
 
 
+@NEEDS_RECORDER
 def test_places_signatures_and_sites_agree_on_one_rank() -> None:
     assert "rank 0 is good" in run(PROGRAMS / "collectives.py")
 
 
+@NEEDS_RECORDER
 def test_places_signatures_and_sites_agree_on_three_ranks() -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     output = run(*torchrun, PROGRAMS / "collectives.py")

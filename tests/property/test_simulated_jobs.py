@@ -28,7 +28,7 @@ JOBS = 500
 """In a chunk."""
 CHUNKS = 40
 IN_A_CHECK = 10
-"""Chunks that ``make check`` has time for."""
+"""Chunks that ``make check`` and ``make test`` have time for."""
 _ORDER = (Certainty.POSSIBLE, Certainty.LIKELY, Certainty.PROVED)
 
 ROOT = "the planted root is named once it is visible, and nobody else is"
@@ -43,7 +43,7 @@ DESYNC = "ranks are called out of step only where one at fault is among them"
 @pytest.mark.parametrize(
     "chunk",
     [
-        pytest.param(number, marks=() if number < IN_A_CHECK else pytest.mark.many)
+        pytest.param(number, marks=() if number < IN_A_CHECK else pytest.mark.campaign)
         for number in range(CHUNKS)
     ],
 )

@@ -43,6 +43,14 @@ def call(*inside: Frame) -> PackageCall | None:
     [
         ([], None),
         ([ALL_GATHER], None),
+        # A function of torch's that is deprecated: all_gather_into_tensor since 2.13.
+        (
+            [
+                Frame(f"{PACKAGES}/typing_extensions.py", 1004, "deprecated.<locals>.wrap"),
+                ALL_GATHER,
+            ],
+            None,
+        ),
         ([Frame("/usr/lib/python3.12/contextlib.py", 81, "inner"), ALL_GATHER], None),
         (
             [*GATHER, ALL_GATHER],

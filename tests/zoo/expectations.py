@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import reaches, watch
+from harness import RECORDED, reaches, watch
 
+from hangwatch.diagnosis.spots import UNNAMED
 from hangwatch.diagnosis.unrecorded import BY_CPP
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _LISTS = ("culprits", "victims")
 _BESIDE = {"hang": {"slow", "failed"}, "failed": {"slow"}}
 """What the same culprits may be called before or after, by what they are called."""
 _SITES = ("site", "victim_site")
+_UNRECORDED = {"op": (BY_CPP, UNNAMED), "certainty": ("likely",)}
+"""What may be told instead where RECORDED is false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,8 @@ class Expectation:
     @property
     def patient(self) -> bool:
         """Whether its verdict needs patience: it is neither proved nor the job's end."""
-        return self.values["state"] == "hang" and self.values.get("certainty") != "proved"
+        proved = self.values.get("certainty") == "proved" and RECORDED
+        return self.values["state"] == "hang" and not proved
 
     @property
     def world_size(self) -> int:
@@ -230,6 +234,8 @@ def _differences(case: Expectation, report: Mapping[str, Any], result: Result) -
         wanted = [_value(case, key, one) for one in text.split("|")]
         if key == "op" and _has_lost(report):
             wanted.append(BY_CPP)  # which one it was only the recorder knew
+        if not RECORDED:
+            wanted += _UNRECORDED.get(key, ())
         if found[key] not in wanted:
             shown = f"{wanted[0]}" if len(wanted) == 1 else f"one of {wanted}"
             yield f"{key} is {found[key]}, not {shown}"
