@@ -6,9 +6,9 @@ before the colon are the program's arguments, ``site`` names the line that ends 
 ``# culprit``, ``a|b`` leaves either open, ``none`` is nothing. Several lines with the same
 arguments add up. What is told beside that, or before, may accuse nobody else, and be of no
 other state than one that leads to it; ``also=failed:1`` is the state and the culprits of what
-has to be told of another fault. ``may_be`` is what a healthy job may be called, whoever keeps it
-waiting. ``lost`` is the kind that is left where torchrun ended ranks before what C++ did in them
-was read.
+has to be told of another fault. ``may_be`` is another state that may be told of the culprits, of
+a healthy job of anybody. ``lost`` is the kind that is left where torchrun ended ranks before what
+C++ did in them was read.
 ``# launched with`` gives options of torchrun, ``# watched with`` those of hangwatch.
 """
 
@@ -195,17 +195,16 @@ def _but(result: Result, report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def unexplained(case: Expectation, told: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """What is told that accuses others than the header, or is of a state that it has not."""
     wanted = set(case.values["state"].split("|"))
-    states = wanted.union(*(_BESIDE.get(one, ()) for one in wanted))
+    states = wanted.union({case.values.get("may_be")}, *(_BESIDE.get(one, ()) for one in wanted))
     named = set(re.findall(r"\d+", case.values.get("culprits", "")))
+    anybody = case.values["state"] == "ok"
     state, _, ranks = case.values.get("also", "").partition(":")
     found = False
     for verdict in told:
         culprits = set(map(str, verdict["culprits"]))
         if state == verdict["state"] and culprits == set(ranks.split(",")):
             found = True
-        elif verdict["state"] == case.values.get("may_be"):
-            continue
-        elif verdict["state"] not in states or not culprits <= named:
+        elif verdict["state"] not in states or not (anybody or culprits <= named):
             yield f"it is also called {verdict['state'].upper()}: {verdict['headline']}"
     if state and not found:
         yield f"it is not called {state} of {ranks}"
