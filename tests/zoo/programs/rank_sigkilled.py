@@ -1,6 +1,6 @@
 """One rank is killed by SIGKILL in the middle of a step, as by the kernel's OOM killer."""
 # expect: state=failed kind=died reason=signal certainty=proved culprits=2
-# expect: op=all_reduce group=default_pg exit=1 text=SIGKILL
+# expect: op=all_reduce group=default_pg victim_site=victim exit=1 text=SIGKILL
 
 import os
 import signal
@@ -19,11 +19,11 @@ def main():
     for step in range(40):
         loss = model(torch.randn(8, 16)).square().mean()
         optimizer.zero_grad()
-        loss.backward()  # victim
+        loss.backward()
         optimizer.step()
-        dist.all_reduce(loss.detach())
         if rank == 2 and step == 10:
             os.kill(os.getpid(), signal.SIGKILL)  # culprit
+        dist.all_reduce(loss.detach())  # victim
     dist.destroy_process_group()
 
 
