@@ -6,6 +6,7 @@
 # make campaign  all the tests that make test has no time for, and faults injected into real
 #                jobs, two hours or three; FAULT=kill-017 one fault, KIND=kill those of a kind,
 #                SLICE=60 some of them, other ones each day (DAY=739942 those of that one)
+# make instructions  what a call, a sample, a page read and a diagnosis cost, in instructions
 # make matrix  each version of torch and Python in turn (docs/compatibility.md), an hour;
 #              TORCH=2.6.0 or TORCH=2.14.1/3.13 one of them
 # make bench   the figures of the README
@@ -27,12 +28,13 @@ BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
        $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
 
-.PHONY: demo test check lint types unit tests precision slice packages zoo campaign matrix bench clean
+.PHONY: demo test check lint types unit tests precision instructions slice packages zoo campaign \
+        matrix bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
 
-test: packages lint types tests precision slice
+test: packages lint types tests precision instructions slice
 
 check: lint types unit
 
@@ -52,6 +54,9 @@ tests: $(VENV)/tested $(FRAMEWORKS)/installed
 
 precision: $(VENV)/tested
 	$(BIN)/python tests/property/precision.py
+
+instructions: $(VENV)/tested
+	$(BIN)/python tests/bench/instructions.py $(if $(RECORD),--record)
 
 # The day, which chooses the faults, is printed: SLICE=24 DAY=... draws them again.
 slice: $(VENV)/tested

@@ -19,6 +19,7 @@ need promtool prometheus
 need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
 need curl curl
+need valgrind valgrind
 
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -1,7 +1,7 @@
 """Instructions of a wrapped call, a sample, a page read and a diagnosis: make instructions.
 
     python tests/bench/instructions.py            count, and compare with what is recorded
-    python tests/bench/instructions.py --update   record what is counted now
+    python tests/bench/instructions.py --record   record what is counted now
 
 Unlike times they are the same on a busy machine as on an idle one, and the processor
 changes them by less than a per cent; what the kernel does is not in them, nor Python's
@@ -84,7 +84,7 @@ def beyond(now: Counts, recorded: Counts) -> tuple[list[str], list[str]]:
 def compare(now: Counts, recorded: Counts) -> int:
     """Print the table and what is to be said of it; 1 if a figure has grown too much."""
     if now.instructions.keys() != recorded.instructions.keys():
-        say("other figures than recorded: record them with --update")
+        say("other figures than recorded: record them with --record")
         return 1
     sys.stdout.write(table(now, recorded))
     elsewhere = differences(now, recorded)
@@ -94,9 +94,9 @@ def compare(now: Counts, recorded: Counts) -> int:
         say(f"so a figure may be {LIMIT_ELSEWHERE - 1:.0%} more, instead of {LIMIT - 1:.0%}")
     more, less = beyond(now, recorded)
     for line in more:
-        say(f"{line} than recorded: make it less, or record it with --update and say why")
+        say(f"{line} than recorded: make it less, or record it with --record and say why")
     for line in less if not elsewhere else ():
-        say(f"{line} than recorded: keep it with --update")
+        say(f"{line} than recorded: keep it with --record")
     return 1 if more else 0
 
 
@@ -108,7 +108,7 @@ def say(line: str) -> None:
 def main() -> int:
     """Count, and compare or record; 1 if a figure has grown too much."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--update", action="store_true", help="record what is counted now")
+    parser.add_argument("--record", action="store_true", help="record what is counted now")
     options = parser.parse_args()
     try:
         counted = count_all()
@@ -116,7 +116,7 @@ def main() -> int:
         say(str(error))
         return 1
     now = Counts(surroundings(), counted)
-    if options.update:
+    if options.record:
         RECORD.write_text(json.dumps(asdict(now), indent=1) + "\n")
         return 0
     return compare(now, Counts(**json.loads(RECORD.read_text())))

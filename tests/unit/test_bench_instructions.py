@@ -65,4 +65,4 @@ def test_elsewhere_the_limit_is_wider_and_that_is_said(
 
 def test_a_figure_that_is_not_recorded_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(counts({"another": 7}), counts()) == 1
-    assert "--update" in capsys.readouterr().out
+    assert "--record" in capsys.readouterr().out
