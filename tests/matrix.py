@@ -125,7 +125,8 @@ print("; ".join(torch_api.lacks(c10d, found, wrapped, gil_free=gil_free)))
 
 
 def _printed(bin_: Path, program: str) -> str:
-    return _run(bin_ / "python", "-c", program, check=True).strip().splitlines()[-1:][0]
+    """The last line that a program prints; imports may print warnings before it."""
+    return _run(bin_ / "python", "-c", program, check=True).rstrip("\n").rpartition("\n")[2]
 
 
 def _run(*words: str | Path, check: bool = False) -> str:

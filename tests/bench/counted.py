@@ -89,9 +89,9 @@ def wrapped_call(directory: Path) -> Call:
 def sample(directory: Path) -> Call:
     """The agent's sample, of groups whose work is complete and other work each time."""
     native = _page(directory)
-    exceptions, flight, groups, sampler = (
+    exceptions, flight, groups, sampler, torch_api = (
         importlib.import_module(f"hangwatch.agent.{name}")
-        for name in ("exceptions", "flight", "groups", "sampler")
+        for name in ("exceptions", "flight", "groups", "sampler", "torch_api")
     )
     made = [Group() for _ in range(GROUPS)]
     world = SimpleNamespace(
@@ -106,7 +106,9 @@ def sample(directory: Path) -> Call:
     known.update()
     dumps = itertools.cycle(_status(number) for number in (8, 9))
     core = SimpleNamespace(_dump_fr_trace_json=lambda **_: next(dumps))
-    recorder = flight.FlightRecorder(core, itertools.count(0.0, 0.25).__next__)
+    recorder = flight.FlightRecorder(
+        torch_api.Recorders.of(core), itertools.count(0.0, 0.25).__next__
+    )
     errors = exceptions.Exceptions(native, ())
     page = str(directory / "counted.page")
     call: Call = sampler.Sampler(native, known, recorder, errors, page, bool).sample
