@@ -144,6 +144,12 @@ class Gatherer:
             if one.light.phase in _ASKED and self._state(one).alive:
                 flights.ask_in_passing(one.page.path)
 
+    def forget_recorders(self) -> None:
+        """Free what the ranks that live have left of their Flight Recorders."""
+        for one in self._pages.look().values():
+            if self._state(one).alive:
+                flights.forget(one.page.path)
+
     async def ras(self) -> RasAnswer | None:
         """What NCCL's RAS service on this node says of the whole job, None without one."""
         pids = {rank: one.light.identity.pid for rank, one in self._pages.look().items()}

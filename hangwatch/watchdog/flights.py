@@ -6,7 +6,8 @@ complete. While its GIL is held another thread answers, where torch lets it
 (native/dump.hpp). A rank that is stopped or gone does not answer.
 
 When a rank dies the others have a moment before they fail of it or are ended: they
-are asked at once, and what they answer lies there for whoever asks later.
+are asked at once, and what they answer lies there for whoever asks later. So does what was
+read already, until the incident is over: the rank may be ended before it is asked again.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ async def ask(page: Path, timeout_s: float = TIMEOUT_S) -> bytes:
             if time.monotonic() > deadline:
                 raise EvidenceError(f"its sampler did not answer within {timeout_s:g} s")
             await asyncio.sleep(_LOOK_S)
-        return _take(answer)
+        return _read(answer)[0]
     except OSError as error:
         raise EvidenceError(f"it cannot be asked: {error.strerror or error}") from error
     finally:
@@ -84,6 +85,12 @@ def ask_in_passing(page: Path) -> None:
     with suppress(OSError):
         page.with_name(page.name + ".req").touch(mode=0o600)
         ring(page)
+
+
+def forget(page: Path) -> None:
+    """Free the shared memory of what a rank has answered."""
+    with suppress(OSError):
+        page.with_name(page.name + ".flight").unlink(missing_ok=True)
 
 
 def ring(page: Path) -> None:
@@ -120,14 +127,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_mtime_ns
-
-
-def _take(answer: Path) -> bytes:
-    """Read the answer and free its shared memory. Raises OSError, EvidenceError."""
-    try:
-        return _read(answer)[0]
-    finally:
-        answer.unlink(missing_ok=True)
 
 
 def _read(answer: Path) -> tuple[bytes, float]:

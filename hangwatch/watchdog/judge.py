@@ -382,6 +382,7 @@ class Judge:
     def _forget(self) -> None:
         """The incident is over; the next one has a report of its own."""
         self._account.forget()
+        self.gatherer.forget_recorders()
         self.aborting.forget()
         self._told_elsewhere = False
 
