@@ -60,11 +60,14 @@ def test_ranks_that_are_recorded_well(environ: dict[str, str], held: rundir.RunD
 def test_why_ranks_are_not_recorded_better(environ: dict[str, str], held: rundir.RunDir) -> None:
     write(held.path, page(0, recorder_reason="no module of ours"))
     write(held.path, page(1, disarmed="too many errors"))
+    for rank in (2, 3):
+        write(held.path, page(rank, torch_lacks="calls of gather_all are not seen"))
     (held.path / "agent-77.err").write_text("process 77 is not recorded: OSError: full\n")
     found = of_it(environ)
     assert all(finding.grade is Grade.WARN for finding in found)
     assert [finding.what for finding in found] == [
         "night-7: rank 0 recorded by Python, a few times a second: no module of ours",
         "night-7: rank 1 recorded no more: too many errors",
+        "night-7: ranks 2 and 3, by the torch they run: calls of gather_all are not seen",
         "night-7: a rank is not recorded: process 77 is not recorded: OSError: full",
     ]

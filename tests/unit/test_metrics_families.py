@@ -263,14 +263,21 @@ def test_a_rank_says_what_it_is_and_how_it_is_recorded(node: Node) -> None:
     reason = "no C++ module\n" * 20
     write(
         node.run_dir,
-        page(0, recorder_reason=reason, swallowed=3, disarmed="too many errors", beacons="no CUDA"),
+        page(
+            0,
+            recorder_reason=reason,
+            swallowed=3,
+            disarmed="too many errors",
+            beacons="no CUDA",
+            torch_lacks="it has no pg_map",
+        ),
     )
     node.look()
     samples = node.samples()
     (info,) = samples.labels("rank_info")
     assert info["recorder_reason"].startswith("no C++ module\\n")
     assert len(info["recorder_reason"]) <= 64
-    assert info["beacons"] == "no CUDA"
+    assert (info["beacons"], info["torch_lacks"]) == ("no CUDA", "it has no pg_map")
     assert (info["pid"], info["phase"], info["recorder"]) == (str(os.getpid()), "running", "python")
     assert samples.of("agent_errors_total") == {("0",): 3}
     assert samples.of("agent_disarmed") == {("0",): 1}

@@ -257,6 +257,12 @@ def test_nothing_is_recorded_of_an_unknown_slot_or_when_disarmed(path: Path) -> 
     assert page.disarmed == "too many errors"
 
 
+def test_what_the_torch_of_the_rank_lacks_is_on_its_page(path: Path) -> None:
+    assert parse_page(path.read_bytes()).torch_lacks == ""
+    _native.set_torch_lacks("calls of gather_all are not seen")
+    assert parse_page(path.read_bytes()).torch_lacks == "calls of gather_all are not seen"
+
+
 def test_what_is_swallowed_is_counted(path: Path) -> None:
     assert [_native.count_swallowed(), _native.count_swallowed()] == [1, 2]
     assert parse_page(path.read_bytes()).swallowed == 2
