@@ -21,6 +21,9 @@ warnings.simplefilter("ignore")
 FORMS = {}
 RANK = int(os.environ["RANK"])
 PEER = 1 - RANK
+NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+GATHERS_OBJECTS = "all_gather_into_tensor" if NEW else "all_gather"
+"""What all_gather_object() calls, twice."""
 
 
 def form(*expected):
@@ -142,7 +145,7 @@ def all_gather_coalesced():
     dist.all_gather_coalesced([[ones(), ones()], [ones(), ones()]], [ones(), ones()])
 
 
-@form(("all_gather_object", "all_gather"), ("all_gather_object", "all_gather"))
+@form(*[("all_gather_object", GATHERS_OBJECTS)] * 2)
 def all_gather_object():
     gathered = [None, None]
     dist.all_gather_object(gathered, {"rank": RANK})
