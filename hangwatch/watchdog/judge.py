@@ -180,7 +180,11 @@ class Judge:
     def rank_failed(self) -> None:
         """A rank of this node has failed: ask the others while they are there."""
         if self.exchange is not None and self.exchange.joined and not self._is_hung():
-            self._last_words.ask(self.exchange, self._first_guess)
+            self._last_words.ask(self.exchange, self._first_guess, self._is_told)
+
+    def _is_told(self) -> bool:
+        """Whether the failure has been told, here or elsewhere."""
+        return not self.incidents.would_tell(Event.FAILED)
 
     async def _first_guess(self, gathered: Gathered) -> Published:
         """Who failed first, as far as that is sure already: no verdicts where it is not."""

@@ -26,13 +26,19 @@ class LastWords:
     _asked: asyncio.Task[Gathered] | None = None
     _at_s: float = 0.0
 
-    def ask(self, exchange: Exchange, conclude: Callable[[Gathered], Awaitable[Published]]) -> None:
+    def ask(
+        self,
+        exchange: Exchange,
+        conclude: Callable[[Gathered], Awaitable[Published]],
+        is_told: Callable[[], bool],
+    ) -> None:
         """Ask all other nodes, unless that is done, and tell them what comes of it.
 
-        Where another node was faster, that one tells.
+        Where another node was faster, that one tells. If it was not sure enough to do so
+        (is_told), this one asks after all: each would tell it for itself in the end.
         """
         if self._asked is None:
-            self._asked = asyncio.ensure_future(self._ask(exchange, conclude))
+            self._asked = asyncio.ensure_future(self._ask(exchange, conclude, is_told))
 
     async def heard(self, timeout_s: float) -> Gathered | None:
         """What was said, as old as it is by now; None where nobody was asked in time."""
@@ -56,9 +62,14 @@ class LastWords:
         self._asked = None
 
     async def _ask(
-        self, exchange: Exchange, conclude: Callable[[Gathered], Awaitable[Published]]
+        self,
+        exchange: Exchange,
+        conclude: Callable[[Gathered], Awaitable[Published]],
+        is_told: Callable[[], bool],
     ) -> Gathered:
         gathered = await exchange.ask(full=False)
+        if not gathered.owner and not is_told():
+            gathered = await exchange.ask(full=False)
         self._at_s = time.monotonic()
         if gathered.owner and gathered.round:
             await exchange.publish(gathered.round, await conclude(gathered))

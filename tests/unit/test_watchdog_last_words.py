@@ -21,16 +21,21 @@ W = world(4)
 class Others:
     """Stands for the exchange with other nodes: keeps what is published."""
 
-    def __init__(self, *, owner: bool = True) -> None:
+    def __init__(self, owner: tuple[bool, ...] = (True,), *, tells: bool = True) -> None:
+        """Whether the question of this node was the first, each time that it asks."""
         self.asked = 0
         self.published: list[Published] = []
         self._owner = owner
+        self._tells = tells
+
+    def is_told(self) -> bool:
+        return self.asked > 0 and self._tells
 
     async def ask(self, *, full: bool) -> Gathered:
         assert not full
         self.asked += 1
         failed = Local((rank(3, **raised("ValueError")),))
-        return Gathered(self._owner, self.asked, (failed,))
+        return Gathered(self._owner[self.asked - 1], self.asked, (failed,))
 
     async def publish(self, number: int, published: Published) -> None:
         assert number == self.asked
@@ -41,7 +46,7 @@ def run(others: Others, act: Callable[[LastWords], Awaitable[Gathered | None]]) 
     async def work() -> Gathered | None:
         words = LastWords()
         for _ in range(2):
-            words.ask(cast("Exchange", others), conclude)
+            words.ask(cast("Exchange", others), conclude, others.is_told)
         return await act(words)
 
     async def conclude(gathered: Gathered) -> Published:
@@ -59,9 +64,21 @@ def test_the_others_are_asked_once_and_told_what_comes_of_it() -> None:
 
 
 def test_what_another_node_has_asked_is_not_ours_to_tell() -> None:
-    others = Others(owner=False)
+    others = Others((False,))
     assert run(others, lambda words: words.heard(5.0)) is None
-    assert others.published == []
+    assert (others.asked, others.published) == (1, [])
+
+
+def test_what_another_node_was_not_sure_of_is_asked_by_this_one() -> None:
+    others = Others((False, True), tells=False)
+    assert run(others, lambda words: words.heard(5.0)) is not None
+    assert (others.asked, others.published) == (2, [Published("of 1", ())])
+
+
+def test_who_is_not_the_first_twice_leaves_it_at_that() -> None:
+    others = Others((False, False), tells=False)
+    assert run(others, lambda words: words.heard(5.0)) is None
+    assert (others.asked, others.published) == (2, [])
 
 
 def test_who_was_not_asked_says_nothing() -> None:
