@@ -48,7 +48,9 @@ def test_a_verdict_alone_ends_nobody() -> None:
 
 def test_who_is_not_named_and_waits_for_nothing_is_never_ended() -> None:
     seen = {0: waiting(10, 11), 1: idle(11, 12), 2: idle(12, 500)}
-    assert begun(seen, 1).due(seen, NOW, PATIENCE) == {0, 1}
+    abort = begun(seen, 1)
+    for step in range(3):  # also when it has been seen more than once
+        assert abort.due(seen, NOW + step, PATIENCE) == {0, 1}
 
 
 def test_a_culprit_that_went_on_lately_is_not_ended() -> None:
@@ -64,6 +66,14 @@ def test_that_the_culprit_has_come_gives_those_that_wait_the_whole_time_anew() -
     assert abort.due(seen, NOW + PATIENCE - 1, PATIENCE) == set()
     abort.due(seen, NOW + PATIENCE, PATIENCE)
     assert abort.due(seen, NOW + PATIENCE + 1, PATIENCE) == {0, 1}
+
+
+def test_who_waits_for_long_already_gets_the_whole_time_too_once_another_has_gone_on() -> None:
+    seen = {0: waiting(10, 500), 1: waiting(11, 500, 6)}
+    abort = begun(seen)
+    seen[1] = idle(11, 0)
+    assert [abort.due(seen, NOW + step * S, PATIENCE) for step in range(10)] == [set()] * 10
+    assert abort.due(seen, NOW + PATIENCE, PATIENCE) == {0}
 
 
 def test_a_wait_that_has_passed_is_not_taken_for_the_next_one() -> None:
@@ -133,7 +143,9 @@ def test_where_nobody_waits_the_culprit_is_ended_after_those_that_wait_elsewhere
 
 def test_a_rank_without_a_page_is_ended_only_where_others_wait() -> None:
     absent = replace(idle(11, 50), has_page=False)
-    assert begun({1: absent}, 1).due({1: absent}, NOW, PATIENCE) == set()
+    alone = begun({1: absent}, 1)
+    for step in range(60):
+        assert alone.due({1: absent}, NOW + step * S, PATIENCE) == set()
     seen = {0: waiting(10, 11), 1: absent}
     assert begun(seen, 1).due(seen, NOW, PATIENCE) == {0, 1}
 
