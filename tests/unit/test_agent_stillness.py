@@ -88,6 +88,17 @@ def test_one_that_is_elsewhere_waits_for_something_else(
         rank.pass_by()
 
 
+def test_what_is_issued_between_two_looks_at_once_ends_the_wait(
+    rank: Rank, stillness: Stillness
+) -> None:
+    look(rank, stillness)
+    rank.pass_by()
+    assert look(rank, stillness) == (True, True)
+    rank.pass_by(0.01)
+    rank.number += 1
+    assert look(rank, stillness) == (False, True)
+
+
 def test_two_looks_at_once_tell_nothing(rank: Rank, stillness: Stillness) -> None:
     look(rank, stillness)
     rank.pass_by()

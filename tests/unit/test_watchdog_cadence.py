@@ -115,6 +115,28 @@ def test_a_new_wait_of_the_same_rank_means_that_the_old_one_recovered() -> None:
     assert cadence.longest_recovered_s == 61
 
 
+def test_a_shorter_wait_that_recovered_later_does_not_take_patience_away() -> None:
+    job = Job(Cadence(None, None))
+    job.wait(200)
+    job.wait(20)
+    assert job.cadence.thresholds().suspect_after_s == 300
+
+
+def test_the_time_that_a_restart_takes_is_no_gap_of_the_job() -> None:
+    job = Job(Cadence(None, None))
+    job.step(1)
+    job.cadence.forget_waits()
+    job.step(400)
+    assert job.cadence.typical_gap_s == 0
+
+
+def test_half_an_hour_is_a_hang_whatever_has_recovered_where_the_user_sets_the_suspicion() -> None:
+    job = Job(Cadence(10, None))
+    job.wait(1000)
+    found = job.cadence.thresholds()
+    assert (found.suspect_after_s, found.hang_after_s) == (10, 1800)
+
+
 def test_what_the_user_sets_stays() -> None:
     job = Job(Cadence(5, 20))
     job.wait(400)

@@ -213,6 +213,12 @@ def test_that_ranks_are_out_of_step_stands_whatever_else_comes_and_goes() -> Non
     assert standing(incidents) == []
 
 
+def test_ranks_that_stay_out_of_step_are_told_once_wherever_their_rings_begin() -> None:
+    incidents = Incidents()
+    found = [incidents.happen(Event.DESYNC, verdict(State.DESYNC, seq=seq)) for seq in (7, 9, 40)]
+    assert found == [Announce.DESYNC, None, None]
+
+
 def test_what_is_remembered_is_no_news_and_no_incident() -> None:
     incidents, seen = Incidents(), verdict(State.DESYNC)
     assert incidents.remember(Announce.DESYNC, seen, 0)

@@ -80,6 +80,18 @@ def test_a_quiet_rank_that_is_blocked_waits_since_it_blocked(
     assert 3 <= look.longest_wait_s < 60
 
 
+def test_a_wait_that_has_passed_is_not_taken_for_the_one_after_it(
+    tmp_path: Path, looker: Looker
+) -> None:
+    now_ns = time.monotonic_ns()
+    for seq, since_ns in ((4, now_ns - 60 * S), (5, now_ns - 2 * S)):
+        moments = {"phase_ns": 1, "created_ns": 1}
+        made = group(seq, left=seq - 1, changed_ns=since_ns)
+        call = event(seq, issued_ns=since_ns, blocked_ns=since_ns)
+        write(tmp_path, page(0, groups=(made,), events=(call,), **moments))
+        assert looker.look().waits == {0: since_ns}
+
+
 def test_a_quiet_rank_that_computes_does_not_wait(
     tmp_path: Path, looker: Looker, clock: Clock
 ) -> None:
@@ -164,6 +176,7 @@ def test_the_position_tells_new_calls_and_nothing_else() -> None:
     content = page(0)
     assert position(content) == position(replace(content, gil_ns=1, heartbeat_ns=2))
     assert position(content) != position(replace(content, groups=(group(4),)))
+    assert position(content) != position(replace(content, groups=(group(3, p2p=1),)))
     assert position(content) != position(replace(content, phase=Phase.FINALIZING))
     assert moved_ns(content) == max(content.phase_ns, content.groups[0].changed_ns)
 
