@@ -12,6 +12,7 @@ from snapshots import (
     THRESHOLDS,
     TORCH,
     blocked,
+    exited,
     frame,
     job,
     main_thread,
@@ -489,3 +490,58 @@ def test_where_nobody_is_missing_nothing_was_stuck_before_the_last_one_came() ->
     )
     (verdict,) = diagnose(job(first, last), THRESHOLDS)
     assert (verdict.state, verdict.culprits, verdict.stuck_age_s) == (State.SLOW, (), 12.0)
+
+
+def test_a_send_of_a_rank_that_is_stopped_may_have_been_answered_by_a_peer_that_is_gone() -> None:
+    gone = rank(1, W, phase=Phase.EXITED, process=ProcessState(alive=False, exit_code=0))
+    stopped = replace(sending(0, 1), process=ProcessState(alive=True, state="T"))
+    verdict = only(job(stopped, gone))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (1,))
+    assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.SLOW)
+
+
+def test_a_peer_that_may_be_waiting_itself_is_possibly_what_a_send_waits_for() -> None:
+    peer = rank(1, W, threads=main_thread(SLEEP), pending_age_s=20.0)
+    verdict = only(job(sending(0, 1), peer))
+    assert (verdict.culprits, verdict.certainty) == ((1,), Certainty.POSSIBLE)
+
+
+def test_several_that_are_gone_are_possibly_what_a_set_up_call_waits_for() -> None:
+    """Who is no member of a group is let through, and may have come to its end since."""
+    gone = exited()
+    waiting = [joining(n, "new_group", 8) for n in (0, 1)]
+    verdict = only(job(*waiting, *(rank(n, W, **gone) for n in (2, 3))))
+    assert (verdict.kind, verdict.culprits) == (Kind.INIT_INCOMPLETE, (2, 3))
+    assert verdict.certainty is Certainty.POSSIBLE
+
+
+def test_who_has_come_to_its_end_is_not_missed_at_new_group_while_another_lives() -> None:
+    gone = exited()
+    waiting = [joining(n, "new_group", 8) for n in (0, 1)]
+    busy = rank(2, W, threads=main_thread(SLEEP))
+    verdict = only(job(*waiting, busy, rank(3, W, **gone)))
+    assert (verdict.kind, verdict.culprits) == (Kind.INIT_INCOMPLETE, (2,))
+
+
+def test_a_group_that_was_destroyed_with_work_left_is_waited_for_by_nobody() -> None:
+    left = GroupProgress(GroupKey((0, 1, 2, 3), "old"), "9", 3, 2, alive=False)
+    late = GroupProgress(GroupKey((0, 1, 2, 3), "old"), "9", 2, 2)
+    ranks = [replace(rank(n, pending_age_s=20.0), groups=(left,)) for n in (0, 1, 3)]
+    assert diagnose(job(*ranks, replace(rank(2), groups=(late,))), THRESHOLDS) == (OK,)
+
+
+def test_without_a_stack_a_thread_beside_the_program_proves_nothing() -> None:
+    pair = GroupKey((0, 1), "pair")
+    other = GroupKey((0, 1), "other")
+    ranks = [
+        rank(0, pair, blocked(pair, 1, thread=77)),
+        rank(1, other, blocked(other, 1, thread=78, line=30)),
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (0, 1))
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.SLOW)
+
+
+def test_a_rank_whose_threads_all_stand_still_is_not_said_to_have_its_gil_held() -> None:
+    stuck = busy(threads=main_thread(SLEEP), gil_age_s=20.0, heartbeat_age_s=20.0)
+    assert only(behind(stuck)).reason is Reason.USER_CODE

@@ -19,7 +19,9 @@ from hangwatch.types import (
     Kind,
     OpRecord,
     OpState,
+    ProcessState,
     RankSnapshot,
+    Reason,
     State,
     Verdict,
 )
@@ -236,3 +238,56 @@ def test_a_name_that_is_shared_by_groups_that_all_members_know_explains_nothing(
     ranks = [named(n, TP[n], op(W, 1), blocked(TP[n], 1)) for n in range(4)]
     for verdict in diagnose(job(*ranks), THRESHOLDS):
         assert (verdict.kind, verdict.culprits) == (Kind.COLLECTIVE_STUCK, ())
+
+
+def test_most_of_a_cycle_that_are_past_the_loop_have_not_finished_early() -> None:
+    every = GroupKey((0, 1, 2, 3), "dp")
+    ranks = [rank(0, W, op(every, 5), blocked(every, 6, line=4))]
+    ranks += [rank(n, W, op(every, 5), blocked(W, 1, "barrier", line=5)) for n in (1, 2, 3)]
+    verdict = only(job(*ranks, sources={SCRIPT: LOOP}))
+    assert verdict.culprits == (0,)
+
+
+def saving(text: str, *before: OpRecord) -> Verdict:
+    """Ranks 0 and 1 are in a barrier of all, 2 and 3 in a call with their replicas."""
+    at_barrier = main_thread(frame(2, "save"), frame(7))
+    ranks = [rank(n, W, blocked(W, 2, "barrier", line=2), threads=at_barrier) for n in (0, 1)]
+    ranks += [
+        rank(n, W, *before, blocked(DP[n], 6, line=5), threads=main_thread(frame(5)))
+        for n in (2, 3)
+    ]
+    return only(job(*ranks, sources={SCRIPT: text}))
+
+
+def test_a_condition_on_the_rank_that_the_others_met_before_makes_nobody_a_subset() -> None:
+    assert saving(SAVE).kind is Kind.SUBSET_ENTERED
+    verdict = saving(SAVE, op(W, 1, "barrier", line=2))
+    assert verdict.kind is not Kind.SUBSET_ENTERED
+
+
+def test_a_condition_whose_other_branch_communicates_makes_nobody_a_subset() -> None:
+    text = SAVE + "        else:\n            dist.all_reduce(gradient)\n"
+    assert saving(text).kind is not Kind.SUBSET_ENTERED
+
+
+def test_a_cycle_of_what_is_only_pending_is_not_proved() -> None:
+    first, second = GroupKey((0, 1), "a"), GroupKey((0, 1), "b")
+    ranks = [
+        rank(n, key, op(key, 1, state=OpState.ISSUED, source="flight"), flight=True)
+        for n, key in enumerate((first, second))
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (0, 1))
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.SLOW)
+
+
+def test_a_rank_of_a_cycle_that_is_stopped_is_named_and_nothing_is_proved() -> None:
+    first, second = GroupKey((0, 1), "a"), GroupKey((0, 1), "b")
+    stopped = ProcessState(alive=True, state="T")
+    ranks = [
+        rank(0, first, blocked(first, 1), process=stopped),
+        rank(1, second, blocked(second, 1, line=30)),
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.culprits, verdict.reason) == ((0,), Reason.STOPPED)
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.SLOW)

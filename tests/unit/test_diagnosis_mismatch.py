@@ -563,3 +563,27 @@ def test_a_rank_that_gloo_aborted_for_the_size_of_another_is_not_its_cause() -> 
     assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (2,))
     assert verdict.victims == (0, 1, 3)
     assert "with shape [3], ranks 0, 1 and 3 with shape [2]" in verdict.headline
+
+
+def test_most_of_those_that_are_known_prove_nothing_where_they_are_not_most_members() -> None:
+    most = [at(20, blocked(W, 7), number=n) for n in (0, 1)]
+    odd = at(24, blocked(W, 7, "broadcast", line=24), number=2)
+    verdict = only(job(*most, odd, size=4))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (2,))
+    assert verdict.certainty is Certainty.LIKELY
+
+
+def test_the_source_decides_nothing_between_two_where_others_are_not_known() -> None:
+    done = at(5, blocked(W, 7, "barrier", line=5), number=1)
+    inside = at(3, blocked(W, 7, "all_reduce", line=3), number=0)
+    verdict = only(job(done, inside, size=4, **source(LOOP)))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+
+
+def test_sizes_of_which_none_has_a_majority_tell_nothing_of_who_gloo_aborted_a_rank_for() -> None:
+    def there(number: int, size: int, **fields: Any) -> RankSnapshot:
+        call = blocked(W, 7, "all_gather", shape=(size,), age=4.0)
+        return rank(number, W, op(W, 6), call, **fields)
+
+    ranks = there(0, 2), there(1, 2), there(2, 3), there(3, 4, **killed(6))
+    assert only(job(*ranks)).kind is not Kind.SIGNATURE_MISMATCH
