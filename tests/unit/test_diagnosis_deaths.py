@@ -28,6 +28,7 @@ from hangwatch.diagnosis.verdict import LAUNCHER_S
 from hangwatch.types import (
     OK,
     Certainty,
+    GroupKey,
     GroupProgress,
     JobSnapshot,
     Kind,
@@ -477,3 +478,123 @@ def test_a_rank_that_was_terminated_alone_is_missed_by_the_others() -> None:
 def test_a_stack_does_not_make_a_dead_rank_alive() -> None:
     gone = dead(threads=main_thread(frame(12)), **killed(9))
     assert only(job(waiting(0), waiting(1), gone, waiting(3))).kind is Kind.DIED
+
+
+# --- What may be read two ways -------------------------------------------------------------------
+
+
+def test_of_several_that_died_alike_the_first_tells_where_and_how() -> None:
+    first = dead(1, **raised("ValueError", "first", 33, age=9.0))
+    later = dead(2, **raised("ValueError", "later", 33, age=8.0))
+    verdict = only(job(waiting(0), later, first, waiting(3)))
+    assert verdict.culprits == (1, 2)
+    assert "first" in verdict.headline
+
+
+def test_an_abort_while_the_interpreter_shuts_down_is_the_ranks_own() -> None:
+    aborted = dead(phase=Phase.EXITED, phase_age_s=8.0, **killed(6))
+    verdict = only(job(waiting(0), waiting(1), aborted, waiting(3)))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+    assert verdict.certainty is Certainty.PROVED
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (killed(9, 2.0), Reason.SIGNAL),
+        (raised("torch.cuda.OutOfMemoryError", "CUDA", age=2.0), Reason.OUT_OF_MEMORY),
+    ],
+)
+def test_who_is_killed_or_out_of_memory_in_a_call_did_not_end_of_another(
+    end: dict[str, Any], reason: Reason
+) -> None:
+    here = rank(2, W, op(W, 4), op(W, 5, state=OpState.FAILED, age=4.0), **end)
+    first = dead(1, **raised("ValueError", age=9.0))
+    verdicts = diagnose(job(failed(0), first, here, failed(3), ended=True, exit_code=1), THRESHOLDS)
+    assert {(verdict.culprits, verdict.reason) for verdict in verdicts} == {
+        ((1,), Reason.EXCEPTION),
+        ((2,), reason),
+    }
+
+
+def test_who_raised_in_a_collective_after_a_member_of_its_group_had_finished_did_so_of_that() -> (
+    None
+):
+    error = raised("RuntimeError", "ran out of input", 20, age=3.0)
+    raising = [rank(n, W, op(W, 4), op(W, 5, state=OpState.FAILED), **error) for n in (0, 1, 3)]
+    verdict = only(job(*raising, dead(**exited(age=5.0)), ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (2,))
+
+
+def test_the_one_whose_error_may_be_its_own_is_blamed_where_no_other_is() -> None:
+    timed_out = rank(2, W, enqueued=4, completed=3, **raised("requests.Timeout", "Read timed out."))
+    verdict = only(job(failed(0), failed(1), timed_out, failed(3), ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+
+
+def test_a_program_that_was_seen_to_end_well_is_not_suspected() -> None:
+    gone = ProcessState(alive=False, gone_age_s=5.0)
+    well = rank(0, W, **exited())
+    verdict = only(job(well, rank(1, W, process=gone), size=2, ended=True, exit_code=1))
+    assert verdict.culprits == (1,)
+
+
+def test_a_rank_that_is_gone_from_a_place_that_all_had_reached_is_only_likely_the_cause() -> None:
+    issued = op(W, 5, state=OpState.ISSUED, source="flight", age=20.0)
+    there = [rank(n, W, op(W, 4), issued, flight=True) for n in (0, 1, 3)]
+    failed_of_it = replace(failed(2, age=12.0), node="n1")
+    verdict = only(job(*there, failed_of_it))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+    assert verdict.certainty is Certainty.LIKELY
+
+
+def unsure(number: int) -> RankSnapshot:
+    """A rank that waits, in one of two groups, as its counters tell."""
+    pair = GroupKey((0, 1), "pair")
+    groups = (
+        GroupProgress(W, "0", enqueued=5, completed=4),
+        GroupProgress(pair, "1", enqueued=3, completed=2),
+    )
+    return replace(rank(number, pending_age_s=20.0), groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("left", "certainty"), [((2,), Certainty.LIKELY), ((1, 2, 3), Certainty.POSSIBLE)]
+)
+def test_counters_of_several_groups_do_not_prove_that_a_rank_finished_early(
+    left: tuple[int, ...], certainty: Certainty
+) -> None:
+    ranks = [rank(n, W, op(W, 4), **exited()) if n in left else unsure(n) for n in range(4)]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.certainty) == (Kind.FINISHED_EARLY, certainty)
+    assert verdict.state is State.SLOW
+
+
+def test_an_unseen_rank_is_not_said_to_have_died_where_another_is_known_to_have() -> None:
+    trio = GroupKey((0, 2, 3), "trio")
+    call = op(trio, 5, state=OpState.FAILED, age=20.0)
+    failing = [rank(n, trio, call, **raised("RuntimeError", PEER, 20, 3.0)) for n in (0, 3)]
+    found = job(*failing, dead(1, **raised("ValueError")), size=4, ended=True, exit_code=1)
+    kinds = {verdict.culprits: verdict.kind for verdict in diagnose(found, THRESHOLDS)}
+    assert kinds == {(1,): Kind.DIED, (2,): Kind.NEVER_ENTERED}
+
+
+def test_a_timeout_is_not_blamed_on_the_one_that_it_hit_first() -> None:
+    error = raised("RuntimeError", "Timed out waiting 1800000ms for send", 20)
+    timed_out = rank(2, W, enqueued=5, completed=4, **error)
+    late = rank(3, W, op(W, 4), threads=main_thread(frame(12)))
+    verdict = only(job(waiting(0, age=20.0), waiting(1, age=20.0), timed_out, late))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (3,))
+
+
+def test_several_whose_own_connections_timed_out_are_no_victims() -> None:
+    mine = [rank(n, W, op(W, 4), **raised("requests.Timeout", "Read timed out.")) for n in (1, 2)]
+    verdict = only(job(failed(0), *mine, failed(3), ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (1, 2))
+
+
+def test_a_rank_that_lives_on_a_machine_of_a_lost_ones_name_is_not_lost() -> None:
+    namesake = rank(2, W, op(W, 4), threads=main_thread(frame(12)))
+    found = job(waiting(0, age=20.0), waiting(1, age=20.0), namesake, waiting(3, age=20.0))
+    verdict = only(replace(found, lost_nodes=("n0",)))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from snapshots import (
     ALIVE,
@@ -261,3 +263,19 @@ def test_the_headline_of_a_large_job_stays_short() -> None:
     verdict = only(job(*waiting, *sleeping))
     assert len(verdict.culprits) == 2048
     assert len(verdict.headline) < 400
+
+
+def test_a_full_place_of_which_only_counters_tell_may_hide_a_mismatch() -> None:
+    unknown = [rank(n, W, enqueued=9, completed=8, pending_age_s=20.0) for n in range(4)]
+    verdict = only(job(*unknown))
+    assert (verdict.kind, verdict.culprits) == (Kind.COLLECTIVE_STUCK, ())
+    assert verdict.certainty is Certainty.POSSIBLE
+
+
+def test_of_several_that_wait_elsewhere_none_is_sure_to_be_missed_at_new_group() -> None:
+    call: dict[str, Any] = {"in_call": "new_group", "in_call_age_s": 20.0, "in_call_site": site(15)}
+    making = [rank(n, W, op(W, 1), **call) for n in (0, 1)]
+    there = [rank(n, W, op(W, 1), blocked(W, 2)) for n in (2, 3)]
+    verdict = only(job(*making, *there))
+    assert (verdict.kind, verdict.culprits) == (Kind.INIT_INCOMPLETE, (2, 3))
+    assert verdict.certainty is Certainty.POSSIBLE
