@@ -545,3 +545,25 @@ def test_without_a_stack_a_thread_beside_the_program_proves_nothing() -> None:
 def test_a_rank_whose_threads_all_stand_still_is_not_said_to_have_its_gil_held() -> None:
     stuck = busy(threads=main_thread(SLEEP), gil_age_s=20.0, heartbeat_age_s=20.0)
     assert only(behind(stuck)).reason is Reason.USER_CODE
+
+
+def test_of_senders_one_that_died_by_its_message_under_way_is_missed() -> None:
+    receiver, *others = collecting(1, 1, 1)
+    dead = ProcessState(alive=False, signal=9, gone_age_s=20.0)
+    others[1] = rank(2, W, op(W, 1, "send", peer=0), blocked(W, 2, "send", peer=0), process=dead)
+    verdict = only(job(receiver, *others))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+
+
+def test_of_senders_that_are_gone_the_one_that_sent_less_is_not_proved_to_owe_it() -> None:
+    verdict = only(job(*collecting(3, 2, 3, **exited())))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (2,))
+    assert verdict.certainty is Certainty.LIKELY
+
+
+def test_a_user_function_that_calls_another_below_a_line_with_item_waits_for_nothing() -> None:
+    sources = {SCRIPT: "\n" * 11 + "compute(loss.item())\n"}
+    inner = Frame("/usr/lib/python3.11/json/encoder.py", 200, "encode")
+    beside = [backward(n, threads=main_thread(inner, SLEEP)) for n in (0, 1, 3)]
+    found = job(*beside, busy(threads=main_thread(frame(30))), sources=sources)
+    assert diagnose(found, THRESHOLDS) == (OK,)

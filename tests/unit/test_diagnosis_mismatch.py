@@ -587,3 +587,65 @@ def test_sizes_of_which_none_has_a_majority_tell_nothing_of_who_gloo_aborted_a_r
 
     ranks = there(0, 2), there(1, 2), there(2, 3), there(3, 4, **killed(6))
     assert only(job(*ranks)).kind is not Kind.SIGNATURE_MISMATCH
+
+
+def test_a_condition_on_the_rank_that_others_met_before_excuses_who_meets_it_now() -> None:
+    """Between two ranks the source alone would blame the one that stands under it."""
+    text = """
+        def main():
+            for step in range(30):
+                if rank == 0:
+                    dist.gather(x)
+                dist.all_reduce(x)
+        """
+    made = [op(PAIR, 1, "gather", line=4), op(PAIR, 2, line=5)]
+    inside = at(4, blocked(PAIR, 3, "gather", line=4), *made, number=0)
+    past = at(5, blocked(PAIR, 3, line=5), *made, number=1)
+    verdict = only(job(inside, past, **source(text)))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+
+
+def test_a_few_below_a_condition_that_the_others_met_before_were_left_alone_by_them() -> None:
+    text = """
+        def main():
+            if rank == 0:
+                dist.barrier()
+            train()
+        """
+    waiting = at(3, blocked(W, 7, "barrier", line=3), number=0)
+    made = op(W, 6, "barrier", line=3)
+    others = [rank(n, W, made, threads=main_thread(frame(4))) for n in (1, 2, 3)]
+    verdict = only(job(waiting, *others, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (1, 2, 3))
+
+
+def test_a_condition_on_the_rank_with_a_part_for_all_others_makes_nobody_a_subset() -> None:
+    text = """
+        def main():
+            if rank == 0:
+                dist.barrier()
+            else:
+                dist.all_reduce(x)
+                train()
+        """
+    waiting = at(3, blocked(W, 7, "barrier", line=3), number=0)
+    others = [rank(n, W, op(W, 6), threads=main_thread(frame(6))) for n in (1, 2, 3)]
+    verdict = only(job(waiting, *others, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (1, 2, 3))
+
+
+def test_one_rank_that_found_another_model_does_not_make_those_who_wait_a_subset() -> None:
+    text = """
+        def main():
+            if rank == 0:
+                dist.all_gather_object(objects, rank)
+            model = DistributedDataParallel(net)
+        """
+    message = "DDP expects same model across all ranks, but Rank 1 has 2 params"
+    waiting = [
+        at(3, blocked(W, 8, "all_gather_object", line=3), op(W, 7, "all_gather"), number=n)
+        for n in (0, 2, 3)
+    ]
+    died = rank(1, W, op(W, 6), enqueued=7, **raised("RuntimeError", message, 4))
+    verdict = only(job(*waiting, died, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (1,))
