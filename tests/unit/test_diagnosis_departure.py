@@ -213,3 +213,17 @@ def test_a_rank_at_an_unknown_line_with_unfinished_work_may_be_waiting_for_it() 
     assert only(job(*others, busy)).certainty is Certainty.POSSIBLE
     in_backward = replace(busy, threads=main_thread(*BACKWARD, frame(12)), flight=True)
     assert only(job(*others, in_backward)).certainty is Certainty.POSSIBLE
+
+
+def test_of_two_that_parted_from_each_other_either_may_have_left_the_program() -> None:
+    # Ranks 2 and 3 are of another stage: what they do tells nothing of 0 and 1.
+    every, other = GroupKey((0, 1, 2, 3), "every"), GroupKey((0, 1, 2, 3), "other")
+    pairs = [GroupKey((0, 1), "first"), GroupKey((2, 3), "last")]
+    ranks = [
+        rank(0, W, op(pairs[0], 1, line=8), blocked(every, 1, line=14)),
+        rank(1, W, op(pairs[0], 1, line=8), blocked(other, 1, line=15)),
+        *[rank(n, W, op(pairs[1], 1, line=9), blocked(every, 1, line=14)) for n in (2, 3)],
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (0, 1))
+    assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.HANG)
