@@ -176,10 +176,9 @@ def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
     process = rank.process
     over = rank.phase in (Phase.EXITED, Phase.RAISED)
     # Two machines may share a hostname: what is seen alive is not on the lost one.
-    lost = rank.node in job.snapshot.lost_nodes and bool(rank.node) and not process.alive
     if process.alive and not over and rank.exception is None:
         return None
-    how = _how(rank, lost=lost)
+    how = _how(rank, lost=rank.node in job.snapshot.lost_nodes and bool(rank.node))
     ages = [seconds(process.gone_age_s), seconds(rank.exception_age_s)]
     if over:
         ages.append(seconds(rank.phase_age_s))
