@@ -144,3 +144,16 @@ def test_no_snapshot_is_no_desync() -> None:
     nobody: RankSnapshot = rank(0, W)
     assert find_desync(job()) is None
     assert find_desync(job(nobody)) is None
+
+
+def test_a_size_is_compared_only_with_what_was_called_at_the_same_line() -> None:
+    # Which place a call has may be wrong where threads race.
+    usual = [op(W, n) for n in range(1, 30)]
+
+    def odd(line: int) -> list[OpRecord]:
+        return [op(W, 9, shape=(9,), line=line) if call.seq == 9 else call for call in usual]
+
+    assert find_desync(running(usual, usual, odd(40), usual)) is None
+    found = find_desync(running(usual, usual, odd(20), usual))
+    assert found is not None
+    assert (found.kind, found.culprits) == (Kind.SIGNATURE_MISMATCH, (2,))

@@ -649,3 +649,15 @@ def test_one_rank_that_found_another_model_does_not_make_those_who_wait_a_subset
     died = rank(1, W, op(W, 6), enqueued=7, **raised("RuntimeError", message, 4))
     verdict = only(job(*waiting, died, **source(text)))
     assert (verdict.kind, verdict.culprits) == (Kind.DIED, (1,))
+
+
+def test_ranks_in_different_collectives_are_told_of_though_a_member_has_not_come_yet() -> None:
+    most = [at(20, blocked(W, 7), number=n) for n in (0, 1)]
+    odd = at(24, blocked(W, 7, "broadcast", line=24), number=2)
+    late = rank(3, W, op(W, 6), threads=main_thread(frame(12)))
+    verdict = only(job(*most, odd, late))
+    assert (verdict.kind, verdict.culprits, verdict.state) == (
+        Kind.OP_MISMATCH,
+        (2,),
+        State.HANG,
+    )
