@@ -168,7 +168,7 @@ class FlightRecorder:
         for name, dump in self._dumps.items():
             # Where the status tells of nothing unfinished the device need not be asked; and
             # nobody retires the entries of a job that waits for each call on the host
-            # (TORCHNCCL_BLOCKING_WAIT).
+            # (TORCH_NCCL_BLOCKING_WAIT).
             if name == NCCL and not any(
                 _unfinished(state) for key, state in self._last.items() if key[0] == name
             ):

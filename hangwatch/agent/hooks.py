@@ -82,7 +82,7 @@ class Hooks:
 
     def _new_process(self) -> Process:
         found = torch_api.Recorders.of(sys.modules["torch._C._distributed_c10d"])
-        gil_free = self._recorder.use_dumps(*(n in found.dumps for n in (NCCL, GENERAL)))
+        gil_free = self._recorder.use_dumps(NCCL in found.dumps, GENERAL in found.dumps)
         lacks = torch_api.lacks(self._c10d, found, self._wrapped, gil_free=gil_free)
         return Process(
             self._c10d, self._recorder, self._directory, self._adopt, found, "; ".join(lacks)

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from hangwatch.agent.stillness import MAY_WAIT, Stillness
+from hangwatch.agent.stillness import MAY_WAIT, Stillness, main_thread_cpu_s
 
 BACKWARD = "/site-packages" + MAY_WAIT[0]
 
@@ -97,6 +97,20 @@ def test_what_is_issued_between_two_looks_at_once_ends_the_wait(
     rank.pass_by(0.01)
     rank.number += 1
     assert look(rank, stillness) == (False, True)
+
+
+def test_where_its_clock_is_not_told_nobody_waits(
+    rank: Rank, stillness: Stillness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_clock: int) -> float:
+        raise OSError(22, "Invalid argument")
+
+    assert main_thread_cpu_s() > 0.0
+    monkeypatch.setattr("time.clock_gettime", refused)
+    rank.cpu_s = main_thread_cpu_s()
+    for _ in range(4):
+        assert look(rank, stillness)[0] is False
+        rank.now_s += 0.5
 
 
 def test_two_looks_at_once_tell_nothing(rank: Rank, stillness: Stillness) -> None:
