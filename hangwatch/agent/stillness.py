@@ -20,17 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+_FUNCTIONAL = "/torch/distributed/_functional_collectives.py"
 MAY_WAIT = (
     "/torch/autograd/graph.py",
     "/torch/autograd/__init__.py",
     "/torch/_tensor.py",
-    "/torch/_ops.py",
     "/torch/nn/parallel/distributed.py",
     "/torch/distributed/utils.py",
-    "/torch/distributed/_functional_collectives.py",
+    _FUNCTIONAL,
 )
 """Files of torch whose functions are innermost while C++ waits for a collective: backward, a
 functional collective, the buffers and the construction of a DistributedDataParallel."""
+_OPERATORS = "/torch/_ops.py"
+"""Between them and any operator: innermost for those of other libraries, too, which may block."""
 SHORTEST_S = 0.2
 """Two looks that are closer tell nothing."""
 IDLE = 0.05
@@ -83,4 +85,7 @@ class Stillness:
 
     def _may_wait(self) -> bool:
         frame = self._frame()
+        if frame is not None and frame.f_code.co_filename.endswith(_OPERATORS):
+            frame = frame.f_back
+            return frame is not None and frame.f_code.co_filename.endswith(_FUNCTIONAL)
         return frame is not None and frame.f_code.co_filename.endswith(MAY_WAIT)

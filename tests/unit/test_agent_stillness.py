@@ -20,6 +20,7 @@ class Rank:
     now_s: float = 100.0
     cpu_s: float = 7.0
     file: str = BACKWARD
+    caller: str = "/home/u/train.py"
     number: int = 16
 
     def pass_by(self, seconds: float = 0.5, busy: float = 0.0) -> None:
@@ -27,8 +28,9 @@ class Rank:
         self.cpu_s += seconds * busy
 
     def frame(self) -> FrameType:
+        caller = SimpleNamespace(f_code=SimpleNamespace(co_filename=self.caller))
         code = SimpleNamespace(co_filename=self.file)
-        return cast("FrameType", SimpleNamespace(f_code=code))
+        return cast("FrameType", SimpleNamespace(f_code=code, f_back=caller))
 
 
 @pytest.fixture
@@ -97,6 +99,18 @@ def test_what_is_issued_between_two_looks_at_once_ends_the_wait(
     rank.pass_by(0.01)
     rank.number += 1
     assert look(rank, stillness) == (False, True)
+
+
+def test_of_the_operators_only_a_functional_collective_waits(
+    rank: Rank, stillness: Stillness
+) -> None:
+    rank.file = "/site-packages/torch/_ops.py"
+    look(rank, stillness)
+    rank.pass_by()
+    assert look(rank, stillness)[0] is False  # that of another library may read a file
+    rank.caller = "/site-packages/torch/distributed/_functional_collectives.py"
+    rank.pass_by()
+    assert look(rank, stillness) == (True, True)
 
 
 def test_where_its_clock_is_not_told_nobody_waits(
