@@ -45,11 +45,15 @@ class Exceptions:
         # Interactive sessions and test runners set it, too, and go on.
         if error is None or hasattr(sys, "ps1") or sys.flags.interactive or self._runs():
             return False
+        self.record(error)
+        return True
+
+    def record(self, error: BaseException) -> None:
+        """Record the exception that ends this process."""
         if id(error) != self._recorded:
             self._recorded = id(error)
             place = raised_at(error.__traceback__, self._prefixes)
             self._recorder.set_exception(type_name(type(error)), message(error), *place)
-        return True
 
     def _runs(self) -> bool:
         """Whether the main program has not ended: it still stands on its stack."""
@@ -57,6 +61,43 @@ class Exceptions:
         if frame is None:
             return False
         return frame.f_code.co_name == "<module>" or frame.f_code.co_filename == "<frozen runpy>"
+
+
+def at_end_of_child(call: Callable[[BaseException], None]) -> None:
+    """Have the exception that ends this process, where multiprocessing started it.
+
+    It keeps that from the interpreter. Nothing comes of it in another process, where the
+    program ends itself by ``sys.exit``, and from Python 3.13 on, which handles the exception
+    before it runs what was left to be run at the end.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None:
+        return
+    from multiprocessing.util import Finalize
+
+    handled = id(sys.exc_info()[1])  # by the parent, amid which this one was forked
+
+    def end() -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit):
+            error = error.__context__ if _is_of_start_processes(error) else None
+        if error is not None and id(error) != handled:
+            call(error)
+
+    Finalize(None, end, exitpriority=0)
+
+
+def _is_of_start_processes(error: SystemExit) -> bool:
+    """Whether torch.multiprocessing.start_processes has made it of another exception."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code if trace is not None else None
+    return (
+        code is not None
+        and code.co_name == "_wrap"
+        and code.co_filename.endswith("torch/multiprocessing/spawn.py")
+    )
 
 
 def innermost_frame_of_main_thread() -> FrameType | None:

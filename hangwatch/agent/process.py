@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.agent import rank as ranks
 from hangwatch.agent.call_site import NOWHERE, internal_prefixes, user_place
 from hangwatch.agent.custom_groups import CustomCalls
-from hangwatch.agent.exceptions import Exceptions
+from hangwatch.agent.exceptions import Exceptions, at_end_of_child
 from hangwatch.agent.flight import FlightRecorder
 from hangwatch.agent.groups import Groups
 from hangwatch.agent.guard import Guard
@@ -98,6 +98,8 @@ class Process:
         """What the page says that the rank is in: name and place."""
         self._making = ""
         """Path of a page that is being made, or is made."""
+        self._awaits_end = False
+        """What ends it is told, where multiprocessing has started it."""
         self._sampler: Sampler | None = None
         self._thread: Periodic | None = None
         self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
@@ -184,6 +186,9 @@ class Process:
         rank, world_size = self._announced(args, kwargs)
         if rank >= 0 and not self.page:
             self.open_page(rank, world_size, meeting=_url(args, kwargs))
+        if not self._awaits_end:
+            self._awaits_end = True
+            at_end_of_child(self._end_of_child)
         self._set_phase("init")
         self._start_sampling()
         self._practice.attach()
@@ -301,6 +306,12 @@ class Process:
         if raised and self._thread is not None:
             # Nobody can ask later what C++ had issued, and a mismatch shows only there.
             self._flight.leave(self.page)
+
+    def _end_of_child(self, error: BaseException) -> None:
+        """Threads of the program may live on: only how its main one ended is known."""
+        with self.guard:
+            if self.active and self.page:
+                self._exceptions.record(error)
 
     def _set_phase(self, phase: str) -> None:
         if phase != self._phase:

@@ -74,6 +74,26 @@ def test_a_program_that_starts_its_own_ranks_is_watched(tmp_path: Path, method: 
     assert json.loads(run.read_text())["exit_code"] == 0
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_what_a_rank_raises_is_told_where_multiprocessing_catches_it(
+    tmp_path: Path, method: str
+) -> None:
+    program = PROGRAMS / "starts_its_own_ranks.py"
+    with Launched(tmp_path, [sys.executable, str(program), method], UNWRAPPED) as job:
+        job.until_running()
+        job.touch("hold")
+        job.touch("fail")
+        job.until_said("FAILED")
+        assert job.wait() == 1
+        job.until_nothing_runs()
+        assert job.said().count("ValueError: bad batch") == 2  # the program's, and ours
+    verdict = job.reports()[-1]["verdict"]
+    assert (verdict["kind"], verdict["reason"]) == ("died", "exception")
+    assert (verdict["culprits"], verdict["certainty"]) == ([1], "proved")
+    assert verdict["site"]["file"] == str(LAUNCHED)
+    assert verdict["site"]["line"] == line_of(LAUNCHED, "# raised")
+
+
 def test_a_rank_that_was_killed_is_named_and_its_restart_is_left_alone(tmp_path: Path) -> None:
     launch = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     # Else gloo may find the addresses of the ranks before in torchrun's store, as without us.

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hangwatch.agent.exceptions import (
     MESSAGE_CHARS,
     Exceptions,
+    at_end_of_child,
     handled_by_main_thread,
     message,
     type_name,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
 
 
 class Recorder:
@@ -96,3 +102,44 @@ def test_an_exception_that_cannot_be_printed_says_so() -> None:
             raise RuntimeError
 
     assert message(Untold()) == "<its text cannot be had: RuntimeError>"
+
+
+def _raises() -> None:
+    raise ValueError("bad batch")
+
+
+def _gives_up() -> None:
+    sys.exit(3)
+
+
+def _gives_up_for_what_it_handles() -> None:
+    try:
+        _raises()
+    except ValueError:
+        sys.exit(1)
+
+
+def _child(program: Callable[[], None], said: Connection) -> None:
+    told: list[BaseException] = []
+    multiprocessing.util.Finalize(None, lambda: said.send(repr(told)), exitpriority=-1)
+    at_end_of_child(told.append)
+    program()
+
+
+@pytest.mark.parametrize("program", [_raises, _gives_up, _gives_up_for_what_it_handles, bool])
+def test_what_ends_a_child_of_multiprocessing_is_told(program: Callable[[], None]) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=_child, args=(program, there))
+    child.start()
+    there.close()
+    known = program is _raises and sys.version_info < (3, 13)
+    assert here.recv() == ("[ValueError('bad batch')]" if known else "[]")
+    child.join()
+
+
+def test_the_end_of_another_process_is_left_to_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(multiprocessing.util, "Finalize")
+    at_end_of_child(print)

@@ -1,6 +1,6 @@
 """Steps until there is a file ``stop``; rank 1 keeps the others waiting while there is ``hold``.
 
-Where it then finds ``die`` it is killed without a word.
+Where it then finds ``die`` it is killed without a word, and where ``fail`` it raises.
 """
 
 import os
@@ -21,6 +21,8 @@ def main() -> None:
             time.sleep(0.05)  # culprit
             if Path("die").exists():
                 os.kill(os.getpid(), signal.SIGKILL)
+            if Path("fail").exists():
+                raise ValueError("bad batch")  # raised
         over.fill_(rank == 0 and Path("stop").exists())
         dist.all_reduce(over)
         Path(f"ran-{rank}").touch()
