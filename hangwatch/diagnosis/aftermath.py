@@ -23,6 +23,10 @@ FAILED_WITHIN = 4
 """A call that raised is where a rank ended if it is among its last so many."""
 
 
+COUNTED_S = 2.0
+"""What was issued so long before a rank ended is in its counts."""
+
+
 def find_waits(
     job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int] | None = None
 ) -> list[Wait]:
@@ -150,7 +154,7 @@ def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
     others = [
         job.reached[gid].get(member, 0)
         for member in job.members(gid)
-        if member != rank.rank and not _is_behind(job, gid, last.seq, ended.get(member), member)
+        if member != rank.rank and not _is_behind(job, gid, rank.rank, ended.get(member), member)
     ]
     place = Place(gid, min([last.seq, *(seq + 1 for seq in others)]))
     if all(job.arrived(member, place) for member in job.members(gid)):
@@ -161,11 +165,16 @@ def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
     yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=vague)
 
 
-def _is_behind(job: Job, gid: int, seq: int, end: Ending | None, rank: int) -> bool:
-    """Whether a rank's count is one of long before it died: it is taken twice a second."""
-    if end is None or end.cause is not Cause.OWN or end.how is How.CLEAN or job.ranks[rank].flight:
+def _is_behind(job: Job, gid: int, raised: int, end: Ending | None, rank: int) -> bool:
+    """Whether a rank's count is one of before its last moments: it is taken twice a second.
+
+    Not where a rank that raised was further than that for longer.
+    """
+    if end is None or end.how is How.CLEAN or end.cause is Cause.ECHO or job.ranks[rank].flight:
         return False
-    return job.reached[gid].get(rank, 0) < seq - FAILED_WITHIN
+    reached = job.reached[gid].get(rank, 0)
+    after = job.record(raised, Place(gid, reached + FAILED_WITHIN + 1))
+    return after is not None and seconds(after.issued_age_s) - end.age_s < COUNTED_S
 
 
 def _made_by_python(job: Job, rank: int, gid: int) -> bool:

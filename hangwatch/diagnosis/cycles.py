@@ -161,7 +161,7 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
         beside.extend(wait for wait in there if inside and wait.rank not in inside)
     # What they have done before they came to wait might tell who has left the way.
     waits = [wait for camp in camps.values() for wait in camp]
-    silent = any(not has_history(case.job, wait.rank) for wait in (*waits, *beside))
+    silent = any(not has_history(case.job, wait.rank, wait.record) for wait in (*waits, *beside))
     beside = [wait for wait in beside if _had_a_choice(case, wait, camps)]
     left = divergence(case, waits, beside)
     halves = [s for s in root.spots if isinstance(s, Channel) and _tells(case, s, left)]
@@ -170,7 +170,9 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
         return _channel_in_cycle(case, oldest, inside)
     found = _inversion(case, camps, left)
     if left is None and silent and found.certainty is Certainty.PROVED:
-        return replace(found, certainty=Certainty.LIKELY)
+        # One of two sides may have left the way, and the other is named with it.
+        outvoted = len(found.culprits) < len({wait.rank for wait in waits})
+        return replace(found, certainty=Certainty.LIKELY if outvoted else Certainty.POSSIBLE)
     return found
 
 

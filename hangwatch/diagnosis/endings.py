@@ -88,6 +88,7 @@ def endings(job: Job) -> dict[int, Ending]:
     """The ends of all ranks that have ended."""
     found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
     _place_the_lost(found)
+    _excuse_the_unseen(job, found)
     _suspect_the_unseen(job, found)
     if all(end.cause is not Cause.OWN for end in found.values()) and len(job.ranks) == len(
         job.world()
@@ -124,6 +125,18 @@ def _place_the_lost(found: dict[int, Ending]) -> None:
         if end.how is How.LOST:
             cause = Cause.TERMINATED if failed else Cause.OWN
             found[rank] = replace(end, cause=cause, age_s=max(end.age_s, first_s))
+
+
+def _excuse_the_unseen(job: Job, found: dict[int, Ending]) -> None:
+    """The job is over, and another rank is known to have failed by itself.
+
+    Then the launcher has ended those that went after it, and of which nobody saw how.
+    """
+    known = (How.RAISED, How.SIGNAL, How.EXIT_CODE)
+    ages = [end.age_s for end in found.values() if end.cause is Cause.OWN and end.how in known]
+    for rank, end in found.items() if job.snapshot.ended and ages else ():
+        if end.how is How.GONE and end.cause is Cause.OWN and end.age_s <= max(ages):
+            found[rank] = replace(end, cause=Cause.TERMINATED)
 
 
 def _suspect_the_unseen(job: Job, found: dict[int, Ending]) -> None:

@@ -8,7 +8,6 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.spots import Place
-from hangwatch.types import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -148,11 +147,11 @@ def made_before(job: Job, rank: int, record: OpRecord) -> bool:
     return any(step(own) == step(record) for _, own in job.ops.get(rank, ()))
 
 
-def has_history(job: Job, rank: int) -> bool:
-    """Whether it is known what a rank did before it came to wait, or that this was nothing."""
-    ops = job.ops.get(rank, ())
+def has_history(job: Job, rank: int, record: OpRecord | None) -> bool:
+    """Whether it is known what a rank did before it made a call, or did before such calls."""
     made = sum(group.enqueued for group in job.progress.get(rank, {}).values())
-    return len(ops) >= made or any(own.state is OpState.DONE for _, own in ops)
+    whole = sum(not own.p2p for _, own in job.ops.get(rank, ())) >= made
+    return whole or (record is not None and is_usual(job, rank, record) is not None)
 
 
 def call_of(gid: int, record: OpRecord) -> Call:

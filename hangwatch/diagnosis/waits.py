@@ -24,33 +24,34 @@ if TYPE_CHECKING:
     from hangwatch.types import GroupProgress, OpRecord, RankSnapshot
 
 
+MOMENT_S = 1.0
+"""Who has been in a set-up call for less waits for nobody yet: a thread may make groups of its own
+again and again, while the program is elsewhere."""
+
+
 def living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     """The waits of a rank that is alive."""
     setup = setup_of(rank)
     if setup is not None:
-        yield Wait(
-            rank.rank,
-            setup,
-            seconds(rank.in_call_age_s or rank.phase_age_s),
-            firm=True,
-            op=setup.call,
-            site=rank.in_call_site,
-        )
-        return
+        age_s = seconds(rank.in_call_age_s if rank.in_call else rank.phase_age_s)
+        if age_s >= MOMENT_S:
+            site = rank.in_call_site
+            yield Wait(rank.rank, setup, age_s, firm=True, op=setup.call, site=site)
+            return
     at = oldest(job, rank.rank)
     if at:
         yield from _of_device(job, rank.rank, at)
         return
     blocked = list(_blocked(job, rank))
     main = [wait for wait in blocked if _is_of_main_thread(wait, rank)]
-    beside = [wait for wait in blocked if wait not in main]
+    others = [wait for wait in blocked if wait not in main]
     in_collective = waits_in_collective(rank, job.snapshot.sources)
     yield from main
     if main or in_collective is False:
-        yield from (wait._replace(apart=True) for wait in beside)
+        yield from (wait._replace(apart=True) for wait in others)
     else:
         # Autograd runs its hooks in threads of the device, for which main waits.
-        yield from (wait._replace(firm=in_collective is True) for wait in beside)
+        yield from (wait._replace(firm=in_collective is True) for wait in others)
     if main or in_collective is not False:
         taken = {wait.spot for wait in blocked}
         yield from (wait for wait in pending(job, rank) if wait.spot not in taken)

@@ -27,7 +27,7 @@ THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
 JOBS = 500
 """In a chunk."""
 CHUNKS = 40
-IN_A_CHECK = 10
+IN_A_CHECK = 6
 """Chunks that ``make check`` and ``make test`` have time for."""
 _ORDER = (Certainty.POSSIBLE, Certainty.LIKELY, Certainty.PROVED)
 
@@ -36,7 +36,7 @@ PROVED = "proved is only what no future event undoes"
 HEALTHY = "a slow or healthy job is neither proved nor called a hang early"
 RENAMED = "the verdict does not depend on how ranks are numbered"
 LESS = "with less evidence nobody else is named but as possible"
-CERTAINTY = "with less evidence a verdict is not more certain unless it is right"
+CERTAINTY = "with less evidence a verdict is not more certain, unless it names others, and rightly"
 DESYNC = "ranks are called out of step only where one at fault is among them"
 
 
@@ -117,12 +117,17 @@ def _with_less(
     job: Simulated, late: JobSnapshot, verdicts: tuple[Verdict, ...], rng: Random
 ) -> Iterator[tuple[str, str]]:
     most = max((_ORDER.index(verdict.certainty) for verdict in verdicts), default=-1)
+    unproved = {verdict.culprits for verdict in verdicts} - {
+        verdict.culprits for verdict in verdicts if verdict.certainty is Certainty.PROVED
+    }
     for verdict in _verdicts(lessened(rng, late)):
         wrong = names_wrongly(job, verdict) or (job.is_well and "a healthy job is accused")
         if wrong and verdict.certainty is not Certainty.POSSIBLE:
             yield LESS, f"{wrong}: {verdict.headline}"
         if wrong and _ORDER.index(verdict.certainty) > most:
             yield CERTAINTY, verdict.headline
+        if verdict.certainty is Certainty.PROVED and verdict.culprits in unproved:
+            yield CERTAINTY, f"now it is proved: {verdict.headline}"
         if proved_wrongly(job, verdict):
             yield PROVED, verdict.headline
 

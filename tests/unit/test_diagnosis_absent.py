@@ -329,6 +329,21 @@ def test_new_group_that_only_some_ranks_call_is_their_peers_omission() -> None:
     assert "new_group" in verdict.headline
 
 
+def test_a_group_that_a_thread_makes_at_this_moment_has_not_been_waited_for() -> None:
+    making = rank(
+        1,
+        W,
+        op(W, 40),
+        threads=main_thread(SLEEP),
+        phase_age_s=50.0,
+        in_call="new_group",
+        in_call_age_s=0.0,
+        in_call_site=site(8),
+    )
+    found = job(waiting(0), making, waiting(2), waiting(3))
+    assert [(v.culprits, v.victims) for v in diagnose(found, THRESHOLDS)] == [((1,), (0, 2, 3))]
+
+
 # --- Point to point ---------------------------------------------------------------------------
 
 

@@ -361,7 +361,7 @@ def test_what_cpp_was_in_when_a_peer_died_is_known_by_the_counters() -> None:
 def test_a_count_of_long_before_it_died_does_not_tell_in_which_collective_a_rank_is_missing() -> (
     None
 ):
-    calls = [op(W, seq, source="flight") for seq in range(1, 18)]
+    calls = [op(W, seq, source="flight", age=8.4) for seq in range(1, 18)]
     echoes = [
         rank(n, W, *calls, flight=True, **raised("RuntimeError", PEER, 20)) for n in (0, 1, 3)
     ]
@@ -369,6 +369,38 @@ def test_a_count_of_long_before_it_died_does_not_tell_in_which_collective_a_rank
     verdict = only(job(*echoes, gone, ended=True, exit_code=1))
     assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (2,), (0, 1, 3))
     assert "failed after it in all_reduce #17" in verdict.headline
+
+
+def test_nor_does_that_of_a_rank_that_the_launcher_ended_hide_who_finished_early() -> None:
+    calls = [op(W, seq, source="flight", age=8.4) for seq in range(1, 17)]
+    echoes = [rank(n, W, *calls, flight=True, **raised("RuntimeError", PEER)) for n in (0, 2)]
+    early = rank(1, W, enqueued=15, completed=15, **exited(8.1))
+    ended = rank(3, W, enqueued=0, completed=-1, **killed(15, 7.9))
+    verdict = only(job(*echoes, early, ended, ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.FINISHED_EARLY, (1,), (0, 2))
+    assert "in all_reduce #16" in verdict.headline
+
+
+def test_who_went_unseen_was_ended_by_the_launcher_where_another_is_known_to_have_failed() -> None:
+    failed = rank(1, W, op(W, 5), **raised("ValueError", "bad batch"))
+    unseen = rank(0, W, blocked(W, 6), process=ProcessState(alive=False, gone_age_s=7.9))
+    verdict = diagnose(job(failed, unseen, ended=True, exit_code=1), THRESHOLDS)[0]
+    assert (verdict.kind, verdict.reason) == (Kind.DIED, Reason.EXCEPTION)
+    assert verdict.culprits == (1,)
+    first = replace(unseen, process=ProcessState(alive=False, gone_age_s=20.0))
+    verdicts = diagnose(job(failed, first, ended=True, exit_code=1), THRESHOLDS)
+    assert 0 in {culprit for verdict in verdicts for culprit in verdict.culprits}
+
+
+def test_a_count_at_which_a_rank_stood_for_long_tells_in_which_collective_it_is_missing() -> None:
+    calls = [op(W, seq, source="flight", age=500.0) for seq in range(1, 18)]
+    echoes = [
+        rank(n, W, *calls, flight=True, **raised("RuntimeError", PEER, 20)) for n in (0, 1, 3)
+    ]
+    gone = rank(2, W, enqueued=5, completed=5, **killed(9))
+    verdict = only(job(*echoes, gone, ended=True, exit_code=1))
+    assert verdict.culprits == (2,)
+    assert "failed after it in all_reduce #6" in verdict.headline
 
 
 def test_a_rank_that_exited_in_order_while_others_wait_finished_early() -> None:

@@ -24,6 +24,8 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.departure import departed
+from hangwatch.diagnosis.job import index
 from hangwatch.types import (
     Certainty,
     GroupKey,
@@ -227,3 +229,12 @@ def test_of_two_that_parted_from_each_other_either_may_have_left_the_program() -
     verdict = only(job(*ranks))
     assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (0, 1))
     assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.HANG)
+
+
+def test_of_ranks_of_which_one_has_no_past_nobody_is_said_to_have_left() -> None:
+    ranks = [rank(n, W, *steps(n, 2), blocked(W, 3, "barrier", line=20)) for n in (0, 2, 3)]
+    ranks.append(rank(1, W, *steps(1, 2), blocked(DP[1], 3, line=10)))
+    assert departed(index(job(*ranks)), {}, range(4)) == {1}
+    ranks[2] = replace(ranks[2], ops=ranks[2].ops[1:])  # its ring is full
+    assert departed(index(job(*ranks)), {}, range(3)) == {1}
+    assert departed(index(job(*ranks)), {}, range(4)) == frozenset()
