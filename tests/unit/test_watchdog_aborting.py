@@ -155,6 +155,20 @@ def test_the_end_of_ranks_in_an_earlier_hang_stays_told_when_a_later_one_passes(
     assert node.aborting.incarnation == 0
 
 
+def test_a_rank_that_ends_by_itself_right_before_the_signal_was_not_ended(node: Node) -> None:
+    node.stands(20)
+
+    def end_by_itself() -> None:
+        node.rank.kill()
+        node.rank.wait()
+
+    node.aborting.keep = end_by_itself
+    node.ends()
+    assert not node.flagged
+    assert node.aborting.incarnation == -1
+    assert node.aborting.forget()
+
+
 def test_a_wait_that_a_proof_rests_on_need_not_last_as_long_as_a_hang_takes(node: Node) -> None:
     node.stands(2)
     assert node.ends(proved_ns=time.monotonic_ns())

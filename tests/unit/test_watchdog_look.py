@@ -27,6 +27,8 @@ from hangwatch.watchdog.waits import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hangwatch.watchdog.pages import Seen
+
 S = 1_000_000_000
 THRESHOLDS = Thresholds(10, 300)
 
@@ -122,6 +124,24 @@ def test_a_rank_busy_in_one_thread_may_still_be_stuck_in_another(
         look = looker.look()
         assert look.moved
     assert look.waits == {0: blocked.blocked_ns}
+
+
+def test_a_page_that_is_cut_while_its_calls_are_read_tells_of_no_wait(
+    tmp_path: Path, looker: Looker, clock: Clock
+) -> None:
+    path = write(tmp_path, page(0, events=(event(),)))
+    clock.added_ns = 3 * S
+    assert looker.look().waits != {0: None}
+    read = looker.pages.look
+
+    def read_and_cut() -> dict[int, Seen]:
+        seen = read()
+        os.truncate(path, 100)
+        return seen
+
+    looker.pages.look = read_and_cut  # type: ignore[method-assign]
+    clock.added_ns += 60 * S
+    assert looker.look().waits == {0: None}
 
 
 def test_a_rank_that_has_ended_is_in_no_wait(tmp_path: Path, clock: Clock) -> None:
