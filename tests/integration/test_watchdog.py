@@ -429,9 +429,10 @@ def test_a_hello_that_makes_no_sense_is_said_and_ends_it(tmp_path: Path) -> None
 
 
 def test_the_run_directory_may_be_deleted(tmp_path: Path, stack: ExitStack) -> None:
+    (tmp_path / "run").mkdir()
+    waiting, _ = pair(tmp_path / "run", stack)
     watchdog = stack.enter_context(Watchdog(tmp_path, suspect_after_s=1.5, hang_after_s=300))
-    waiting, _ = pair(watchdog, stack)
-    wait_for(lambda: bool(watchdog.kept()))
+    wait_for(lambda: bool(watchdog.kept()))  # it has looked
     shutil.rmtree(watchdog.run_dir)
     waiting.do("begin")
     said = watchdog.until("SLOW")
