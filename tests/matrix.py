@@ -2,7 +2,7 @@
 
 Makes an environment for each, one at a time (5 GB, removed after), and runs in it the tests
 of counting, programs of the zoo, and ``hangwatch analyze`` on dumps that this torch wrote.
-What came of it is kept in build/matrix.json, and docs/compatibility.md is written from that.
+What came of it is kept in tests/matrix.json, and docs/compatibility.md is written from that.
 
 With arguments, such as ``2.6.0`` or ``2.14.1/3.13``, only those; ``--write`` writes the page
 from what is kept and tries none.
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build"
-KEPT = BUILD / "matrix.json"
+KEPT = ROOT / "tests" / "matrix.json"
 PAGE = ROOT / "docs" / "compatibility.md"
 MARK = "<!-- the table is written by make matrix -->"
 VERSIONS = (
-    *("2.15.0/3.11", "2.15.0/3.13", "2.14.1/3.11", "2.13.0/3.11", "2.13.0/3.12", "2.12.1/3.11"),
+    *("2.15.0/3.11", "2.14.1/3.11", "2.14.1/3.13", "2.13.0/3.11", "2.13.0/3.12", "2.12.1/3.11"),
     *("2.10.0/3.11", "2.8.0/3.11", "2.6.0/3.11", "2.4.1/3.11"),
 )
 TESTS = {
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         for name in VERSIONS:
             if not chosen or any(name.startswith(one) for one in chosen):
                 known[name] = tried(name)
-                KEPT.write_text(json.dumps(known, indent=1))
+                KEPT.write_text(json.dumps(known, indent=1) + "\n")
     table = list(_table(known))
     print("\n".join(table))
     if "--write" in arguments or not chosen:

@@ -225,7 +225,13 @@ def flight():
 
 
 def settled():
-    """Wait until c10d has nothing unfinished: what it completes, it marks a moment later."""
+    """Wait until c10d has nothing unfinished: what it completes, it marks a moment later.
+
+    Torch before 2.8 does not tell; and it blocks for ever where a group is freed while a thread
+    of gloo's still holds a tensor.
+    """
+    if not hasattr(_distributed_c10d, "_dump_fr_trace_json"):
+        time.sleep(1)
     deadline = time.monotonic() + 30
     while not all(entry["retired"] for entry in flight()):
         assert time.monotonic() < deadline
@@ -247,11 +253,11 @@ def main():
         )
     dist.barrier()
     settled()
-    group = dist.group.WORLD
+    # No reference to the group is kept: torch would free it with the GIL held, and may block.
     result = {
         "forms": made,
         "flight": flight(),
-        "number": group._get_sequence_number_for_group(),
+        "number": dist.group.WORLD._get_sequence_number_for_group(),
     }
     Path(sys.argv[1], f"rank{RANK}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
