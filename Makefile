@@ -22,7 +22,7 @@ PIP := $(BIN)/pip install $(PIP_OPTIONS)
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/pip install $(PIP_OPTIONS) -c tests/frameworks/constraints.txt
 # Most tests wait more than they compute.
-PYTEST := $(BIN)/pytest -n 3 --dist worksteal
+PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 # What the installed package is built from; its Python files are read in place.
 BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*)
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
@@ -58,9 +58,9 @@ precision: $(VENV)/tested
 instructions: $(VENV)/tested
 	$(BIN)/python tests/bench/instructions.py $(if $(RECORD),--record)
 
-# The day, which chooses the faults, is printed: SLICE=24 DAY=... draws them again.
+# The day, which chooses the faults, is printed: SLICE=16 DAY=... draws them again.
 slice: $(VENV)/tested
-	$(BIN)/python tests/campaign/run.py --slice 24
+	$(BIN)/python tests/campaign/run.py --slice 16
 
 packages:
 	sh tests/packages.sh

@@ -50,7 +50,7 @@ def watched(*command: str) -> list[str]:
     ("launcher", "program"),
     [
         (ACCELERATE, "accelerated.py"),
-        (TORCHRUN, "with_trainer.py"),
+        pytest.param(TORCHRUN, "with_trainer.py", marks=pytest.mark.campaign),
         (("python",), "with_lightning.py"),
     ],
     ids=["accelerate", "trainer", "lightning"],
@@ -81,7 +81,7 @@ def test_a_rank_that_stalls_is_named(
     ("launcher", "program"),
     [
         (("accelerate", "launch", "--config_file=accelerate.yaml"), "with_trainer.py"),
-        (TORCHRUN, "with_lightning.py"),
+        pytest.param(TORCHRUN, "with_lightning.py", marks=pytest.mark.campaign),
         (DEEPSPEED, "with_deepspeed.py"),
     ],
     ids=["accelerate-yaml", "lightning-torchrun", "deepspeed"],

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 PROGRAMS = Path(__file__).parent / "programs"
+FORKED = Path(__file__).parent / "forked.py"
 TOKEN = "TEST_RUN_TOKEN"  # noqa: S105 (marks the processes of one run, keeps no secret)
 BOUND_S = 120.0
 """How long a program may take until its condition holds; seven times what it needs."""
@@ -74,22 +75,25 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
     until_printed: str = "",
     bound_s: float = BOUND_S,
     python: str = sys.executable,
+    forked: bool = False,
 ) -> Result:
     """Run a program by torchrun under watch until a condition holds or it has ended.
 
-    python: that of the environment to run it in.
+    python: that of the environment to run it in. forked: fork the ranks, instead of torchrun.
 
     options: of hangwatch, launch: of torchrun. until: judges the reports so far.
     until_printed: what the program prints. With neither the program comes to its
     end. Raises TimeoutError if nothing of that comes within bound_s. No process of
     the run is left when it returns.
     """
-    torchrun = ("torchrun", "--standalone", f"--nproc-per-node={nproc}", *launch)
+    launcher = ("torchrun", "--standalone", f"--nproc-per-node={nproc}", *launch)
+    if forked:
+        launcher = (python, str(FORKED), str(nproc))
     condition = _Condition(until, until_printed)
     directory = Path(tempfile.mkdtemp(prefix="hangwatch-test-"))
     reports = directory / "reports"
     command = (python, "-m", "hangwatch", "--report-dir", str(reports), *options)
-    command = (*command, *torchrun, str(program), *arguments)
+    command = (*command, *launcher, str(program), *arguments)
     token = uuid.uuid4().hex
     said = _Said()
     survivors: list[str] = []

@@ -149,7 +149,13 @@ def test_waits_on_one_node_and_the_culprit_on_another_are_ended_by_their_own_pag
 
 
 @pytest.mark.parametrize(
-    "point", [Point.JUDGED, Point.REPORTED, Point.BEFORE_ABORT, Point.BEFORE_TERM]
+    "point",
+    [
+        pytest.param(Point.JUDGED, marks=pytest.mark.campaign),
+        pytest.param(Point.REPORTED, marks=pytest.mark.campaign),
+        Point.BEFORE_ABORT,
+        Point.BEFORE_TERM,
+    ],
 )
 def test_a_job_that_has_recovered_since_the_verdict_is_not_ended(
     tmp_path: Path, moments: Path, point: Point

@@ -45,7 +45,9 @@ def test_a_watchdog_is_stopped_and_then_killed_where_the_culprit_is(tmp_path: Pa
     assert after["unseen"] == []
 
 
-@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.campaign)]
+)
 def test_another_takes_over_from_one_that_fails_while_it_gathers(
     tmp_path: Path, end: signal.Signals
 ) -> None:

@@ -78,11 +78,11 @@ def test_a_culprit_two_groups_away_on_another_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("network", "static", "wall_clock"),
     [
-        pytest.param({}, True, False, id="without a rendezvous"),
+        pytest.param({}, True, False, marks=pytest.mark.campaign, id="without a rendezvous"),
         pytest.param({"version": 6}, False, False, id="IPv6 alone"),
         pytest.param({"ahead_s": HOUR_S}, False, False, id="monotonic clocks an hour apart"),
         # Torchrun's own rendezvous takes nodes for dead whose wall clock is late.
-        pytest.param({}, True, True, id="wall clocks an hour apart"),
+        pytest.param({}, True, True, marks=pytest.mark.campaign, id="wall clocks an hour apart"),
     ],
 )
 def test_a_rank_stuck_on_another_host_however_they_meet(

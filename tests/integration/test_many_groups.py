@@ -14,7 +14,12 @@ OPTIONS = ("--suspect-after", "2", "--hang-after", "4", "--stacks", "off", "--no
 
 @pytest.mark.timeout(BOUND_S + 60)
 @pytest.mark.parametrize(
-    ("count", "stuck"), [(301, 70), (301, 300), (_native.MAX_GROUPS + 4, _native.MAX_GROUPS + 2)]
+    ("count", "stuck"),
+    [
+        pytest.param(301, 70, marks=pytest.mark.campaign),
+        pytest.param(301, 300, marks=pytest.mark.campaign),
+        (_native.MAX_GROUPS + 4, _native.MAX_GROUPS + 2),
+    ],
 )
 def test_a_hang_in_a_group_of_any_number_is_told(count: int, stuck: int) -> None:
     result = watch(

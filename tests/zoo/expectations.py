@@ -76,6 +76,15 @@ class Expectation:
         return self.healthy or self.values["state"].startswith("failed")
 
     @property
+    def forks(self) -> bool:
+        """Whether its verdict is the same where its ranks are forked, and not torchrun's.
+
+        What ends needs torchrun to end the others, or to say how a rank ended.
+        """
+        only = all(option.startswith("--nproc-per-node=") for option in self.launch)
+        return self.values["state"] == "hang" and only
+
+    @property
     def patient(self) -> bool:
         """Whether its verdict needs patience: it is neither proved nor the job's end."""
         proved = self.values.get("certainty") == "proved" and RECORDED
@@ -84,8 +93,11 @@ class Expectation:
     @property
     def world_size(self) -> int:
         """How many ranks it has: ``ranks``, where it starts some itself."""
-        if "ranks" in self.values:
-            return int(self.values["ranks"])
+        return int(self.values.get("ranks", self.nproc))
+
+    @property
+    def nproc(self) -> int:
+        """How many ranks are started."""
         found = _RANKS.findall(" ".join(self.launch))
         return int(found[-1]) if found else 4
 
@@ -123,10 +135,10 @@ def marked_line(program: Path, marker: str) -> int:
     return found[0]
 
 
-def run(case: Expectation, python: str = sys.executable) -> Result:
+def run(case: Expectation, python: str = sys.executable, *, forked: bool = False) -> Result:
     """Run a program under watch for as long as its verdict needs.
 
-    python: that of the environment to run it in.
+    python: that of the environment to run it in. forked: fork the ranks, instead of torchrun.
     """
     quick = QUICK if case.patient and not case.options else ()
     return watch(
@@ -135,8 +147,10 @@ def run(case: Expectation, python: str = sys.executable) -> Result:
         *case.options,
         arguments=case.arguments,
         launch=case.launch,
+        nproc=case.nproc,
         until=None if case.ends else reaches("hang"),
         python=python,
+        forked=forked,
     )
 
 
