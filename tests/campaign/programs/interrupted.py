@@ -56,7 +56,7 @@ class Program:
         self.injector = Injector(self.reenter, form=plan["form"])
         self.injector.noting = plan["note"] and struck
         self.log = {"struck": [], "trouble": []}
-        self.out = open(f"out-{self.rank}", "w")
+        self.out = open(f"out-{self.rank}", "w", buffering=1)
         self.spare = []
         """Groups of this rank alone, which garbage and handlers destroy."""
         self.pair = self.own = self.work = self.made = None

@@ -34,7 +34,7 @@ def main():
     dist.init_process_group("gloo")
     size = dist.get_world_size()
     pair = dist.new_group(list(range(size)), group_desc="pair")
-    out = open(f"out-{rank}", "w")
+    out = open(f"out-{rank}", "w", buffering=1)
     state = torch.arange(64, dtype=torch.float64) * (rank + 1)
     steps(state, pair, size, out)
     mark(f"ready-{rank}")

@@ -1,10 +1,11 @@
 """A job that comes to a gate, waits there at work, and goes on when it is opened.
 
 Up to the gate and behind it each rank takes a number of steps in the world and in a group
-of its own; what they give is printed and is the same in each run. At the gate the ranks
-go round together until there is a file ``gate``. With STALL=RANK that rank then stays
-away until there is a file ``release``: all others wait for it. With ANEW=1 the calls behind
-the gate stand in another file, so that all that names them is new.
+of its own; what they give is printed, line by line as the launcher may end a rank or let it
+fail, and is the same in each run. At the gate the ranks go round together until there
+is a file ``gate``. With STALL=RANK that rank then stays away until there is a file ``release``:
+all others wait for it. With ANEW=1 the calls behind the gate stand in another file, so that all
+that names them is new.
 """
 
 import os
@@ -24,7 +25,7 @@ def main():
     dist.init_process_group("gloo")
     size = dist.get_world_size()
     pair = dist.new_group(list(range(size)), group_desc="pair")
-    out = open(f"out-{rank}", "w")
+    out = open(f"out-{rank}", "w", buffering=1)
     state = torch.arange(64, dtype=torch.float64) * (rank + 1)
     state = steps(state, pair, rank, size, out)
     with open(f"pid-{rank}", "w") as file:
