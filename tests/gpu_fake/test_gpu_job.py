@@ -13,7 +13,7 @@ import pytest
 from fake_nvml import BLOCK, LOST, error
 from harness import read_reports
 from prometheus_client.parser import text_string_to_metric_families
-from steady import Job
+from steady import TORCHRUN, Job
 
 from hangwatch.watchdog.processes import Tree
 
@@ -80,7 +80,8 @@ def start(tmp_path: Path, fake: FakeNvml, *options: str) -> Watched:
     base.mkdir()
     fake.gpus(4)
     fake.write()
-    job = Job(tmp_path, *QUICK, *options, env={"HANGWATCH_DIR": str(base), **fake.environment()})
+    env = {"HANGWATCH_DIR": str(base), **fake.environment()}
+    job = Job(tmp_path, *QUICK, *options, env=env, launch=TORCHRUN)
     return Watched(job, fake, base)
 
 

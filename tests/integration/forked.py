@@ -1,19 +1,24 @@
 """Starts the ranks of a program by fork, as programs do that start them themselves.
 
-torch is imported once for all of them: most of the seconds of a short job go to that, where
-each of its ranks is started by itself.
+What they need of torch is imported once for all of them: most of the seconds of a short job
+go to that, where each of its ranks is started by itself.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import runpy
 import socket
 import sys
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401 (a model in DistributedDataParallel imports it)
 from torch.multiprocessing import start_processes
+
+_IMPORTED = re.compile(r"^(?:from|import) (torch[\w.]*)", re.MULTILINE)
+_IMPORTS_DYNAMO = re.compile(r"DistributedDataParallel|torch\.optim|torch\.compile")
+"""What imports ``torch._dynamo`` when it is first used."""
 
 
 def _rank(number: int, size: int, port: int, command: list[str]) -> None:
@@ -31,6 +36,11 @@ def _rank(number: int, size: int, port: int, command: list[str]) -> None:
 
 if __name__ == "__main__":
     size, *command = sys.argv[1:]
+    source = Path(command[0]).read_text("utf-8")
+    for name in _IMPORTED.findall(source):
+        importlib.import_module(name)
+    if _IMPORTS_DYNAMO.search(source):
+        importlib.import_module("torch._dynamo")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     start_processes(_rank, (int(size), port, command), nprocs=int(size), start_method="fork")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import PROGRAMS, TOKEN, end, environment
+from harness import FORKED, PROGRAMS, TOKEN, end, environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,20 +93,26 @@ def command(*words: str | Path | int) -> list[str]:
     return [sys.executable, "-m", "hangwatch", *map(str, words)]
 
 
-def start(
+def start(  # noqa: PLR0913 (how it is started, by keyword)
     directory: Path,
     what: str,
     *,
     ranks: int = 3,
     watched: bool = True,
+    forked: bool = False,
     options: Sequence[str] = (),
 ) -> Job:
-    """Start ranks of which rank 1 goes_on, stalls or loads."""
+    """Start ranks of which rank 1 goes_on, stalls or loads.
+
+    forked: fork the ranks, instead of torchrun.
+    """
     (directory / "base").mkdir()
     token = uuid.uuid4().hex
     environ = environment({"HANGWATCH_DIR": str(directory / "base")})
-    launch = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", str(PROGRAM), what]
-    line = [*launch, str(directory / "end")]
+    launcher = ["torchrun", "--standalone", f"--nproc-per-node={ranks}"]
+    if forked:
+        launcher = [sys.executable, str(FORKED), str(ranks)]
+    line = [*launcher, str(PROGRAM), what, str(directory / "end")]
     if watched:
         line = command("--report-dir", directory / "reports", "--run-id", "r1", *options, *line)
     with (directory / "output").open("wb") as output:

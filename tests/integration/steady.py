@@ -1,4 +1,4 @@
-"""A job of two ranks under torchrun that runs until it is told to stop, under watch."""
+"""A job of two ranks that runs until it is told to stop, under watch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from harness import TOKEN, end, environment, processes
+from harness import FORKED, TOKEN, end, environment, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +57,8 @@ sys.exit(code)
 """Runs until there is a file ``stop``. Arguments: rendezvous, what is wrong with it, and
 the exit code of each rank."""
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
+FORKS = (sys.executable, str(FORKED), "2")
+"""In place of torchrun, where nothing rests on that."""
 
 
 class Job:
@@ -72,7 +74,7 @@ class Job:
         env: Mapping[str, str] | None = None,
         python: Path = Path(sys.executable),
         before: Sequence[str] = (),
-        launch: Sequence[str] = TORCHRUN,
+        launch: Sequence[str] = FORKS,
     ) -> None:
         """before: what starts hangwatch. launch: what starts the ranks."""
         self.where = where

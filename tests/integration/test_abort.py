@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from harness import free_port
-from steady import Job
+from steady import TORCHRUN, Job
 
 from hangwatch.moments import VARIABLE, Point
 
@@ -216,7 +216,8 @@ ALONE = {*Point} - ELSEWHERE - {Point.RECOVERED, Point.RESTARTED}
 
 def test_a_hang_that_is_ended_comes_by_every_moment(tmp_path: Path, moments: Path) -> None:
     options = (*OPTIONS, "--hook", "true")
-    with Job(tmp_path, *options, fault="deaf-hang", env={VARIABLE: str(moments)}) as job:
+    env = {VARIABLE: str(moments)}
+    with Job(tmp_path, *options, fault="deaf-hang", env=env, launch=TORCHRUN) as job:
         job.until_running()
         assert job.wait() == 75
         job.says_once(HANG)

@@ -1,6 +1,6 @@
 """Whatever of hangwatch fails, the job goes on to its own end, and the loss is said once.
 
-The job is a real one: two ranks under torchrun. Each fault is done to it for real.
+The job is a real one of two ranks. Each fault is done to it for real.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ HANG = "hangwatch: HANG ("
 
 
 def test_a_job_that_fails_keeps_its_own_exit_code(tmp_path: Path) -> None:
-    with Job(tmp_path, code=3) as job:
+    with Job(tmp_path, code=3, launch=TORCHRUN) as job:
         job.stop()
         assert job.wait() == 1  # torchrun's, for any rank's failure
 
 
 def test_torchrun_is_ended_in_order_where_everything_is_signalled_at_once(tmp_path: Path) -> None:
-    with Job(tmp_path) as job:
+    with Job(tmp_path, launch=TORCHRUN) as job:
         job.until_running()
         os.killpg(job.process.pid, signal.SIGTERM)
         assert job.wait() == 1
@@ -116,9 +116,8 @@ def test_without_py_spy_a_verdict_is_given_from_the_counters(tmp_path: Path) -> 
     bin_.joinpath("torchrun").symlink_to(Path(sys.executable).with_name("torchrun"))
     without = [d for d in directories if not Path(d, "py-spy").exists()]
     path = os.pathsep.join([str(bin_), *without])
-    with Job(
-        tmp_path, *QUICK, fault="hang", python=bare / "bin/python", before=("env", f"PATH={path}")
-    ) as job:
+    python, before = bare / "bin/python", ("env", f"PATH={path}")
+    with Job(tmp_path, *QUICK, fault="hang", python=python, before=before, launch=TORCHRUN) as job:
         assert job.wait() == 75
         job.says_once("no stacks: py-spy was not found")
         assert HANG in job.said()
@@ -128,7 +127,7 @@ def test_without_py_spy_a_verdict_is_given_from_the_counters(tmp_path: Path) -> 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
 def test_where_py_spy_is_refused_it_is_said_what_would_help(tmp_path: Path) -> None:
     before = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
-    with Job(tmp_path, *QUICK, fault="undumpable", before=before) as job:
+    with Job(tmp_path, *QUICK, fault="undumpable", before=before, launch=TORCHRUN) as job:
         job.until_running()
         for pid, line in processes(job.token).items():
             if "-u steady.py" in line and b"RANK=1" in environ_of(pid):

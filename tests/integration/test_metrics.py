@@ -18,7 +18,7 @@ import pytest
 from harness import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_server import prometheus, wait_for
-from steady import Job
+from steady import TORCHRUN, Job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,7 +106,8 @@ def test_prometheus_finds_the_job_and_sees_it_stall_and_go_on(
 
 def test_what_is_known_is_served_over_http(tmp_path: Path, scraped: Scraped) -> None:
     port = free_port()
-    with Job(tmp_path, "--metrics-addr", f"127.0.0.1:{port}", env=scraped.env) as job:
+    options = ("--metrics-addr", f"127.0.0.1:{port}")
+    with Job(tmp_path, *options, env=scraped.env, launch=TORCHRUN) as job:
         job.until(scraped.files, "the file")
         assert scraped.target() == f"127.0.0.1:{port}"
         job.until(lambda: scraped.value("hangwatch_rank_info", rank="1"), "rank 1")

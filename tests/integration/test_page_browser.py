@@ -95,6 +95,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"cp -r -t {copies}",
         until=copied,
         env={"OMP_NUM_THREADS": "1"},
+        forked=True,
     )
     return page.parent
 

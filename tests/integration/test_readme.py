@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from harness import environment
-from steady import Job
+from steady import TORCHRUN, Job
 
 from hangwatch import options
 from hangwatch.types import Kind
@@ -54,7 +54,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """A job that goes on until it is told to stop, under watch."""
-    with Job(tmp_path, env={"HANGWATCH_DIR": str(tmp_path)}) as job:
+    with Job(tmp_path, env={"HANGWATCH_DIR": str(tmp_path)}, launch=TORCHRUN) as job:
         job.until_running()
         yield job
 

@@ -37,7 +37,8 @@ def healthy(tmp_path: Path) -> Iterator[Job]:
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """A healthy job that several tests look at."""
-    job = looked_at.start(tmp_path_factory.mktemp("lasting"), "goes_on", options=PATIENT)
+    where = tmp_path_factory.mktemp("lasting")
+    job = looked_at.start(where, "goes_on", forked=True, options=PATIENT)
     try:
         job.until(lambda: "step 5\n" in job.printed(), "step 5")
         yield job
@@ -47,7 +48,8 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    job = looked_at.start(tmp_path_factory.mktemp("hung"), "loads", options=HASTY)
+    where = tmp_path_factory.mktemp("hung")
+    job = looked_at.start(where, "loads", forked=True, options=HASTY)
     try:
         job.until(lambda: "hangwatch: HANG (" in job.printed(), "the verdict")
         yield job
