@@ -1,4 +1,4 @@
-"""Tells a user's own code from torch's, the standard library's and installed packages'.
+"""Tells a user's own code from that of libraries, and which thread of a rank trains.
 
 Decided by the parts of the path alone: the process that was looked at may have
 another prefix, or run on another node.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hangwatch.types import Frame, PackageCall, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from hangwatch.types import RankSnapshot, ThreadStack
 
 _INTERNAL = re.compile(
     r"/(?:site|dist)-packages/"
@@ -24,6 +27,8 @@ _INTERNAL = re.compile(
     r"|\.(?:so|c|cc|cpp|h|pyx|S)(?:[.\d]*)$"
 )
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
+_RESTS = re.compile(r"/(?:threading|queue|selectors)\.py$|/concurrent/futures/|/asyncio/|/ray/")
+"""In such a file a thread waits for others of its process, or for what they shall do."""
 _LOCAL = "<locals>"
 _NO_PACKAGES = frozenset({"torch", "functorch", "hangwatch", "typing_extensions"})
 """Their calls are told as operations; torch also lies between a line and what it calls
@@ -107,3 +112,35 @@ def _is_public_method(name: str) -> bool:
     """Whether a name says something without its module: a class's, and not for its own use."""
     owner, _, last = name.rpartition(".")
     return bool(owner) and (not last.startswith(("_", "<")) or last.endswith("__"))
+
+
+def main_thread(threads: Sequence[ThreadStack] | None, pid: int = 0) -> ThreadStack | None:
+    """The main thread of a process, None where there is no stack."""
+    if not threads:
+        return None
+    for thread in threads:
+        if thread.name == "MainThread" or (pid > 0 and thread.tid == pid):
+            return thread
+    return threads[0]
+
+
+def program_thread(rank: RankSnapshot) -> ThreadStack | None:
+    """The thread of a rank that trains, None where there is no stack.
+
+    It is the main one, unless that rests while another one alone makes the calls, as where a
+    launcher runs the training function in a thread.
+    """
+    main = main_thread(rank.threads, rank.pid)
+    if main is None or not _rests(main):
+        return main
+    made = (record.thread for record in reversed(rank.ops) if record.thread)
+    callers = set(takewhile(lambda tid: tid not in (rank.pid, main.tid), made))
+    for thread in rank.threads or ():
+        if {thread.tid} == callers and user_frames(thread.frames) and not _rests(thread):
+            return thread
+    return main
+
+
+def _rests(thread: ThreadStack) -> bool:
+    innermost = next((frame.file for frame in thread.frames if frame.file.endswith(".py")), "")
+    return _RESTS.search(innermost) is not None

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.job import seconds
-from hangwatch.frames import innermost_user_site, is_user_file, line_of, site_of, user_frames
+from hangwatch.frames import (
+    innermost_user_site,
+    is_user_file,
+    line_of,
+    main_thread,
+    program_thread,
+    site_of,
+    user_frames,
+)
 from hangwatch.types import Phase, Reason, ThreadStack
 
 if TYPE_CHECKING:
@@ -69,23 +77,13 @@ class Activity:
 _NO_STACK = ThreadStack("", 0, active=True, owns_gil=True, frames=())
 
 
-def main_thread(threads: Sequence[ThreadStack] | None, pid: int = 0) -> ThreadStack | None:
-    """The thread that runs the program, None where there is no stack."""
-    if not threads:
-        return None
-    for thread in threads:
-        if thread.name == "MainThread" or (pid > 0 and thread.tid == pid):
-            return thread
-    return threads[0]
-
-
 def waits_in_collective(rank: RankSnapshot, sources: Mapping[str, str]) -> bool | None:
     """Whether a rank that has unfinished work waits for it; None without a stack.
 
     Only what lies inside the innermost user frame counts: backward, the wait of
     a functional collective, a compiled graph, a synchronisation of the device.
     """
-    thread = main_thread(rank.threads, rank.pid)
+    thread = program_thread(rank)
     if thread is None or not thread.frames:
         return None
     for frame in thread.frames:
@@ -102,7 +100,7 @@ def may_wait(rank: RankSnapshot, sources: Mapping[str, str]) -> bool:
 
     ``work.wait()`` has no frame of its own: where the line is not known it could be one.
     """
-    thread = main_thread(rank.threads, rank.pid)
+    thread = program_thread(rank)
     if rank.pending_age_s is None or thread is None or not thread.frames:
         return False
     inner = thread.frames[0]
@@ -112,7 +110,7 @@ def may_wait(rank: RankSnapshot, sources: Mapping[str, str]) -> bool:
 
 def activity(rank: RankSnapshot, sources: Mapping[str, str]) -> Activity:
     """Classify a living rank that waits in no collective, the surest sign first."""
-    thread = main_thread(rank.threads, rank.pid)
+    thread = program_thread(rank)
     frames: Sequence[Frame] = thread.frames if thread else ()
     site = innermost_user_site(frames, sources) or _in_call_site(rank)
     stopped = _stopped(rank, frames)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-from hangwatch.diagnosis.activity import Activity, activity, main_thread
+from hangwatch.diagnosis.activity import Activity, activity
 from hangwatch.diagnosis.endings import How
 from hangwatch.diagnosis.faults import MARGIN_S, gpu_fault
 from hangwatch.diagnosis.graph import held_up
 from hangwatch.diagnosis.job import seconds
 from hangwatch.diagnosis.phrases import spot_text
 from hangwatch.diagnosis.spots import UNNAMED, Channel, Place
-from hangwatch.frames import innermost_user_site, user_frames, with_source
+from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
 from hangwatch.types import Collective, Frame, Reason
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ class Case:
         return Activity(Reason.UNKNOWN, with_source(site, self.texts), interrupted=True)
 
     def stack(self, rank: int) -> list[Frame]:
-        """User frames of the rank's main thread, outermost first; empty if unknown."""
+        """User frames of the rank's program, outermost first; empty if unknown."""
         snapshot = self.job.ranks.get(rank)
-        thread = main_thread(snapshot.threads, snapshot.pid) if snapshot else None
+        thread = program_thread(snapshot) if snapshot else None
         return user_frames(thread.frames)[::-1] if thread else []
 
     def frames_at(self, rank: int, place: Place) -> list[Frame]:
@@ -169,7 +169,7 @@ class Case:
     def waiting_site(self, rank: int) -> Site | None:
         """The innermost user line of the rank's stack."""
         snapshot = self.job.ranks.get(rank)
-        thread = main_thread(snapshot.threads, snapshot.pid) if snapshot else None
+        thread = program_thread(snapshot) if snapshot else None
         return innermost_user_site(thread.frames, self.texts) if thread else None
 
     def wait_site(self, wait: Wait) -> Site | None:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.activity import main_thread
 from hangwatch.diagnosis.phrases import line, short_file, the_ranks
-from hangwatch.frames import is_user_file
+from hangwatch.frames import is_user_file, program_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -124,8 +123,7 @@ def facts_of(case: Case, finding: Finding) -> Facts:
 
 
 def _frames(case: Case, rank: int) -> tuple[Frame, ...]:
-    snapshot = case.job.ranks[rank]
-    thread = main_thread(snapshot.threads, snapshot.pid)
+    thread = program_thread(case.job.ranks[rank])
     return thread.frames if thread else ()
 
 

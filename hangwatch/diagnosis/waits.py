@@ -15,13 +15,14 @@ from hangwatch.diagnosis.channels import turn
 from hangwatch.diagnosis.devices import oldest
 from hangwatch.diagnosis.job import seconds
 from hangwatch.diagnosis.spots import Channel, Place, Setup, Spot, Wait
+from hangwatch.frames import program_thread
 from hangwatch.types import OpState, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hangwatch.diagnosis.job import Job
-    from hangwatch.types import GroupProgress, OpRecord, RankSnapshot
+    from hangwatch.types import GroupProgress, OpRecord, RankSnapshot, ThreadStack
 
 
 MOMENT_S = 1.0
@@ -43,7 +44,8 @@ def living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
         yield from _of_device(job, rank.rank, at)
         return
     blocked = list(_blocked(job, rank))
-    main = [wait for wait in blocked if _is_of_main_thread(wait, rank)]
+    program = program_thread(rank)
+    main = [wait for wait in blocked if _is_of(program, wait, rank)]
     others = [wait for wait in blocked if wait not in main]
     in_collective = waits_in_collective(rank, job.snapshot.sources)
     yield from main
@@ -90,8 +92,10 @@ def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
             )
 
 
-def _is_of_main_thread(wait: Wait, rank: RankSnapshot) -> bool:
-    return wait.record is None or wait.record.thread in (0, rank.pid)
+def _is_of(program: ThreadStack | None, wait: Wait, rank: RankSnapshot) -> bool:
+    """Whether it is the thread that trains that waits there."""
+    tid = program.tid if program is not None else rank.pid
+    return wait.record is None or wait.record.thread in (0, rank.pid, tid)
 
 
 def _is_stale(rank: RankSnapshot) -> bool:

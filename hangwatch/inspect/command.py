@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from hangwatch.arguments import Arguments
 from hangwatch.diagnosis import phrases
-from hangwatch.diagnosis.activity import main_thread
 from hangwatch.errors import UsageError
-from hangwatch.frames import is_user_file, line_of
+from hangwatch.frames import is_user_file, line_of, main_thread
 from hangwatch.inspect import found
 from hangwatch.inspect.look import look
 from hangwatch.inspect.summary import ONE_MOMENT, by_stack, named, sentences

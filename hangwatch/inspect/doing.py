@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis import phrases
-from hangwatch.diagnosis.activity import activity, main_thread, waits_in_collective
-from hangwatch.frames import innermost_user_site, is_user_file
+from hangwatch.diagnosis.activity import activity, waits_in_collective
+from hangwatch.frames import innermost_user_site, is_user_file, program_thread
 from hangwatch.types import Reason
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Doing:
 def doing(rank: RankSnapshot, call: Call | None, sources: Mapping[str, str]) -> Doing:
     """What a living rank does. call: what it waits in, as its page says."""
     act = activity(rank, sources)
-    thread = main_thread(rank.threads, rank.pid)
+    thread = program_thread(rank)
     frames = thread.frames if thread else ()
     at = phrases.at_line(innermost_user_site(frames, sources))
     if act.reason in _STOPPED:

@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.activity import main_thread
 from hangwatch.diagnosis.phrases import capital, the_ranks, verb
+from hangwatch.frames import program_thread
 from hangwatch.inspect.doing import Where
 from hangwatch.top.view import seconds
 
@@ -57,7 +57,7 @@ class Member:
     @property
     def main(self) -> ThreadStack | None:
         """The thread that runs its program."""
-        return main_thread(self.snapshot.threads, self.snapshot.pid)
+        return program_thread(self.snapshot)
 
 
 @dataclass(frozen=True, slots=True)

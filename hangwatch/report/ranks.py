@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.frames import innermost_user_site, is_user_file, line_of
+from hangwatch.frames import innermost_user_site, is_user_file, line_of, program_thread
 from hangwatch.report.calls import CULPRITS
 from hangwatch.report.gpus import gpu_content
 from hangwatch.report.sites import group_label, site_content
@@ -72,7 +72,7 @@ def rank_content(
 ) -> dict[str, Any]:
     """The entry of one rank, but for its groups and calls; its stacks go to stacks."""
     threads = rank.threads or ()
-    main = main_thread(threads)
+    main = program_thread(rank)
     site = _rank_site(rank, verdict, wait, sources)
     # The lines around it would be most of a report of ten thousand ranks.
     context = rank.rank in verdict.culprits[:CULPRITS]
@@ -110,16 +110,8 @@ def _rank_site(
         return verdict.site
     if rank.exception and rank.exception.site:
         return rank.exception.site
-    main = main_thread(rank.threads or ())
+    main = program_thread(rank)
     return innermost_user_site(main.frames if main else (), sources) or rank.in_call_site
-
-
-def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
-    """The thread that runs the training loop, None where no stack was taken."""
-    for thread in threads:
-        if thread.name == "MainThread":
-            return thread
-    return threads[0] if threads else None
 
 
 def _process(process: ProcessState) -> dict[str, Any]:

@@ -100,6 +100,40 @@ def test_a_wait_is_slow_after_suspect_and_a_hang_after_hang_after() -> None:
     assert aged(300.0)[0].stuck_age_s == 300.0
 
 
+THREADING = Frame("/usr/lib/python3.11/threading.py", 1002, "join")
+
+
+def in_a_thread(number: int, main: Frame, *inside: Frame) -> RankSnapshot:
+    """A rank all calls of which a thread has made; ranks that wait are in the last one."""
+    calls = (op(W, 40, thread=77), blocked(W, 41, thread=77))
+    trains = ThreadStack("Thread-1", 77, active=False, owns_gil=False, frames=inside)
+    threads = (*main_thread(main, frame(60, "main")), trains)
+    return rank(number, W, *(calls[:1] if number == 2 else calls), threads=threads)
+
+
+def test_a_launcher_may_run_what_trains_in_a_thread() -> None:
+    collective = Frame(f"{TORCH}/distributed/distributed_c10d.py", 2900, "all_reduce")
+    others = [in_a_thread(number, THREADING, collective, frame(20)) for number in (0, 1, 3)]
+    verdict = only(job(*others, in_a_thread(2, THREADING, SLEEP), size=4))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))
+    assert (verdict.state, verdict.victims) == (State.SLOW, (0, 1, 3))
+    assert verdict.site == site(12, "slow_step")
+
+
+@pytest.mark.parametrize("main", [SLEEP, Frame(f"{TORCH}/serialization.py", 800, "save")])
+def test_a_thread_that_waits_beside_a_main_one_at_work_holds_up_nobody(main: Frame) -> None:
+    others = [in_a_thread(number, main, frame(20)) for number in (0, 1, 3)]
+    assert diagnose(job(*others, in_a_thread(2, main, THREADING), size=4), THRESHOLDS) == (OK,)
+
+
+def test_where_both_threads_rest_the_main_one_tells_where_a_rank_is() -> None:
+    others = [in_a_thread(number, THREADING, frame(20)) for number in (0, 1, 3)]
+    verdict = only(job(*others, in_a_thread(2, THREADING, THREADING, frame(30)), size=4))
+    assert verdict.culprits == (2,)
+    assert verdict.site is not None
+    assert verdict.site.line == 60
+
+
 WORKER = Child(
     321,
     "python train.py",
