@@ -24,9 +24,9 @@ PATIENT = ("--suspect-after", "60", "--hang-after", "90")
 HASTY = ("--suspect-after", "2", "--hang-after", "4")
 
 
-@pytest.fixture
-def healthy(tmp_path: Path) -> Iterator[Job]:
-    job = looked_at.start(tmp_path, "goes_on", options=PATIENT)
+@pytest.fixture(params=[True], ids=["forked"])
+def healthy(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    job = looked_at.start(tmp_path, "goes_on", forked=request.param, options=PATIENT)
     try:
         job.until(lambda: "step 5\n" in job.printed(), "step 5")
         yield job
@@ -66,6 +66,7 @@ def fits(frame: list[str], columns: int, lines: int) -> bool:
     return 0 < len(frame) <= lines and all(cell_len(line) <= columns for line in frame)
 
 
+@pytest.mark.parametrize("healthy", [False], indirect=True, ids=["torchrun"])
 def test_a_healthy_run_is_shown_until_it_ends(healthy: Job) -> None:
     with top(healthy, 80, 24) as terminal:
         frame = terminal.until(lambda f: f[1].startswith("going on: 3 ranks"))
