@@ -44,8 +44,22 @@ def is_foreign(error: BaseException) -> bool:
     What ends a program is, what a signal handler raised, and what another thread has sent
     (PyThreadState_SetAsyncExc, as time-outs and notebooks do).
     """
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or is_sent(error):
         return True
+    before: FrameType | None = None
+    trace = error.__traceback__
+    while trace is not None:
+        before, trace = trace.tb_frame, trace.tb_next
+    if before is None:
+        return False
+    if _is_ours(before):
+        return _is_of_others(error) or _is_bare(error)
+    # It may have struck in what ours had called, such as the import of a module.
+    return _is_of_a_library(before) and _is_of_others(error)
+
+
+def is_sent(error: BaseException) -> bool:
+    """Whether a signal handler has raised an exception."""
     handlers = _handlers()
     before: FrameType | None = None
     trace = error.__traceback__
@@ -54,12 +68,7 @@ def is_foreign(error: BaseException) -> bool:
         if frame.f_code in handlers or (before is not None and _was_given(frame, before)):
             return True
         before, trace = frame, trace.tb_next
-    if before is None:
-        return False
-    if _is_ours(before):
-        return _is_of_others(error) or _is_bare(error)
-    # It may have struck in what ours had called, such as the import of a module.
-    return _is_of_a_library(before) and _is_of_others(error)
+    return False
 
 
 def _handlers() -> set[CodeType]:

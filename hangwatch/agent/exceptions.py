@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from hangwatch.agent.call_site import raised_at
-from hangwatch.foreign import is_foreign
+from hangwatch.foreign import is_foreign, is_sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +39,11 @@ class Exceptions:
         self._recorded = 0
         """id() of the one that was recorded: a reference would keep its frames alive."""
 
+    @property
+    def recorded(self) -> bool:
+        """Whether one has ended this process."""
+        return self._recorded != 0
+
     def record_uncaught(self) -> bool:
         """Record the exception that ends this process; False if there is none."""
         error: BaseException | None = getattr(sys, "last_value", None)
@@ -63,41 +68,42 @@ class Exceptions:
         return frame.f_code.co_name == "<module>" or frame.f_code.co_filename == "<frozen runpy>"
 
 
-def at_end_of_child(call: Callable[[BaseException], None]) -> None:
-    """Have the exception that ends this process, where multiprocessing started it.
+def at_end_of_child(call: Callable[[BaseException | None], None]) -> None:
+    """Be called with what ends this process, or None, where multiprocessing started it.
 
-    It keeps that from the interpreter. Nothing comes of it in another process, where the
-    program ends itself by ``sys.exit``, and from Python 3.13 on, which handles the exception
-    before it runs what was left to be run at the end.
+    It keeps an exception from the interpreter. Nothing comes of it in another process, where
+    the program ends itself by ``sys.exit``, and from Python 3.13 on, which handles the
+    exception before it runs what was left to be run at the end.
     """
     process = sys.modules.get("multiprocessing.process")
     if process is None or process.parent_process() is None:
         return
     from multiprocessing.util import Finalize
 
-    handled = id(sys.exc_info()[1])  # by the parent, amid which this one was forked
-
     def end() -> None:
         error = sys.exc_info()[1]
-        if isinstance(error, SystemExit):
-            error = error.__context__ if _is_of_start_processes(error) else None
-        if error is not None and id(error) != handled:
-            call(error)
+        if error is not None and not _is_in(error, "_bootstrap", "multiprocessing/process.py"):
+            error = None  # what the parent was handling when it forked this one
+        elif isinstance(error, SystemExit):
+            last = _is_in(error, "_wrap", "torch/multiprocessing/spawn.py", innermost=True)
+            error = error.__context__ if last else None
+        call(error)
 
     Finalize(None, end, exitpriority=0)
 
 
-def _is_of_start_processes(error: SystemExit) -> bool:
-    """Whether torch.multiprocessing.start_processes has made it of another exception."""
+def _is_in(error: BaseException, function: str, file: str, *, innermost: bool = False) -> bool:
+    """Whether the outermost frame that an exception has come through so far is a function's.
+
+    innermost: that which it was raised in, instead.
+    """
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while innermost and trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    code = trace.tb_frame.f_code if trace is not None else None
-    return (
-        code is not None
-        and code.co_name == "_wrap"
-        and code.co_filename.endswith("torch/multiprocessing/spawn.py")
-    )
+    if trace is None:
+        return False
+    code = trace.tb_frame.f_code
+    return code.co_name == function and code.co_filename.endswith(file)
 
 
 def innermost_frame_of_main_thread() -> FrameType | None:
@@ -137,4 +143,12 @@ def message(error: BaseException) -> str:
     except Exception as failure:
         if is_foreign(failure):
             raise
-        return f"<its text cannot be had: {type(failure).__name__}>"
+        return _untold(failure)
+    except SystemExit as failure:
+        if is_sent(failure):
+            raise
+        return _untold(failure)
+
+
+def _untold(failure: BaseException) -> str:
+    return f"<its text cannot be had: {type(failure).__name__}>"

@@ -300,17 +300,17 @@ class Process:
         if self._thread is not None and self._thread.stop() and self._sampler is not None:
             self._sampler.sample_groups()
         self._practice.finish(self.page)
-        raised = self._exceptions.record_uncaught()
+        raised = self._exceptions.record_uncaught() or self._exceptions.recorded
         self._set_phase("raised" if raised else "exited")
         self._recorder.stop_heartbeat()
         if raised and self._thread is not None:
             # Nobody can ask later what C++ had issued, and a mismatch shows only there.
             self._flight.leave(self.page)
 
-    def _end_of_child(self, error: BaseException) -> None:
+    def _end_of_child(self, error: BaseException | None) -> None:
         """Threads of the program may live on: only how its main one ended is known."""
         with self.guard:
-            if self.active and self.page:
+            if self.active and self.page and error is not None:
                 self._exceptions.record(error)
 
     def _set_phase(self, phase: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing.util
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +103,33 @@ def test_an_exception_that_cannot_be_printed_says_so() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
+    class Leaving(Exception):  # noqa: N818 (as above)
+        def __str__(self) -> str:
+            raise SystemExit(0)
+
     assert message(Untold()) == "<its text cannot be had: RuntimeError>"
+    assert message(Leaving()) == "<its text cannot be had: SystemExit>"
+
+
+def test_a_signal_handler_may_end_the_program_while_a_text_is_taken() -> None:
+    class Signalled(Exception):  # noqa: N818 (as above)
+        def __str__(self) -> str:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return ""
+
+    def leave(*_: object) -> None:
+        sys.exit(5)
+
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        with pytest.raises(SystemExit, match="5"):
+            message(Signalled())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _ends_well() -> None:
+    pass
 
 
 def _raises() -> None:
@@ -119,14 +147,21 @@ def _gives_up_for_what_it_handles() -> None:
         sys.exit(1)
 
 
+def _begins_amid_an_error(said: Connection) -> None:
+    try:
+        int("none")
+    except ValueError:
+        _child(_ends_well, said)
+
+
 def _child(program: Callable[[], None], said: Connection) -> None:
-    told: list[BaseException] = []
+    told: list[BaseException | None] = []
     multiprocessing.util.Finalize(None, lambda: said.send(repr(told)), exitpriority=-1)
     at_end_of_child(told.append)
     program()
 
 
-@pytest.mark.parametrize("program", [_raises, _gives_up, _gives_up_for_what_it_handles, bool])
+@pytest.mark.parametrize("program", [_raises, _gives_up, _gives_up_for_what_it_handles, _ends_well])
 def test_what_ends_a_child_of_multiprocessing_is_told(program: Callable[[], None]) -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -134,8 +169,22 @@ def test_what_ends_a_child_of_multiprocessing_is_told(program: Callable[[], None
     child.start()
     there.close()
     known = program is _raises and sys.version_info < (3, 13)
-    assert here.recv() == ("[ValueError('bad batch')]" if known else "[]")
+    assert here.recv() == ("[ValueError('bad batch')]" if known else "[None]")
     child.join()
+
+
+def test_what_the_parent_was_handling_does_not_end_a_child_that_it_forked() -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    children = [context.Process(target=_begins_amid_an_error, args=(there,))]
+    try:
+        _raises()
+    except ValueError:
+        children.append(context.Process(target=_child, args=(_ends_well, there)))
+        for child in children:
+            child.start()
+            assert here.recv() == "[None]"
+            child.join()
 
 
 def test_the_end_of_another_process_is_left_to_the_interpreter(
