@@ -53,7 +53,7 @@ def died(
     mismatch = _mismatch(case, spot, first) if aborted else None
     if mismatch is not None:
         return mismatch
-    vague = aborted or end.how is How.GONE
+    vague = aborted or end.how is How.GONE or end.contested
     peers = _rivals(case, spot, culprits, direct) if aborted else ()
     # Of several nobody saw the end of, one may have failed and taken the others along.
     several = len(culprits) > 1 and end.how is How.GONE

@@ -59,6 +59,8 @@ class Ending:
     exit_code: int | None = None
     in_shutdown: bool = False
     """It had come to the end of its program before."""
+    contested: bool = False
+    """A peer was thrown out of a collective just before this end was seen."""
 
 
 _PEER = re.compile(
@@ -80,6 +82,9 @@ _ECHO = re.compile(
 _MEMORY = re.compile(
     r"OutOfMemory|MemoryError|out of memory|(?:can't|cannot|unable to) allocate", re.IGNORECASE
 )
+NOTICED_S = 1.0
+"""So long after a rank has ended that is seen at the latest. Its peers are told at once, by the
+connection that closes, and what they raise has the time at which they did."""
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "GeneratorExit"}
 
@@ -95,21 +100,33 @@ def endings(job: Job) -> dict[int, Ending]:
     ):
         _blame_the_vague(job, found)
         return found
+    _find_echoes(job, found)
+    return found
+
+
+def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
+    """Whoever raised in a collective after a rank that it needs had ended did it for that."""
     own = {rank: end for rank, end in found.items() if end.cause is Cause.OWN}
     first_s = max((end.age_s for end in own.values() if end.how is not How.CLEAN), default=0.0)
-    left_s: dict[int, float] = {}
-    for rank, end in own.items():
-        call = last_call(job, rank) if _raised_out_of_a_collective(job, rank, end) else None
+    thrown = {rank: _thrown_out_of(job, rank, end) for rank, end in own.items()}
+    for rank, call in thrown.items():
         if call is None:
             continue
-        gid = job.gid(call.group)
-        if gid not in left_s:  # when the first of its members came to its end, and well
-            clean = (own[m].age_s for m in job.members(gid) if m in own and own[m].how is How.CLEAN)
-            left_s[gid] = max(clean, default=0.0)
-        if end.age_s < max(first_s, left_s[gid]):
-            # It raised in a collective after a rank that it needs had ended: that is why.
-            found[rank] = replace(end, cause=Cause.ECHO)
-    return found
+        age_s = own[rank].age_s
+        members = [member for member in job.members(job.gid(call.group)) if member in own]
+        clean_s = max((own[m].age_s for m in members if own[m].how is How.CLEAN), default=0.0)
+        # That its peer is gone it may have been told before anybody saw that.
+        just = [
+            member
+            for member in members
+            if thrown[member] is None
+            and own[member].how is not How.CLEAN
+            and own[member].age_s <= age_s < own[member].age_s + NOTICED_S
+        ]
+        if just or age_s < max(first_s, clean_s):
+            found[rank] = replace(own[rank], cause=Cause.ECHO)
+        for member in just:
+            found[member] = replace(own[member], contested=True)
 
 
 def _place_the_lost(found: dict[int, Ending]) -> None:
@@ -130,12 +147,19 @@ def _place_the_lost(found: dict[int, Ending]) -> None:
 def _excuse_the_unseen(job: Job, found: dict[int, Ending]) -> None:
     """The job is over, and another rank is known to have failed by itself.
 
-    Then the launcher has ended those that went after it, and of which nobody saw how.
+    Then the launcher has ended those that went after it, and of which nobody saw how. Not
+    where it failed in a collective: one that went unseen may be why.
     """
     known = (How.RAISED, How.SIGNAL, How.EXIT_CODE)
-    ages = [end.age_s for end in found.values() if end.cause is Cause.OWN and end.how in known]
+    ages = [
+        end.age_s
+        for rank, end in found.items()
+        if end.cause is Cause.OWN and end.how in known and not _thrown_out_of(job, rank, end)
+    ]
     for rank, end in found.items() if job.snapshot.ended and ages else ():
-        if end.how is How.GONE and end.cause is Cause.OWN and end.age_s <= max(ages):
+        # Of one that went unseen the last sign of life is known.
+        last = end.how is How.GONE and end.age_s < max(ages) + NOTICED_S
+        if last and end.cause is Cause.OWN:
             found[rank] = replace(end, cause=Cause.TERMINATED)
 
 
@@ -176,13 +200,14 @@ def last_call(job: Job, rank: int) -> OpRecord | None:
     return last if last is not None and last.state is OpState.FAILED else None
 
 
-def _raised_out_of_a_collective(job: Job, rank: int, end: Ending) -> bool:
-    return (
-        end.how in (How.RAISED, How.SIGNAL)
-        and end.signal != signal.SIGKILL
-        and end.reason is not Reason.OUT_OF_MEMORY
-        and last_call(job, rank) is not None
-    )
+def _thrown_out_of(job: Job, rank: int, end: Ending) -> OpRecord | None:
+    """The collective that a rank was in when it ended, where that may be why it did."""
+    if end.signal == signal.SIGKILL or end.reason is Reason.OUT_OF_MEMORY:
+        return None
+    call = last_call(job, rank)
+    if end.how is How.EXIT_CODE and call is not None and call.state is OpState.FAILED:
+        return call  # it has caught what the collective raised
+    return call if end.how in (How.RAISED, How.SIGNAL) else None
 
 
 def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
@@ -192,14 +217,14 @@ def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
     if process.alive and not over and rank.exception is None:
         return None
     how = _how(rank, lost=rank.node in job.snapshot.lost_nodes and bool(rank.node))
-    ages = [seconds(process.gone_age_s), seconds(rank.exception_age_s)]
-    if over:
-        ages.append(seconds(rank.phase_age_s))
+    # What it said itself is exact; that it is gone was seen later, or it was last seen before.
+    said = [seconds(rank.exception_age_s)] if rank.exception is not None else []
+    said += [seconds(rank.phase_age_s)] if over else []
     return Ending(
         how=how,
         cause=_cause(rank, how, job),
         reason=_reason(rank, how),
-        age_s=max(ages),
+        age_s=max(said, default=0.0) or seconds(process.gone_age_s),
         exception=rank.exception if how is How.RAISED else None,
         signal=process.signal if how is How.SIGNAL else None,
         exit_code=process.exit_code,

@@ -371,6 +371,23 @@ def test_a_count_of_long_before_it_died_does_not_tell_in_which_collective_a_rank
     assert "failed after it in all_reduce #17" in verdict.headline
 
 
+def test_so_it_is_where_the_recorder_has_lost_the_place_of_that_count() -> None:
+    calls = [op(W, seq, source="flight", age=8.4) for seq in range(4000, 5001)]
+    echoes = [rank(n, W, *calls, flight=True, **raised("RuntimeError", PEER)) for n in (0, 1, 3)]
+    gone = rank(2, W, enqueued=1, completed=-1, **killed(9))
+    assert "failed after it in all_reduce #5000" in only(job(*echoes, gone, ended=True)).headline
+
+
+def test_and_where_it_left_at_once_with_exit_code_0() -> None:
+    calls = [op(W, seq, source="flight", age=8.4) for seq in range(1, 18)]
+    echoes = [rank(n, W, *calls, flight=True, **raised("RuntimeError", PEER)) for n in (0, 1, 3)]
+    left = ProcessState(alive=False, exit_code=0, gone_age_s=8.1)
+    early = rank(2, W, enqueued=1, completed=-1, process=left)
+    verdict = only(job(*echoes, early, ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (2,))
+    assert "in all_reduce #17" in verdict.headline
+
+
 def test_nor_does_that_of_a_rank_that_the_launcher_ended_hide_who_finished_early() -> None:
     calls = [op(W, seq, source="flight", age=8.4) for seq in range(1, 17)]
     echoes = [rank(n, W, *calls, flight=True, **raised("RuntimeError", PEER)) for n in (0, 2)]
@@ -390,6 +407,38 @@ def test_who_went_unseen_was_ended_by_the_launcher_where_another_is_known_to_hav
     first = replace(unseen, process=ProcessState(alive=False, gone_age_s=20.0))
     verdicts = diagnose(job(failed, first, ended=True, exit_code=1), THRESHOLDS)
     assert 0 in {culprit for verdict in verdicts for culprit in verdict.culprits}
+
+
+def wraps(number: int, age: float = 8.05, gone: float = 8.0) -> RankSnapshot:
+    """A rank that was thrown out of a collective, and raised an error of its own of that."""
+    calls = op(W, 5), op(W, 6, state=OpState.FAILED)
+    ends = raised("ValueError", "training step failed", age=age)
+    return rank(
+        number, W, *calls, **{**ends, "process": ProcessState(alive=False, gone_age_s=gone)}
+    )
+
+
+def test_who_was_told_first_that_a_peer_is_gone_did_not_fail_by_itself() -> None:
+    for code in ({"exit_code": 3}, {"signal": 9}, {}):
+        gone = rank(2, W, op(W, 5), process=ProcessState(alive=False, gone_age_s=8.0, **code))  # type: ignore[arg-type]
+        verdict = only(job(wraps(0), wraps(1), gone, ended=True, exit_code=1))
+        assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (2,), (0, 1))
+        assert verdict.certainty is Certainty.LIKELY
+    quits = replace(wraps(1), exception=None, exception_age_s=None, phase=Phase.RUNNING)
+    quits = replace(quits, process=ProcessState(alive=False, gone_age_s=7.9, exit_code=1))
+    assert only(job(wraps(0), quits, gone, ended=True, exit_code=1)).culprits == (2,)
+
+
+def test_but_who_failed_in_a_collective_long_before_did() -> None:
+    gone = rank(2, W, op(W, 5), process=ProcessState(alive=False, gone_age_s=5.0, exit_code=3))
+    verdict = diagnose(job(wraps(0), gone, ended=True, exit_code=1), THRESHOLDS)[0]
+    assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.PROVED)
+
+
+def test_a_rank_was_alive_until_it_raised_whenever_it_was_last_seen() -> None:
+    gone = rank(2, W, op(W, 5), process=ProcessState(alive=False, gone_age_s=8.1))
+    verdict = only(job(wraps(0, gone=8.2), wraps(1, gone=8.3), gone, ended=True, exit_code=1))
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1))
 
 
 def test_a_count_at_which_a_rank_stood_for_long_tells_in_which_collective_it_is_missing() -> None:
