@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.endings import Cause, How
 from hangwatch.diagnosis.job import seconds
 from hangwatch.diagnosis.spots import Place, Wait
-from hangwatch.diagnosis.waits import by_counters, living, pending, setup_of, spot_of
+from hangwatch.diagnosis.waits import (
+    awaited_setups,
+    by_counters,
+    living,
+    pending,
+    setup_of,
+    spot_of,
+)
 from hangwatch.frames import with_source
 from hangwatch.types import OpState
 
@@ -36,11 +43,12 @@ def find_waits(
     gid to the first place where its members differ, once that is known.
     """
     waits: list[Wait] = []
+    setups = awaited_setups(rank for number, rank in job.ranks.items() if number not in ended)
     for number in sorted(job.ranks):
         rank = job.ranks[number]
         end = ended.get(number)
         if end is None:
-            waits.extend(living(job, rank))
+            waits.extend(living(job, rank, setups))
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
             found = list(_ended(job, rank, ended))
             in_dispute = _in_dispute(job, rank, end, disputed or {})
@@ -168,12 +176,14 @@ def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
 def _is_behind(job: Job, gid: int, raised: int, end: Ending | None, rank: int) -> bool:
     """Whether a rank's count is one of before its last moments: it is taken twice a second.
 
-    Not where a rank that raised was further than that for longer.
+    Not where a rank that raised was further than that for longer, nor at the end of a program.
     """
-    if end is None or end.how is How.CLEAN or end.cause is Cause.ECHO or job.ranks[rank].flight:
+    if end is None or end.in_shutdown or end.cause is Cause.ECHO or job.ranks[rank].flight:
         return False
-    reached = job.reached[gid].get(rank, 0)
-    after = job.record(raised, Place(gid, reached + FAILED_WITHIN + 1))
+    least = job.reached[gid].get(rank, 0) + FAILED_WITHIN
+    ops = (own for key, own in job.ops[raised] if key == gid and not own.p2p and own.seq > least)
+    # Of what is not recorded any more it is known that it was made before this.
+    after = min(ops, key=lambda own: own.seq, default=None)
     return after is not None and seconds(after.issued_age_s) - end.age_s < COUNTED_S
 
 

@@ -167,7 +167,7 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     halves = [s for s in root.spots if isinstance(s, Channel) and _tells(case, s, left)]
     if len({_peers(case, half) for half in halves}) == 1:
         oldest = max(halves, key=lambda half: (camps[half][0].age_s, half.sends, half.tag))
-        return _channel_in_cycle(case, oldest, inside)
+        return _channel_in_cycle(case, oldest, inside, silent=silent and left is None)
     found = _inversion(case, camps, left)
     if left is None and silent and found.certainty is Certainty.PROVED:
         # One of two sides may have left the way, and the other is named with it.
@@ -267,15 +267,18 @@ def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Fi
     return found
 
 
-def _channel_in_cycle(case: Case, spot: Channel, inside: set[int]) -> Finding:
-    """A send or recv whose peer waits in something else, and that for the waiter."""
+def _channel_in_cycle(case: Case, spot: Channel, inside: set[int], *, silent: bool) -> Finding:
+    """A send or recv whose peer waits in something else, and that for the waiter.
+
+    silent: nothing tells but it may be the one that waits for it that has left the way.
+    """
     peers = _peers(case, spot)
     wait = _wait_of(case, peers[0])
     they = verb(peers, "it waits", "they wait")
     waiting = f"{they} in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
     found = missing_peer(case, spot, peers, waiting, Reason.USER_CODE)
     firm = all(w.firm for r in inside for w in case.graph.by_rank.get(r, ()))
-    sure = firm and spot.peer != ANYONE
+    sure = firm and spot.peer != ANYONE and not silent
     return replace(found, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=firm)
 
 

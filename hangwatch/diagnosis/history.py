@@ -149,8 +149,8 @@ def made_before(job: Job, rank: int, record: OpRecord) -> bool:
 
 def has_history(job: Job, rank: int, record: OpRecord | None) -> bool:
     """Whether it is known what a rank did before it made a call, or did before such calls."""
-    made = sum(group.enqueued for group in job.progress.get(rank, {}).values())
-    whole = sum(not own.p2p for _, own in job.ops.get(rank, ())) >= made
+    made = sum(group.enqueued + group.p2p for group in job.progress.get(rank, {}).values())
+    whole = len(job.ops.get(rank, ())) >= made
     return whole or (record is not None and is_usual(job, rank, record) is not None)
 
 

@@ -19,26 +19,30 @@ from hangwatch.frames import program_thread
 from hangwatch.types import OpState, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hangwatch.diagnosis.job import Job
     from hangwatch.types import GroupProgress, OpRecord, RankSnapshot, ThreadStack
 
 
 MOMENT_S = 1.0
-"""Who has been in a set-up call for less waits for nobody yet: a thread may make groups of its own
-again and again, while the program is elsewhere."""
+"""Who has been in a set-up call for less waits for nobody yet, unless others are in it for longer:
+a thread may make groups of its own again and again, while the program is elsewhere."""
 
 
-def living(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
-    """The waits of a rank that is alive."""
+def awaited_setups(ranks: Iterable[RankSnapshot]) -> frozenset[Setup]:
+    """The set-up calls in which somebody waits for others."""
+    waiting = (rank for rank in ranks if _in_setup_s(rank) >= MOMENT_S)
+    return frozenset(setup for rank in waiting if (setup := setup_of(rank)) is not None)
+
+
+def living(job: Job, rank: RankSnapshot, setups: frozenset[Setup]) -> Iterator[Wait]:
+    """The waits of a rank that is alive. setups: see awaited_setups()."""
     setup = setup_of(rank)
-    if setup is not None:
-        age_s = seconds(rank.in_call_age_s if rank.in_call else rank.phase_age_s)
-        if age_s >= MOMENT_S:
-            site = rank.in_call_site
-            yield Wait(rank.rank, setup, age_s, firm=True, op=setup.call, site=site)
-            return
+    if setup in setups:
+        age_s, site = _in_setup_s(rank), rank.in_call_site
+        yield Wait(rank.rank, setup, age_s, firm=True, op=setup.call, site=site)
+        return
     at = oldest(job, rank.rank)
     if at:
         yield from _of_device(job, rank.rank, at)
@@ -111,6 +115,10 @@ def setup_of(rank: RankSnapshot) -> Setup | None:
     if rank.in_call == "init_process_group" or (rank.phase is Phase.INIT and not rank.in_call):
         return Setup("init_process_group")
     return None
+
+
+def _in_setup_s(rank: RankSnapshot) -> float:
+    return seconds(rank.in_call_age_s if rank.in_call else rank.phase_age_s)
 
 
 def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:

@@ -378,6 +378,18 @@ def test_a_group_that_a_thread_makes_at_this_moment_has_not_been_waited_for() ->
     assert [(v.culprits, v.victims) for v in diagnose(found, THRESHOLDS)] == [((1,), (0, 2, 3))]
 
 
+def test_who_has_just_come_to_a_set_up_call_is_not_said_to_be_missing_there() -> None:
+    def making(number: int, age_s: float) -> RankSnapshot:
+        line = site(8)
+        return rank(number, W, in_call="new_group", in_call_age_s=age_s, in_call_site=line)
+
+    found = job(making(0, 305.0), *(making(number, 0.5) for number in (1, 2, 3)))
+    assert diagnose(found, THRESHOLDS) == (OK,)
+    late = rank(3, W, op(W, 1), threads=main_thread(SLEEP))
+    found = job(making(0, 305.0), making(1, 304.0), making(2, 0.5), late)
+    assert only(found).culprits == (3,)
+
+
 # --- Point to point ---------------------------------------------------------------------------
 
 
@@ -411,6 +423,13 @@ def test_along_a_pipeline_the_stage_that_left_it_is_named() -> None:
     verdict = only(job(rank(0, W, blocked(W, 1, "barrier", line=30)), *receiving))
     assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (0,))
     assert verdict.victims == (1, 2, 3)
+
+
+def test_where_the_past_is_not_known_a_recv_without_its_send_proves_nothing() -> None:
+    waits = rank(0, W, blocked(W, 0, "recv", peer=1, line=22), enqueued=499, completed=499)
+    others = [rank(n, W, blocked(W, 500)) for n in (1, 2, 3)]
+    verdict = only(job(waits, *others))
+    assert (verdict.kind, verdict.certainty) == (Kind.MISSING_PEER, Certainty.LIKELY)
 
 
 def test_a_send_that_nobody_waited_for_does_not_answer_a_later_recv() -> None:

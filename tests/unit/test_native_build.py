@@ -46,7 +46,7 @@ def run(*words: str | Path) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=110,
+        timeout=230,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
