@@ -1,4 +1,4 @@
-"""A rank ends itself without a word; the others raise an error of their own for what c10d raised."""
+"""A rank ends itself without a word; the others raise errors of their own for what c10d raised."""
 # expect: state=failed kind=died reason=exited culprits=2 victims=0,1,3
 # expect: op=all_reduce group=default_pg
 
