@@ -128,17 +128,21 @@ def program_thread(rank: RankSnapshot) -> ThreadStack | None:
     """The thread of a rank that trains, None where there is no stack.
 
     It is the main one, unless that rests while another one alone makes the calls, as where a
-    launcher runs the training function in a thread.
+    launcher runs the training function in a thread. Who makes those of C++ is not known: then
+    it is the one that is in the user's code, and at work or in torch.
     """
     main = main_thread(rank.threads, rank.pid)
     if main is None or not _rests(main):
         return main
     made = (record.thread for record in reversed(rank.ops) if record.thread)
     callers = set(takewhile(lambda tid: tid not in (rank.pid, main.tid), made))
-    for thread in rank.threads or ():
-        if {thread.tid} == callers and user_frames(thread.frames) and not _rests(thread):
-            return thread
-    return main
+    others = [
+        thread
+        for thread in rank.threads or ()
+        if thread is not main and user_frames(thread.frames) and not _rests(thread)
+    ]
+    trains = [thread for thread in others if not callers or {thread.tid} == callers]
+    return trains[0] if len(trains) == 1 else main
 
 
 def _rests(thread: ThreadStack) -> bool:

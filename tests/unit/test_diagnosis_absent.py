@@ -120,6 +120,21 @@ def test_a_launcher_may_run_what_trains_in_a_thread() -> None:
     assert verdict.site == site(12, "slow_step")
 
 
+def test_so_it_is_where_cpp_makes_the_calls() -> None:
+    def by_cpp(number: int, *inside: Frame) -> RankSnapshot:
+        found = in_a_thread(number, THREADING, *inside)
+        last = 41 - (number == 2)
+        counts = (GroupProgress(W, "0", enqueued=last, completed=40),)
+        age_s = None if number == 2 else 20.0
+        return replace(found, ops=(), groups=counts, pending_age_s=age_s)
+
+    others = [by_cpp(number, *BACKWARD, frame(20)) for number in (0, 1, 3)]
+    verdict = only(job(*others, by_cpp(2, SLEEP), size=4))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))
+    assert (verdict.state, verdict.victims) == (State.SLOW, (0, 1, 3))
+    assert verdict.site == site(12, "slow_step")
+
+
 @pytest.mark.parametrize("main", [SLEEP, Frame(f"{TORCH}/serialization.py", 800, "save")])
 def test_a_thread_that_waits_beside_a_main_one_at_work_holds_up_nobody(main: Frame) -> None:
     others = [in_a_thread(number, main, frame(20)) for number in (0, 1, 3)]
