@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.endings import How
 from hangwatch.diagnosis.phrases import (
     Ranks,
     at_line,
@@ -127,16 +128,18 @@ def died(
     if scene.where and not scene.others:
         tail = f" in {scene.where}{'' if end.exception else at_line(scene.site)}."
     victims = verb(scene.others, "is a victim", "are victims")
-    over = end.in_shutdown and (
-        "Its program had come to its end: the interpreter was shutting down."
-    )
+    over = ""
+    if end.in_shutdown and end.how is How.EXIT_CODE:
+        over = "Its program ended itself with that code, as by sys.exit()."
+    elif end.in_shutdown:
+        over = "Its program had come to its end: the interpreter was shutting down."
     return Text(
         f"{scene.they} {ended(end)}{tail}",
         sentences(
             f"It was raised at {place_in_code(scene.site)}."
             if end.exception and scene.site
             else "",
-            over or "",
+            over,
             "gloo aborts a rank that is sent more than it expects: another rank may have entered "
             "another collective there, or brought a larger tensor."
             if aborted

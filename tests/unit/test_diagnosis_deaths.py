@@ -452,6 +452,15 @@ def test_a_count_at_which_a_rank_stood_for_long_tells_in_which_collective_it_is_
     assert "failed after it in all_reduce #6" in verdict.headline
 
 
+def test_a_rank_that_ended_itself_with_a_code_had_not_come_to_the_end_of_its_program() -> None:
+    left = {**exited(), "process": ProcessState(alive=False, exit_code=1, gone_age_s=5.0)}
+    verdict = only(job(failed(0), failed(1), dead(**left), failed(3), ended=True, exit_code=1))
+    assert verdict.culprits == (2,)
+    assert "exited with code 1" in verdict.headline
+    assert "as by sys.exit()" in verdict.explanation
+    assert "shutting down" not in verdict.explanation
+
+
 def test_a_rank_that_exited_in_order_while_others_wait_finished_early() -> None:
     verdict = only(job(waiting(0), waiting(1), dead(**exited()), waiting(3)))
     assert (verdict.kind, verdict.reason) == (Kind.FINISHED_EARLY, Reason.EXITED)
