@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch.watchdog.ending import end_ranks
+from hangwatch.watchdog import ending
 from hangwatch.watchdog.news import News
 from hangwatch.watchdog.processes import read_stat
 
@@ -101,7 +101,7 @@ def ended(
     async def look(ranks: Collection[int]) -> Collection[int]:
         return standing(ranks)
 
-    count = asyncio.run(end_ranks(ranks, look, lambda: begun.append(1), news))
+    count = asyncio.run(ending.end_ranks(ranks, look, lambda: begun.append(1), news))
     return count, len(begun)
 
 
@@ -118,6 +118,36 @@ def test_a_rank_that_saves_when_it_is_asked_to_end_has_the_time_for_it(news: New
         assert one.wait(WAIT_S) == 3
         assert one.stdout is not None
         assert one.stdout.read().split() == [b"%d" % part for part in range(8)]
+
+
+class Paused(asyncio.SelectorEventLoop):
+    """Of a machine that is paused: its clock jumps, and nothing could run meanwhile."""
+
+    paused_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.paused_s
+
+    def pause(self) -> None:
+        self.paused_s += 10 * ending.SAVE_S
+
+
+def test_the_time_in_which_the_machine_was_paused_is_not_that_of_a_rank_that_saves(
+    news: News,
+) -> None:
+    async def look(ranks: Collection[int]) -> Collection[int]:
+        return ranks
+
+    with child(SAVING) as (one, identity), asyncio.Runner(loop_factory=Paused) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, Paused)
+
+        def begin() -> None:
+            loop.call_later(1.0, loop.pause)
+
+        assert runner.run(ending.end_ranks({0: identity}, look, begin, news)) == 1
+        assert loop.paused_s
+        assert one.wait(WAIT_S) == 3
 
 
 @pytest.mark.parametrize("program", [WAITING, BRIEF])
