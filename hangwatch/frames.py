@@ -27,7 +27,10 @@ _INTERNAL = re.compile(
     r"|\.(?:so|c|cc|cpp|h|pyx|S)(?:[.\d]*)$"
 )
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
-_RESTS = re.compile(r"/(?:threading|queue|selectors)\.py$|/concurrent/futures/|/asyncio/|/ray/")
+_RESTS = re.compile(
+    r"/python3(?:\.\d+)?t?/(?:threading\.py|queue\.py|selectors\.py|concurrent/futures/|asyncio/)"
+    r"|/(?:site|dist)-packages/ray/"
+)
 """In such a file a thread waits for others of its process, or for what they shall do."""
 _LOCAL = "<locals>"
 _NO_PACKAGES = frozenset({"torch", "functorch", "hangwatch", "typing_extensions"})
@@ -146,5 +149,7 @@ def program_thread(rank: RankSnapshot) -> ThreadStack | None:
 
 
 def _rests(thread: ThreadStack) -> bool:
-    innermost = next((frame.file for frame in thread.frames if frame.file.endswith(".py")), "")
-    return _RESTS.search(innermost) is not None
+    """Whether it waits by nothing but Python's own means; a data loader waits by them, too."""
+    python = (frame.file for frame in thread.frames if frame.file.endswith(".py"))
+    inside = list(takewhile(lambda file: not is_user_file(file), python))
+    return bool(inside) and all(map(_RESTS.search, inside))

@@ -141,6 +141,25 @@ def test_a_thread_that_waits_beside_a_main_one_at_work_holds_up_nobody(main: Fra
     assert diagnose(job(*others, in_a_thread(2, main, THREADING), size=4), THRESHOLDS) == (OK,)
 
 
+def test_a_rank_that_loads_data_does_so_whatever_other_threads_of_it_do() -> None:
+    selects = Frame("/usr/lib/python3.11/selectors.py", 415, "select")
+    monitor = ThreadStack("Thread-1", 77, active=False, owns_gil=False, frames=(frame(70, "poll"),))
+    threads = (*main_thread(selects, *LOADER), monitor)
+    verdict = only(behind(busy(threads=threads, children=(IDLE, WORKER))))
+    assert verdict.reason is Reason.DATA_LOADING
+
+
+def test_what_lies_in_the_home_of_a_user_called_ray_is_not_ray() -> None:
+    home = "/home/ray/anaconda3/lib/python3.11/site-packages"
+    save = Frame(f"{home}/torch/serialization.py", 800, "save")
+    core = Frame(f"{home}/ray/_private/worker.py", 900, "main_loop")
+    inside = Frame(f"{home}/torch/distributed/distributed_c10d.py", 2900, "all_reduce"), frame(20)
+    for main, sure in ((save, False), (core, True)):
+        others = [in_a_thread(number, main, *inside) for number in (0, 1, 3)]
+        found = diagnose(job(*others, in_a_thread(2, main, SLEEP), size=4), THRESHOLDS)
+        assert [verdict.culprits for verdict in found] == [(2,) if sure else ()]
+
+
 def test_where_both_threads_rest_the_main_one_tells_where_a_rank_is() -> None:
     others = [in_a_thread(number, THREADING, frame(20)) for number in (0, 1, 3)]
     verdict = only(job(*others, in_a_thread(2, THREADING, THREADING, frame(30)), size=4))
