@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import signal
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -108,25 +110,27 @@ def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
     """Whoever raised in a collective after a rank that it needs had ended did it for that."""
     own = {rank: end for rank, end in found.items() if end.cause is Cause.OWN}
     first_s = max((end.age_s for end in own.values() if end.how is not How.CLEAN), default=0.0)
-    thrown = {rank: _thrown_out_of(job, rank, end) for rank, end in own.items()}
-    for rank, call in thrown.items():
-        if call is None:
-            continue
-        age_s = own[rank].age_s
-        members = [member for member in job.members(job.gid(call.group)) if member in own]
+    thrown: dict[int, list[int]] = defaultdict(list)
+    for rank, end in own.items():
+        call = _thrown_out_of(job, rank, end)
+        if call is not None:
+            thrown[job.gid(call.group)].append(rank)
+    raised = {rank for ranks in thrown.values() for rank in ranks}
+    for gid, ranks in thrown.items():
+        members = [member for member in job.members(gid) if member in own]
         clean_s = max((own[m].age_s for m in members if own[m].how is How.CLEAN), default=0.0)
-        # That its peer is gone it may have been told before anybody saw that.
-        just = [
-            member
-            for member in members
-            if thrown[member] is None
-            and own[member].how is not How.CLEAN
-            and own[member].age_s <= age_s < own[member].age_s + NOTICED_S
-        ]
-        if just or age_s < max(first_s, clean_s):
-            found[rank] = replace(own[rank], cause=Cause.ECHO)
-        for member in just:
-            found[member] = replace(own[member], contested=True)
+        others = [m for m in members if m not in raised and own[m].how is not How.CLEAN]
+        raised_s, seen_s = (sorted(own[m].age_s for m in some) for some in (ranks, others))
+        for rank in ranks:
+            age_s = own[rank].age_s
+            # That its peer is gone it may have been told before anybody saw that.
+            just = bisect_right(seen_s, age_s) > bisect_right(seen_s, age_s - NOTICED_S)
+            if just or age_s < max(first_s, clean_s):
+                found[rank] = replace(own[rank], cause=Cause.ECHO)
+        for member in others:
+            age_s = own[member].age_s
+            if bisect_left(raised_s, age_s + NOTICED_S) > bisect_left(raised_s, age_s):
+                found[member] = replace(own[member], contested=True)
 
 
 def _place_the_lost(found: dict[int, Ending]) -> None:
