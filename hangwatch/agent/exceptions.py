@@ -68,8 +68,8 @@ class Exceptions:
         return frame.f_code.co_name == "<module>" or frame.f_code.co_filename == "<frozen runpy>"
 
 
-def at_end_of_child(call: Callable[[BaseException | None], None]) -> None:
-    """Be called with what ends this process, or None, where multiprocessing started it.
+def at_end_of_child(call: Callable[[BaseException], None]) -> None:
+    """Be called with the exception that ends this process, where multiprocessing started it.
 
     It keeps an exception from the interpreter. Nothing comes of it in another process, where
     the program ends itself by ``sys.exit``, and from Python 3.13 on, which handles the
@@ -87,7 +87,8 @@ def at_end_of_child(call: Callable[[BaseException | None], None]) -> None:
         elif isinstance(error, SystemExit):
             last = _is_in(error, "_wrap", "torch/multiprocessing/spawn.py", innermost=True)
             error = error.__context__ if last else None
-        call(error)
+        if error is not None:
+            call(error)
 
     Finalize(None, end, exitpriority=0)
 

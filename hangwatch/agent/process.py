@@ -307,10 +307,10 @@ class Process:
             # Nobody can ask later what C++ had issued, and a mismatch shows only there.
             self._flight.leave(self.page)
 
-    def _end_of_child(self, error: BaseException | None) -> None:
+    def _end_of_child(self, error: BaseException) -> None:
         """Threads of the program may live on: only how its main one ended is known."""
         with self.guard:
-            if self.active and self.page and error is not None:
+            if self.active and self.page:
                 self._exceptions.record(error)
 
     def _set_phase(self, phase: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.endings import Cause, How
@@ -19,7 +21,7 @@ from hangwatch.frames import with_source
 from hangwatch.types import OpState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.endings import Ending
     from hangwatch.diagnosis.job import Job
@@ -159,10 +161,15 @@ def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
     gid, last = job.ops[rank.rank][-1]
     if last.p2p or not any(member in ended for member in job.members(gid)):
         return
+    calls = sorted(
+        (own.seq, seconds(own.issued_age_s))
+        for key, own in job.ops[rank.rank]
+        if key == gid and not own.p2p
+    )
     others = [
         job.reached[gid].get(member, 0)
         for member in job.members(gid)
-        if member != rank.rank and not _is_behind(job, gid, rank.rank, ended.get(member), member)
+        if member != rank.rank and not _is_behind(job, gid, calls, ended.get(member), member)
     ]
     place = Place(gid, min([last.seq, *(seq + 1 for seq in others)]))
     if all(job.arrived(member, place) for member in job.members(gid)):
@@ -173,18 +180,20 @@ def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
     yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=vague)
 
 
-def _is_behind(job: Job, gid: int, raised: int, end: Ending | None, rank: int) -> bool:
+def _is_behind(
+    job: Job, gid: int, calls: Sequence[tuple[int, float]], end: Ending | None, rank: int
+) -> bool:
     """Whether a rank's count is one of before its last moments: it is taken twice a second.
 
     Not where a rank that raised was further than that for longer, nor at the end of a program.
+    calls: places of the one that raised, in order, and for how long it has been there.
     """
     if end is None or end.in_shutdown or end.cause is Cause.ECHO or job.ranks[rank].flight:
         return False
     least = job.reached[gid].get(rank, 0) + FAILED_WITHIN
-    ops = (own for key, own in job.ops[raised] if key == gid and not own.p2p and own.seq > least)
-    # Of what is not recorded any more it is known that it was made before this.
-    after = min(ops, key=lambda own: own.seq, default=None)
-    return after is not None and seconds(after.issued_age_s) - end.age_s < COUNTED_S
+    # Of what is not recorded any more it is known that it was made before the first one after it.
+    after = bisect_right(calls, (least, math.inf))
+    return after < len(calls) and calls[after][1] - end.age_s < COUNTED_S
 
 
 def _made_by_python(job: Job, rank: int, gid: int) -> bool:
