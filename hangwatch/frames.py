@@ -32,6 +32,7 @@ _RESTS = re.compile(
     r"|/(?:site|dist)-packages/ray/"
 )
 """In such a file a thread waits for others of its process, or for what they shall do."""
+_TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
 _LOCAL = "<locals>"
 _NO_PACKAGES = frozenset({"torch", "functorch", "hangwatch", "typing_extensions"})
 """Their calls are told as operations; torch also lies between a line and what it calls
@@ -132,13 +133,16 @@ def program_thread(rank: RankSnapshot) -> ThreadStack | None:
 
     It is the main one, unless that rests while another one alone makes the calls, as where a
     launcher runs the training function in a thread. Who makes those of C++ is not known: then
-    it is the one that is in the user's code, and at work or in torch.
+    it is the one that is in the user's code, and at work or in torch, if no other rank
+    trains in its main thread.
     """
     main = main_thread(rank.threads, rank.pid)
     if main is None or not _rests(main):
         return main
-    made = (record.thread for record in reversed(rank.ops) if record.thread)
+    made = [record.thread for record in reversed(rank.ops) if record.thread]
     callers = set(takewhile(lambda tid: tid not in (rank.pid, main.tid), made))
+    if not callers and (made or rank.main_trains):
+        return main
     others = [
         thread
         for thread in rank.threads or ()
@@ -146,6 +150,21 @@ def program_thread(rank: RankSnapshot) -> ThreadStack | None:
     ]
     trains = [thread for thread in others if not callers or {thread.tid} == callers]
     return trains[0] if len(trains) == 1 else main
+
+
+def know_trainers(ranks: Iterable[RankSnapshot]) -> tuple[RankSnapshot, ...]:
+    """The ranks of a job, with ``main_trains`` where the main thread of one is in torch."""
+    known = tuple(ranks)
+    if any(_is_in_torch(main_thread(rank.threads, rank.pid)) for rank in known):
+        return tuple(replace(rank, main_trains=True) for rank in known)
+    return known
+
+
+def _is_in_torch(thread: ThreadStack | None) -> bool:
+    """Whether it has called torch from a line of the user's."""
+    files = [frame.file for frame in thread.frames] if thread else []
+    inside = list(takewhile(lambda file: not is_user_file(file), files))
+    return len(inside) < len(files) and any(map(_TORCH.search, inside))
 
 
 def _rests(thread: ThreadStack) -> bool:

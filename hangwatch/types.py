@@ -577,6 +577,8 @@ class RankSnapshot:
     """How long ago its page was made, which is as it comes to torch.distributed."""
     threads: tuple[ThreadStack, ...] | None = None
     """None where they were not asked for, none where no stack could be taken."""
+    main_trains: bool = False
+    """Another rank shows that this job trains in its main threads (frames.know_trainers)."""
     children: tuple[Child, ...] = ()
     flight: bool = False
     """Whether its Flight Recorder is merged into ``ops``."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hangwatch.config import Stacks
 from hangwatch.diagnosis.activity import activity
 from hangwatch.errors import EvidenceError
+from hangwatch.frames import know_trainers
 from hangwatch.inspect.doing import doing
 from hangwatch.inspect.summary import Member
 from hangwatch.types import Child, Phase, RankSnapshot, Reason
@@ -60,7 +61,7 @@ async def look(
     seen = await asyncio.gather(
         *(_snapshot(one, tree, py_spy, pages.get(one.pid), proc) for one in processes)
     )
-    snapshots = [snapshot for snapshot, _ in seen]
+    snapshots = know_trainers(snapshot for snapshot, _ in seen)
     refusals = {refusal for _, refusal in seen}
     texts = await _sources(snapshots, processes, proc)
     members = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hangwatch.frames import know_trainers
 from hangwatch.report.sites import fold_ranks
 from hangwatch.types import JobSnapshot, Phase, ProcessState, RankSnapshot
 
@@ -42,7 +43,7 @@ def whole_job(
         unseen.append(f"{which}: {why_unknown}")
     return JobSnapshot(
         world_size=collected.world_size,
-        ranks=tuple(ranks[rank] for rank in sorted(ranks)),
+        ranks=know_trainers(ranks[rank] for rank in sorted(ranks)),
         restart=collected.restart,
         lost_nodes=tuple(sorted({node.host for node in missing.lost})),
         cut_off=missing.cut_off,
