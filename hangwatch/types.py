@@ -179,12 +179,26 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionRecord:
-    """An exception that ended a rank. ``site`` is the innermost user frame."""
+    """An exception that ended a rank. ``site`` is the innermost user frame.
+
+    ``message`` ends with those that led to it, if there are any, the latest first:
+    ``(after TYPE: TEXT; TYPE: TEXT)``.
+    """
 
     type: str
     message: str
     site: Site | None = None
     at_ns: int = 0
+
+    @property
+    def is_raised_anew(self) -> bool:
+        """Whether others led to it."""
+        return " (after " in self.message
+
+    @property
+    def last_words(self) -> str:
+        """What it says itself."""
+        return self.message.partition(" (after ")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 MESSAGE_CHARS = 500
 READ_CHARS = 4000
 """So much of it is looked at: what is cut out of it makes it shorter."""
+CHAIN = 100
+"""So many exceptions are followed back: they may lead back to one another."""
+TOLD = 3
+"""So many of them are told."""
+ROOM = 20
+"""For what stands between them."""
+_CAUSE = vars(BaseException)["__cause__"].__get__
+_CONTEXT = vars(BaseException)["__context__"].__get__
+"""The interpreter's own, whatever a class of the program's makes of them."""
 
 
 class Exceptions:
@@ -58,7 +67,7 @@ class Exceptions:
         if id(error) != self._recorded:
             self._recorded = id(error)
             place = raised_at(error.__traceback__, self._prefixes)
-            self._recorder.set_exception(type_name(type(error)), message(error), *place)
+            self._recorder.set_exception(type_name(type(error)), _story(error), *place)
 
     def _runs(self) -> bool:
         """Whether the main program has not ended: it still stands on its stack."""
@@ -133,6 +142,31 @@ def type_name(kind: type) -> str:
     if kind.__module__ in {"builtins", "__main__"}:
         return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _story(error: BaseException) -> str:
+    """What an exception says, and those that led to it (types.ExceptionRecord)."""
+    led = _led_to(error)
+    if not led:
+        return message(error)
+    chars = MESSAGE_CHARS // 2 // len(led)
+    told = "; ".join(f"{type_name(type(one))}: {message(one)}"[:chars] for one in led)
+    return f"{message(error)[: MESSAGE_CHARS // 2 - ROOM]} (after {told})"
+
+
+def _led_to(error: BaseException) -> list[BaseException]:
+    """The exceptions from which, or while which, another one was raised, the latest first.
+
+    Also where the program hides them (``from None``): the latest ones, and the very first.
+    """
+    led: list[BaseException] = []
+    before: BaseException | None = error
+    while len(led) < CHAIN:
+        before = _CAUSE(before) or _CONTEXT(before)
+        if before is None or before is error:
+            break
+        led.append(before)
+    return led if len(led) <= TOLD else [*led[: TOLD - 1], led[-1]]
 
 
 def message(error: BaseException) -> str:

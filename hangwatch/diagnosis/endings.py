@@ -103,6 +103,7 @@ def endings(job: Job) -> dict[int, Ending]:
         _blame_the_vague(job, found)
         return found
     _find_echoes(job, found)
+    _excuse_the_later(job, found)
     return found
 
 
@@ -120,17 +121,55 @@ def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
         members = [member for member in job.members(gid) if member in own]
         clean_s = max((own[m].age_s for m in members if own[m].how is How.CLEAN), default=0.0)
         others = [m for m in members if m not in raised and own[m].how is not How.CLEAN]
-        raised_s, seen_s = (sorted(own[m].age_s for m in some) for some in (ranks, others))
+        noticed = {rank for rank in ranks if not _is_its_own(job, rank, own[rank])}
+        raised_s, seen_s = (sorted(own[m].age_s for m in some) for some in (noticed, others))
         for rank in ranks:
             age_s = own[rank].age_s
             # That its peer is gone it may have been told before anybody saw that.
             just = bisect_right(seen_s, age_s) > bisect_right(seen_s, age_s - NOTICED_S)
-            if just or age_s < max(first_s, clean_s):
+            if (just and rank in noticed) or age_s < max(first_s, clean_s):
                 found[rank] = replace(own[rank], cause=Cause.ECHO)
         for member in others:
             age_s = own[member].age_s
             if bisect_left(raised_s, age_s + NOTICED_S) > bisect_left(raised_s, age_s):
                 found[member] = replace(own[member], contested=True)
+
+
+def _is_its_own(job: Job, rank: int, end: Ending) -> bool:
+    """Whether what a rank raised is known not to come of a peer's end.
+
+    It says nothing of one, and is what the call itself has raised, or tells what led to it.
+    """
+    error = end.exception
+    if error is None or _PEER.search(error.message) or _ECHO.search(error.message):
+        return False
+    call = last_call(job, rank)
+    lines = {(at.file, at.line) for at in (error.site, call.site if call else None) if at}
+    straight = call is not None and call.site is not None and len(lines) == 1
+    return straight or error.is_raised_anew
+
+
+def _excuse_the_later(job: Job, found: dict[int, Ending]) -> None:
+    """Whoever ended with an exit code after another one had failed for sure was asked to.
+
+    A handler of SIGTERM may end a rank with any.
+    """
+    sure = [
+        end.age_s
+        for rank, end in found.items()
+        if end.cause is Cause.OWN
+        and not end.contested
+        and (
+            (
+                end.how is How.RAISED
+                and (not _thrown_out_of(job, rank, end) or _is_its_own(job, rank, end))
+            )
+            or (end.how is How.SIGNAL and end.signal != signal.SIGABRT)
+        )
+    ]
+    for rank, end in found.items() if sure else ():
+        if end.cause is Cause.OWN and end.how is How.EXIT_CODE and end.age_s < max(sure):
+            found[rank] = replace(end, cause=Cause.TERMINATED)
 
 
 def _place_the_lost(found: dict[int, Ending]) -> None:
@@ -272,7 +311,7 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
     if how is How.RAISED and exception is not None:
         if exception.type.rpartition(".")[2] in _END_EXCEPTIONS:
             return Cause.TERMINATED
-        vague = _ECHO.search(exception.message) and _was_communicating(job, rank)
+        vague = _ECHO.search(exception.last_words) and _was_communicating(job, rank)
         if vague or _PEER.search(exception.message):
             return Cause.ECHO
         return Cause.OWN

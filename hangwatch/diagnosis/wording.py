@@ -147,7 +147,8 @@ def died(
             f"Nothing tells whether it was {the_ranks(scene.culprits)} that left the common "
             f"program, or {the_ranks(rivals)}."
             if rivals
-            else f"{capital(the_ranks(scene.others))} {victims}: what they report came after it."
+            else f"{capital(the_ranks(scene.others))} {victims}: what they report came "
+            f"{'at about the same time, out of a call to it' if end.contested else 'after it'}."
             if scene.others
             else "",
         ),

@@ -18,6 +18,7 @@ from hangwatch.agent.exceptions import (
     message,
     type_name,
 )
+from hangwatch.types import ExceptionRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,6 +110,92 @@ def test_an_exception_that_cannot_be_printed_says_so() -> None:
 
     assert message(Untold()) == "<its text cannot be had: RuntimeError>"
     assert message(Leaving()) == "<its text cannot be had: SystemExit>"
+
+
+def _told(raises: Callable[[], object]) -> str:
+    """What is recorded of the exception that it raises."""
+    recorder: Any = Recorder()
+    try:
+        raises()
+    except Exception as error:  # noqa: BLE001 (whichever it is)
+        Exceptions(recorder, ()).record(error)
+    ((_, text, *_),) = recorder.told
+    return str(text)
+
+
+def test_what_led_to_an_exception_is_told_also_where_the_program_hides_it() -> None:
+    def fails() -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    def wraps() -> None:
+        try:
+            fails()
+        except RuntimeError as error:
+            raise ValueError("step 5 failed") from error
+
+    def hides() -> None:
+        try:
+            fails()
+        except RuntimeError:
+            raise ValueError("step 5 failed") from None
+
+    def wraps_twice() -> None:
+        try:
+            wraps()
+        except ValueError:
+            raise OSError("no training")  # noqa: B904 (a chain without a cause)
+
+    once = "step 5 failed (after RuntimeError: Connection closed by peer)"
+    assert _told(fails) == "Connection closed by peer"
+    assert _told(wraps) == once
+    assert _told(hides) == once
+    twice = "no training (after ValueError: step 5 failed; RuntimeError: Connection closed by peer)"
+    assert _told(wraps_twice) == twice
+    record = ExceptionRecord("ValueError", once)
+    assert (record.last_words, record.is_raised_anew) == ("step 5 failed", True)
+    assert not ExceptionRecord("ValueError", "step 5 failed").is_raised_anew
+
+
+def test_of_many_that_led_to_an_exception_the_latest_and_the_first_are_told() -> None:
+    def nested(depth: int) -> None:
+        try:
+            if depth:
+                nested(depth - 1)
+        finally:
+            raise ValueError(f"{depth} {'x' * 600}")
+
+    told = _told(lambda: nested(9))
+    assert len(told) <= MESSAGE_CHARS
+    assert [part[:1] for part in told.split("ValueError: ")[1:]] == ["8", "7", "0"]
+
+
+def test_exceptions_that_lead_back_to_one_another_are_followed_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+
+    def raises() -> None:
+        raise first
+
+    assert _told(raises) == "first (after ValueError: second)"
+    third = ValueError("third")
+    third.__cause__ = first
+
+    def enters() -> None:
+        raise third
+
+    assert _told(enters).startswith("third (after ValueError: first; ")
+
+
+def test_what_a_class_makes_of_its_cause_is_not_asked() -> None:
+    class Asked(Exception):  # noqa: N818 (the name says it)
+        @property
+        def __cause__(self) -> None:  # type: ignore[override]
+            pytest.fail("asked")
+
+    def raises() -> None:
+        raise Asked("alone")
+
+    assert _told(raises) == "alone"
 
 
 def test_a_signal_handler_may_end_the_program_while_a_text_is_taken() -> None:

@@ -28,6 +28,7 @@ from hangwatch.diagnosis.verdict import LAUNCHER_S
 from hangwatch.types import (
     OK,
     Certainty,
+    ExceptionRecord,
     GroupKey,
     GroupProgress,
     JobSnapshot,
@@ -424,9 +425,44 @@ def test_who_was_told_first_that_a_peer_is_gone_did_not_fail_by_itself() -> None
         verdict = only(job(wraps(0), wraps(1), gone, ended=True, exit_code=1))
         assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (2,), (0, 1))
         assert verdict.certainty is Certainty.LIKELY
+        assert "at about the same time" in verdict.explanation
     quits = replace(wraps(1), exception=None, exception_age_s=None, phase=Phase.RUNNING)
     quits = replace(quits, process=ProcessState(alive=False, gone_age_s=7.9, exit_code=1))
     assert only(job(wraps(0), quits, gone, ended=True, exit_code=1)).culprits == (2,)
+
+
+def refused(number: int, age: float, *, text: str = "Invalid data type") -> RankSnapshot:
+    """A rank that a call of its own has refused, at the line of that call."""
+    call = op(W, 6, state=OpState.FAILED)
+    return rank(number, W, op(W, 5), call, **raised("TypeError", text, 20, age=age))
+
+
+def test_nobody_is_a_victim_of_peers_that_were_ended_after_it() -> None:
+    quits: dict[str, Any] = {"process": ProcessState(alive=False, gone_age_s=7.5, exit_code=1)}
+    ended = [rank(n, W, op(W, 5), **quits) for n in (0, 1)]
+    for failed in (
+        refused(2, 8.0),
+        replace(wraps(2), exception=ExceptionRecord("KeyError", "'x' (after KeyError: 'y')")),
+    ):
+        verdict = only(job(*ended, failed, ended=True, exit_code=1))
+        assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.PROVED)
+
+
+def test_who_exits_with_a_code_after_another_one_was_killed_was_asked_to() -> None:
+    quits = rank(1, W, op(W, 5), process=ProcessState(alive=False, gone_age_s=7.5, exit_code=3))
+    dead = rank(2, W, op(W, 5), **killed(9, 8.0))
+    assert only(job(dead, quits, ended=True, exit_code=1)).culprits == (2,)
+    before = replace(quits, process=replace(quits.process, gone_age_s=8.5))
+    verdicts = diagnose(job(dead, before, ended=True, exit_code=1), THRESHOLDS)
+    assert 1 in {culprit for verdict in verdicts for culprit in verdict.culprits}
+
+
+def test_who_tells_of_a_peer_in_what_led_to_its_error_is_a_victim_of_one_that_finished() -> None:
+    story = f"training step failed (after RuntimeError: {PEER})"
+    call = op(W, 6, state=OpState.FAILED)
+    victims = [rank(n, W, op(W, 5), call, **raised("ValueError", story, age=8.0)) for n in (0, 1)]
+    verdict = only(job(*victims, rank(2, W, op(W, 5), **killed(9, 7.0)), ended=True, exit_code=1))
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1))
 
 
 def test_but_who_failed_in_a_collective_long_before_did() -> None:
