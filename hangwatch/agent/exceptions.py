@@ -162,7 +162,8 @@ def _led_to(error: BaseException) -> list[BaseException]:
     led: list[BaseException] = []
     before: BaseException | None = error
     while len(led) < CHAIN:
-        before = _CAUSE(before) or _CONTEXT(before)
+        cause = _CAUSE(before)
+        before = _CONTEXT(before) if cause is None else cause
         if before is None or before is error:
             break
         led.append(before)

@@ -154,22 +154,20 @@ def _excuse_the_later(job: Job, found: dict[int, Ending]) -> None:
 
     A handler of SIGTERM may end a rank with any.
     """
-    sure = [
-        end.age_s
-        for rank, end in found.items()
-        if end.cause is Cause.OWN
-        and not end.contested
-        and (
-            (
-                end.how is How.RAISED
-                and (not _thrown_out_of(job, rank, end) or _is_its_own(job, rank, end))
-            )
-            or (end.how is How.SIGNAL and end.signal != signal.SIGABRT)
-        )
-    ]
+    sure = [end.age_s for rank, end in found.items() if _failed_for_sure(job, rank, end)]
     for rank, end in found.items() if sure else ():
         if end.cause is Cause.OWN and end.how is How.EXIT_CODE and end.age_s < max(sure):
             found[rank] = replace(end, cause=Cause.TERMINATED)
+
+
+def _failed_for_sure(job: Job, rank: int, end: Ending) -> bool:
+    """Whether a rank failed by itself, and cannot have done so because of another one's end."""
+    if end.cause is not Cause.OWN or end.contested:
+        return False
+    if end.how is How.SIGNAL:
+        return end.signal != signal.SIGABRT
+    thrown = _thrown_out_of(job, rank, end)
+    return end.how is How.RAISED and (thrown is None or _is_its_own(job, rank, end))
 
 
 def _place_the_lost(found: dict[int, Ending]) -> None:

@@ -192,10 +192,20 @@ def test_what_a_class_makes_of_its_cause_is_not_asked() -> None:
         def __cause__(self) -> None:  # type: ignore[override]
             pytest.fail("asked")
 
+        def __bool__(self) -> bool:
+            return bool(pytest.fail("asked"))
+
     def raises() -> None:
         raise Asked("alone")
 
+    def wraps() -> None:
+        try:
+            raises()
+        except Asked as error:
+            raise ValueError("more") from error
+
     assert _told(raises) == "alone"
+    assert _told(wraps).startswith("more (after ")
 
 
 def test_a_signal_handler_may_end_the_program_while_a_text_is_taken() -> None:
