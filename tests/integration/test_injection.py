@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -476,7 +477,7 @@ class TestALivingRank:
             [sys.executable, script], env=environ | {RECORDER: request.param}
         )
         try:
-            page = wait_for(lambda: next(directory.glob("*.page"), None))
+            page = wait_for(lambda: whole_page(directory))
             wait_for(lambda: waits_and_beats(page))
             yield process, page
         finally:
@@ -544,7 +545,7 @@ def test_a_rank_that_holds_the_gil_answers_with_its_flight_recorder(tmp_path: Pa
     )
     process = subprocess.Popen([sys.executable, script], env=environ)  # noqa: S603 (our own interpreter)
     try:
-        page = wait_for(lambda: next(directory.glob("*.page"), None))
+        page = wait_for(lambda: whole_page(directory))
         # Its sampler wants the GIL twice a second.
         wait_for(lambda: 0 < read(page).gil_ns < time.monotonic_ns() - 3 * 10**9)
         issued = read(page).groups[0].enqueued
@@ -569,12 +570,18 @@ def read(path: Path) -> RankPage:
     return parse_page(path.read_bytes())
 
 
+def whole_page(directory: Path) -> Path | None:
+    """A page of a run that is not in the making any more."""
+    for path in directory.glob("*.page"):
+        with suppress(PageError):
+            read(path)
+            return path
+    return None
+
+
 def waits_and_beats(path: Path) -> bool:
     """Whether the owner of a page is in a set-up call and has been sampled there."""
-    try:
-        page = read(path)
-    except PageError:
-        return False  # still in the making
+    page = read(path)
     return bool(page.in_call and page.gil_ns)
 
 
