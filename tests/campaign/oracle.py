@@ -22,6 +22,10 @@ TELLS_LOSS = (
     "|started again|met an error|no room|refused|records no more|stay as they were"
 )
 """In a line by which hangwatch says that it can do less."""
+_OF_A_PEER = re.compile(
+    r"Traceback(?:(?!/hangwatch/).)*?(?:closed by peer|reset by peer)", re.DOTALL
+)
+"""What a rank says of one that was killed, where its launcher does not end it before."""
 _TOLD = re.compile(
     r"^Traceback.*\n(?:  File \"<frozen .*\n)+OSError: .*\n"
     r"hangwatch: the watchdog ended with exit code 1 and is started again$",
@@ -101,7 +105,8 @@ def unharmed(
     harmed += [
         f"the {who} needed {mib:.0f} MiB" for who, mib in watched.peak_mib.items() if mib > MAX_MIB
     ]
-    if "Traceback" in _TOLD.sub("", watched.said) and "Traceback" not in expected.said:
+    said = _OF_A_PEER.sub("", _TOLD.sub("", watched.said))
+    if "Traceback" in said and "Traceback" not in expected.said:
         harmed.append(f"a traceback on standard error: {watched.said[-400:]!r}")
     return Outcome(harmed=harmed)
 
