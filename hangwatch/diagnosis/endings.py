@@ -144,9 +144,9 @@ def _is_its_own(job: Job, rank: int, end: Ending) -> bool:
     if error is None or _PEER.search(error.message) or _ECHO.search(error.message):
         return False
     call = last_call(job, rank)
-    lines = {(at.file, at.line) for at in (error.site, call.site if call else None) if at}
-    straight = call is not None and call.site is not None and len(lines) == 1
-    return straight or error.is_raised_anew
+    made, raised = call.site if call else None, error.site
+    straight = made and raised and (made.file, made.line) == (raised.file, raised.line)
+    return bool(straight) or error.is_raised_anew
 
 
 def _excuse_the_later(job: Job, found: dict[int, Ending]) -> None:
@@ -155,8 +155,9 @@ def _excuse_the_later(job: Job, found: dict[int, Ending]) -> None:
     A handler of SIGTERM may end a rank with any.
     """
     sure = [end.age_s for rank, end in found.items() if _failed_for_sure(job, rank, end)]
-    for rank, end in found.items() if sure else ():
-        if end.cause is Cause.OWN and end.how is How.EXIT_CODE and end.age_s < max(sure):
+    first_s = max(sure, default=0.0)
+    for rank, end in found.items():
+        if end.cause is Cause.OWN and end.how is How.EXIT_CODE and end.age_s < first_s:
             found[rank] = replace(end, cause=Cause.TERMINATED)
 
 

@@ -448,6 +448,12 @@ def test_nobody_is_a_victim_of_peers_that_were_ended_after_it() -> None:
         assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.PROVED)
 
 
+def test_an_error_whose_line_nobody_knows_may_be_that_of_a_peers_end() -> None:
+    gone = rank(2, W, op(W, 5), process=ProcessState(alive=False, gone_age_s=8.0, exit_code=3))
+    nowhere = replace(wraps(0), exception=ExceptionRecord("ValueError", "training step failed"))
+    assert only(job(nowhere, wraps(1), gone, ended=True, exit_code=1)).culprits == (2,)
+
+
 def test_who_exits_with_a_code_after_another_one_was_killed_was_asked_to() -> None:
     quits = rank(1, W, op(W, 5), process=ProcessState(alive=False, gone_age_s=7.5, exit_code=3))
     dead = rank(2, W, op(W, 5), **killed(9, 8.0))
