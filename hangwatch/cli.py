@@ -8,16 +8,17 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hangwatch import __version__, options
-from hangwatch.config import enabled
+from hangwatch import __version__
 from hangwatch.errors import HangwatchError, UsageError
-from hangwatch.launch import become
+from hangwatch.launch.command import become
 from hangwatch.notice import say
+from hangwatch.settings import options
+from hangwatch.settings.config import enabled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hangwatch.config import Config
+    from hangwatch.settings.config import Config
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -86,7 +87,7 @@ def _main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _watch(words: Sequence[str], config: Config, environ: Mapping[str, str]) -> int:
     try:
         # Not needed for the other words.
-        from hangwatch.supervisor import supervise  # noqa: PLC0415
+        from hangwatch.launch.supervisor import supervise  # noqa: PLC0415
     except Exception as error:  # noqa: BLE001 (too little memory, files that cannot be read)
         say(f"the job runs unwatched: {type(error).__name__}: {error}")
         become(words, environ)
@@ -94,7 +95,7 @@ def _watch(words: Sequence[str], config: Config, environ: Mapping[str, str]) -> 
 
 
 def _report(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.stored import report  # noqa: PLC0415 (not needed to watch)
+    from hangwatch.offline.stored import report  # noqa: PLC0415 (not needed to watch)
 
     return report(words, environ)
 
@@ -112,7 +113,7 @@ def _inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.stored import analyze  # noqa: PLC0415 (as above)
+    from hangwatch.offline.stored import analyze  # noqa: PLC0415 (as above)
 
     return analyze(words, environ)
 
@@ -124,8 +125,8 @@ def _doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.arguments import Arguments  # noqa: PLC0415 (as above)
     from hangwatch.demo import demonstrate  # noqa: PLC0415
+    from hangwatch.settings.arguments import Arguments  # noqa: PLC0415 (as above)
 
     Arguments("demo", "Run a small job in which one rank stalls, under watch.").parse_args(words)
     return demonstrate(environ)
@@ -134,7 +135,7 @@ def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:
 def _path(words: Sequence[str], environ: Mapping[str, str]) -> int:
     del environ
     from hangwatch.agent.environment import sitecustomize_directory  # noqa: PLC0415 (as above)
-    from hangwatch.arguments import Arguments  # noqa: PLC0415
+    from hangwatch.settings.arguments import Arguments  # noqa: PLC0415
 
     description = (
         "Print the directory by which Python loads hangwatch. With HANGWATCH=1 and this in "

@@ -9,8 +9,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hangwatch import redaction
-from hangwatch.texts import readable
+from hangwatch.safety import redaction
+from hangwatch.safety.texts import readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -148,7 +148,7 @@ class GroupKey:
     A group's name is a counter of the process and differs between ranks;
     members, description and ``index`` (its place among the groups with the
     same members and description, from 0, over the life of the process) do not, but for
-    processes that were started later (diagnosis/namesakes.py).
+    processes that were started later (diagnosis/facts/namesakes.py).
     """
 
     ranks: tuple[int, ...]

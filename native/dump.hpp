@@ -1,6 +1,6 @@
 // c10d's Flight Recorder for the watchdog, without the GIL.
 //
-// A request (<page>.req, see agent/flight.py) is answered by a thread that is made for it:
+// A request (<page>.req, see agent/sample/flight.py) is answered by a thread that is made for it:
 // c10d's own functions for a dump as JSON need no GIL. The sampler has it made as soon as it
 // can run, since a dump may have to wait for the driver, and nobody is to hold the GIL
 // meanwhile; the heart does for a request that still lies there at its next beat. Whoever

@@ -8,7 +8,7 @@
 namespace hangwatch::foreign {
 
 // Tells whether an Exception was meant for the program, by its traceback
-// (hangwatch.foreign.is_foreign); nullptr: none is.
+// (hangwatch.safety.foreign.is_foreign); nullptr: none is.
 void set_judge(PyObject* judge);
 
 // Whether the exception that is set is such a one. It stays set.

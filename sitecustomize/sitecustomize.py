@@ -1,7 +1,7 @@
 """Found first on PYTHONPATH below ``python -m hangwatch``: arms hangwatch, then steps aside.
 
 On a node where nobody has started that, and PYTHONPATH has come from another one or
-from a template (``hangwatch path``), the ranks see to it themselves (agent/unwrapped.py).
+from a template (``hangwatch path``), the ranks see to it themselves (agent/inject/unwrapped.py).
 
 Every Python process of the job runs this, so it imports next to nothing, and
 whatever sitecustomize was there before runs as if this one did not exist. Other
@@ -69,7 +69,7 @@ def _arm(here, directory):
 
         parent = os.path.dirname(here)
         installed = os.path.isdir(parent + "/agent")  # else a source tree: side by side
-        file = parent + ("" if installed else "/hangwatch") + "/agent/post_import.py"
+        file = parent + ("" if installed else "/hangwatch") + "/agent/inject/post_import.py"
         module = type(sys)("_hangwatch_post_import")
         module.__file__ = file
         SourceFileLoader(module.__name__, file).exec_module(module)

@@ -113,7 +113,7 @@ def _installed(home: Path, version: str, python: str) -> Path:
 _LACKS = """
 import torch.distributed as dist
 from torch._C import _distributed_c10d as core
-from hangwatch import native
+from hangwatch.page import native
 from hangwatch.agent import torch_api
 module = native.load()
 wrapped = module.wrap_methods(dist.ProcessGroup, dist.Work, lambda group: -1)

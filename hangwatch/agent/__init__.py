@@ -18,7 +18,8 @@ def arm() -> None:
     nothing where the job is not run by ``python -m hangwatch`` and there is no
     ``HANGWATCH=1`` either, with ``HANGWATCH=0``, and the second time. Never raises.
     """
-    from hangwatch.agent import environment, post_import
+    from hangwatch.agent import environment
+    from hangwatch.agent.inject import post_import
 
     directory = environment.wrapped_in(os.environ)
     wanted = os.environ.get("HANGWATCH", "1" if directory else "0")

@@ -11,7 +11,7 @@ import os
 from importlib.machinery import PathFinder
 
 from hangwatch.agent.torch_api import OLD_SIZE, SIZE, reads_old_size
-from hangwatch.foreign import Ignoring, is_foreign
+from hangwatch.safety.foreign import Ignoring, is_foreign
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangwatch.foreign import is_foreign
+from hangwatch.safety.foreign import is_foreign
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:

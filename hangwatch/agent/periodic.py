@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from hangwatch.foreign import Ignoring
+from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable

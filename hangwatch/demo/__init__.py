@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangwatch.config import Config, OnHang, new_run_id
 from hangwatch.errors import ReportError, UsageError
-from hangwatch.launch import Signals
-from hangwatch.relay import FORWARDED
+from hangwatch.launch.command import Signals
+from hangwatch.launch.relay import FORWARDED
+from hangwatch.launch.supervisor import supervise
 from hangwatch.report import load
-from hangwatch.supervisor import supervise
+from hangwatch.settings.config import Config, OnHang, new_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,26 +11,26 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis import disagreement
-from hangwatch.diagnosis.advice import advice
-from hangwatch.diagnosis.drift import Drift, drift, shifted
-from hangwatch.diagnosis.history import step
-from hangwatch.diagnosis.job import index
-from hangwatch.diagnosis.phrases import spot_text
-from hangwatch.diagnosis.signatures import Differs, split
-from hangwatch.diagnosis.spots import Place
-from hangwatch.diagnosis.wording import Scene
+from hangwatch.diagnosis.advice.choice import advice
+from hangwatch.diagnosis.facts.history import step
+from hangwatch.diagnosis.facts.job import index
+from hangwatch.diagnosis.facts.signatures import Differs, split
+from hangwatch.diagnosis.facts.spots import Place
+from hangwatch.diagnosis.rules.drift import Drift, drift, shifted
+from hangwatch.diagnosis.text import disagreement
+from hangwatch.diagnosis.text.phrases import spot_text
+from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
 from hangwatch.types import Certainty, Collective, Kind, Reason, State, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hangwatch.diagnosis.history import Step
-    from hangwatch.diagnosis.job import Job
-    from hangwatch.diagnosis.phrases import Ranks
-    from hangwatch.diagnosis.signatures import Split
-    from hangwatch.diagnosis.wording import Text
+    from hangwatch.diagnosis.facts.history import Step
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.signatures import Split
+    from hangwatch.diagnosis.text.phrases import Ranks
+    from hangwatch.diagnosis.text.wording import Text
     from hangwatch.types import JobSnapshot, OpRecord
 
 MOST_RANKS = 32

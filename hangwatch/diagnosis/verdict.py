@@ -7,30 +7,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.collector import without_collections
-from hangwatch.diagnosis.advice import advice
-from hangwatch.diagnosis.aftermath import find_waits
-from hangwatch.diagnosis.blame import with_fault
-from hangwatch.diagnosis.case import Case
-from hangwatch.diagnosis.cycles import judge_cycle, judge_stuck
-from hangwatch.diagnosis.devices import needed, stuck_devices, without_company
-from hangwatch.diagnosis.disputes import disputes
-from hangwatch.diagnosis.drift import with_drift
-from hangwatch.diagnosis.endings import Cause, How, endings, last_call
-from hangwatch.diagnosis.facts import facts_of
-from hangwatch.diagnosis.graph import build, roots
-from hangwatch.diagnosis.job import index, seconds
-from hangwatch.diagnosis.mismatch import judge_dispute
-from hangwatch.diagnosis.source import Source
-from hangwatch.diagnosis.spots import UNNAMED, Channel, Place
-from hangwatch.diagnosis.terminals import judge_terminals
+from hangwatch.diagnosis.advice.choice import advice
+from hangwatch.diagnosis.advice.facts import facts_of
+from hangwatch.diagnosis.facts.aftermath import find_waits
+from hangwatch.diagnosis.facts.devices import needed, stuck_devices, without_company
+from hangwatch.diagnosis.facts.endings import Cause, How, endings, last_call
+from hangwatch.diagnosis.facts.job import index, seconds
+from hangwatch.diagnosis.facts.spots import UNNAMED, Channel, Place
+from hangwatch.diagnosis.graph.wait_for import build, roots
+from hangwatch.diagnosis.rules.blame import with_fault
+from hangwatch.diagnosis.rules.case import Case
+from hangwatch.diagnosis.rules.cycles import judge_cycle, judge_stuck
+from hangwatch.diagnosis.rules.disputes import disputes
+from hangwatch.diagnosis.rules.drift import with_drift
+from hangwatch.diagnosis.rules.mismatch import judge_dispute
+from hangwatch.diagnosis.rules.terminals import judge_terminals
+from hangwatch.diagnosis.source.control_flow import Source
 from hangwatch.types import OK, Certainty, JobSnapshot, Kind, State, Thresholds, Verdict
 from hangwatch.types import Wait as ShownWait
 
 if TYPE_CHECKING:
-    from hangwatch.diagnosis.case import Finding
-    from hangwatch.diagnosis.endings import Ending
-    from hangwatch.diagnosis.job import Job
-    from hangwatch.diagnosis.spots import Wait
+    from hangwatch.diagnosis.facts.endings import Ending
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.spots import Wait
+    from hangwatch.diagnosis.rules.case import Finding
 
 PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,

@@ -7,7 +7,6 @@ import sys
 from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING
 
-from hangwatch.arguments import Arguments
 from hangwatch.doctor import shown
 from hangwatch.doctor.installation import installation
 from hangwatch.doctor.jobs import jobs
@@ -18,6 +17,7 @@ from hangwatch.errors import UsageError
 from hangwatch.preflight.finding import Grade
 from hangwatch.preflight.job import job
 from hangwatch.preflight.launchers import read
+from hangwatch.settings.arguments import Arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

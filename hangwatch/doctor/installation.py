@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hangwatch
-from hangwatch import native, rundir
 from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.errors import EvidenceError
 from hangwatch.gpu.examine import examine_gpus
 from hangwatch.gpu.nvml import NO_DRIVER
+from hangwatch.observe.stacks import find_py_spy, parse, refusal
+from hangwatch.page import native
 from hangwatch.preflight.finding import Finding, ok, warn
-from hangwatch.watchdog.stacks import find_py_spy, parse, refusal
+from hangwatch.run import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.phrases import the_ranks
+from hangwatch.diagnosis.text.phrases import the_ranks
+from hangwatch.news import News
+from hangwatch.observe.pages.finder import Pages
 from hangwatch.preflight.finding import Finding, ok, warn
 from hangwatch.top import runs
 from hangwatch.top.ranks import Processes
-from hangwatch.watchdog.news import News
-from hangwatch.watchdog.pages import Pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.diagnosis.phrases import the_ranks
+from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.doctor.outcome import Stage
 from hangwatch.preflight.finding import Finding, fail, ok, warn
 

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangwatch import options
 from hangwatch.errors import UsageError
 from hangwatch.preflight import limits, network, rendezvous
 from hangwatch.preflight.contract import contract
@@ -18,6 +17,7 @@ from hangwatch.preflight.finding import Finding, fail, ok, warn
 from hangwatch.preflight.interfaces import interfaces
 from hangwatch.preflight.ptrace import ptrace
 from hangwatch.preflight.timeouts import timeouts
+from hangwatch.settings import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

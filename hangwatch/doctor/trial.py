@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hangwatch import redaction
-from hangwatch.config import PREFIX
 from hangwatch.doctor import outcome
 from hangwatch.errors import UsageError
 from hangwatch.preflight.launchers import read
 from hangwatch.preflight.rendezvous import peers
+from hangwatch.safety import redaction
+from hangwatch.settings.config import PREFIX
 from hangwatch.top.runs import DIRECTORY
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ def parse_dump(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
 
 
 def parse_json(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
-    """Decode one rank's recorder, or both of them, each on a line (see agent/flight.py).
+    """Decode one rank's recorder, or both of them, each on a line (see agent/sample/flight.py).
 
     Raises FlightError for anything else.
     """

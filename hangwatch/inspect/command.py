@@ -8,8 +8,7 @@ import textwrap
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hangwatch.arguments import Arguments
-from hangwatch.diagnosis import phrases
+from hangwatch.diagnosis.text import phrases
 from hangwatch.errors import UsageError
 from hangwatch.frames import is_user_file, line_of, main_thread
 from hangwatch.inspect import found
@@ -18,6 +17,7 @@ from hangwatch.inspect.summary import ONE_MOMENT, by_stack, named, sentences
 from hangwatch.inspect.watched import Watched
 from hangwatch.notice import printable
 from hangwatch.report.terminal import Style
+from hangwatch.settings.arguments import Arguments
 from hangwatch.top.view import counted
 
 if TYPE_CHECKING:

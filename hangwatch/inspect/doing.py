@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis import phrases
-from hangwatch.diagnosis.activity import activity, waits_in_collective
+from hangwatch.diagnosis.facts.activity import activity, waits_in_collective
+from hangwatch.diagnosis.text import phrases
 from hangwatch.frames import innermost_user_site, is_user_file, program_thread
 from hangwatch.types import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hangwatch.diagnosis.activity import Activity
+    from hangwatch.diagnosis.facts.activity import Activity
     from hangwatch.top.ranks import Call
     from hangwatch.types import Frame, RankSnapshot
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangwatch.page import MAX_WORLD
-from hangwatch.watchdog.processes import PROC, Tree, environment, read_stat
+from hangwatch.observe.processes import PROC, Tree, environment, read_stat
+from hangwatch.page.reader import MAX_WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from hangwatch.watchdog.processes import Stat
+    from hangwatch.observe.processes import Stat
 
 _NAMES = frozenset(
     {

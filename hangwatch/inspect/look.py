@@ -9,25 +9,25 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hangwatch.config import Stacks
-from hangwatch.diagnosis.activity import activity
+from hangwatch.diagnosis.facts.activity import activity
 from hangwatch.errors import EvidenceError
 from hangwatch.frames import know_trainers
 from hangwatch.inspect.doing import doing
 from hangwatch.inspect.summary import Member
+from hangwatch.observe import sources
+from hangwatch.observe.processes import PROC, command_line, process_state
+from hangwatch.observe.stacks import NoStacksError, PySpy
+from hangwatch.observe.threads import in_thread
+from hangwatch.settings.config import Stacks
 from hangwatch.types import Child, Phase, RankSnapshot, Reason
-from hangwatch.watchdog import sources
-from hangwatch.watchdog.processes import PROC, command_line, process_state
-from hangwatch.watchdog.stacks import NoStacksError, PySpy
-from hangwatch.watchdog.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hangwatch.inspect.found import Process
     from hangwatch.inspect.watched import Known
+    from hangwatch.observe.processes import Tree
     from hangwatch.types import ProcessState, ThreadStack
-    from hangwatch.watchdog.processes import Tree
 
 MAX_CHILDREN = 32
 SOURCES_S = 2.0

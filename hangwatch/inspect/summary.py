@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.phrases import capital, the_ranks, verb
+from hangwatch.diagnosis.text.phrases import capital, the_ranks, verb
 from hangwatch.frames import program_thread
 from hangwatch.inspect.doing import Where
 from hangwatch.top.view import seconds

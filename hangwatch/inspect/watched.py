@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangwatch.news import News
+from hangwatch.observe.pages.finder import Pages
+from hangwatch.observe.pages.look import QUIET_S, Looker
 from hangwatch.top import runs
 from hangwatch.top.ranks import Processes, waited_in
-from hangwatch.watchdog.look import QUIET_S, Looker
-from hangwatch.watchdog.news import News
-from hangwatch.watchdog.pages import Pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from hangwatch.metrics.families import NAMESPACE, families
 from hangwatch.metrics.labels import command_label, cut
-from hangwatch.texts import readable, readable_all
+from hangwatch.safety.texts import readable, readable_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -13,16 +13,16 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
-from hangwatch.metrics.arrivals import BOUNDS_S
 from hangwatch.metrics.labels import cut, rank_label
+from hangwatch.observe.pages.arrivals import BOUNDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from prometheus_client.core import Metric
 
-    from hangwatch.metrics.arrivals import GroupArrivals
     from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState
+    from hangwatch.observe.pages.arrivals import GroupArrivals
 
     Row = tuple[tuple[str, ...], float]
     """Label values, and a value."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from hangwatch.metrics.arrivals import Members
 from hangwatch.notice import printable
+from hangwatch.observe.pages.arrivals import Members
 from hangwatch.report.sites import fold_ranks
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hangwatch.metrics.arrivals import GroupArrivals
+    from hangwatch.observe.pages.arrivals import GroupArrivals
     from hangwatch.types import Kind, PageGroup, RankPage, State, Thresholds, Verdict
 
 

@@ -16,8 +16,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangwatch import untrusted
 from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.safety import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

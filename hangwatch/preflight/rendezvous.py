@@ -10,8 +10,8 @@ from enum import StrEnum
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from hangwatch import redaction
 from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.safety import redaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

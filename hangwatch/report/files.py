@@ -21,13 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hangwatch import untrusted
 from hangwatch.errors import ReportError
 from hangwatch.notice import printable
+from hangwatch.report.html import render_page
 from hangwatch.report.model import SCHEMA, build_report
 from hangwatch.report.notes import notes_content
-from hangwatch.report.page import render_page
-from hangwatch.texts import readable_report
+from hangwatch.safety import untrusted
+from hangwatch.safety.texts import readable_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 
-from hangwatch.arguments import Arguments
 from hangwatch.notice import printable, say
+from hangwatch.settings.arguments import Arguments
 from hangwatch.top.runs import UnclearError, choose
 from hangwatch.top.screen import draw, line
 from hangwatch.top.source import Source

@@ -16,7 +16,7 @@ from hangwatch.report.files import load, read_run, run_files
 from hangwatch.top.view import Row, Trouble
 from hangwatch.types import Phase, Site
 from hangwatch.watchdog import state
-from hangwatch.watchdog.incidents import Stage
+from hangwatch.watchdog.incident.incidents import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from hangwatch.frames import is_user_file, line_of
-from hangwatch.watchdog import sources
+from hangwatch.observe import sources
 
 if TYPE_CHECKING:
     from hangwatch.types import Site

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hangwatch.errors import PageError
+from hangwatch.observe.pages.look import QUIET_S
+from hangwatch.observe.processes import PROC, read_stat
 from hangwatch.report.sites import group_label
 from hangwatch.top.view import Row, Trouble
 from hangwatch.types import OpState, Phase
-from hangwatch.watchdog.look import QUIET_S
-from hangwatch.watchdog.processes import PROC, read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from hangwatch.observe.pages.finder import Seen
+    from hangwatch.observe.pages.look import Look
     from hangwatch.types import GroupKey, PageEvent, PageGroup, RankPage, Site
-    from hangwatch.watchdog.look import Look
-    from hangwatch.watchdog.pages import Seen
 
 RATE_S = 5.0
 """The rate is that of the last few seconds."""
@@ -43,7 +43,7 @@ class Call:
 
 
 class Processes:
-    """The state of each process, read once a look. ``proc`` as of watchdog/processes.py."""
+    """The state of each process, read once a look. ``proc`` as of observe/processes.py."""
 
     def __init__(self, proc: str = PROC) -> None:
         self._proc = proc

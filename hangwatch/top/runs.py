@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangwatch import companions, runfacts, untrusted
 from hangwatch.errors import UsageError
 from hangwatch.notice import fold_command, printable
-from hangwatch.rundir import LOCK, PARENT, bases
-from hangwatch.untrusted import Owner
-from hangwatch.watchdog.pages import SUFFIX
-from hangwatch.watchdog.processes import PROC, Tree, environment, read_stat
+from hangwatch.observe.pages.finder import SUFFIX
+from hangwatch.observe.processes import PROC, Tree, environment, read_stat
+from hangwatch.run import companions, runfacts
+from hangwatch.run.rundir import LOCK, PARENT, bases
+from hangwatch.safety import untrusted
+from hangwatch.safety.untrusted import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hangwatch.runfacts import RunFacts
+    from hangwatch.run.runfacts import RunFacts
 
 MAX_RUNS = 256
 """Runs of one user that are looked at, the newest: anybody can make thousands."""

@@ -11,23 +11,23 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from hangwatch.news import News
+from hangwatch.observe.pages.finder import Pages
+from hangwatch.observe.pages.look import Looker
+from hangwatch.observe.processes import PROC
 from hangwatch.top import incident, runs
 from hangwatch.top.lines import Lines
 from hangwatch.top.ranks import Processes, Ranks
 from hangwatch.top.view import Trouble, counted, rates, seconds
-from hangwatch.watchdog.look import Looker
-from hangwatch.watchdog.news import News
-from hangwatch.watchdog.pages import Pages
-from hangwatch.watchdog.processes import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from hangwatch.observe.pages.look import Look
     from hangwatch.top.incident import Kept, Report
     from hangwatch.top.runs import Run
     from hangwatch.top.view import Row
-    from hangwatch.watchdog.look import Look
 
 
 @dataclass(frozen=True, slots=True)

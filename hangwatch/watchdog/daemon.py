@@ -12,27 +12,27 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hangwatch import rundir
-from hangwatch.companions import CONCLUDED
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
-from hangwatch.faultlog import log_fault, logged, open_log
 from hangwatch.gpu.reader import Gpus
 from hangwatch.metrics.gpu import gpu_metrics
-from hangwatch.moments import Point, reach
+from hangwatch.news import News
+from hangwatch.observe.exits import Exits
+from hangwatch.observe.pages.finder import Pages
+from hangwatch.observe.stacks import PySpy
 from hangwatch.report.files import write_log, write_run
-from hangwatch.texts import readable
-from hangwatch.watchdog.evidence import Gatherer
-from hangwatch.watchdog.exits import Exits
-from hangwatch.watchdog.gpus import GpuWatch
+from hangwatch.run import rundir
+from hangwatch.run.companions import CONCLUDED
+from hangwatch.run.moments import Point, reach
+from hangwatch.safety.faultlog import log_fault, logged, open_log
+from hangwatch.safety.texts import readable
 from hangwatch.watchdog.hello import all_ended, supervisor
-from hangwatch.watchdog.judge import Judge
+from hangwatch.watchdog.incident.evidence import Gatherer
+from hangwatch.watchdog.incident.judge import Judge
+from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.monitor import Monitor
-from hangwatch.watchdog.news import News
-from hangwatch.watchdog.pages import Pages
-from hangwatch.watchdog.practice import Practice
-from hangwatch.watchdog.reporter import Reporter
-from hangwatch.watchdog.stacks import PySpy
+from hangwatch.watchdog.signs.gpus import GpuWatch
+from hangwatch.watchdog.signs.practice import Practice
 from hangwatch.watchdog.telemetry import Telemetry
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hangwatch import companions
-from hangwatch.config import Config
+from hangwatch.run import companions
+from hangwatch.settings.config import Config
 from hangwatch.types import RunInfo
 
 MAX_LINE_BYTES = 1 << 20

@@ -7,18 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.observe.pages.look import QUIET_S
 from hangwatch.types import Phase
-from hangwatch.watchdog.exchange import Exchange
-from hangwatch.watchdog.look import QUIET_S
-from hangwatch.watchdog.messages import Node
+from hangwatch.watchdog.exchange.exchange import Exchange
+from hangwatch.watchdog.exchange.messages import Node
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from hangwatch.news import News
+    from hangwatch.observe.pages.look import Look
     from hangwatch.types import Identity
-    from hangwatch.watchdog.judge import Judge
-    from hangwatch.watchdog.look import Look
-    from hangwatch.watchdog.news import News
+    from hangwatch.watchdog.incident.judge import Judge
 
 JOIN_AFTER_S = 5.0
 """Ranks of this node that come later than this are not named to the other nodes."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from hangwatch import untrusted
-from hangwatch.untrusted import Owner
+from hangwatch.safety import untrusted
+from hangwatch.safety.untrusted import Owner
 
 if TYPE_CHECKING:
     from pathlib import Path

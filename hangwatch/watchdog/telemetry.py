@@ -12,29 +12,29 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.config import parse_address
 from hangwatch.metrics.collector import NodeCollector
 from hangwatch.metrics.labels import GroupLabels
 from hangwatch.metrics.server import listen
 from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitState
 from hangwatch.metrics.targets import Targets
-from hangwatch.watchdog.environment import torch_version
-from hangwatch.watchdog.evidence import local_size
-from hangwatch.watchdog.stragglers import Furthest, Rings
-from hangwatch.watchdog.threads import in_thread
-from hangwatch.watchdog.waits import moved_ns
+from hangwatch.observe.environment import torch_version
+from hangwatch.observe.pages.waits import moved_ns
+from hangwatch.observe.threads import in_thread
+from hangwatch.settings.config import parse_address
+from hangwatch.watchdog.incident.evidence import local_size
+from hangwatch.watchdog.signs.stragglers import Furthest, Rings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from prometheus_client.core import Metric
 
+    from hangwatch.news import News
+    from hangwatch.observe.pages.look import Look
     from hangwatch.types import RankPage
     from hangwatch.watchdog.cadence import Cadence
     from hangwatch.watchdog.hello import Hello
-    from hangwatch.watchdog.incidents import Incidents
-    from hangwatch.watchdog.look import Look
-    from hangwatch.watchdog.news import News
+    from hangwatch.watchdog.incident.incidents import Incidents
 
 BIND_S = 60.0
 """How long finding and binding the address may take: a name server may be dead."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from stub import Group, Work
 
 from hangwatch import _native
-from hangwatch.page import parse_page
+from hangwatch.page.reader import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable

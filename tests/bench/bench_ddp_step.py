@@ -35,7 +35,7 @@ class Everything:
 
     def __init__(self) -> None:
         self._switch = Switch()
-        sampler: Any = importlib.import_module("hangwatch.agent.sampler").Sampler
+        sampler: Any = importlib.import_module("hangwatch.agent.sample.sampler").Sampler
         self._sample = sampler.sample
         self._on = True
         sampler.sample = self._sample_if_on

@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 from bench_diagnose import MIB, SCRIPT, SOURCE, THRESHOLDS, made
 
 from hangwatch.diagnosis import diagnose
+from hangwatch.news import News
 from hangwatch.types import Frame, JobSnapshot, OpState, RankSnapshot, ThreadStack
-from hangwatch.watchdog import exchange
-from hangwatch.watchdog.exchange import Exchange
-from hangwatch.watchdog.messages import Local, Node, Published
-from hangwatch.watchdog.news import News
-from hangwatch.watchdog.packing import pack
+from hangwatch.watchdog.exchange import exchange
+from hangwatch.watchdog.exchange.exchange import Exchange
+from hangwatch.watchdog.exchange.messages import Local, Node, Published
+from hangwatch.watchdog.exchange.packing import pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,6 +8,7 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hangwatch import codec
 from hangwatch.types import (
     Certainty,
     Kind,
@@ -18,9 +19,8 @@ from hangwatch.types import (
     State,
     Verdict,
 )
-from hangwatch.watchdog import codec
-from hangwatch.watchdog.messages import Answer, Incident, Local, Node, Published, ThreadRef
-from hangwatch.watchdog.packing import pack
+from hangwatch.watchdog.exchange.messages import Answer, Incident, Local, Node, Published, ThreadRef
+from hangwatch.watchdog.exchange.packing import pack
 
 if TYPE_CHECKING:
     import random

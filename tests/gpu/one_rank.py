@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch import _native
-from hangwatch.agent.flight import FlightRecorder
+from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.flight import parse_dump
-from hangwatch.page import parse_page
+from hangwatch.page.reader import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import sys
 
+from hangwatch.codec import plain
 from hangwatch.gpu.device import Pace
 from hangwatch.gpu.ranks import LocalRank
 from hangwatch.gpu.reader import Gpus
-from hangwatch.watchdog.codec import plain
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ from fake_nvml import (
 )
 from harness import environment
 
+from hangwatch import codec
 from hangwatch.types import GpuHealth, GpuState, NodeGpus
-from hangwatch.watchdog import codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

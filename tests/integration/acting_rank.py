@@ -58,8 +58,8 @@ class Rank:
 class _Actor:
     def __init__(self, run_dir: str, told: dict[str, Any]) -> None:
         from hangwatch import _native  # noqa: PLC0415 (the test process needs none)
-        from hangwatch.agent.rank import start_ticks  # noqa: PLC0415
-        from hangwatch.texts import readable_all  # noqa: PLC0415
+        from hangwatch.agent.inject.rank import start_ticks  # noqa: PLC0415
+        from hangwatch.safety.texts import readable_all  # noqa: PLC0415
 
         self.native = _native
         pid = os.getpid()
@@ -108,7 +108,7 @@ class _Actor:
 
     def raises(self, *words: str) -> None:
         """End of an exception, as the agent records it."""
-        from hangwatch.agent.exceptions import message  # noqa: PLC0415 (as above)
+        from hangwatch.agent.sample.exceptions import message  # noqa: PLC0415 (as above)
 
         text = message(ValueError(" ".join(words)))
         self.native.set_exception("ValueError", text, "/home/me/train.py", 7, "main")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hangwatch.agent.environment import RECORDER, job_environment
-from hangwatch.page import parse_page
+from hangwatch.page.reader import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ import pytest
 from harness import free_port
 from steady import TORCHRUN, Job
 
-from hangwatch.moments import VARIABLE, Point
+from hangwatch.run.moments import VARIABLE, Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +34,8 @@ STRANGER = """
 import sys
 from torch.distributed import PrefixStore, TCPStore
 from hangwatch.types import Certainty, Kind, Reason, State, Verdict
-from hangwatch.watchdog import codec
-from hangwatch.watchdog.messages import Incident, Published
+from hangwatch import codec
+from hangwatch.watchdog.exchange.messages import Incident, Published
 port = int(sys.argv[1])
 tcp = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 store = PrefixStore("hangwatch/job/2", tcp)

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import pytest
 from acting_rank import Rank
 
-from hangwatch.config import Stacks
 from hangwatch.errors import EvidenceError
+from hangwatch.news import News
+from hangwatch.observe import flights
+from hangwatch.observe.exits import Exits
+from hangwatch.observe.pages.finder import Pages
+from hangwatch.observe.processes import read_stat
+from hangwatch.observe.stacks import PySpy
+from hangwatch.settings.config import Stacks
 from hangwatch.types import Phase, RankSnapshot
-from hangwatch.watchdog import flights
-from hangwatch.watchdog.evidence import Collected, Gatherer, Level
-from hangwatch.watchdog.exits import Exits
-from hangwatch.watchdog.news import News
-from hangwatch.watchdog.pages import Pages
-from hangwatch.watchdog.processes import read_stat
-from hangwatch.watchdog.stacks import PySpy
+from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
+from hangwatch import codec
+from hangwatch.news import News
 from hangwatch.types import (
     Certainty,
     Child,
@@ -29,12 +31,11 @@ from hangwatch.types import (
     ThreadStack,
     Verdict,
 )
-from hangwatch.watchdog import codec, rounds
-from hangwatch.watchdog import exchange as exchange_module
-from hangwatch.watchdog import store as store_module
-from hangwatch.watchdog.exchange import Exchange, Gathered
-from hangwatch.watchdog.messages import Incident, Local, Node, Published
-from hangwatch.watchdog.news import News
+from hangwatch.watchdog.exchange import exchange as exchange_module
+from hangwatch.watchdog.exchange import rounds
+from hangwatch.watchdog.exchange import store as store_module
+from hangwatch.watchdog.exchange.exchange import Exchange, Gathered
+from hangwatch.watchdog.exchange.messages import Incident, Local, Node, Published
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hangwatch.news import News
 from hangwatch.types import (
     Certainty,
     Evidence,
@@ -25,8 +26,7 @@ from hangwatch.types import (
     State,
     Verdict,
 )
-from hangwatch.watchdog.actions import hook_variables, run_hook
-from hangwatch.watchdog.news import News
+from hangwatch.watchdog.incident.actions import hook_variables, run_hook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,11 +19,11 @@ import pytest
 from agent_runs import TIMEOUT_S, Run, run, unwatched, watched
 
 from hangwatch.agent.environment import RECORDER, sitecustomize_directory
-from hangwatch.agent.sampler import PERIOD_S
+from hangwatch.agent.sample.sampler import PERIOD_S
 from hangwatch.errors import PageError
-from hangwatch.page import parse_page
+from hangwatch.observe import flights
+from hangwatch.page.reader import parse_page
 from hangwatch.types import Phase, RankPage
-from hangwatch.watchdog import flights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -358,7 +358,7 @@ def test_an_exception_is_recorded_while_the_programs_own_hook_still_prints_it(
 ) -> None:
     code = """
     import glob, os, sys, time, torch.distributed as dist
-    from hangwatch.page import parse_page
+    from hangwatch.page.reader import parse_page
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     (page,) = glob.glob(os.environ["HANGWATCH_DIR"] + "/*.page")
     def recorded():

@@ -17,7 +17,7 @@ import pytest
 from launching import PROGRAMS, Launched, line_of, until
 
 from hangwatch.agent.environment import sitecustomize_directory
-from hangwatch.watchdog.processes import read_stat
+from hangwatch.observe.processes import read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +51,7 @@ def test_a_program_that_starts_its_own_ranks_is_watched(tmp_path: Path, method: 
     program = PROGRAMS / "starts_its_own_ranks.py"
     with Launched(tmp_path, [sys.executable, str(program), method], UNWRAPPED) as job:
         job.until_running()
-        caretaker, watchdog = job.only("hangwatch.caretaker"), job.only("hangwatch.watchdog")
+        caretaker, watchdog = job.only("hangwatch.launch.caretaker"), job.only("hangwatch.watchdog")
         ranks = set(job.running("ython")) - {caretaker, watchdog}
         assert not ranks & set(parents([caretaker]))
         assert ended_children(ranks) == []

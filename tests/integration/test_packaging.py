@@ -53,7 +53,7 @@ def test_one_wheel_serves_every_python_and_carries_everything(tmp_path: Path) ->
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hangwatch").rglob("*.py")}
     assert modules <= names
-    page = {f"hangwatch/report/page/page.{kind}" for kind in ("html.j2", "css", "js")}
+    page = {f"hangwatch/report/html/page.{kind}" for kind in ("html.j2", "css", "js")}
     assert page <= names
     assert {"hangwatch/_native.abi3.so", SITECUSTOMIZE, "hangwatch/py.typed"} <= names
     # A sitecustomize of its own, or a package of that name, would be everybody's.
@@ -72,7 +72,7 @@ def test_without_a_compiler_it_installs_and_says_why_it_records_from_python(
     program = (
         "import sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from hangwatch.agent.recorder import choose\n"
+        "from hangwatch.agent.record.recorder import choose\n"
         "print(choose({})._reason)\n"
     )
     # -S: without an editable installation that would answer in its place.

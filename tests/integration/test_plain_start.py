@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 from harness import TOKEN, end, environment, processes, read_reports
 
-from hangwatch.page import parse_page
+from hangwatch.page.reader import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

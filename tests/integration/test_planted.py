@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hangwatch.watchdog.news import News
-from hangwatch.watchdog.pages import Pages
+from hangwatch.news import News
+from hangwatch.observe.pages.finder import Pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import pytest
 from harness import environment
 from steady import TORCHRUN, Job
 
-from hangwatch import options
+from hangwatch.settings import options
 from hangwatch.types import Kind
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from harness import environment, free_port
 
-from hangwatch.redaction import REDACTED
-from hangwatch.watchdog import sources
+from hangwatch.observe import sources
+from hangwatch.safety.redaction import REDACTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

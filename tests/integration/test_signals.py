@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import pytest
 
-from hangwatch import moments
-from hangwatch.relay import FORWARDED
-from hangwatch.witness import JOB_CONTROL
+from hangwatch.launch.relay import FORWARDED
+from hangwatch.launch.witness import JOB_CONTROL
+from hangwatch.run import moments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,8 @@ To = Literal["pid", "group"]
 HANGWATCH = (sys.executable, "-m", "hangwatch")
 _NO_WATCHDOG = """
 import sys
-from hangwatch import cli, supervisor
+from hangwatch import cli
+from hangwatch.launch import supervisor
 supervisor.Guardian.start = lambda _: None
 sys.exit(cli.main(sys.argv[1:]))
 """

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from hangwatch.watchdog import store as store_module
-from hangwatch.watchdog.store import Store, StoreLostError, connect
+from hangwatch.watchdog.exchange import store as store_module
+from hangwatch.watchdog.exchange.store import Store, StoreLostError, connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

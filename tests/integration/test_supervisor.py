@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from hangwatch.supervisor import FAREWELL_S
+from hangwatch.launch.supervisor import FAREWELL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -391,7 +391,8 @@ def test_an_error_that_nobody_has_thought_of_costs_only_the_watch(
 ) -> None:
     script = f"""
 import sys
-from hangwatch import cli, supervisor
+from hangwatch import cli
+from hangwatch.launch import supervisor
 def fail(*_):
     raise RuntimeError("nobody has thought of this")
 supervisor.{broken} = fail

@@ -210,7 +210,8 @@ def test_what_is_lost_in_a_deleted_directory_is_told(tmp_path: Path) -> None:
 def test_where_no_process_can_be_added_hangwatch_becomes_the_command(tmp_path: Path) -> None:
     script = """
 import subprocess, sys
-from hangwatch import cli, launch
+from hangwatch import cli
+from hangwatch.launch import command as launch
 def refuse(*_, **__):
     raise BlockingIOError(11, "Resource temporarily unavailable")
 subprocess.Popen = refuse

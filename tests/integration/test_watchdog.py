@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 from acting_rank import Rank
 
-from hangwatch.config import Config, OnHang
+from hangwatch.settings.config import Config, OnHang
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

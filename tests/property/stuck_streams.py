@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hangwatch.observe.snapshot import rank_snapshot
 from hangwatch.types import (
     GroupKey,
     Identity,
@@ -23,7 +24,6 @@ from hangwatch.types import (
     RankPage,
     Site,
 )
-from hangwatch.watchdog.snapshot import rank_snapshot
 
 if TYPE_CHECKING:
     from random import Random

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hangwatch import _native, json_page
+from hangwatch import _native
 from hangwatch.errors import PageError
-from hangwatch.page import parse_page
+from hangwatch.page import json_page
+from hangwatch.page.reader import parse_page
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ from views import Sight
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import ReportError
 from hangwatch.report import build_report, format_verdict, render_page
-from hangwatch.report.page.content import page_of
-from hangwatch.report.page.lanes import LEFT, RIGHT
+from hangwatch.report.html.content import page_of
+from hangwatch.report.html.lanes import LEFT, RIGHT
 from hangwatch.types import Evidence, RunInfo, Thresholds
 
 JOBS = 120

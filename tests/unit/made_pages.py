@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hangwatch import json_page
+from hangwatch.page import json_page
 from hangwatch.types import (
     GroupKey,
     Identity,

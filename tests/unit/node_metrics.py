@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hangwatch.config import Config
+from hangwatch.news import News
+from hangwatch.observe.pages.finder import Pages
+from hangwatch.observe.pages.look import Looker
+from hangwatch.settings.config import Config
 from hangwatch.types import RunInfo
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.hello import Hello
-from hangwatch.watchdog.incidents import Incidents
-from hangwatch.watchdog.look import Looker
-from hangwatch.watchdog.news import News
-from hangwatch.watchdog.pages import Pages
+from hangwatch.watchdog.incident.incidents import Incidents
 from hangwatch.watchdog.telemetry import Telemetry
 
 if TYPE_CHECKING:

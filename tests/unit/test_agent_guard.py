@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from hangwatch.agent.guard import LIMIT, Guard
-from hangwatch.agent.post_import import keep_fault
+from hangwatch.agent.inject.post_import import keep_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

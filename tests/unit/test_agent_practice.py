@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hangwatch.agent import replicas
-from hangwatch.agent.batches import digest
 from hangwatch.agent.guard import LIMIT
-from hangwatch.agent.practice import SUFFIX, WRITE_S, Practice
+from hangwatch.agent.practice import replicas
+from hangwatch.agent.practice.batches import digest
+from hangwatch.agent.practice.practice import SUFFIX, WRITE_S, Practice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

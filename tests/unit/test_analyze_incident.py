@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from made_pages import event, group, page, write
 
-from hangwatch.analyze import analyze
+from hangwatch.offline.analyze import analyze
 from hangwatch.report.model import SCHEMA
 from hangwatch.types import Certainty, GroupKey, Kind, OpState, State
 

@@ -21,11 +21,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hangwatch import json_page, untrusted
-from hangwatch.analyze import analyze
 from hangwatch.errors import HangwatchError, PageError
-from hangwatch.page import MAX_WORLD, parse_page
+from hangwatch.offline.analyze import analyze
+from hangwatch.page import json_page
+from hangwatch.page.reader import MAX_WORLD, parse_page
 from hangwatch.report import build_report, format_verdict, render_page
+from hangwatch.safety import untrusted
 from hangwatch.top.incident import Report, with_report
 
 if TYPE_CHECKING:

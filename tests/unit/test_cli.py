@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import __version__, _native, cli, options
-from hangwatch.config import Config, OnHang, Stacks
+from hangwatch import __version__, _native, cli
 from hangwatch.errors import UsageError
 from hangwatch.notice import fold_command, printable
+from hangwatch.settings import options
+from hangwatch.settings.config import Config, OnHang, Stacks
 
 
 def parsed(*argv: str) -> tuple[Config, list[str]]:
@@ -154,7 +155,7 @@ def test_each_word_of_ours_explains_itself(word: str, capsys: pytest.CaptureFixt
 def test_a_command_is_started_without_what_only_our_own_words_need() -> None:
     """Each of these costs more than the rest of the start."""
     late = {"argparse", "rich", "jinja2", "orjson", "asyncio", "prometheus_client"}
-    code = "import sys, hangwatch.cli, hangwatch.supervisor; print(*sys.modules)"
+    code = "import sys, hangwatch.cli, hangwatch.launch.supervisor; print(*sys.modules)"
     done = subprocess.run(  # noqa: S603 (our own Python)
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

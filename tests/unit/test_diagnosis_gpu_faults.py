@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from snapshots import THRESHOLDS, frame, job, killed, main_thread, op, raised, rank, world
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.diagnosis.faults import gpu_fault
-from hangwatch.diagnosis.xids import XIDS, Weight
+from hangwatch.diagnosis.facts.faults import gpu_fault
+from hangwatch.diagnosis.facts.xids import XIDS, Weight
 from hangwatch.types import (
     Certainty,
     GpuHealth,

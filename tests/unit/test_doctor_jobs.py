@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from made_pages import page, write
 
-from hangwatch import rundir, runfacts
 from hangwatch.doctor.jobs import jobs
 from hangwatch.preflight.finding import Finding, Grade
+from hangwatch.run import rundir, runfacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

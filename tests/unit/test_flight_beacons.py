@@ -11,8 +11,8 @@ import pytest
 from made_pages import event, group, page
 
 from hangwatch.flight import group_progress, parse_json, rank_ops
+from hangwatch.observe.snapshot import rank_snapshot
 from hangwatch.types import FlightDump, OpRecord, OpState, PageEvent, PageGroup, ProcessState
-from hangwatch.watchdog.snapshot import rank_snapshot
 
 ISSUED = OpState.ISSUED
 

@@ -13,6 +13,7 @@ from made_pages import SITE, event, group, page
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.flight import parse_json, rank_ops
+from hangwatch.observe.snapshot import rank_snapshot
 from hangwatch.types import (
     FlightDump,
     JobSnapshot,
@@ -25,7 +26,6 @@ from hangwatch.types import (
     Site,
     Thresholds,
 )
-from hangwatch.watchdog.snapshot import rank_snapshot
 
 NOW = time.monotonic_ns()
 SECOND = 10**9

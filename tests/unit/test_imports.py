@@ -1,9 +1,10 @@
-"""The direction of imports between the parts of hangwatch (DESIGN, section 2)."""
+"""The walls of the house: who may import whom, and that nothing runs back up (DESIGN, 2)."""
 
 from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,64 +13,50 @@ import hangwatch
 
 PACKAGE = Path(hangwatch.__file__).parent
 
-BOTTOM = frozenset(
-    {"types", "errors", "faultlog", "foreign", "frames", "moments", "notice", "collector"}
-    | {"redaction", "secret_names", "texts", "untrusted", "native", "_native", "__init__"}
+HOUSE = (
+    *("_native", "types", "errors", "collector", "safety", "codec", "notice", "frames", "news"),
+    *("settings", "page", "run", "agent", "flight", "gpu", "preflight", "diagnosis", "efficiency"),
+    *("report", "nccl", "observe", "metrics", "watchdog", "launch"),
+    *("top", "inspect", "doctor", "demo", "offline", "cli", "__main__"),
 )
-READERS = frozenset({"config", "page", "json_page"})
-MAY_IMPORT: dict[str, frozenset[str]] = {
-    "types": frozenset(),
-    "errors": frozenset(),
-    "__init__": frozenset(),
-    "native": frozenset({"_native"}),
-    "moments": frozenset(),
-    "notice": frozenset({"redaction", "texts"}),
-    "redaction": frozenset({"secret_names"}),
-    "secret_names": frozenset(),
-    "texts": frozenset(),
-    "foreign": frozenset(),
-    "untrusted": frozenset({"foreign"}),
-    "faultlog": frozenset(),
-    "collector": frozenset(),
-    "frames": frozenset({"types"}),
-    "config": BOTTOM,
-    "json_page": BOTTOM,
-    "page": BOTTOM | {"json_page"},
-    "diagnosis": BOTTOM,
-    "flight": BOTTOM,
-    "costly": BOTTOM | {"diagnosis"},
-    "agent": BOTTOM | READERS | {"companions", "election", "rundir"},
-    "report": BOTTOM | READERS | {"flight"},
-    "companions": frozenset({"untrusted"}),
-    "election": frozenset({"foreign"}),
-    "rundir": frozenset({"foreign", "untrusted"}),
-    "pidfd": frozenset(),
-    "preflight": BOTTOM,
-    "metrics": BOTTOM | READERS | {"report"},
-    "gpu": BOTTOM,
-    "nccl": BOTTOM | {"report"},
-    "watchdog": BOTTOM
-    | READERS
-    | {"companions", "costly", "diagnosis", "flight", "gpu", "metrics", "nccl", "pidfd"}
-    | {"preflight", "report", "rundir"},
+"""Rooms, and modules that are in none, lowest first: each imports only from what stands before."""
+WITHIN: dict[str, tuple[str, ...]] = {
+    "agent": (
+        *("turn", "guard", "torch_api", "environment", "call_site", "periodic"),
+        *("record", "sample", "practice", "inject"),
+    ),
+    "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
+    "observe": (
+        *("threads", "memory", "processes", "exits", "stacks", "sources", "flights"),
+        *("environment", "pages", "snapshot", "local_ranks"),
+    ),
+    "watchdog": (
+        *("hello", "state", "cadence", "exchange", "incident", "joining", "signs", "telemetry"),
+        *("monitor", "daemon", "__main__"),
+    ),
 }
-"""What a part may import; those that are not named are the command line and its like."""
+"""The same inside rooms that have rooms."""
+ONLY: dict[str, frozenset[str]] = {
+    "agent": frozenset({"safety", "page", "run"}),
+    "flight": frozenset({"types", "errors", "frames"}),
+    "gpu": frozenset({"types", "errors"}),
+    "preflight": frozenset({"safety"}),
+    "diagnosis": frozenset({"types", "collector", "frames"}),
+    "efficiency": frozenset({"types", "diagnosis"}),
+    "launch": frozenset(HOUSE[: HOUSE.index("observe") + 1]) - {"diagnosis", "flight", "gpu"},
+}
+"""Rooms that import nothing else of ours: they are pure, or live in the user's process."""
 BANNED: dict[str, frozenset[str]] = {
     "diagnosis": frozenset({"os", "time", "logging", "torch"}),
+    "efficiency": frozenset({"os", "time", "logging", "torch"}),
+    "types": frozenset({"os", "time", "logging", "torch"}),
     "agent": frozenset({"asyncio", "orjson", "prometheus_client", "jinja2"}),
-    "costly": frozenset({"os", "time", "logging", "torch"}),
-    "types": frozenset({"hangwatch"}),
-    "supervisor": frozenset({"torch", "asyncio", "threading"}),
-    "companions": frozenset({"torch", "asyncio", "threading"}),
-    "caretaker": frozenset({"torch", "asyncio", "threading"}),
+    "launch": frozenset({"torch", "asyncio", "threading"}),
+    "run": frozenset({"torch", "asyncio", "threading"}),
 }
-"""What a part must never import, from wherever it comes."""
-STANDARD_ONLY = frozenset(
-    {"agent", "types", "errors", "config", "frames", "notice", "json_page", "preflight"}
-    | {"companions", "election", "redaction", "rundir", "secret_names"}
-    | {"foreign", "untrusted"}
-)
-"""Parts that run in a training process."""
+"""What a room must never import, from wherever it comes."""
+IN_A_RANK = frozenset({"agent", "errors", "frames", "page", "preflight", "run", "safety", "types"})
+"""Rooms that run in a training process: of the standard library alone."""
 LOADED_LATE = frozenset({"torch", "numpy"})
 """Third parties that a training process has anyway."""
 
@@ -79,51 +66,87 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def part(path: Path) -> str:
-    """The part that a module belongs to: its package, or its own name."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def name_of(path: Path) -> str:
+    """A module's dotted name, without that of the package."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(path: Path) -> set[str]:
-    """The dotted names that a module imports at run time, wherever in it."""
-    tree = ast.parse(path.read_text("utf-8"))
+@cache
+def known() -> frozenset[str]:
+    """The dotted names of all our modules."""
+    return frozenset(name_of(path) for path in modules()) | {"_native"}
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """The dotted names that a module imports, for types alone or not, wherever in it."""
     names: set[str] = set()
-    todo: list[ast.AST] = [tree]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            todo.extend(node.orelse)
-            continue
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        todo.extend(ast.iter_child_nodes(node))
-    return names
+    return frozenset(names)
 
 
-def ours(names: set[str]) -> set[str]:
-    """The parts of hangwatch among imported names."""
+@cache
+def ours(path: Path) -> frozenset[str]:
+    """Our own modules that a module imports, but the package itself for its version."""
     found = set()
-    for name in names:
-        words = name.split(".")
-        if words[0] == "hangwatch":
-            is_part = len(words) > 1 and any(
-                (PACKAGE / f"{words[1]}{end}").exists() for end in ("", ".py", ".pyi")
-            )
-            found.add(words[1] if is_part else "__init__")
-    return found
+    for name in imported(path):
+        first, _, rest = name.partition(".")
+        if first == "hangwatch":
+            found.add(rest if rest in known() else rest.rpartition(".")[0])
+    return frozenset(found) - {"", name_of(path)}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def at_run_time(path: Path) -> set[str]:
+    """What a module imports when it runs: the first words of their names."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    nodes = list(ast.walk(tree))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    named = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in plain | named}
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_imports_run_one_way(path: Path) -> None:
-    names = imported(path)
-    own = part(path)
-    allowed = MAY_IMPORT.get(own)
-    if allowed is not None:
-        assert ours(names) <= allowed | {own, "__init__"}
-    roots = {name.partition(".")[0] for name in names}
-    assert not roots & BANNED.get(own, frozenset())
-    if own in STANDARD_ONLY:
+    room, *inside = name_of(path).split(".")
+    if room == "__init__":
+        assert not ours(path)
+        return
+    for name in ours(path):
+        other, *there = name.split(".")
+        if other != room:
+            assert HOUSE.index(other) < HOUSE.index(room), f"imports {name}"
+            assert other in ONLY.get(room, HOUSE), f"imports {name}"
+        elif room in WITHIN and inside and there and there[0] != inside[0]:
+            order = WITHIN[room]
+            assert order.index(there[0]) < order.index(inside[0]), f"imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_rooms_are_clean_of_what_does_not_belong_there(path: Path) -> None:
+    room = name_of(path).partition(".")[0]
+    roots = at_run_time(path)
+    assert not roots & BANNED.get(room, frozenset())
+    if room in IN_A_RANK:
         assert roots - {"hangwatch"} - LOADED_LATE <= sys.stdlib_module_names
+
+
+def test_every_room_is_on_the_plan() -> None:
+    found = {name.partition(".")[0] for name in known()} - {"__init__"}
+    assert found == set(HOUSE)
+    for room, order in WITHIN.items():
+        inside = {name.split(".")[1] for name in known() if name.startswith(f"{room}.")}
+        assert inside == set(order)
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=name_of)
+def test_a_room_says_its_purpose_in_one_line(path: Path) -> None:
+    said = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    assert said.partition("\n")[0].endswith(".")

@@ -19,8 +19,8 @@ from prometheus_client.openmetrics import parser
 from prometheus_client.registry import CollectorRegistry
 from test_gpu_metrics import H100
 
-from hangwatch.config import Config
 from hangwatch.metrics.gpu import gpu_metrics
+from hangwatch.settings.config import Config
 from hangwatch.types import (
     Certainty,
     GroupKey,
@@ -31,7 +31,7 @@ from hangwatch.types import (
     State,
     Verdict,
 )
-from hangwatch.watchdog.incidents import Event
+from hangwatch.watchdog.incident.incidents import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,11 +18,11 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from hangwatch.config import Config, parse_address
 from hangwatch.errors import UsageError
 from hangwatch.metrics import server as served
 from hangwatch.metrics.server import Server, listen
 from hangwatch.metrics.targets import Targets
+from hangwatch.settings.config import Config, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,13 +13,13 @@ import pytest
 from fake_cuda import FakeCuda, build
 
 from hangwatch import _native
-from hangwatch.agent import captures
-from hangwatch.agent.recorder import choose
-from hangwatch.agent.streams import use_current_streams
+from hangwatch.agent.record import captures
+from hangwatch.agent.record.recorder import choose
+from hangwatch.agent.record.streams import use_current_streams
 from hangwatch.diagnosis import diagnose
-from hangwatch.page import parse_page
+from hangwatch.observe.snapshot import rank_snapshot
+from hangwatch.page.reader import parse_page
 from hangwatch.types import JobSnapshot, Kind, ProcessState, Reason, Thresholds
-from hangwatch.watchdog.snapshot import rank_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hangwatch import _native
-from hangwatch.foreign import is_foreign
-from hangwatch.page import parse_page
+from hangwatch.page.reader import parse_page
+from hangwatch.safety.foreign import is_foreign
 from hangwatch.types import OpState, PageEvent, PageGroup, RankPage
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hangwatch.nccl.library import transport, version
-from hangwatch.watchdog.environment import is_allowed
+from hangwatch.observe.environment import is_allowed
 
 if TYPE_CHECKING:
     from pathlib import Path

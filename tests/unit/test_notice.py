@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hangwatch import notice
-from hangwatch.watchdog.news import UNREAD, News
+from hangwatch.news import UNREAD, News
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,12 +9,12 @@ import pytest
 from incident import EVIDENCE, VERDICT
 from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, world
 
+from hangwatch import codec
 from hangwatch.diagnosis import diagnose
 from hangwatch.frames import innermost_user_site
 from hangwatch.report import build_report, format_verdict
-from hangwatch.report.page.content import page_of
+from hangwatch.report.html.content import page_of
 from hangwatch.types import Frame, Kind, OpRecord, PackageCall, Site, Verdict
-from hangwatch.watchdog import codec
 
 PACKAGES = "/opt/venv/lib/python3.12/site-packages"
 NO_GRAD = Frame(f"{PACKAGES}/torch/utils/_contextlib.py", 120, "context_decorator.<locals>.wrap")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hangwatch import _native, json_page
+from hangwatch import _native
 from hangwatch.errors import PageError
-from hangwatch.page import parse_page
+from hangwatch.page import json_page
+from hangwatch.page.reader import parse_page
 from hangwatch.types import ExceptionRecord, GroupKey, Identity, OpState, Phase, RankPage, Site
 
 if TYPE_CHECKING:

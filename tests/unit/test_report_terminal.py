@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 
-from hangwatch.costly import Finding, note_of
+from hangwatch.efficiency import Finding, note_of
 from hangwatch.report import build_report, format_verdict
 from hangwatch.report.sites import fold_ranks
 from hangwatch.report.terminal import PLAIN, Style, format_notes

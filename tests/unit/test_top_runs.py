@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import made_pages
 import pytest
 
-from hangwatch import rundir, runfacts
-from hangwatch.companions import Companions
 from hangwatch.errors import UsageError
+from hangwatch.run import rundir, runfacts
+from hangwatch.run.companions import Companions
 from hangwatch.top import runs
 from hangwatch.top.command import EXIT_UNCLEAR, top
 

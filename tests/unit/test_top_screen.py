@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from hangwatch.runfacts import RunFacts
+from hangwatch.observe.processes import read_stat
+from hangwatch.run.runfacts import RunFacts
 from hangwatch.top import runs
 from hangwatch.top.screen import draw, line
 from hangwatch.top.source import Picture, Source
 from hangwatch.top.view import Row, Trouble
 from hangwatch.types import OpState, Site
-from hangwatch.watchdog.processes import read_stat
 
 SITE = Site("/home/ada/train.py", 41, "main", "loss.backward()")
 FACTS = RunFacts(

@@ -16,14 +16,14 @@ import pytest
 from incident import EVIDENCE
 from incident import rank as snapshot
 
-from hangwatch import runfacts
+from hangwatch.observe.processes import read_stat
 from hangwatch.report import build_report, write_incident, write_run
+from hangwatch.run import runfacts
 from hangwatch.top import runs
 from hangwatch.top.source import Source
 from hangwatch.top.view import Row, Trouble
 from hangwatch.types import ExceptionRecord, OpState, Phase
 from hangwatch.watchdog import state
-from hangwatch.watchdog.processes import read_stat
 
 if TYPE_CHECKING:
     from pathlib import Path

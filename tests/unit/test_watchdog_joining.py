@@ -11,13 +11,13 @@ import pytest
 
 from hangwatch.types import Phase
 from hangwatch.watchdog import joining
+from hangwatch.watchdog.exchange.messages import Node
 from hangwatch.watchdog.joining import AGAIN_S, HOLD_S, JOIN_AFTER_S, Joining
-from hangwatch.watchdog.messages import Node
 
 if TYPE_CHECKING:
-    from hangwatch.watchdog.judge import Judge
-    from hangwatch.watchdog.look import Look
-    from hangwatch.watchdog.news import News
+    from hangwatch.news import News
+    from hangwatch.observe.pages.look import Look
+    from hangwatch.watchdog.incident.judge import Judge
 
 OTHER = Node("there:run", "there", (2, 3), "127.0.0.2")
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness import RECORDED, reaches, watch
 
-from hangwatch.diagnosis.spots import UNNAMED
-from hangwatch.diagnosis.unrecorded import BY_CPP
+from hangwatch.diagnosis.facts.spots import UNNAMED
+from hangwatch.diagnosis.rules.unrecorded import BY_CPP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

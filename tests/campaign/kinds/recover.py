@@ -15,7 +15,7 @@ from fault import Fault, Outcome, merged
 from held import Moments
 from job import Job, Result, busy
 
-from hangwatch.watchdog import ending
+from hangwatch.watchdog.incident import ending
 
 if TYPE_CHECKING:
     import random

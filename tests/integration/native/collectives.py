@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hangwatch import _native
 from hangwatch.flight.names import wire_name
-from hangwatch.page import parse_page
+from hangwatch.page.reader import parse_page
 from hangwatch.types import OpState, PageEvent, RankPage
 
 AS_GLOO_HAS_IT = {

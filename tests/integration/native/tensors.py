@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hangwatch import _native
-from hangwatch.page import parse_page
+from hangwatch.page.reader import parse_page
 
 if TYPE_CHECKING:
     from hangwatch.types import PageEvent

@@ -31,8 +31,8 @@ from torch.utils.data import (
 )
 
 from hangwatch.agent.call_site import internal_prefixes
-from hangwatch.agent.practice import SUFFIX, Practice
-from hangwatch.costly import RankFacts, find_costs, parse_facts
+from hangwatch.agent.practice.practice import SUFFIX, Practice
+from hangwatch.efficiency import RankFacts, find_costs, parse_facts
 from hangwatch.types import GroupKey, Identity, PageGroup, Phase, RankPage
 
 WORLD = (0, 1)

@@ -1,0 +1,202 @@
+"""Attaches the agent to torch.distributed in this process, once."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.agent import environment, torch_api
+from hangwatch.agent.inject import ptrace
+from hangwatch.agent.inject.post_import import record_failure
+from hangwatch.agent.inject.process import Process, SetupCall
+from hangwatch.agent.record.custom_groups import wrap_class
+from hangwatch.agent.record.groups import ASK_AGAIN, NO_SLOT
+from hangwatch.agent.record.recorder import choose
+from hangwatch.agent.record.uncounted import uncounted
+from hangwatch.agent.torch_api import GENERAL, NCCL
+from hangwatch.safety.foreign import Ignoring, is_foreign
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hangwatch.agent.record.custom_groups import CustomCalls
+
+_NAMES = {
+    "init_process_group": "init_process_group",
+    "new_group": "new_group",
+    "split_group": "split_group",
+    "shrink_group": "shrink_group",
+    "_new_group_with_tag": "new_group",
+    "destroy_process_group": "destroy_process_group",
+    "_abort_process_group": "destroy_process_group",
+}
+"""The set-up functions of torch that are wrapped, and what a user calls them."""
+
+_installed: list[Hooks] = []
+
+
+def install(c10d: Any, directory: str) -> None:
+    """Attach to the module torch.distributed.distributed_c10d; once. Raises what goes wrong.
+
+    directory is that of the run, empty where no supervisor of this node has made one.
+    """
+    if not _installed:
+        hooks = Hooks(c10d, directory)
+        _installed.append(hooks)
+        hooks.install()
+
+
+class Hooks:
+    """The wrappers around torch's set-up functions, and the Process that they report to."""
+
+    def __init__(self, c10d: Any, directory: str) -> None:
+        self._c10d = c10d
+        self._directory = directory
+        self._recorder = choose()
+        self._wrapped: list[str] = []
+        """Methods of torch's that are recorded."""
+        self._process: Process | None = None
+        """None in a fork's child."""
+
+    def install(self) -> None:
+        """Arm this process. Raises what goes wrong."""
+        if self._c10d._world.default_pg is not None:
+            # What came before is in c10d's numbers, and cannot be told apart any more.
+            raise RuntimeError(
+                "hangwatch.agent.arm() was called after init_process_group: call it before"
+            )
+        version = getattr(sys.modules.get("torch"), "__version__", None)
+        environment.enable_flight_recorder(os.environ, version)
+        self._allow_supervisor()
+        self._wrapped = self._recorder.wrap_methods(
+            self._c10d.ProcessGroup, self._c10d.Work, self._native_slot, is_foreign
+        )
+        for name in _NAMES:
+            self._wrap(name)
+        atexit.register(self._at_exit)
+        os.register_at_fork(after_in_child=self._after_fork)
+        self._process = self._new_process()
+        self._process.take_launched_page()
+
+    def _new_process(self) -> Process:
+        found = torch_api.Recorders.of(sys.modules["torch._C._distributed_c10d"])
+        gil_free = self._recorder.use_dumps(NCCL in found.dumps, GENERAL in found.dumps)
+        lacks = torch_api.lacks(self._c10d, found, self._wrapped, gil_free=gil_free)
+        return Process(
+            self._c10d, self._recorder, self._directory, self._adopt, found, "; ".join(lacks)
+        )
+
+    def _native_slot(self, group: Any) -> int:
+        process = self._process
+        if process is None:
+            return NO_SLOT
+        with process.guard:
+            process.settle()
+            return process.groups.native_slot(group)
+        return ASK_AGAIN  # an error of ours was swallowed
+
+    def _adopt(self, group: Any) -> None:
+        wrap_class(type(group), self._c10d.ProcessGroup, self._custom_calls)
+
+    def _custom_calls(self) -> CustomCalls | None:
+        process = self._process
+        return process.custom if process is not None and process.active else None
+
+    def _wrap(self, name: str) -> None:
+        """Replace the function, with its signature, wherever it has been imported to."""
+        original = getattr(self._c10d, name, None)
+        if original is None:
+            return  # this torch has no such function
+
+        @functools.wraps(original)
+        @uncounted
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return self._call(name, original, args, kwargs)
+
+        setattr(self._c10d, name, wrapper)
+        late = hasattr(sys.modules.get("torch.distributed"), name)  # hangwatch.agent.arm
+        if late:
+            for module in list(sys.modules.values()):
+                if getattr(module, "__dict__", {}).get(name) is original:
+                    setattr(module, name, wrapper)
+
+    @uncounted
+    def _call(
+        self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The user's call, with ours around it."""
+        process = self._process_for(name)
+        if process is None or not process.active:
+            return original(*args, **kwargs)
+        destroys = _NAMES[name] == "destroy_process_group"
+        call = SetupCall(_NAMES[name])
+        group = kwargs.get("group", args[0] if args else None) if destroys else None
+        failed = True
+        try:
+            # What is not ours passes through each of these, and all the rest is done still.
+            with process.guard:
+                self._before(process, call, group, args, kwargs)
+            result = original(*args, **kwargs)
+            failed = False
+            return result
+        finally:
+            try:
+                with process.guard:
+                    self._after(process, call, group, failed=failed)
+            finally:
+                with process.guard:
+                    process.leave_call(call)
+
+    def _before(
+        self,
+        process: Process,
+        call: SetupCall,
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        if call.name == "init_process_group":
+            process.before_init(args, kwargs)  # first, since it may make the page
+        process.enter_call(call, sys._getframe())
+        if call.name == "destroy_process_group":
+            call.leaving = process.before_destroy(group)
+            call.destroying = True
+
+    def _after(self, process: Process, call: SetupCall, group: Any, *, failed: bool) -> None:
+        if call.name == "init_process_group":
+            process.after_init(failed=failed)
+        elif call.name == "destroy_process_group":
+            call.destroying = False
+            process.after_destroy(group, call.leaving, failed=failed)
+        else:
+            process.groups.update()
+
+    def _process_for(self, name: str) -> Process | None:
+        """The Process; a fork's child that becomes a rank itself gets one of its own."""
+        if self._process is None and name == "init_process_group":
+            try:
+                self._process = self._new_process()
+            except Exception as error:
+                if is_foreign(error):
+                    raise
+                record_failure(self._directory, error)
+        return self._process
+
+    def _at_exit(self) -> None:
+        process = self._process
+        if process is not None:
+            with process.guard:
+                process.finish()
+
+    def _after_fork(self) -> None:
+        self._process = None
+        with Ignoring(Exception):
+            self._allow_supervisor()
+
+    def _allow_supervisor(self) -> None:
+        """Let the watchdog look into this process, of which it may be no relation."""
+        any_supervisor = {environment.SUPERVISOR_PID: environment.ANY_SUPERVISOR}
+        ptrace.allow_supervisor({**any_supervisor, **os.environ})

@@ -1,0 +1,372 @@
+"""What the agent does in one process: its page, its phase, its set-up calls, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.agent.call_site import NOWHERE, internal_prefixes, user_place
+from hangwatch.agent.guard import Guard
+from hangwatch.agent.inject import rank as ranks
+from hangwatch.agent.inject.post_import import keep_fault, record_failure, say_unwatched
+from hangwatch.agent.inject.unwrapped import Unwrapped
+from hangwatch.agent.periodic import Periodic
+from hangwatch.agent.practice.practice import Practice
+from hangwatch.agent.record.custom_groups import CustomCalls
+from hangwatch.agent.record.groups import Groups
+from hangwatch.agent.record.streams import use_current_streams
+from hangwatch.agent.sample.exceptions import Exceptions, at_end_of_child
+from hangwatch.agent.sample.flight import FlightRecorder
+from hangwatch.agent.sample.sampler import PERIOD_S, Sampler
+from hangwatch.agent.turn import Ticket
+from hangwatch.safety.foreign import Ignoring, is_foreign
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from hangwatch.agent.record.recorder import Recorder
+    from hangwatch.agent.torch_api import Recorders
+
+HEARTBEAT_MS = 500
+_NAMED_INIT = "init_process_group"
+_INIT = ("backend", "init_method", "timeout", "world_size", "rank")
+"""The first parameters of init_process_group."""
+_IN_URL = r"[?&](rank|world_size)=(\d{1,9})(?=&|$)"
+MAX_LEFT_OUT_BYTES = 4 << 20
+MANY_GROUPS = 64
+"""From so many on only the one that is destroyed is looked at."""
+
+
+class SetupCall(Ticket):
+    """A call of a set-up function of torch's: kept by a local variable of its wrapper.
+
+    What remembers it refers to it weakly, so that it is over at the latest when an
+    exception has taken the wrapper's frame away, wherever in it that struck.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.destroying = False
+        """It is at it."""
+        self.leaving: str | None = None
+        """The name of the group that it destroys, None for all of them."""
+
+
+class Process:
+    """The agent in this process. A fork's child has none until it becomes a rank itself.
+
+    c10d is torch.distributed.distributed_c10d, directory that of the run, empty where
+    no supervisor has made one; adopt is called with each group whose class is
+    written in Python; recorders are c10d's own, and torch_lacks is what this torch
+    has not of what we rely on. The methods that begin with before_ and after_ are
+    called around torch's own functions, inside a guard.
+    """
+
+    def __init__(  # noqa: PLR0913 (what it works on, and what Hooks knows)
+        self,
+        c10d: Any,
+        recorder: Recorder,
+        directory: str,
+        adopt: Callable[[Any], None],
+        recorders: Recorders,
+        torch_lacks: str,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.pid = os.getpid()
+        self.page = ""
+        """Path of the page, empty before there is one."""
+        self.disarmed = ""
+        """Why nothing is recorded any more, or empty."""
+        self._c10d = c10d
+        self._recorder = recorder
+        self._directory = directory
+        self._unwrapped = None if directory else Unwrapped(environ)
+        self._environ = environ
+        self._prefixes = tuple(internal_prefixes())
+        self._phase = self._phase_before = "born"
+        self._phase_shown = "born"
+        self._joining = False
+        """init_process_group was entered, and after_init has not come to its end."""
+        self._calls: dict[int, weakref.ref[SetupCall]] = {}
+        """Those that are being made, by id()."""
+        self._shown: tuple[str, str, int, str] | None = None
+        """What the page says that the rank is in: name and place."""
+        self._making = ""
+        """Path of a page that is being made, or is made."""
+        self._awaits_end = False
+        """What ends it is told, where multiprocessing has started it."""
+        self._sampler: Sampler | None = None
+        self._thread: Periodic | None = None
+        self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
+        self.groups = Groups(c10d, recorder, adopt, self._leave_out)
+        self.custom = CustomCalls(recorder, self.groups, self.guard, self._prefixes)
+        self._torch_lacks = torch_lacks
+        self._flight = FlightRecorder(recorders, answer_request=recorder.answer_request)
+        self._exceptions = Exceptions(recorder, self._prefixes)
+        self._practice = Practice(self.groups, self._prefixes)
+        recorder.set_internal_prefixes(self._prefixes)
+
+    @property
+    def active(self) -> bool:
+        """Whether this process still records, and is not a fork of the one that does."""
+        return not self.disarmed and self.pid == os.getpid()
+
+    def take_launched_page(self) -> None:
+        """Take a page if the launcher started this very process as a rank."""
+        launched = ranks.launched_as(self._environ)
+        if launched and not ranks.is_launcher(sys.orig_argv):
+            self.open_page(*launched, inherited=True)
+
+    def open_page(
+        self, rank: int, world_size: int, *, meeting: str = "", inherited: bool = False
+    ) -> None:
+        """Take a page as that rank. Where none can be made, nothing is recorded here.
+
+        meeting: the URL by which the ranks find each other, where one was given.
+        inherited: what a rank has started has its RANK, and is not the rank.
+        """
+        try:
+            if self._unwrapped is not None:
+                self._directory = self._unwrapped.join(meeting)
+            restart = ranks.restart_count(self._environ)
+            if not (inherited and ranks.descends_from_rank(self._directory, restart, rank)):
+                self._make_page(rank, world_size)
+        except OSError as error:
+            if is_foreign(error):
+                raise
+            self.disarm(f"its page cannot be made: {error}")
+            self._tell(error)
+        finally:
+            if self._unwrapped is not None:
+                self._see_to_watch(self._unwrapped)
+
+    def _make_page(self, rank: int, world_size: int) -> None:
+        identity = ranks.identity(self._environ, rank, world_size)
+        path = ranks.page_path(self._directory, identity["restart"], rank, self.pid)
+        # An exception that is not ours may have struck when it was just made.
+        if path != self._making or not os.path.exists(path):
+            with Ignoring(FileNotFoundError):
+                os.unlink(path)  # of the program that this process was before it called exec
+            self._making = path
+            self._recorder.open_page(path, identity)
+            self._recorder.set_torch_lacks(self._torch_lacks)
+        self.page = path
+        use_current_streams(self._recorder)
+
+    def _see_to_watch(self, unwrapped: Unwrapped) -> None:
+        try:
+            unwrapped.see_to_watch(wanted=bool(self.page))
+        except OSError as error:
+            if is_foreign(error):
+                raise
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        """Leave word for the watchdog; where there may be none, say it."""
+        record_failure(self._directory, error)
+        if self._unwrapped is not None and self._directory:
+            say_unwatched(error)
+
+    def disarm(self, reason: str) -> None:
+        """Stop recording for good; the job goes on alone."""
+        self.disarmed = reason
+        self._recorder.set_disarmed(reason)
+        self._recorder.disarm()
+
+    # Around torch.distributed.init_process_group, with its arguments.
+
+    def before_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A rank is about to look for its peers, and may wait for them for ever."""
+        self._joining = True
+        rank, world_size = self._announced(args, kwargs)
+        if rank >= 0 and not self.page:
+            self.open_page(rank, world_size, meeting=_url(args, kwargs))
+        if not self._awaits_end:
+            self._awaits_end = True
+            at_end_of_child(self._end_of_child)
+        self._set_phase("init")
+        self._start_sampling()
+        self._practice.attach()
+
+    def after_init(self, *, failed: bool) -> None:
+        """The default group is there, or could not be made."""
+        if failed:
+            if self._phase == "init":
+                self._set_phase(self._phase_before)
+            self._joining = False
+            return
+        rank, world_size = self._c10d.get_rank(), self._c10d.get_world_size()
+        if not self.page and self.active:
+            self.open_page(rank, world_size)
+            self._start_sampling()
+        if self.page:
+            self._recorder.set_identity(rank, world_size, *self._store_address())
+            self._set_phase("running")
+            self.groups.update()
+        self._joining = False
+
+    # Around destroy_process_group and its like.
+
+    def before_destroy(self, group: Any) -> str | None:
+        """Groups are about to go: all of them if group is None or the default one.
+
+        Returns the name of the one that goes, "" for none of torch's, None for all.
+        """
+        whole = group is None or group is self._c10d._world.default_pg
+        if whole:
+            self._set_phase("finalizing")
+        self.groups.update()  # one that an exception kept us from seeing is not to be missed
+        if self._sampler is not None:
+            # The last chance to see what C++ has issued.
+            if whole or (len(self.groups) < MANY_GROUPS and not self._flight.resting):
+                self._sampler.sample_groups()
+            else:
+                self._sampler.sample_one(group)
+        return None if whole else str(self._c10d._world.pg_names.get(group, ""))
+
+    def after_destroy(self, group: Any, name: str | None, *, failed: bool) -> None:
+        """They are gone, or could not be destroyed; name is what before_destroy returned."""
+        if failed and self._phase == "finalizing":
+            self._set_phase(self._phase_before)
+        self.groups.update(None if failed else group)
+        self._flight.forget_ended(name)
+
+    # Around all of them.
+
+    def enter_call(self, call: SetupCall, frame: FrameType | None) -> None:
+        """The rank is in a set-up call that may block; the outermost one counts."""
+        outermost = not self._in_call()
+        self._calls[id(call)] = weakref.ref(call)
+        if outermost:
+            self._shown = (call.name, *user_place(frame, self._prefixes))
+            self._recorder.set_in_call(*self._shown)
+
+    def leave_call(self, call: SetupCall) -> None:
+        """It has returned or raised."""
+        call.over = True
+        self._calls.pop(id(call), None)
+        if not self._in_call():
+            self._recorder.set_in_call("", *NOWHERE)
+            self._shown = None
+
+    def settle(self) -> None:
+        """Put right what exceptions that are not ours have left half done."""
+        self.groups.catch_up()
+        if self._joining and not any(call.name == _NAMED_INIT for call in self._in_call()):
+            self.after_init(failed=self._c10d._world.default_pg is None)
+        shown = self._shown
+        if shown is not None and not self._in_call():
+            self._recorder.set_in_call("", *NOWHERE)
+            self._shown = None
+            if self._in_call():  # begun just now, by another thread
+                self._recorder.set_in_call(*shown)
+                self._shown = shown
+        if self._phase != self._phase_shown:
+            self._set_phase(self._phase)
+
+    def _in_call(self) -> list[SetupCall]:
+        """The set-up calls that are being made."""
+        calls = [reference() for reference in list(self._calls.values())]
+        return [call for call in calls if call is not None and not call.over]
+
+    def _leave_groups_alone(self) -> bool:
+        """While groups are destroyed a reference that we held would outlive them."""
+        return any(call.destroying for call in self._in_call())
+
+    def _leave_out(self, group: Mapping[str, Any]) -> None:
+        """Leave word of a group that the page has no room for, beside it."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        with Ignoring(OSError):
+            file = os.open(self.page + ".groups", flags | os.O_NONBLOCK, 0o600)
+            try:
+                if os.fstat(file).st_size < MAX_LEFT_OUT_BYTES:
+                    os.write(file, json.dumps(group).encode() + b"\n")
+            finally:
+                os.close(file)
+
+    def _keep(self, error: Exception) -> None:
+        """Leave an error of ours where people can find it."""
+        keep_fault(self._directory, error)
+
+    def finish(self) -> None:
+        """The interpreter is ending: stop everything, and say how it ended."""
+        if self.pid != os.getpid() or not self.page:
+            return
+        if self._thread is not None and self._thread.stop() and self._sampler is not None:
+            self._sampler.sample_groups()
+        self._practice.finish(self.page)
+        raised = self._exceptions.record_uncaught() or self._exceptions.recorded
+        self._set_phase("raised" if raised else "exited")
+        self._recorder.stop_heartbeat()
+        if raised and self._thread is not None:
+            # Nobody can ask later what C++ had issued, and a mismatch shows only there.
+            self._flight.leave(self.page)
+
+    def _end_of_child(self, error: BaseException) -> None:
+        """Threads of the program may live on: only how its main one ended is known."""
+        with self.guard:
+            if self.active and self.page:
+                self._exceptions.record(error)
+
+    def _set_phase(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase_before, self._phase = self._phase, phase
+        self._recorder.set_phase(phase)
+        self._phase_shown = phase
+
+    def _start_sampling(self) -> None:
+        if self.page and self._sampler is None:
+            self._recorder.start_heartbeat(HEARTBEAT_MS)
+            sampler = Sampler(
+                self._recorder,
+                self.groups,
+                self._flight,
+                self._exceptions,
+                self.page,
+                self._leave_groups_alone,
+            )
+
+            def run() -> None:
+                self.settle()
+                sampler.sample()
+                self.custom.end_finished_waits()
+                if not self._leave_groups_alone():
+                    self._practice.look(self.page)
+
+            self._sampler = sampler
+            self._thread = Periodic(run, PERIOD_S, self.guard, self._recorder)
+
+    def _announced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+        """(rank, world size) by arguments, init_method's URL or environment; -1 if unknown."""
+        named = {**dict(zip(_INIT, args, strict=False)), **kwargs}
+        in_url = dict(re.findall(_IN_URL, _url(args, kwargs)))
+        launched = ranks.launched_as(self._environ) or (-1, -1)
+
+        def known(name: str, otherwise: int) -> int:
+            given = named.get(name)
+            if isinstance(given, int) and given >= 0:
+                return given
+            return int(in_url.get(name, otherwise))
+
+        return known("rank", launched[0]), known("world_size", launched[1])
+
+    def _store_address(self) -> tuple[str, int]:
+        """Host and port of the job's TCPStore; for other stores, what the environment says."""
+        world = self._c10d._world
+        store = world.pg_map[world.default_pg][1]
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        host = getattr(store, "host", None) or self._environ.get("MASTER_ADDR", "")
+        port = getattr(store, "port", None) or ranks.number(self._environ, "MASTER_PORT", 0)
+        return str(host), int(port)
+
+
+def _url(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The init_method that init_process_group was called with, or empty."""
+    url = {**dict(zip(_INIT, args, strict=False)), **kwargs}.get("init_method")
+    return url if isinstance(url, str) else ""

@@ -1,0 +1,155 @@
+"""Which rank this process is, as far as its environment tells."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+
+from hangwatch.agent.environment import carried
+from hangwatch.safety.foreign import is_foreign
+from hangwatch.safety.texts import readable
+
+TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+_PAGE = r"r(-?\d+)-(-?\d+)-(\d+)\.page"
+_LAUNCHERS = frozenset(
+    {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "deepspeed.pt", "ds"}
+)
+_LAUNCHER_MODULES = frozenset(
+    {
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "accelerate.commands.launch",
+        "accelerate.commands.accelerate_cli",
+        "deepspeed.launcher.launch",
+        "deepspeed.launcher.runner",
+    }
+)
+_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+"""Options of Python that take the next word."""
+_ANCESTORS = 32
+"""How far up the tree of processes a rank is looked for."""
+
+
+def launched_as(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """(rank, world size) that the launcher gave this process, or None."""
+    rank = number(environ, "RANK", -1)
+    world_size = number(environ, "WORLD_SIZE", -1)
+    return (rank, world_size) if 0 <= rank < world_size else None
+
+
+def number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    """The variable as an integer that fits into 31 bits, else ``otherwise``."""
+    text = environ.get(name, "")
+    if re.fullmatch(r"\s*-?\d{1,9}\s*", text, re.ASCII):
+        return int(text)
+    return otherwise
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """How often the launcher has started this rank anew (torchrun counts)."""
+    return max(0, number(environ, "TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def page_path(directory: str, restart: int, rank: int, pid: int) -> str:
+    """The page of a process that is, or may be, a rank."""
+    return os.path.join(directory, f"r{restart}-{rank}-{pid}.page")
+
+
+def identity(environ: Mapping[str, str], rank: int, world_size: int) -> dict[str, Any]:
+    """The fields of types.Identity for this process. Raises OSError without /proc."""
+    pid = os.getpid()
+    return {
+        "pid": pid,
+        "start_ticks": start_ticks(pid),
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": number(environ, "LOCAL_RANK", -1),
+        "local_world_size": number(environ, "LOCAL_WORLD_SIZE", -1),
+        "restart": restart_count(environ),
+        "host": readable(socket.gethostname()),
+        "store_host": readable(environ.get("MASTER_ADDR", "")),
+        "store_port": number(environ, "MASTER_PORT", 0),
+        # The same on every node: torchrun's comes first, since --run-id may be missing on some.
+        "run_id": readable(environ.get("TORCHELASTIC_RUN_ID") or named_run(environ)),
+        "script": readable(script()),
+    }
+
+
+def named_run(environ: Mapping[str, str]) -> str:
+    """The run id that the user gave, here or on the node where hangwatch was started."""
+    config = carried(environ).get("config")
+    told = config.get("run_id") if isinstance(config, dict) else ""
+    return environ.get("HANGWATCH_RUN_ID") or str(told or "")
+
+
+def is_launcher(words: Sequence[str]) -> bool:
+    """Whether a command line (sys.orig_argv) is that of a launcher, which is no rank itself.
+
+    A pod may have RANK and WORLD_SIZE set for itself (Kubeflow's PyTorchJob does), and
+    torchrun, which it runs, sets others for its ranks.
+    """
+    program = ""
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-m":
+            return next(rest, "") in _LAUNCHER_MODULES
+        if word in _WITH_VALUE:
+            next(rest, "")
+        elif word.startswith("-"):
+            if word.startswith(("-c", "-m")):
+                return word.removeprefix("-m") in _LAUNCHER_MODULES
+        else:
+            program = word
+            break
+    return os.path.basename(program) in _LAUNCHERS
+
+
+def script() -> str:
+    """The program that runs here, for people."""
+    first = sys.argv[0] if getattr(sys, "argv", None) else ""
+    return os.path.abspath(first) if first and not first.startswith("-") else first
+
+
+def start_ticks(pid: int, proc: str = "/proc") -> int:
+    """When the process started: field 22 of /proc/PID/stat (proc(5)). Raises OSError."""
+    return int(_stat_fields(pid, proc)[19])
+
+
+def _stat_fields(pid: int, proc: str) -> list[str]:
+    """Fields 3 and on of /proc/PID/stat; the second may hold anything, also ')'."""
+    with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
+def descends_from_rank(
+    directory: str, restart: int, rank: int, pid: int | None = None, proc: str = "/proc"
+) -> bool:
+    """Whether an ancestor of this process already has the page of that rank.
+
+    Spawned data workers, compile workers and whatever else a rank starts inherit
+    its RANK, and are not the rank.
+    """
+    try:
+        owners = {
+            int(match[3])
+            for match in (re.fullmatch(_PAGE, name) for name in os.listdir(directory))
+            if match and (int(match[1]), int(match[2])) == (restart, rank)
+        }
+        ancestor = os.getpid() if pid is None else pid
+        for _ in range(_ANCESTORS if owners else 0):
+            ancestor = int(_stat_fields(ancestor, proc)[1])
+            if ancestor in owners:
+                return True
+            if ancestor <= 1:
+                break
+    except (OSError, ValueError, IndexError) as error:
+        if is_foreign(error):
+            raise
+        return False
+    return False

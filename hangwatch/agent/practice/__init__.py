@@ -1,0 +1,1 @@
+"""Habits of this rank that cost it dear: gathered here, judged by efficiency."""

@@ -1,0 +1,153 @@
+"""What a rank does that costs it dear though nothing hangs: gathered here, judged elsewhere.
+
+Where torch makes a data loader's iterator, a DistributedDataParallel or an optimizer a
+word is left here; no call that is made for each step has anything around it. The sampler
+writes what is known beside the page now and then (``<page>.practice``, JSON), for the
+watchdog to read when the job has ended, or at an incident.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.agent.guard import Guard
+from hangwatch.agent.practice.batches import unseen
+from hangwatch.agent.practice.loaders import Loaders
+from hangwatch.agent.practice.replicas import Replicas
+from hangwatch.agent.record.uncounted import uncounted
+from hangwatch.agent.torch_api import keep_compiler_off
+from hangwatch.safety.foreign import Ignoring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hangwatch.agent.record.groups import Groups
+
+SUFFIX = ".practice"
+WRITE_S = 5.0
+_MARK = "_observed_by_hangwatch"
+_COMPILER = "torch._C._dynamo.eval_frame"
+
+_current: list[Practice] = []
+"""That of this process; a fork's child that becomes a rank puts its own here."""
+
+
+class Practice:
+    """The facts of one process. Errors of ours end this, and not the recording."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        prefixes: tuple[str, ...],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.guard = Guard(lambda: None, lambda _reason: None)
+        self.replicas = Replicas(groups, prefixes)
+        self.loaders = Loaders(self.replicas, self.guard, prefixes)
+        self._now = now
+        self._pid = os.getpid()
+        self._written_at = now()
+        self._written: bytes = b""
+
+    @property
+    def active(self) -> bool:
+        """Whether this is the process that the facts are of, and all is well with us."""
+        return self.guard.open and self._pid == os.getpid()
+
+    def attach(self) -> None:
+        """Have torch's classes tell us of what is made of them. Never raises Exception."""
+        _current[:] = [self]
+        with self.guard:
+            _wrap_classes()
+
+    def look(self, page: str) -> None:
+        """Read what torch counts, and write what has changed. Called by the sampler."""
+        if not self.active:
+            return
+        with self.guard:
+            self.loaders.look()
+            self.replicas.look()
+            if self._now() - self._written_at >= WRITE_S:
+                self.leave(page)
+
+    def finish(self, page: str) -> None:
+        """Write what is known at the end."""
+        if self.active:
+            with self.guard:
+                self.leave(page)
+
+    def leave(self, page: str) -> None:
+        """Write the facts beside the page, where there are any new ones. Raises OSError."""
+        self._written_at = self._now()
+        facts = {"loaders": self.loaders.facts(), "replicas": self.replicas.facts()}
+        data = json.dumps(facts).encode()
+        if data == self._written or not any(facts.values()):
+            return
+        draft = f"{page}{SUFFIX}.tmp"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            with open(os.open(draft, flags, 0o600), "wb") as file:
+                file.write(data)
+        except OSError:
+            with Ignoring(OSError):
+                os.unlink(draft)
+            raise
+        os.replace(draft, page + SUFFIX)
+        self._written = data
+
+
+def _wrap_classes() -> None:
+    modules: Any = sys.modules
+    # First: where it fails nothing is wrapped.
+    keep_compiler_off(modules[_COMPILER], _tell.__code__, deep=True)
+    parallel = modules["torch.nn.parallel.distributed"].DistributedDataParallel
+    _follow(modules["torch.utils.data"].DataLoader, "__iter__", _loop_begins)
+    _follow(parallel, "__init__", _module_made)
+    _follow(parallel, "_lazy_init", _first_forward)
+    _follow(modules["torch.optim.optimizer"].Optimizer, "__init__", _optimizer_made)
+
+
+def _follow(owner: type, name: str, tell: Callable[[Practice, Any, Any], None]) -> None:
+    """Call tell(practice, instance, result) after a method of a class; once."""
+    original: Any = vars(owner)[name]
+    if hasattr(original, _MARK):
+        return
+
+    @uncounted
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _tell(tell, self, result)
+        return result
+
+    keep_compiler_off(sys.modules[_COMPILER], wrapper.__code__, deep=False)
+    functools.update_wrapper(wrapper, original)
+    setattr(wrapper, _MARK, True)
+    setattr(owner, name, wrapper)
+
+
+def _tell(tell: Callable[[Practice, Any, Any], None], instance: Any, result: Any) -> None:
+    practice = _current[0]
+    if practice.active:
+        with practice.guard, unseen():
+            tell(practice, instance, result)
+
+
+def _loop_begins(practice: Practice, loader: Any, iterator: Any) -> None:
+    practice.loaders.begin(loader, iterator)
+
+
+def _module_made(practice: Practice, module: Any, _result: Any) -> None:
+    practice.replicas.add_module(module)
+
+
+def _first_forward(practice: Practice, module: Any, _result: Any) -> None:
+    practice.replicas.first_forward(module, sys._getframe(3))
+
+
+def _optimizer_made(practice: Practice, optimizer: Any, _result: Any) -> None:
+    practice.replicas.add_optimizer(optimizer)

@@ -1,0 +1,1 @@
+"""Records the calls of this rank: wrappers, groups, and either recorder."""

@@ -1,0 +1,51 @@
+"""Leaves captures of CUDA graphs by other threads alone.
+
+While a thread captures in the global mode, which is torch's, no other thread may ask an
+event whether it is done: the capture would be invalid (CUDA's documentation of
+cudaStreamBeginCapture). The entries of NCCL's Flight Recorder cannot be read without
+asking the events of all that is unfinished (update_state in FlightRecorderDetail.hpp). A
+thread in the relaxed mode may ask.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hangwatch.safety.foreign import is_foreign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIBRARY = "libcuda.so.1"
+RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
+
+
+@contextmanager
+def left_alone(library: str = LIBRARY) -> Iterator[None]:
+    """Have what this thread asks of the driver disturb no capture of another thread."""
+    exchange = _exchange(library)
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(RELAXED)
+    changed = exchange(ctypes.byref(mode)) == 0  # mode is now the one before
+    try:
+        yield
+    finally:
+        if changed:
+            exchange(ctypes.byref(mode))
+
+
+def _exchange(library: str) -> ctypes._NamedFuncPointer | None:
+    """The driver's function, None where this process has not loaded the driver."""
+    try:
+        driver = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError as error:
+        if is_foreign(error):
+            raise
+        return None
+    return getattr(driver, "cuThreadExchangeStreamCaptureMode", None)

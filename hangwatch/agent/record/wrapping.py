@@ -1,0 +1,143 @@
+"""Wraps the methods of torch's own classes for the Python recorder.
+
+A wrapper must bear the name of what it wraps also in its code object: where C++
+looks for an override in Python, it tells a call from that very override by the
+name of the calling frame (pybind11, get_type_override), and would otherwise call
+it again without end.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.agent.call_site import public_name
+from hangwatch.agent.guard import Guard
+from hangwatch.agent.record.methods import METHODS, Method, read_signature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hangwatch.agent.record.numbering import Numbering
+    from hangwatch.agent.record.python_recorder import PythonRecorder
+
+_MARK = "_recorded_by_hangwatch"
+
+
+def wrap_methods(
+    recorder: PythonRecorder, process_group: type, work: type, resolve: Callable[[Any], int]
+) -> list[str]:
+    """See hangwatch/_native.pyi."""
+
+    def disarm(reason: str) -> None:
+        recorder.set_disarmed(reason)
+        recorder.disarm()
+
+    guard = Guard(recorder.count_swallowed, disarm)
+    wrapped = [
+        method.name
+        for method in METHODS
+        if _replace(
+            process_group,
+            method.name,
+            functools.partial(_recording, recorder, guard, method, resolve),
+        )
+    ]
+    if _replace(work, "wait", functools.partial(_waiting, recorder, guard)):
+        wrapped.append("wait")
+    return wrapped
+
+
+def _replace(owner: type, name: str, wrap: Callable[[Any], Any]) -> bool:
+    """Replace a method that the class itself has; True if it has it."""
+    if name not in owner.__dict__:
+        return False
+    original = getattr(owner, name)
+    if not hasattr(original, _MARK):
+        wrapper: Any = functools.wraps(original)(wrap(original))
+        wrapper.__code__ = wrapper.__code__.replace(co_name=name)
+        setattr(wrapper, _MARK, True)
+        setattr(owner, name, wrapper)
+    return True
+
+
+def _recording(
+    recorder: PythonRecorder,
+    guard: Guard,
+    method: Method,
+    resolve: Callable[[Any], int],
+    original: Any,
+) -> Any:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call: tuple[int, Numbering, int] | None = None
+        if recorder.armed:
+            try:
+                with guard:
+                    call = _begin(recorder, resolve(self), method, (self, *args), kwargs)
+            except BaseException:  # not ours: the call is not made
+                if call is not None:
+                    index, numbering, _ = call
+                    numbering.cancel(method)
+                    recorder.record_cancelled(index)
+                raise
+        if call is None:
+            return original(self, *args, **kwargs)
+        result = None
+        failed = True
+        try:
+            result = original(self, *args, **kwargs)
+            failed = False
+            return result
+        finally:
+            with guard:
+                index, numbering, before = call
+                numbering.end(method, self, before)
+                if failed or result is None:
+                    recorder.record_end(index, failed)
+                else:
+                    recorder.record_issued(index, result)
+
+    return wrapper
+
+
+def _begin(
+    recorder: PythonRecorder, slot: int, method: Method, call: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[int, Numbering, int] | None:
+    """(event, numbering of its group, c10d's number before) of a call that is about to be made.
+
+    call is its arguments, the group first.
+    """
+    if slot < 0:
+        return None
+    group, *args = call
+    signature = read_signature(method, args, kwargs, recorder.members(slot))
+    op = public_name(sys._getframe(), recorder.prefixes) or method.wire
+    numbering = recorder.numbering[slot]
+    seq, before = numbering.begin(method, group)
+    try:
+        index = recorder.record_begin(slot, op, method.wire, seq, method.p2p, *signature)
+    except BaseException:  # not ours, perhaps: then the call is not made
+        numbering.cancel(method)
+        raise
+    return index, numbering, before
+
+
+def _waiting(recorder: PythonRecorder, guard: Guard, original: Any) -> Any:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        index = -1
+        if recorder.armed:
+            with guard:
+                index = recorder.wait_begin(self)
+        if index < 0:
+            return original(self, *args, **kwargs)
+        failed = True
+        try:
+            result = original(self, *args, **kwargs)
+            failed = False
+            return result
+        finally:
+            with guard:
+                recorder.record_end(index, failed)
+
+    return wrapper

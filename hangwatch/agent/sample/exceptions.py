@@ -1,0 +1,190 @@
+"""The exceptions that end a rank, and those that it is handling; hooks are left alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from hangwatch.agent.call_site import raised_at
+from hangwatch.safety.foreign import is_foreign, is_sent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from hangwatch.agent.record.recorder import Recorder
+
+MESSAGE_CHARS = 500
+READ_CHARS = 4000
+"""So much of it is looked at: what is cut out of it makes it shorter."""
+CHAIN = 100
+"""So many exceptions are followed back: they may lead back to one another."""
+TOLD = 3
+"""So many of them are told."""
+ROOM = 20
+"""For what stands between them."""
+_CAUSE = vars(BaseException)["__cause__"].__get__
+_CONTEXT = vars(BaseException)["__context__"].__get__
+"""The interpreter's own, whatever a class of the program's makes of them."""
+
+
+class Exceptions:
+    """Records the uncaught exception once.
+
+    The interpreter puts it into sys.last_value before it calls sys.excepthook
+    (PyErr_PrintEx), which may itself take long.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        prefixes: tuple[str, ...],
+        outermost: Callable[[], FrameType | None] | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._prefixes = prefixes
+        self._outermost = outermost or outermost_frame_of_main_thread
+        self._recorded = 0
+        """id() of the one that was recorded: a reference would keep its frames alive."""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether one has ended this process."""
+        return self._recorded != 0
+
+    def record_uncaught(self) -> bool:
+        """Record the exception that ends this process; False if there is none."""
+        error: BaseException | None = getattr(sys, "last_value", None)
+        # Interactive sessions and test runners set it, too, and go on.
+        if error is None or hasattr(sys, "ps1") or sys.flags.interactive or self._runs():
+            return False
+        self.record(error)
+        return True
+
+    def record(self, error: BaseException) -> None:
+        """Record the exception that ends this process."""
+        if id(error) != self._recorded:
+            self._recorded = id(error)
+            place = raised_at(error.__traceback__, self._prefixes)
+            self._recorder.set_exception(type_name(type(error)), _story(error), *place)
+
+    def _runs(self) -> bool:
+        """Whether the main program has not ended: it still stands on its stack."""
+        frame = self._outermost()
+        if frame is None:
+            return False
+        return frame.f_code.co_name == "<module>" or frame.f_code.co_filename == "<frozen runpy>"
+
+
+def at_end_of_child(call: Callable[[BaseException], None]) -> None:
+    """Be called with the exception that ends this process, where multiprocessing started it.
+
+    It keeps an exception from the interpreter. Nothing comes of it in another process, where
+    the program ends itself by ``sys.exit``, and from Python 3.13 on, which handles the
+    exception before it runs what was left to be run at the end.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None:
+        return
+    from multiprocessing.util import Finalize
+
+    def end() -> None:
+        error = sys.exc_info()[1]
+        if error is not None and not _is_in(error, "_bootstrap", "multiprocessing/process.py"):
+            error = None  # what the parent was handling when it forked this one
+        elif isinstance(error, SystemExit):
+            last = _is_in(error, "_wrap", "torch/multiprocessing/spawn.py", innermost=True)
+            error = error.__context__ if last else None
+        if error is not None:
+            call(error)
+
+    Finalize(None, end, exitpriority=0)
+
+
+def _is_in(error: BaseException, function: str, file: str, *, innermost: bool = False) -> bool:
+    """Whether the outermost frame that an exception has come through so far is a function's.
+
+    innermost: that which it was raised in, instead.
+    """
+    trace = error.__traceback__
+    while innermost and trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code = trace.tb_frame.f_code
+    return code.co_name == function and code.co_filename.endswith(file)
+
+
+def innermost_frame_of_main_thread() -> FrameType | None:
+    """The Python frame that the main thread is in."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def outermost_frame_of_main_thread() -> FrameType | None:
+    """The frame that all others of the main thread were called from."""
+    frame = innermost_frame_of_main_thread()
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def handled_by_main_thread() -> str:
+    """Type of the exception that the main thread is handling now, or empty."""
+    current = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    if isinstance(current, tuple):  # until Python 3.11
+        return type_name(current[0]) if current[0] is not None else ""
+    return type_name(type(current)) if current is not None else ""
+
+
+def type_name(kind: type) -> str:
+    """The type's name as a traceback prints it."""
+    if kind.__module__ in {"builtins", "__main__"}:
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _story(error: BaseException) -> str:
+    """What an exception says, and those that led to it (types.ExceptionRecord)."""
+    led = _led_to(error)
+    if not led:
+        return message(error)
+    chars = MESSAGE_CHARS // 2 // len(led)
+    told = "; ".join(f"{type_name(type(one))}: {message(one)}"[:chars] for one in led)
+    return f"{message(error)[: MESSAGE_CHARS // 2 - ROOM]} (after {told})"
+
+
+def _led_to(error: BaseException) -> list[BaseException]:
+    """The exceptions from which, or while which, another one was raised, the latest first.
+
+    Also where the program hides them (``from None``): the latest ones, and the very first.
+    """
+    led: list[BaseException] = []
+    before: BaseException | None = error
+    while len(led) < CHAIN:
+        cause = _CAUSE(before)
+        before = _CONTEXT(before) if cause is None else cause
+        if before is None or before is error:
+            break
+        led.append(before)
+    return led if len(led) <= TOLD else [*led[: TOLD - 1], led[-1]]
+
+
+def message(error: BaseException) -> str:
+    """What the exception says, without secrets, cut to MESSAGE_CHARS."""
+    try:
+        from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
+
+        return redaction.text(str(error), READ_CHARS)[:MESSAGE_CHARS]
+    except Exception as failure:
+        if is_foreign(failure):
+            raise
+        return _untold(failure)
+    except SystemExit as failure:
+        if is_sent(failure):
+            raise
+        return _untold(failure)
+
+
+def _untold(failure: BaseException) -> str:
+    return f"<its text cannot be had: {type(failure).__name__}>"

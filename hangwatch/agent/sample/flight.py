@@ -1,0 +1,259 @@
+"""What c10d itself knows: its Flight Recorder, and whether it has unfinished work.
+
+A job with groups of NCCL and of gloo has calls in two recorders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.agent.record import captures
+from hangwatch.agent.torch_api import NCCL
+from hangwatch.safety.foreign import Ignoring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hangwatch.agent.torch_api import Recorders
+
+DOUBT_AFTER_S = 0.9
+"""How long a status must stand still before the entries themselves are looked at."""
+LOOK_AGAIN_S = 5.0
+COSTLY_S = 1e-3
+"""The status tells of all groups that ever were: one that takes this long is not asked for ..."""
+REST = 20
+"""... at each group that is destroyed, but after so many times what it took."""
+
+Status = dict[tuple[str, str], tuple[int, int]]
+"""(function, pg_id) to (last enqueued, last completed), in c10d's own counts."""
+
+
+class FlightRecorder:
+    """Reads c10d's recorders; with a size of 0 there is nothing in them."""
+
+    def __init__(
+        self,
+        recorders: Recorders,
+        now: Callable[[], float] = time.monotonic,
+        answer_request: Callable[[], bool] = bool,
+    ) -> None:
+        self._dumps = recorders.dumps
+        self._pickled = recorders.pickled
+        self._now = now
+        self._answer_request = answer_request
+        """Has a request answered without the GIL; False where that cannot be."""
+        self._ended: Status = {}
+        """What groups that were destroyed had left unfinished."""
+        self._left: list[tuple[str, Status]] = []
+        """Groups that were destroyed, with all that was unfinished then, by whomever."""
+        self._to_forget: deque[str | None] = deque()
+        """Those that were destroyed since the status was read, by whatever thread."""
+        self._rested_at = 0.0
+        """When the status may be read again."""
+        self._last: Status = {}
+        self._since = 0.0
+        self._looked: tuple[float, bool] | None = None
+        """When the entries were looked at for this status, and what was found."""
+        self._was_pending = False
+        self._mixed: set[tuple[str, str]] = set()
+        """Groups of which the status is known to tell of two kinds of calls."""
+
+    def status(self) -> Status:
+        """How far each group has come that ever was."""
+        began = self._now()
+        found: Status = {}
+        for name, dump in self._dumps.items():
+            values = json.loads(dump(includeCollectives=False))
+            for pg_id, status in values.get("pg_status", {}).items():
+                enqueued = int(status["last_enqueued_collective"])
+                found[name, pg_id] = enqueued, int(status["last_completed_collective"])
+        took_s = self._now() - began
+        self._rested_at = began + took_s * (REST + 1) if took_s >= COSTLY_S else 0.0
+        return found
+
+    @property
+    def resting(self) -> bool:
+        """Whether reading the status is so costly that it has to wait."""
+        return self._now() < self._rested_at
+
+    def forget_ended(self, name: str | None) -> None:
+        """A group was destroyed, None for all: what it left may stay unfinished for ever."""
+        if name == "":
+            return  # it was none of torch's
+        self._to_forget.append(name)
+        if not self.resting:
+            self._forget(self.status())
+
+    def _forget(self, status: Status) -> None:
+        names = set()
+        for _ in range(len(self._to_forget)):
+            with Ignoring(IndexError):  # another thread was faster
+                names.add(self._to_forget.popleft())
+        self._looked = None
+        unfinished = {key: state for key, state in status.items() if _unfinished(state)}
+        if None in names:
+            self._ended, self._left = unfinished, []
+            return
+        still = {key: state for key, state in self._ended.items() if status.get(key) == state}
+        # The entries of NCCL, which tell whose work it is, are not worth asking the device.
+        self._ended = still | {key: s for key, s in unfinished.items() if key[0] == NCCL}
+        rest = {key: state for key, state in unfinished.items() if key not in self._ended}
+        if rest:
+            self._left += [(name, rest) for name in names if name]
+
+    def _tell_whose_it_was(self) -> None:
+        """Find in the entries what belonged to the groups that were destroyed."""
+        left, self._left = self._left, []
+        if not left:
+            return
+        owners: dict[tuple[str, str], str] = {}
+        for function, dump in self._dumps.items():
+            if function != NCCL:
+                entries = json.loads(_with_entries(dump)).get("entries", ())
+                owners |= {(function, str(e["pg_id"])): _name_of(e) for e in entries}
+        for name, unfinished in left:
+            self._ended |= {
+                key: state for key, state in unfinished.items() if owners.get(key, name) == name
+            }
+
+    def progress(self) -> tuple[bool | None, bool]:
+        """(is work unfinished, is it other work than the last time).
+
+        The first is None where that cannot be known. The status tells the call
+        that was completed last, not how far all are completed: of two that
+        overlap on gloo the first may be the last to complete. So a status that
+        stands still is checked against the entries, which know it of each call;
+        that takes 20 ms for 2,000 of them, with the GIL released. NCCL completes the calls of
+        a group in their turn, so its status is believed, but for groups of which it counts
+        two kinds of calls: its entries are read with the GIL, and ask the device, which may
+        have to wait for what the program does in the driver.
+        """
+        status = self.status()
+        if self._to_forget:
+            self._forget(status)
+        self._tell_whose_it_was()
+        now = self._now()
+        self._mixed |= {key for key, state in status.items() if self._is_mixed(key, state)}
+        changed = status != self._last
+        if changed:
+            self._last, self._since, self._looked = status, now, None
+        open_ = {
+            key
+            for key, state in status.items()
+            if _unfinished(state) and self._ended.get(key) != state
+        }
+        pending = bool(open_)
+        sure = any(key[0] == NCCL and key not in self._mixed for key in open_)
+        if now - self._since >= DOUBT_AFTER_S and not sure:
+            if self._looked is None or (self._looked[1] and now - self._looked[0] >= LOOK_AGAIN_S):
+                self._looked = now, self._any_unfinished()
+            pending = self._looked[1]
+        changed = changed or pending != self._was_pending
+        self._was_pending = pending
+        return (pending if status else None), changed
+
+    def _is_mixed(self, key: tuple[str, str], state: tuple[int, int]) -> bool:
+        """Whether a status goes back, or tells of more completed calls than were enqueued."""
+        before = self._last.get(key, (-1, -1))
+        enqueued, completed = state
+        back = enqueued < before[0] or completed < before[1]
+        return key[0] == NCCL and (back or completed > enqueued)
+
+    def _any_unfinished(self) -> bool:
+        """Whether an entry is not retired, but for those of groups that were destroyed."""
+        for name, dump in self._dumps.items():
+            # Where the status tells of nothing unfinished the device need not be asked; and
+            # nobody retires the entries of a job that waits for each call on the host
+            # (TORCH_NCCL_BLOCKING_WAIT).
+            if name == NCCL and not any(
+                _unfinished(state) for key, state in self._last.items() if key[0] == name
+            ):
+                continue
+            data = _with_entries(dump)
+            if b'"retired":false' not in data:
+                continue
+            retired: dict[tuple[object, ...], bool] = {}
+            for entry in json.loads(data).get("entries", ()):
+                key = name, str(entry["pg_id"])
+                ended = key in self._ended and self._ended[key] == self._last.get(key)
+                call = _call_of(entry)
+                retired[call] = retired.get(call, False) or entry["retired"] or ended
+            if not all(retired.values()):
+                return True
+        return False
+
+    def answer(self, page: str) -> bool:
+        """Answer the watchdog if it has asked for the recorder (``<page>.req``).
+
+        Whoever removes the request answers it: this, or native/dump.hpp.
+        """
+        request = page + ".req"
+        if not os.path.exists(request):
+            return False
+        if self._answer_request():
+            return True
+        try:
+            os.unlink(request)
+        except FileNotFoundError:
+            return False
+        self.leave(page)
+        return True
+
+    def leave(self, page: str) -> None:
+        """Write the recorder beside the page (``<page>.flight``). Raises OSError."""
+        draft = page + ".flight.tmp"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            with open(os.open(draft, flags, 0o600), "wb") as file:
+                file.write(self._dump_all())
+        except OSError:
+            with Ignoring(OSError):  # half an answer would only fill the memory it lies in
+                os.unlink(draft)
+            raise
+        os.replace(draft, page + ".flight")
+
+    def _dump_all(self) -> bytes:
+        """The recorders that have entries, each on a line: JSON as c10d writes it has one.
+
+        Where none has, one of them. One that has no JSON as it is: pickled.
+        """
+        if not self._dumps and self._pickled is not None:
+            with captures.left_alone():
+                return self._pickled(True, False, False)  # noqa: FBT003 (entries, no stacks, all)
+        dumps = [_with_entries(dump) for dump in self._dumps.values()] or [b"{}"]
+        return b"".join(data + b"\n" for data in dumps if b'"entries"' in data) or dumps[-1]
+
+
+def _with_entries(dump: Callable[..., bytes]) -> bytes:
+    """The recorder with its entries. NCCL's asks the device how far each is."""
+    with captures.left_alone():
+        return dump(includeCollectives=True)
+
+
+def _name_of(entry: dict[str, Any]) -> str:
+    """The name of the group that an entry is of."""
+    return str(next(iter(entry.get("process_group") or ()), ""))
+
+
+def _call_of(entry: dict[str, Any]) -> tuple[object, ...]:
+    """What tells the call that an entry is of, or the group of coalesced calls.
+
+    Of such a group only the last entry, which ends it, is ever retired (see flight/calls.py).
+    """
+    p2p = entry.get("is_p2p", False)
+    seqs = entry.get("collective_seq_id"), entry.get("p2p_seq_id") if p2p else None
+    return entry["pg_id"], p2p, *seqs
+
+
+def _unfinished(state: tuple[int, int]) -> bool:
+    """Whether a status may tell of unfinished work.
+
+    Where they differ at all: NCCL counts collectives and point-to-point calls apart, and the
+    status tells the number of the last one, of whichever kind it was.
+    """
+    enqueued, completed = state
+    return enqueued != completed

@@ -1,0 +1,1 @@
+"""What to do about a finding: tables, and the choice from them."""

@@ -1,0 +1,53 @@
+"""What to do about a finding: chosen from the tables, the most specific first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.advice.facts import NOTHING
+from hangwatch.diagnosis.advice.library_remedies import BY_LIBRARY
+from hangwatch.diagnosis.advice.reason_remedies import BY_REASON
+from hangwatch.diagnosis.advice.remedies import BY_ERROR, BY_KIND
+from hangwatch.types import Kind, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hangwatch.diagnosis.advice.facts import Facts
+    from hangwatch.diagnosis.advice.remedy import Remedy
+
+MAX_ITEMS = 4
+ENOUGH = 2
+"""So many special items make general ones needless where a rank is just busy."""
+_REASON_COUNTS = {
+    Kind.NEVER_ENTERED,
+    Kind.MISSING_PEER,
+    Kind.INIT_INCOMPLETE,
+    Kind.DIED,
+    Kind.COLLECTIVE_STUCK,
+}
+
+
+def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...]:
+    """Remedies, the most specific first: two to four. Links stand at their ends."""
+    told: dict[str, str] = {}
+    _add(told, (*BY_ERROR, *BY_LIBRARY), kind, reason, facts)
+    special = len(told)
+    if kind in _REASON_COUNTS:
+        _add(told, BY_REASON, kind, reason, facts)
+    # Of a lost node, or of a GPU that failed, no rank's code is at fault.
+    apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)
+    if not (apart and len(told) - special >= ENOUGH):
+        _add(told, BY_KIND, kind, reason, facts)
+    return tuple(told.values())[:MAX_ITEMS]
+
+
+def _add(
+    told: dict[str, str], table: Iterable[Remedy], kind: Kind, reason: Reason, facts: Facts
+) -> None:
+    """Add what a table has for a finding; of each topic the first stands."""
+    for remedy in table:
+        if remedy.topic not in told:
+            text = remedy.told(kind, reason, facts)
+            if text is not None:
+                told[remedy.topic] = text

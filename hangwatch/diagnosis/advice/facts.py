@@ -1,0 +1,170 @@
+"""What is known of a finding that advice can be chosen by, and name."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.text.phrases import line, short_file, the_ranks
+from hangwatch.frames import is_user_file, program_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.types import Frame, Site
+
+
+class Use(StrEnum):
+    """A library, or a part of torch, that a program is built on."""
+
+    LIGHTNING = "lightning"
+    ACCELERATE = "accelerate"
+    TRANSFORMERS = "transformers"
+    DEEPSPEED = "deepspeed"
+    DDP = "ddp"
+    FSDP = "fsdp"
+    ZERO = "zero"
+    JOIN = "join"
+    NO_SYNC = "no_sync"
+    COMM_HOOK = "comm_hook"
+    DTENSOR = "dtensor"
+    CHECKPOINT = "checkpoint"
+    ASYNC_CHECKPOINT = "async_checkpoint"
+    PIPELINE = "pipeline"
+
+
+_FRAMES: tuple[tuple[Use, re.Pattern[str]], ...] = (
+    (Use.LIGHTNING, re.compile(r"/(?:lightning|pytorch_lightning|lightning_fabric)/")),
+    (Use.ACCELERATE, re.compile(r"/accelerate/")),
+    (Use.TRANSFORMERS, re.compile(r"/transformers/trainer\w*\.py$")),
+    (Use.DEEPSPEED, re.compile(r"/deepspeed/")),
+    (Use.DDP, re.compile(r"/torch/nn/parallel/distributed\.py$")),
+    (Use.FSDP, re.compile(r"/torch/distributed/(?:fsdp|_composable/fsdp)/")),
+    (Use.ZERO, re.compile(r"/torch/distributed/optim/zero_redundancy_optimizer\.py$")),
+    (Use.JOIN, re.compile(r"/torch/distributed/algorithms/join\.py$")),
+    (Use.DTENSOR, re.compile(r"/torch/distributed/(?:tensor|_tensor)/")),
+    (Use.CHECKPOINT, re.compile(r"/torch/distributed/checkpoint/")),
+    (Use.PIPELINE, re.compile(r"/torch/distributed/pipelining/")),
+)
+"""What the path of a frame tells."""
+
+_SOURCE: tuple[tuple[Use, re.Pattern[str]], ...] = (
+    (
+        Use.LIGHTNING,
+        re.compile(r"^\s*(?:import|from)\s+(?:pytorch_lightning|lightning)\b", re.MULTILINE),
+    ),
+    (Use.ACCELERATE, re.compile(r"^\s*(?:import|from)\s+accelerate\b", re.MULTILINE)),
+    (Use.TRANSFORMERS, re.compile(r"^\s*from\s+transformers\s.*\bTrainer\b", re.MULTILINE)),
+    (Use.DEEPSPEED, re.compile(r"^\s*(?:import|from)\s+deepspeed\b", re.MULTILINE)),
+    (Use.DDP, re.compile(r"\bDistributedDataParallel\b")),
+    (Use.FSDP, re.compile(r"\b(?:fully_shard|FullyShardedDataParallel)\b")),
+    (Use.ZERO, re.compile(r"\bZeroRedundancyOptimizer\b")),
+    (Use.JOIN, re.compile(r"\bJoin\(")),
+    (Use.NO_SYNC, re.compile(r"\bno_sync\(|\bset_requires_gradient_sync\(")),
+    (Use.COMM_HOOK, re.compile(r"\bregister_comm_hook\(")),
+    (Use.CHECKPOINT, re.compile(r"\btorch\.distributed\.checkpoint\b")),
+    # Without a group of its own.
+    (Use.ASYNC_CHECKPOINT, re.compile(r"\basync_save\((?![\s\S]{0,400}process_group)")),
+    (Use.DTENSOR, re.compile(r"\btorch\.distributed\.tensor\b")),
+    (Use.PIPELINE, re.compile(r"\btorch\.distributed\.pipelining\b")),
+)
+"""What the text of the files tells in which ranks are."""
+
+OUTERMOST = 2
+"""So many functions from the user's line inwards are what the user called, not how it works."""
+_CALLED = re.compile(r"(\w+)\s*\(")
+_HIDDEN = re.compile(r"^(?:wrapper|inner|decorate_context|<.*>|_.*)$")
+"""Functions that only lead to the one that was called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``values``: what texts may name, each there only where it is known.
+
+    calls, awaited: functions of libraries that the line of the culprits, and that of the
+    others, is in, from there inwards; where no stack tells, those that the line names.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    uses: frozenset[Use] = frozenset()
+    calls: tuple[str, ...] = ()
+    awaited: tuple[str, ...] = ()
+    error: str = ""
+    """``TypeName: message`` of the exception that ended a culprit."""
+
+
+NOTHING = Facts()
+
+
+def facts_of(case: Case, finding: Finding) -> Facts:
+    """What is known of the code that a finding is about."""
+    culprits = [rank for rank in finding.culprits if rank in case.job.ranks][:1]
+    others = [wait.rank for wait in finding.waits if wait.rank not in finding.culprits][:1]
+    mine, theirs = (
+        [frame for rank in ranks for frame in _frames(case, rank)] for ranks in (culprits, others)
+    )
+    uses = {use for frame in (*mine, *theirs) for use, path in _FRAMES if path.search(frame.file)}
+    for site in (finding.site, finding.victim_site):
+        text = case.texts.get(site.file, "") if site else ""
+        uses |= {use for use, pattern in _SOURCE if pattern.search(text)}
+    calls = tuple(_called(finding.site, mine))
+    values = dict(_values(finding))
+    if calls and (mine or calls[0] == values.get("op")):
+        values["entered"] = calls[0]
+    for end in (case.ended[rank] for rank in culprits if rank in case.ended):
+        if end.signal == signal.SIGABRT:
+            values["late_abort" if end.in_shutdown else "abort"] = "SIGABRT"
+    awaited = tuple(_called(finding.victim_site, theirs))
+    return Facts(values, frozenset(uses), calls, awaited, _error(case, culprits))
+
+
+def _frames(case: Case, rank: int) -> tuple[Frame, ...]:
+    thread = program_thread(case.job.ranks[rank])
+    return thread.frames if thread else ()
+
+
+def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
+    if site is None:
+        return
+    inside: list[str] = []
+    for frame in frames:
+        if is_user_file(frame.file):
+            if (frame.file, frame.line) == (site.file, site.line):
+                yield from inside[: -1 - OUTERMOST : -1]
+                return
+            break
+        name = frame.function.rpartition(".")[2]  # without its class
+        if not _HIDDEN.match(name):
+            inside.append(name)
+    yield from _CALLED.findall(site.source or "")
+
+
+def _values(finding: Finding) -> Iterator[tuple[str, str]]:
+    others = sorted({wait.rank for wait in finding.waits} - set(finding.culprits))
+    if finding.culprits:
+        yield "culprits", the_ranks(finding.culprits)
+    if others:
+        yield "others", the_ranks(others)
+    if finding.guard is not None:
+        yield "guard", finding.guard.text.rstrip(":")
+        yield "guard_line", f"{short_file(finding.guard.file)}:{finding.guard.line}"
+    if finding.loop is not None:
+        yield "loop", finding.loop.text.rstrip(":")
+    if finding.site is not None:
+        yield "line", line(finding.site)
+    if finding.victim_site is not None:
+        yield "other_line", line(finding.victim_site)
+    if finding.collective is not None and finding.collective.op:
+        yield "op", finding.collective.op
+
+
+def _error(case: Case, culprits: Iterable[int]) -> str:
+    for rank in culprits:
+        exception = case.job.ranks[rank].exception
+        if exception is not None and rank in case.ended:
+            return f"{exception.type.rpartition('.')[2]}: {exception.message}"
+    return ""

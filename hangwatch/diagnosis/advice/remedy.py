@@ -1,0 +1,89 @@
+"""One row of the table of advice: what to do, and for which findings it is right."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from string import Formatter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.advice.facts import Facts, Use
+    from hangwatch.types import Kind, Reason
+
+VALUES = frozenset(
+    {
+        "culprits",
+        "others",
+        "guard",
+        "guard_line",
+        "loop",
+        "line",
+        "other_line",
+        "op",
+        "entered",
+        "abort",
+        "late_abort",
+        "call",
+        "awaited",
+    }
+)
+"""What a text may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Advice for the findings that all that is given here holds for.
+
+    text: may name VALUES in braces; where one is not known, the remedy is not for the
+    finding. topic: of several with one topic only the first is given. link: to the
+    documentation. uses: the program uses one of these; unless: it uses none of these.
+    call, awaited: patterns for a function that the culprits, the others, are in.
+    error: a pattern for the exception that ended a culprit.
+    """
+
+    topic: str
+    text: str
+    link: str = ""
+    kinds: tuple[Kind, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    uses: tuple[Use, ...] = ()
+    unless: tuple[Use, ...] = ()
+    call: str = ""
+    awaited: str = ""
+    error: str = ""
+
+    def told(self, kind: Kind, reason: Reason, facts: Facts) -> str | None:
+        """The advice with all that it names, None where it is not for this finding."""
+        if (self.kinds and kind not in self.kinds) or (self.reasons and reason not in self.reasons):
+            return None
+        if (self.uses and facts.uses.isdisjoint(self.uses)) or not facts.uses.isdisjoint(
+            self.unless
+        ):
+            return None
+        if self.error and not re.search(self.error, facts.error):
+            return None
+        call, awaited = _first(self.call, facts.calls), _first(self.awaited, facts.awaited)
+        if (self.call and not call) or (self.awaited and not awaited):
+            return None
+        values = {**facts.values}
+        values |= {name: text for name, text in (("call", call), ("awaited", awaited)) if text}
+        if any(name not in values for name in self.names):
+            return None
+        text = self.text.format_map(values)
+        if self.text.startswith("{"):
+            text = text[:1].upper() + text[1:]
+        return f"{text} {self.link}" if self.link else text
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What the text names."""
+        parts = Formatter().parse(self.text)
+        return frozenset(name for _, name, _, _ in parts if name is not None)
+
+
+def _first(pattern: str, names: tuple[str, ...]) -> str:
+    """The first of some functions that a pattern is for, empty if none is or none is asked."""
+    if not pattern:
+        return ""
+    return next((name for name in names if re.fullmatch(pattern, name)), "")

@@ -1,0 +1,200 @@
+"""What a rank is doing, from its stack and its process alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.frames import (
+    innermost_user_site,
+    is_user_file,
+    line_of,
+    main_thread,
+    program_thread,
+    site_of,
+    user_frames,
+)
+from hangwatch.types import Phase, Reason, ThreadStack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hangwatch.types import Child, Frame, RankSnapshot, Site
+
+GIL_STALE_S = 3.0
+"""The sampler beats twice a second; this long without a beat is no accident."""
+
+_DATA = re.compile(
+    r"/torch/utils/data/|/torchdata/|/datasets/(?:iterable_dataset|arrow_dataset|packaged_modules/)"
+    r"|/webdataset/|/streaming/base/|/nvidia/dali/|/petastorm/|/litdata/"
+)
+_WORKER = re.compile(r"/torch/utils/data/_utils/(?:worker|fetch)\.py$")
+_IDLE_WORKER = re.compile(r"/multiprocessing/(?:queues|connection|synchronize)\.py$")
+_CHECKPOINT = re.compile(
+    r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$"
+    r"|/numpy/lib/(?:_?npyio|format)[^/]*\.py$|/fsspec/|/h5py/|/orbax/|/torchsnapshot/"
+    r"|/zarr/|/boto3/|/s3transfer/|/botocore/"
+)
+_CHECKPOINT_LINE = re.compile(r"\bfsync\(|\bsave_file\(|\btorch\.save\(|\bnp\.save|\.copytree\(")
+_STORE = re.compile(r"/torch/distributed/(?:rendezvous|elastic/utils/store)\.py$")
+_STORE_CALL = {"_store_based_barrier", "store_based_barrier"}
+_STORE_LINE = re.compile(r"store\w*\.(?:wait|get|multi_get|compare_set|barrier)\(", re.IGNORECASE)
+_DEBUGGER = re.compile(r"/(?:pdb|bdb)\.py$|/(?:debugpy|pydevd|ipdb|pudb|_pydevd_bundle)/")
+_IN_C10D = re.compile(r"/torch/distributed/(?!checkpoint/|elastic/|launcher/|run\.py|rpc/)")
+_MAY_WAIT = re.compile(
+    r"/torch/autograd/(?:graph|function|__init__)\.py$|/torch/_tensor\.py$|/torch/_ops\.py$"
+    r"|/torch/nn/parallel/distributed\.py$|/torch/_(?:functorch|inductor|dynamo)/"
+    r"|/torchinductor_[^/]+/|/torch/(?:cuda|accelerator)/|/torch/nn/modules/_functions\.py$"
+    r"|/torch/_library/|/torch/utils/_device\.py$|/torch/fx/"
+)
+_SYNC_LINE = re.compile(r"\.(?:item|cpu|tolist|numpy|wait|synchronize|wait_tensor)\(")
+_FROZEN_WCHAN = ("do_freezer_trap", "__refrigerator", "do_signal_stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a rank is doing.
+
+    ``site`` is its innermost user frame, or that of the data worker it waits for.
+    """
+
+    reason: Reason
+    site: Site | None = None
+    worker: int = 0
+    """Pid of the data worker that explains it, 0 if none does."""
+    worker_site: Site | None = None
+    handling: str = ""
+    interrupted: bool = False
+    """It was ended from outside; ``site`` is where that found it."""
+    sure: bool = True
+    """Not so where it is only concluded from what others do."""
+    fault: str = ""
+    """What is wrong with its GPU, where that explains it."""
+
+
+_NO_STACK = ThreadStack("", 0, active=True, owns_gil=True, frames=())
+
+
+def waits_in_collective(rank: RankSnapshot, sources: Mapping[str, str]) -> bool | None:
+    """Whether a rank that has unfinished work waits for it; None without a stack.
+
+    Only what lies inside the innermost user frame counts: backward, the wait of
+    a functional collective, a compiled graph, a synchronisation of the device.
+    """
+    thread = program_thread(rank)
+    if thread is None or not thread.frames:
+        return None
+    for frame in thread.frames:
+        if is_user_file(frame.file):
+            text = line_of(sources, frame.file, frame.line) or ""
+            return frame is thread.frames[0] and bool(_SYNC_LINE.search(text))
+        if _IN_C10D.search(frame.file) or _MAY_WAIT.search(frame.file):
+            return True
+    return False
+
+
+def may_wait(rank: RankSnapshot, sources: Mapping[str, str]) -> bool:
+    """Whether a rank that seems busy may be waiting for its unfinished work after all.
+
+    ``work.wait()`` has no frame of its own: where the line is not known it could be one.
+    """
+    thread = program_thread(rank)
+    if rank.pending_age_s is None or thread is None or not thread.frames:
+        return False
+    inner = thread.frames[0]
+    unknown = is_user_file(inner.file) and line_of(sources, inner.file, inner.line) is None
+    return unknown or waits_in_collective(rank, sources) is True
+
+
+def activity(rank: RankSnapshot, sources: Mapping[str, str]) -> Activity:
+    """Classify a living rank that waits in no collective, the surest sign first."""
+    thread = program_thread(rank)
+    frames: Sequence[Frame] = thread.frames if thread else ()
+    site = innermost_user_site(frames, sources) or _in_call_site(rank)
+    stopped = _stopped(rank, frames)
+    if stopped is not None:
+        return Activity(stopped, site)
+    return _waiting_outside(rank, frames, site, sources) or _busy(rank, frames, site, sources)
+
+
+def _waiting_outside(
+    rank: RankSnapshot, frames: Sequence[Frame], site: Site | None, sources: Mapping[str, str]
+) -> Activity | None:
+    """For data, a file or the store: what it calls says more than who has the GIL."""
+    text = (site.source if site else None) or ""
+    innermost = bool(frames) and is_user_file(frames[0].file)
+    if _any(_DATA, frames):
+        worker, worker_site = _stuck_worker(rank.children, sources)
+        return Activity(Reason.DATA_LOADING, worker_site or site, worker, worker_site)
+    if _any(_CHECKPOINT, frames) or (innermost and _CHECKPOINT_LINE.search(text)):
+        return Activity(Reason.CHECKPOINT_IO, site)
+    if _waits_for_store(frames) or (innermost and _STORE_LINE.search(text)):
+        return Activity(Reason.STORE_WAIT, site)
+    return None
+
+
+def _busy(
+    rank: RankSnapshot, frames: Sequence[Frame], site: Site | None, sources: Mapping[str, str]
+) -> Activity:
+    holder = _gil_holder(rank)
+    if holder is not None:
+        return Activity(Reason.GIL_HELD, innermost_user_site(holder.frames, sources) or site)
+    if rank.handling:
+        return Activity(Reason.EXCEPTION_HANDLING, site, handling=rank.handling)
+    if frames:
+        return Activity(Reason.USER_CODE, site)
+    joining = rank.phase is Phase.INIT or bool(rank.in_call)
+    return Activity(Reason.STORE_WAIT if joining else Reason.UNKNOWN, site)
+
+
+def _in_call_site(rank: RankSnapshot) -> Site | None:
+    return rank.in_call_site if rank.in_call else None
+
+
+def _stopped(rank: RankSnapshot, frames: Sequence[Frame]) -> Reason | None:
+    state = rank.process.state[:1]
+    if _any(_DEBUGGER, frames) or (state in ("T", "t") and rank.process.tracer_pid):
+        return Reason.DEBUGGER
+    if state in ("T", "t") or rank.process.wchan in _FROZEN_WCHAN:
+        return Reason.STOPPED
+    return None
+
+
+def _gil_holder(rank: RankSnapshot) -> ThreadStack | None:
+    """The thread that keeps the GIL from everyone else, if one does."""
+    if seconds(rank.gil_age_s) < GIL_STALE_S:
+        return None
+    owner = next((thread for thread in rank.threads or () if thread.owns_gil), None)
+    beats = rank.heartbeat_age_s is not None and seconds(rank.heartbeat_age_s) < GIL_STALE_S
+    if owner is None and beats:
+        # Its native heart beats, its interpreter does not: somebody has the GIL.
+        return main_thread(rank.threads, rank.pid) or _NO_STACK
+    return owner
+
+
+def _stuck_worker(children: Sequence[Child], sources: Mapping[str, str]) -> tuple[int, Site | None]:
+    """The data worker that is busy or stopped; idle ones wait for an index."""
+    busy: tuple[int, Site | None] = (0, None)
+    for child in children:
+        thread = main_thread(child.threads, child.pid)
+        frames = thread.frames if thread else ()
+        depth = next((i for i, f in enumerate(frames) if _WORKER.search(f.file)), 0)
+        inside = frames[:depth]
+        if user_frames(inside):
+            return child.pid, innermost_user_site(inside, sources)
+        if inside and not any(_IDLE_WORKER.search(f.file) for f in inside):
+            busy = child.pid, site_of(inside[0], sources)
+        elif child.process.state[:1] in ("T", "t") and "python" in child.command:
+            busy = busy if busy[0] else (child.pid, None)
+    return busy
+
+
+def _waits_for_store(frames: Sequence[Frame]) -> bool:
+    inner = frames[:6]
+    return any(_STORE.search(f.file) or f.function in _STORE_CALL for f in inner)
+
+
+def _any(pattern: re.Pattern[str], frames: Sequence[Frame]) -> bool:
+    return any(pattern.search(frame.file) for frame in frames)

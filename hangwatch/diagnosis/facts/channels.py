@@ -1,0 +1,144 @@
+"""Matches point-to-point calls: the k-th send to the k-th recv of a peer and a tag."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.spots import ANYONE, Channel
+from hangwatch.types import OpState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.types import OpRecord
+
+MAX_SENDERS = 4096
+"""Who may answer a recv from any source; a larger group is cut, not searched."""
+
+
+def turn(job: Job, rank: int, position: int) -> tuple[int, int]:
+    """(calls like it under way before it, calls like it ever made before it or -1)."""
+    ops = job.ops[rank]
+    gid, record = ops[position]
+    alike = [
+        earlier
+        for at, earlier in ops[:position]
+        if at == gid
+        and earlier.p2p
+        and (earlier.wire, earlier.peer, earlier.tag) == (record.wire, record.peer, record.tag)
+    ]
+    under_way = _under_way(alike)
+    calls = _in_group(job, rank, gid)
+    known = _is_whole(calls) and not _any_from_anyone(calls, record.wire)
+    return under_way, len(alike) if known else -1
+
+
+def answers(other: Spot, spot: Channel) -> bool:
+    """Whether a rank at ``other`` makes the call that ``spot`` needs of it."""
+    return (
+        isinstance(other, Channel)
+        and (other.gid, other.sends) == (spot.gid, not spot.sends)
+        and other.peer in (spot.waiter, ANYONE)
+    )
+
+
+def is_posted(job: Job, spot: Channel, peer: int) -> bool:
+    """Whether ``peer`` has made the call that a send or recv needs of it."""
+    calls = _in_group(job, peer, spot.gid)
+    alike = _answering(calls, spot)
+    if spot.nth >= 0 and _is_whole(calls) and not _any_from_anyone(calls, _wanted(spot)):
+        return len(alike) > spot.nth
+    return _under_way(alike) > spot.turn
+
+
+def senders(job: Job, spot: Channel) -> tuple[int, ...]:
+    """Who may send what a recv from any source waits for."""
+    members = job.members(spot.gid)[: MAX_SENDERS + 1]
+    return tuple(rank for rank in members if rank != spot.waiter)
+
+
+def sending(job: Job, spot: Channel, peer: int) -> int:
+    """How many messages for a recv from any source ``peer`` has under way."""
+    return _under_way(_answering(_in_group(job, peer, spot.gid), spot))
+
+
+def sent(job: Job, spot: Channel, ranks: Sequence[int]) -> dict[int, int]:
+    """How many messages for a recv each of some ranks has sent since the same moment.
+
+    Ever, where that is known; else since the first collective that all of them have on
+    record. Empty where their rings have no such moment in common.
+    """
+    known = all(r in job.ranks and _is_whole(_in_group(job, r, spot.gid)) for r in ranks)
+    since = dict.fromkeys(ranks, 0) if known else _first_in_common(job, ranks)
+    return {
+        rank: len(_answering(_in_group(job, rank, spot.gid, start), spot))
+        for rank, start in since.items()
+    }
+
+
+def fewest(counts: Mapping[int, int]) -> tuple[int, ...]:
+    """At most half of the ranks that have all sent less than the others, who sent alike."""
+    least = min(counts.values(), default=0)
+    behind = tuple(rank for rank, count in counts.items() if count == least)
+    others = {count for count in counts.values() if count != least}
+    return behind if 2 * len(behind) <= len(counts) and len(others) == 1 else ()
+
+
+def _first_in_common(job: Job, ranks: Sequence[int]) -> dict[int, int]:
+    """Rank to the position in its ring of a collective that all of them have there."""
+    at: list[dict[tuple[int, int], int]] = [
+        {
+            (gid, record.seq): position
+            for position, (gid, record) in enumerate(job.ops.get(rank, ()))
+            if not record.p2p and record.seq > 0
+        }
+        for rank in ranks
+    ]
+    common = set.intersection(*map(set, at)) if at else set()
+    if not common:
+        return {}
+    first = min(common, key=lambda place: (sum(places[place] for places in at), place))
+    return {rank: places[first] for rank, places in zip(ranks, at, strict=True)}
+
+
+def _answering(calls: Iterable[OpRecord], spot: Channel) -> list[OpRecord]:
+    """Those of a peer's calls that match the spot's."""
+    return [
+        call
+        for call in calls
+        if call.wire.startswith(_wanted(spot))
+        and call.peer in (spot.waiter, ANYONE)
+        and call.tag == spot.tag
+    ]
+
+
+def _wanted(spot: Channel) -> str:
+    return "recv" if spot.sends else "send"
+
+
+def _under_way(calls: Iterable[OpRecord]) -> int:
+    """How many of some calls are not complete.
+
+    One that nobody waits for stays ISSUED when it is, unless a device tells.
+    """
+    return sum(
+        1
+        for call in calls
+        if call.state is OpState.BLOCKED or (call.state is OpState.ISSUED and call.device)
+    )
+
+
+def _any_from_anyone(calls: Iterable[OpRecord], wire: str) -> bool:
+    return any(call.peer == ANYONE and call.wire.startswith(wire) for call in calls)
+
+
+def _in_group(job: Job, rank: int, gid: int, since: int = 0) -> list[OpRecord]:
+    calls = job.ops.get(rank, [])[since:]
+    return [record for at, record in calls if at == gid and record.p2p]
+
+
+def _is_whole(calls: Sequence[OpRecord]) -> bool:
+    """Whether no call has dropped out of the ring: they are numbered from 1."""
+    return not calls or min(call.seq for call in calls) <= 1

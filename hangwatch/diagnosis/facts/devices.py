@@ -1,0 +1,180 @@
+"""Where a rank is that has a device: not where its program is, which runs ahead.
+
+The program enqueues calls, often many and in several groups, and the device runs them
+in that order: it is at the oldest that is unfinished. What is enqueued behind that
+is no arrival. A device that stands at nothing, although it has work, is stuck itself:
+
+- others have completed a call that needs every rank, and it has not: its device ran no
+  further, or can no longer tell (after an error no event completes);
+- it has begun nothing of what it has to run: the device tells so itself (beacons), or the
+  recorder takes these times. The program's calls are not late then, what it enqueued
+  before them is;
+- all stand at one call, and its program alone has stopped enqueuing what follows:
+  after an error of the device the program gets no further either. Not where all are
+  known to have begun it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from hangwatch.diagnosis.facts.spots import Channel, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.spots import Spot, Wait
+
+_NEEDS_ALL = ("all_", "reduce_scatter", "barrier", "coalesced")
+"""How operations begin that nobody completes before everybody has entered them."""
+
+
+class Stuck(NamedTuple):
+    """What shows that the device of a rank is stuck itself."""
+
+    place: Place | None
+    """The place that it has not run, or not alone; None for a point-to-point call."""
+    sure: bool
+    """Not so where only its program says so, by having stopped."""
+
+
+def oldest(job: Job, rank: int) -> list[int]:
+    """The positions of the calls that a rank's device is at: one, or a coalesced group.
+
+    The oldest that is unfinished; where it is known which have begun, the oldest of those.
+    """
+    positions = job.devices.get(rank, [])
+    if not positions:
+        return []
+    own = job.ops[rank]
+    # Of two groups the later call may have begun, on another stream, and the earlier one wait
+    # for it.
+    gid, first = own[next((at for at in positions if own[at][1].begun), positions[0])]
+    here = gid, first.p2p, first.seq
+    return [at for at in positions if (own[at][0], own[at][1].p2p, own[at][1].seq) == here]
+
+
+def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait]:
+    """The waits that count: where devices are, and what leads to ranks that nothing else does.
+
+    What is enqueued behind the call that a device is at waits for nobody yet. But it may be
+    all that tells of a rank which has run everything, and issues nothing more.
+    """
+    if not job.devices:
+        return list(waits)
+    now = [wait for wait in waits if not _is_behind(wait) and wait.rank not in stuck]
+    behind = [wait for wait in waits if _is_behind(wait) and wait.rank not in stuck]
+    if not behind:
+        return now
+    known = {wait.rank for wait in now}
+    for spot in {wait.spot for wait in now}:
+        known.update(_lacking(job, spot, stuck) if isinstance(spot, Place) else ())
+        if isinstance(spot, Channel):
+            known.add(spot.peer)
+    new = {spot for spot in {wait.spot for wait in behind} if _lacking(job, spot, stuck) - known}
+    return now + [wait for wait in behind if wait.spot in new]
+
+
+def _is_behind(wait: Wait) -> bool:
+    return wait.apart and wait.record is not None and wait.record.device
+
+
+def _lacking(job: Job, spot: Spot, stuck: Collection[int]) -> set[int]:
+    """The members that have not issued a call, or that will not run it."""
+    if not isinstance(spot, Place):
+        return set()
+    return {
+        member
+        for member in job.members(spot.gid)
+        if not job.arrived(member, spot) or (member in stuck and not job.passed(member, spot))
+    }
+
+
+def stuck_devices(job: Job) -> dict[int, Stuck]:
+    """Ranks whose device is stuck itself."""
+    at: dict[int, Place] = {}
+    found: dict[int, Stuck] = {}
+    for rank in job.devices:
+        gid, record = job.ops[rank][oldest(job, rank)[0]]
+        here = None if record.p2p else Place(gid, record.seq)
+        if here is not None:
+            at[rank] = here
+        place = next((p for p in _unfinished(job, rank) if _outrun(job, rank, p, here)), None)
+        if place is not None or _began_nothing(job, rank):
+            found[rank] = Stuck(place or here, sure=True)
+    return found | _silent(job, at, found)
+
+
+def without_company(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
+    """Of stuck devices those that are not all together before one call.
+
+    Where nobody waits for any of them, there is nobody to compare them with either.
+    """
+    at: dict[Place, set[int]] = {}
+    for rank, one in stuck.items():
+        if one.place is not None:
+            at.setdefault(one.place, set()).add(rank)
+    together = {
+        rank
+        for place, ranks in at.items()
+        if ranks >= set(job.members(place.gid))
+        for rank in ranks
+    }
+    return {rank: one for rank, one in stuck.items() if rank not in together}
+
+
+def _unfinished(job: Job, rank: int) -> Iterator[Place]:
+    """The first unfinished place of each group, as far as a device runs it."""
+    seen: set[int] = set()
+    for position in job.devices[rank]:
+        gid, record = job.ops[rank][position]
+        if not record.p2p and gid not in seen:
+            seen.add(gid)
+            yield Place(gid, record.seq)
+
+
+def _outrun(job: Job, rank: int, place: Place, here: Place | None) -> bool:
+    """Whether others have completed what this rank has not, or nobody else is needed for it.
+
+    here: where its device is.
+    """
+    record = job.record(rank, place)
+    others = [member for member in job.members(place.gid) if member != rank]
+    past = [member for member in others if job.passed(member, place)]
+    if not others:
+        return place == here
+    if record is not None and record.wire.startswith(_NEEDS_ALL):
+        return bool(past)
+    return len(past) == len(others)
+
+
+def _began_nothing(job: Job, rank: int) -> bool:
+    """Whether the device has begun none of its unfinished calls: it is busy with something else."""
+    own = job.ops[rank]
+    return all(own[position][1].begun is False for position in job.devices[rank])
+
+
+def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[int, Stuck]:
+    """Of the members that all stand at one place those that enqueued less than the others."""
+    found: dict[int, Stuck] = {}
+    for place in dict.fromkeys(at.values()):
+        members = job.members(place.gid)
+        if any(at.get(member) != place or member in stuck for member in members):
+            continue
+        if all((call := job.record(rank, place)) and call.begun for rank in members):
+            continue  # each device is in the call itself, whatever its program is at
+        furthest: dict[int, int] = {}
+        for rank in members:
+            for gid in job.progress.get(rank, {}):
+                furthest[gid] = max(furthest.get(gid, 0), job.reached[gid].get(rank, 0))
+        behind = [
+            rank
+            for rank in members
+            if any(
+                job.reached[gid].get(rank, 0) < furthest[gid] for gid in job.progress.get(rank, {})
+            )
+        ]
+        if len(behind) < len(members):
+            found.update(dict.fromkeys(behind, Stuck(place, sure=False)))
+    return found

@@ -1,0 +1,328 @@
+"""How ranks ended, and whether by themselves or because another one did.
+
+Deaths lie: the exit code of a rank says little. A peer of a dead rank dies of a
+connection error, the launcher ends the rest, gloo aborts whoever has the smaller
+buffer. What counts is who was gone first, and what it was doing.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.types import OpState, Phase, Reason
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.types import ExceptionRecord, OpRecord, RankSnapshot
+
+
+class How(StrEnum):
+    """How a rank ended."""
+
+    CLEAN = "clean"
+    """Its program came to its end."""
+    RAISED = "raised"
+    SIGNAL = "signal"
+    EXIT_CODE = "exit_code"
+    LOST = "lost"
+    """Its node is gone."""
+    GONE = "gone"
+    """It is no more, and nobody knows how."""
+
+
+class Cause(StrEnum):
+    """Why a rank ended."""
+
+    OWN = "own"
+    """By itself: nothing that happened elsewhere is known to explain it."""
+    ECHO = "echo"
+    """It raised, or aborted, out of a collective because a peer was gone or stuck."""
+    TERMINATED = "terminated"
+    """The launcher or a person ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of one rank."""
+
+    how: How
+    cause: Cause
+    reason: Reason
+    age_s: float
+    exception: ExceptionRecord | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    in_shutdown: bool = False
+    """It had come to the end of its program before."""
+    contested: bool = False
+    """A peer was thrown out of a collective just before this end was seen."""
+
+
+_PEER = re.compile(
+    r"connection closed by peer|remote (?:process|peer|worker)|gloo/transport|ncclremoteerror"
+    r"|nccl (?:error|communicator)|recvvalue failed|sendbytes failed|aborted comm",
+    re.IGNORECASE,
+)
+"""What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore say of a lost peer."""
+
+_ECHO = re.compile(
+    r"connection (?:was )?(?:reset|refused|aborted|lost)|connection.{0,20}by peer"
+    r"|broken pipe|socket (?:closed|timeout|error)|timed? ?out|timeout"
+    r"|unhandled system error|network error|heartbeat|peer (?:closed|is gone)"
+    r"|failed to recv|store(?:'s)? (?:socket|server)",
+    re.IGNORECASE,
+)
+"""What may be said of a lost peer, and of other things that a program talks to."""
+
+_MEMORY = re.compile(
+    r"OutOfMemory|MemoryError|out of memory|(?:can't|cannot|unable to) allocate", re.IGNORECASE
+)
+NOTICED_S = 1.0
+"""So long after a rank has ended that is seen at the latest. Its peers are told at once, by the
+connection that closes, and what they raise has the time at which they did."""
+_ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "GeneratorExit"}
+
+
+def endings(job: Job) -> dict[int, Ending]:
+    """The ends of all ranks that have ended."""
+    found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
+    _place_the_lost(found)
+    _excuse_the_unseen(job, found)
+    _suspect_the_unseen(job, found)
+    if all(end.cause is not Cause.OWN for end in found.values()) and len(job.ranks) == len(
+        job.world()
+    ):
+        _blame_the_vague(job, found)
+        return found
+    _find_echoes(job, found)
+    _excuse_the_later(job, found)
+    return found
+
+
+def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
+    """Whoever raised in a collective after a rank that it needs had ended did it for that."""
+    own = {rank: end for rank, end in found.items() if end.cause is Cause.OWN}
+    first_s = max((end.age_s for end in own.values() if end.how is not How.CLEAN), default=0.0)
+    thrown: dict[int, list[int]] = defaultdict(list)
+    for rank, end in own.items():
+        call = _thrown_out_of(job, rank, end)
+        if call is not None:
+            thrown[job.gid(call.group)].append(rank)
+    raised = {rank for ranks in thrown.values() for rank in ranks}
+    for gid, ranks in thrown.items():
+        members = [member for member in job.members(gid) if member in own]
+        clean_s = max((own[m].age_s for m in members if own[m].how is How.CLEAN), default=0.0)
+        others = [m for m in members if m not in raised and own[m].how is not How.CLEAN]
+        noticed = {rank for rank in ranks if not _is_its_own(job, rank, own[rank])}
+        raised_s, seen_s = (sorted(own[m].age_s for m in some) for some in (noticed, others))
+        for rank in ranks:
+            age_s = own[rank].age_s
+            # That its peer is gone it may have been told before anybody saw that.
+            just = bisect_right(seen_s, age_s) > bisect_right(seen_s, age_s - NOTICED_S)
+            if (just and rank in noticed) or age_s < max(first_s, clean_s):
+                found[rank] = replace(own[rank], cause=Cause.ECHO)
+        for member in others:
+            age_s = own[member].age_s
+            if bisect_left(raised_s, age_s + NOTICED_S) > bisect_left(raised_s, age_s):
+                found[member] = replace(own[member], contested=True)
+
+
+def _is_its_own(job: Job, rank: int, end: Ending) -> bool:
+    """Whether what a rank raised is known not to come of a peer's end.
+
+    It says nothing of one, and is what the call itself has raised, or tells what led to it.
+    """
+    error = end.exception
+    if error is None or _PEER.search(error.message) or _ECHO.search(error.message):
+        return False
+    call = last_call(job, rank)
+    made, raised = call.site if call else None, error.site
+    straight = made and raised and (made.file, made.line) == (raised.file, raised.line)
+    return bool(straight) or error.is_raised_anew
+
+
+def _excuse_the_later(job: Job, found: dict[int, Ending]) -> None:
+    """Whoever ended with an exit code after another one had failed for sure was asked to.
+
+    A handler of SIGTERM may end a rank with any.
+    """
+    sure = [end.age_s for rank, end in found.items() if _failed_for_sure(job, rank, end)]
+    first_s = max(sure, default=0.0)
+    for rank, end in found.items():
+        if end.cause is Cause.OWN and end.how is How.EXIT_CODE and end.age_s < first_s:
+            found[rank] = replace(end, cause=Cause.TERMINATED)
+
+
+def _failed_for_sure(job: Job, rank: int, end: Ending) -> bool:
+    """Whether a rank failed by itself, and cannot have done so because of another one's end."""
+    if end.cause is not Cause.OWN or end.contested:
+        return False
+    if end.how is How.SIGNAL:
+        return end.signal != signal.SIGABRT
+    thrown = _thrown_out_of(job, rank, end)
+    return end.how is How.RAISED and (thrown is None or _is_its_own(job, rank, end))
+
+
+def _place_the_lost(found: dict[int, Ending]) -> None:
+    """When a node was lost nobody has seen.
+
+    It may be the root of whatever is not explained by itself. Where another rank
+    has failed by itself, its node may well have been given back after that.
+    """
+    others = [end for end in found.values() if end.how is not How.LOST]
+    failed = any(end.cause is Cause.OWN and end.how is not How.CLEAN for end in others)
+    first_s = max((end.age_s for end in others), default=0.0)
+    for rank, end in found.items():
+        if end.how is How.LOST:
+            cause = Cause.TERMINATED if failed else Cause.OWN
+            found[rank] = replace(end, cause=cause, age_s=max(end.age_s, first_s))
+
+
+def _excuse_the_unseen(job: Job, found: dict[int, Ending]) -> None:
+    """The job is over, and another rank is known to have failed by itself.
+
+    Then the launcher has ended those that went after it, and of which nobody saw how. Not
+    where it failed in a collective: one that went unseen may be why.
+    """
+    known = (How.RAISED, How.SIGNAL, How.EXIT_CODE)
+    ages = [
+        end.age_s
+        for rank, end in found.items()
+        if end.cause is Cause.OWN and end.how in known and not _thrown_out_of(job, rank, end)
+    ]
+    for rank, end in found.items() if job.snapshot.ended and ages else ():
+        # Of one that went unseen the last sign of life is known.
+        last = end.how is How.GONE and end.age_s < max(ages) + NOTICED_S
+        if last and end.cause is Cause.OWN:
+            found[rank] = replace(end, cause=Cause.TERMINATED)
+
+
+def _suspect_the_unseen(job: Job, found: dict[int, Ending]) -> None:
+    """Nobody saw how any of those ended that did not do well, as in a job that was short.
+
+    Then one that came to the end of its program may have failed there as well.
+    """
+    bad = [end for end in found.values() if end.how is not How.CLEAN]
+    if not job.snapshot.exit_code or not bad or any(end.how is not How.GONE for end in bad):
+        return
+    for rank, end in found.items():
+        if end.how is How.CLEAN and end.exit_code is None:
+            found[rank] = replace(end, how=How.GONE, reason=Reason.UNKNOWN, cause=Cause.OWN)
+
+
+def _blame_the_vague(job: Job, found: dict[int, Ending]) -> None:
+    """Nobody is known to have failed by itself: the one whose error may be its own did."""
+    vague = [
+        rank
+        for rank, end in found.items()
+        if end.cause is Cause.ECHO
+        and end.exception
+        and not _PEER.search(end.exception.message)
+        and last_call(job, rank) is None
+    ]
+    if len(vague) == 1 and len(found) > 1:
+        found[vague[0]] = replace(found[vague[0]], cause=Cause.OWN)
+
+
+def last_call(job: Job, rank: int) -> OpRecord | None:
+    """The call that a rank was in when it ended, or raised out of."""
+    ops = job.ops.get(rank, [])
+    for _, record in reversed(ops):
+        if record.state is OpState.BLOCKED:
+            return record
+    last = next((record for _, record in reversed(ops)), None)
+    return last if last is not None and last.state is OpState.FAILED else None
+
+
+def _thrown_out_of(job: Job, rank: int, end: Ending) -> OpRecord | None:
+    """The collective that a rank was in when it ended, where that may be why it did."""
+    if end.signal == signal.SIGKILL or end.reason is Reason.OUT_OF_MEMORY:
+        return None
+    call = last_call(job, rank)
+    if end.how is How.EXIT_CODE and call is not None and call.state is OpState.FAILED:
+        return call  # it has caught what the collective raised
+    return call if end.how in (How.RAISED, How.SIGNAL) else None
+
+
+def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
+    process = rank.process
+    over = rank.phase in (Phase.EXITED, Phase.RAISED)
+    # Two machines may share a hostname: what is seen alive is not on the lost one.
+    if process.alive and not over and rank.exception is None:
+        return None
+    how = _how(rank, lost=rank.node in job.snapshot.lost_nodes and bool(rank.node))
+    # What it said itself is exact; that it is gone was seen later, or it was last seen before.
+    said = [seconds(rank.exception_age_s)] if rank.exception is not None else []
+    said += [seconds(rank.phase_age_s)] if over else []
+    return Ending(
+        how=how,
+        cause=_cause(rank, how, job),
+        reason=_reason(rank, how),
+        age_s=max(said, default=0.0) or seconds(process.gone_age_s),
+        exception=rank.exception if how is How.RAISED else None,
+        signal=process.signal if how is How.SIGNAL else None,
+        exit_code=process.exit_code,
+        in_shutdown=rank.phase is Phase.EXITED,
+    )
+
+
+def _how(rank: RankSnapshot, *, lost: bool) -> How:
+    process = rank.process
+    finished = rank.phase in (Phase.EXITED, Phase.FINALIZING)
+    if process.exit_code == 0:
+        return How.CLEAN
+    if rank.exception is not None or rank.phase is Phase.RAISED:
+        return How.RAISED
+    if process.signal is not None or process.oom_killed:
+        return How.SIGNAL
+    if process.exit_code is not None:
+        return How.EXIT_CODE
+    if finished:
+        return How.CLEAN
+    return How.LOST if lost else How.GONE
+
+
+def _reason(rank: RankSnapshot, how: How) -> Reason:
+    exception = rank.exception
+    text = f"{exception.type} {exception.message}" if exception and how is How.RAISED else ""
+    if rank.process.oom_killed or _MEMORY.search(text):
+        return Reason.OUT_OF_MEMORY
+    return {
+        How.CLEAN: Reason.EXITED,
+        How.RAISED: Reason.EXCEPTION,
+        How.SIGNAL: Reason.SIGNAL,
+        How.EXIT_CODE: Reason.EXITED,
+        How.LOST: Reason.NODE_LOST,
+        How.GONE: Reason.UNKNOWN,
+    }[how]
+
+
+def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
+    exception = rank.exception
+    if how is How.RAISED and exception is not None:
+        if exception.type.rpartition(".")[2] in _END_EXCEPTIONS:
+            return Cause.TERMINATED
+        vague = _ECHO.search(exception.last_words) and _was_communicating(job, rank)
+        if vague or _PEER.search(exception.message):
+            return Cause.ECHO
+        return Cause.OWN
+    asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
+    return Cause.TERMINATED if asked and how is How.SIGNAL else Cause.OWN
+
+
+def _was_communicating(job: Job, rank: RankSnapshot) -> bool:
+    """Whether its last calls can have raised: one failed, or one was not complete."""
+    if rank.in_call or rank.phase in (Phase.BORN, Phase.INIT):
+        return True
+    unfinished = (OpState.FAILED, OpState.BLOCKED, OpState.ISSUED)
+    if any(record.state in unfinished for _, record in job.ops.get(rank.rank, [])):
+        return True
+    return any(group.completed < group.enqueued for group in rank.groups)

@@ -1,0 +1,159 @@
+"""What the rings say about the usual order of a program's collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.spots import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.types import OpRecord
+
+Step = tuple[str, str, int, str]
+"""What makes a call recognisable when it comes again: operation and line."""
+
+Call = tuple[int, int, Step]
+"""(gid, peer, step) of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """Which of two calls usually comes after what came before them."""
+
+    here_is_usual: bool
+    """Or not known to be unusual."""
+    there_is_usual: bool
+    here_known_there: bool
+    """The ranks that entered ``there`` have entered ``here`` at other places."""
+    there_known_here: bool
+    here_is_new: bool
+    """Neither camp has made this call at another place: the program may just go on."""
+    by_line: bool
+    """One of the calls has a line; else only their sizes tell them from others."""
+    apart: bool
+    """Both have a line, and not the same."""
+
+
+def step(record: OpRecord) -> Step:
+    """A call as its operation and line; its size where C++ issued it."""
+    if record.site is None:
+        return record.wire, "", 0, str(record.shape)
+    return record.wire, record.site.file, record.site.line, ""
+
+
+def habit(job: Job, place: Place, here: Iterable[int], there: Iterable[int]) -> Habit | None:
+    """Compare what two camps entered at a place with what each did before."""
+    mine, other = _one(job, place, here), _one(job, place, there)
+    if mine is None or other is None:
+        return None
+    my_step, other_step = step(mine[1]), step(other[1])
+    both = mine[0], other[0]
+    before = {rank: job.record(rank, Place(place.gid, place.seq - 1)) for rank in both}
+    follows = {
+        rank: _followers(job, place, both, step(known))
+        for rank, apart in zip(both, reversed(both), strict=True)
+        if (known := before[rank] or before[apart]) is not None
+    }
+    mine_follow = follows.get(mine[0])
+    return Habit(
+        here_is_usual=not mine_follow or my_step in mine_follow,
+        there_is_usual=other_step in follows.get(other[0], ()),
+        here_known_there=my_step in _steps(job, place, other[0]),
+        here_is_new=not any(my_step in _steps(job, place, rank) for rank in both),
+        there_known_here=other_step in _steps(job, place, mine[0]),
+        by_line=bool(my_step[1] or other_step[1]),
+        apart=bool(my_step[1] and other_step[1]) and my_step[1:3] != other_step[1:3],
+    )
+
+
+def _one(job: Job, place: Place, ranks: Iterable[int]) -> tuple[int, OpRecord] | None:
+    for rank in ranks:
+        record = job.record(rank, place)
+        if record is not None:
+            return rank, record
+    return None
+
+
+def _steps(job: Job, place: Place, rank: int) -> set[Step]:
+    """All that a rank entered in the group at other places."""
+    return {
+        step(records[rank])
+        for seq, records in job.places(place.gid).items()
+        if seq != place.seq and rank in records
+    }
+
+
+def _followers(job: Job, place: Place, ranks: Iterable[int], before: Step) -> set[Step]:
+    """What followed a call on some ranks, in places before this one."""
+    places = job.places(place.gid)
+    found = set()
+    for seq, records in places.items():
+        after = places.get(seq + 1, {}) if seq + 1 < place.seq else {}
+        for rank in ranks:
+            if rank in records and rank in after and step(records[rank]) == before:
+                found.add(step(after[rank]))
+    return found
+
+
+def next_of(job: Job, rank: int, calls: Iterable[Call]) -> Call | None:
+    """Which of some calls the rank used to make next, None if that is not known.
+
+    Of all that it did only these calls count, so that what it did at the same time
+    in another thread does not matter. It makes each a few times in a row.
+    """
+    wanted = set(calls)
+    done = [call for pair in job.ops.get(rank, ()) if (call := call_of(*pair)) in wanted]
+    runs = [(call, len(list(run))) for call, run in groupby(done)]
+    if not runs:
+        return None
+    last, length = runs[-1]
+    before = [(count, after) for (call, count), (after, _) in pairwise(runs) if call == last]
+    if not before:
+        return None
+    if length < Counter(count for count, _ in before).most_common(1)[0][0]:
+        return last
+    return Counter(after for _, after in before).most_common(1)[0][0]
+
+
+def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
+    """Whether a rank made a call after what it always does before it, None if unknown.
+
+    What it did since it last made the same call is compared, whatever its order.
+    """
+    call = call_of(job.gid(record.group), record)
+    since: Counter[Call] = Counter()
+    gaps: list[Counter[Call] | None] = []
+    for gid, own in job.ops.get(rank, ()):
+        if own is record:
+            break
+        if call_of(gid, own) == call:
+            gaps.append(since if gaps else None)
+            since = Counter()
+        else:
+            since[call_of(gid, own)] += 1
+    if not gaps:  # it never made that call: strange for one that goes round in a loop
+        return False if any(count > 1 for count in since.values()) else None
+    return since in gaps if len(gaps) > 1 else None
+
+
+def made_before(job: Job, rank: int, record: OpRecord) -> bool:
+    """Whether a rank has made a call like another rank's, from the same line."""
+    return any(step(own) == step(record) for _, own in job.ops.get(rank, ()))
+
+
+def has_history(job: Job, rank: int, record: OpRecord | None) -> bool:
+    """Whether it is known what a rank did before it made a call, or did before such calls."""
+    made = sum(group.enqueued + group.p2p for group in job.progress.get(rank, {}).values())
+    whole = len(job.ops.get(rank, ())) >= made
+    return whole or (record is not None and is_usual(job, rank, record) is not None)
+
+
+def call_of(gid: int, record: OpRecord) -> Call:
+    """A call as it is known when a rank makes it again."""
+    return gid, record.peer, step(record)

@@ -1,0 +1,169 @@
+"""The job as an index: groups by number, who has come how far, who issued what.
+
+Group keys may name a hundred thousand ranks, so they are hashed once each and
+known by a small number (``gid``) from there on. Building it takes time linear in
+ranks, their groups and their recorded calls.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.namesakes import told_apart
+from hangwatch.types import GroupKey, OpState, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hangwatch.diagnosis.facts.spots import Place
+    from hangwatch.types import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
+
+MAX_WORLD = 1 << 20
+"""A world size beyond this is taken for damage, not for a job."""
+
+_PHASES = list(Phase)
+_UNFINISHED = frozenset({OpState.ISSUED, OpState.BLOCKED})
+
+
+@dataclass(slots=True)
+class Job:
+    """A snapshot, indexed. Read only once ``index`` has returned it."""
+
+    snapshot: JobSnapshot
+    ranks: dict[int, RankSnapshot] = field(default_factory=dict)
+    keys: list[GroupKey] = field(default_factory=list)
+    progress: dict[int, dict[int, GroupProgress]] = field(default_factory=dict)
+    """rank to gid to progress."""
+    guessed: set[int] = field(default_factory=set)
+    """The gids of groups of which clocks alone tell that they are one on all ranks."""
+    reached: list[dict[int, int]] = field(default_factory=list)
+    """gid to rank to the last place that it entered."""
+    ops: dict[int, list[tuple[int, OpRecord]]] = field(default_factory=dict)
+    """rank to (gid, record), oldest first."""
+    unfinished: dict[int, list[int]] = field(default_factory=dict)
+    """rank to the positions in ``ops`` of its calls that are not over, for ranks with any."""
+    devices: dict[int, list[int]] = field(default_factory=dict)
+    """The same of those that a device runs."""
+    _gids: dict[GroupKey, int] = field(default_factory=dict)
+    _gid_by_id: dict[int, int] = field(default_factory=dict)
+    _by_group: list[list[tuple[int, OpRecord]]] = field(default_factory=list)
+    _by_place: dict[int, dict[int, dict[int, OpRecord]]] = field(default_factory=dict)
+    _settled: dict[int, int] = field(default_factory=dict)
+
+    def gid(self, key: GroupKey) -> int:
+        """The number of a group, a new one for a group not seen before."""
+        gid = self._gid_by_id.get(id(key))
+        if gid is None:
+            gid = self._gids.setdefault(key, len(self.keys))
+            if gid == len(self.keys):
+                self.keys.append(key)
+                self.reached.append({})
+                self._by_group.append([])
+            self._gid_by_id[id(key)] = gid
+        return gid
+
+    def add_calls(self, rank: int, records: Iterable[OpRecord]) -> None:
+        """Index a rank's calls. A call is recorded before it is counted, so it counts here."""
+        calls = self.ops[rank] = []
+        known = self._gid_by_id
+        for record in records:
+            gid = known.get(id(record.group))
+            if gid is None:
+                gid = self.gid(record.group)
+            if record.state in _UNFINISHED:
+                self.unfinished.setdefault(rank, []).append(len(calls))
+                if record.device:
+                    self.devices.setdefault(rank, []).append(len(calls))
+            calls.append((gid, record))
+            if record.p2p or record.seq < 1:
+                continue
+            self._by_group[gid].append((rank, record))
+            reached = self.reached[gid]
+            if record.seq > reached.get(rank, 0):
+                reached[rank] = record.seq
+
+    def members(self, gid: int) -> tuple[int, ...]:
+        """Ranks of a group; those seen in it where its key names none."""
+        return self.keys[gid].ranks or tuple(sorted(self.reached[gid]))
+
+    def arrived(self, rank: int, place: Place) -> bool:
+        """Whether a rank has entered a place."""
+        return self.reached[place.gid].get(rank, 0) >= place.seq
+
+    def settled(self, gid: int) -> int:
+        """The last place of a group that all its members have entered and one has completed."""
+        found = self._settled.get(gid)
+        if found is None:
+            members, reached = self.members(gid), self.reached[gid]
+            known = (self.progress.get(rank, {}).get(gid) for rank in members)
+            entered = min((reached.get(rank, 0) for rank in members), default=0)
+            completed = max((one.completed for one in known if one is not None), default=0)
+            found = self._settled[gid] = min(entered, completed)
+        return found
+
+    def record(self, rank: int, place: Place) -> OpRecord | None:
+        """What a rank issued at a place, where that is still known."""
+        return self.places(place.gid).get(place.seq, {}).get(rank)
+
+    def places(self, gid: int) -> dict[int, dict[int, OpRecord]]:
+        """Known collectives of a group: place to rank to record."""
+        found = self._by_place.get(gid)
+        if found is None:
+            found = self._by_place[gid] = {}
+            for rank, record in self._by_group[gid]:
+                found.setdefault(record.seq, {}).setdefault(rank, record)
+        return found
+
+    def assume(self, rank: int, place: Place, record: OpRecord) -> None:
+        """Take it that a rank issued this at a place, where nothing is recorded."""
+        self.places(place.gid).setdefault(place.seq, {}).setdefault(rank, record)
+
+    def passed(self, rank: int, place: Place) -> bool:
+        """Whether a place is known to be complete on a rank."""
+        record = self.record(rank, place)
+        if record is not None:
+            return record.state is OpState.DONE
+        progress = self.progress.get(rank, {}).get(place.gid)
+        return progress is not None and progress.completed >= place.seq
+
+    def has_left(self, rank: int, gid: int) -> bool:
+        """Whether a rank has destroyed a group."""
+        progress = self.progress.get(rank, {}).get(gid)
+        return progress is not None and not progress.alive
+
+    def world(self) -> range:
+        """All ranks of the job."""
+        size = self.snapshot.world_size
+        if not 0 < size <= MAX_WORLD:
+            size = max((rank + 1 for rank in self.ranks if rank < MAX_WORLD), default=0)
+        return range(size)
+
+
+def index(snapshot: JobSnapshot) -> Job:
+    """Build the index. Of a rank that is there twice, the one further in life counts."""
+    job = Job(snapshot)
+    for rank in snapshot.ranks:
+        other = job.ranks.get(rank.rank)
+        if rank.rank >= 0 and (other is None or _further(rank, other)):
+            job.ranks[rank.rank] = rank
+    job.ranks, guessed = told_apart(job.ranks)
+    for number, rank in job.ranks.items():
+        progress = job.progress[number] = {job.gid(group.key): group for group in rank.groups}
+        for gid, group in progress.items():
+            job.reached[gid][number] = group.enqueued
+        job.add_calls(number, rank.ops)
+    job.guessed = {job.gid(key) for key in guessed}
+    return job
+
+
+def _further(rank: RankSnapshot, other: RankSnapshot) -> bool:
+    return _PHASES.index(rank.phase) > _PHASES.index(other.phase)
+
+
+def seconds(age_s: float | None) -> float:
+    """An age as a number to calculate with: 0 for unknown, negative and not finite."""
+    if age_s is None or not math.isfinite(age_s):
+        return 0.0
+    return max(0.0, age_s)

@@ -1,0 +1,1 @@
+"""The wait-for graph of ranks and where they wait, and its roots."""

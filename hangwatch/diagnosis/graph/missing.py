@@ -1,0 +1,119 @@
+"""Whom a spot waits for: the edges of the wait-for graph that end at ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.channels import answers, fewest, is_posted, senders, sending, sent
+from hangwatch.diagnosis.facts.endings import Cause, How
+from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place, Setup
+from hangwatch.types import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hangwatch.diagnosis.facts.endings import Ending
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.diagnosis.graph.wait_for import Graph
+
+
+def missing_at(job: Job, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) -> tuple[int, ...]:
+    """The ranks that a spot waits for."""
+    if isinstance(spot, Setup):
+        return _missing_at_setup(job, spot, graph, ended)
+    if isinstance(spot, Place):
+        return missing_at_place(job, spot, graph, ended)
+    if spot.peer == ANYONE:
+        return _missing_senders(job, spot, graph, ended)
+    there = is_posted(job, spot, spot.peer) and not _is_gone(spot.peer, spot, graph, ended)
+    return () if there and not _is_away(graph, spot) else (spot.peer,)
+
+
+def _missing_senders(
+    job: Job, spot: Channel, graph: Graph, ended: Mapping[int, Ending]
+) -> tuple[int, ...]:
+    """Of all that may send what a recv from any source waits for those who should have.
+
+    Any of them would do: the one that has sent less than the others is missing, else all.
+    """
+    several = senders(job, spot)
+    gone = {rank for rank in several if _is_gone(rank, spot, graph, ended)}
+    if sum(sending(job, spot, rank) for rank in several if rank not in gone) > spot.turn:
+        return ()
+    dead = tuple(rank for rank in several if _died_by_itself(rank, ended))
+    if dead:
+        return dead
+    finished = {rank for rank in several if rank in ended or job.has_left(rank, spot.gid)}
+    left = tuple(rank for rank in several if rank not in finished) or several
+    return fewest(sent(job, spot, left)) or left
+
+
+def _is_gone(rank: int, spot: Channel, graph: Graph, ended: Mapping[int, Ending]) -> bool:
+    """Whether a peer has ended without completing what it posted."""
+    return _died_by_itself(rank, ended) or _went_elsewhere(rank, spot, graph, ended)
+
+
+def _is_away(graph: Graph, spot: Channel) -> bool:
+    """Whether the peer has issued its call, and its device is at something else."""
+    at = graph.devices.get(spot.peer)
+    return at is not None and not any(answers(other, spot) for other in at)
+
+
+def missing_at_place(
+    job: Job, place: Place, graph: Graph, ended: Mapping[int, Ending]
+) -> tuple[int, ...]:
+    """The members that have not come to a place, or that will not complete it."""
+    devices = graph.devices
+    if not ended and not devices:
+        reached = job.reached[place.gid]
+        return tuple(r for r in job.members(place.gid) if reached.get(r, 0) < place.seq)
+    return tuple(
+        rank
+        for rank in job.members(place.gid)
+        if not job.arrived(rank, place)
+        or (_died_by_itself(rank, ended) and not job.passed(rank, place))
+        or (rank in devices and place not in devices[rank] and not job.passed(rank, place))
+        or (
+            rank in ended
+            and _went_elsewhere(rank, place, graph, ended)
+            and not job.passed(rank, place)
+        )
+    )
+
+
+def _went_elsewhere(rank: int, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) -> bool:
+    """Whether a rank was in a spot, asynchronously, and ended in, or after, something else."""
+    end = ended.get(rank)
+    if end is None:
+        return False
+    if end.how is How.CLEAN:
+        return isinstance(spot, Place)
+    at = [wait.spot for wait in graph.by_rank.get(rank, ())]
+    if not isinstance(spot, Channel):
+        return bool(at) and spot not in at
+    return bool(at) and not any(answers(other, spot) for other in at)
+
+
+def _died_by_itself(rank: int, ended: Mapping[int, Ending]) -> bool:
+    end = ended.get(rank)
+    return end is not None and end.cause is Cause.OWN and end.how is not How.CLEAN
+
+
+def _missing_at_setup(
+    job: Job, spot: Setup, graph: Graph, ended: Mapping[int, Ending]
+) -> tuple[int, ...]:
+    there = {wait.rank for wait in graph.at[spot]}
+    if spot.call == "init_process_group":
+        # Who has come through it has been there.
+        there.update(
+            number
+            for number, rank in job.ranks.items()
+            if rank.phase is Phase.RUNNING and number not in ended
+        )
+    missing = tuple(rank for rank in job.world() if rank not in there)
+    if spot.call == "new_group":
+        # Who is no member is let through, and may have come to its end since.
+        left = tuple(r for r in missing if r not in ended or ended[r].how is not How.CLEAN)
+        return left or missing
+    return missing

@@ -1,0 +1,297 @@
+"""Ranks that others wait for and that are alive, lost, or that nothing is known of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.activity import may_wait
+from hangwatch.diagnosis.facts.channels import senders, sent
+from hangwatch.diagnosis.facts.endings import Cause, How
+from hangwatch.diagnosis.facts.history import made_before
+from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.text import disagreement, wording
+from hangwatch.diagnosis.text.phrases import Ranks, group_text, now, verb
+from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.types import Certainty, Frame, Kind, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hangwatch.diagnosis.facts.spots import Spot, Wait
+    from hangwatch.diagnosis.rules.case import Case
+    from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop
+    from hangwatch.types import Site
+
+
+def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
+    """Ranks that are busy with something else; all do the same kind of thing."""
+    activity = case.activity(culprits[0])
+    doing = now(culprits, activity)
+    if isinstance(spot, Setup):
+        return init_incomplete(case, spot, culprits, doing, activity.reason)
+    if isinstance(spot, Channel):
+        return missing_peer(case, spot, culprits, doing, activity.reason)
+    if 2 * len(culprits) >= len(case.job.members(spot.gid)):
+        found = subset(case, spot, culprits, f"never did: {doing}", final=False)
+        if found is not None:
+            return found
+    waits = case.waits_at(spot)
+    loop = _left_loop(case, spot, culprits[0], waits)
+    scene = Scene(
+        culprits, case.direct(spot), case.where(spot), activity.site, case.victims_site(waits)
+    )
+    seen = activity.reason is not Reason.UNKNOWN and activity.sure
+    if activity.reason is not Reason.GPU_FAULT:
+        seen = seen and not any(may_wait(case.job.ranks[rank], case.texts) for rank in culprits)
+    return Finding(
+        kind=Kind.NEVER_ENTERED if loop is None else Kind.FINISHED_EARLY,
+        reason=activity.reason,
+        certainty=Certainty.LIKELY if seen else Certainty.POSSIBLE,
+        culprits=culprits,
+        victims=case.victims_of(culprits),
+        text=(
+            wording.never_entered(scene, activity)
+            if loop is None
+            else wording.left_loop(scene, "", loop)
+        ),
+        spot=spot,
+        collective=case.collective(spot, waits),
+        site=scene.site,
+        victim_site=scene.other_site,
+        waits=waits,
+        loop=loop,
+    )
+
+
+def _left_loop(case: Case, spot: Place, culprit: int, waits: Iterable[Wait]) -> LeftLoop | None:
+    """The loop that the culprit has left for good and those who wait are in."""
+    mine = case.stack(culprit)
+    for wait in waits:
+        theirs = case.frames_at(wait.rank, spot)
+        if mine and theirs:
+            fork = case.source.fork(mine, theirs)
+            loop = case.source.left_loop(fork) if fork else None
+            return loop if loop is not None and not loop.returns else None
+    return None
+
+
+def subset(case: Case, spot: Place, others: Ranks, went_on: str, *, final: bool) -> Finding | None:
+    """A minority waits in a collective that the others do not come to.
+
+    None unless the source says that those who wait took a condition on the rank.
+    """
+    waits = case.waits_at(spot)
+    guard = _rank_guard(case, waits)
+    if guard is None or _others_made_it(case, waits, others):
+        return None
+    culprits = case.direct(spot)
+    scene = Scene(
+        culprits,
+        others,
+        case.where(spot),
+        case.victims_site(waits),
+        case.waiting_site(others[0]),
+    )
+    return Finding(
+        kind=Kind.SUBSET_ENTERED,
+        reason=Reason.USER_CODE,
+        certainty=Certainty.PROVED if final else Certainty.LIKELY,
+        culprits=culprits,
+        victims=tuple(sorted(set(case.victims_of(others)) - set(culprits))),
+        text=disagreement.subset(scene, guard, went_on),
+        final=final,
+        spot=spot,
+        collective=case.collective(spot, waits),
+        site=scene.site,
+        victim_site=scene.other_site,
+        waits=waits,
+        guard=guard,
+    )
+
+
+def _others_made_it(case: Case, waits: Iterable[Wait], others: Ranks) -> bool:
+    """Whether the condition is one that others met before: they left the call out."""
+    records = [wait.record for wait in waits if wait.record is not None]
+    return any(made_before(case.job, rank, record) for record in records[:1] for rank in others)
+
+
+def _rank_guard(case: Case, waits: Iterable[Wait]) -> Guard | None:
+    """The condition on the rank that those who wait stand under, if they do.
+
+    One whose other branch communicates too says nothing: both kinds of ranks
+    have their part to do.
+    """
+    for wait in waits:
+        frames = [] if wait.over else case.stack(wait.rank)[::-1]
+        if wait.site is not None:
+            frames = [Frame(wait.site.file, wait.site.line, wait.site.function), *frames]
+        for frame in frames:
+            guard = case.source.rank_guard(frame)
+            if guard is not None:
+                return guard if guard.for_few and not guard.other_branch_communicates else None
+    return None
+
+
+def absent_ranks(case: Case, spot: Spot, culprits: Ranks) -> Finding:
+    """Ranks without a snapshot: not started, or on a node that does not tell."""
+    snapshot = case.job.snapshot
+    if isinstance(spot, Setup):
+        they = verb(culprits, "it has", "they have")
+        return init_incomplete(case, spot, culprits, f"{they} not been seen", Reason.UNKNOWN)
+    waits = case.waits_at(spot)
+    scene = Scene(
+        culprits, case.direct(spot), case.where(spot), other_site=case.victims_site(waits)
+    )
+    causes = {end.cause for end in case.ended.values() if end.how is not How.CLEAN}
+    # All that is seen has failed of a peer that was gone: of one that is not seen.
+    failed = Cause.OWN not in causes and any(
+        wait.over and case.ended[wait.rank].cause is Cause.ECHO for wait in waits
+    )
+    return Finding(
+        kind=Kind.DIED if failed else Kind.NEVER_ENTERED,
+        reason=Reason.UNKNOWN,
+        certainty=Certainty.POSSIBLE,
+        culprits=culprits,
+        victims=case.victims_of(culprits),
+        text=wording.unseen(scene, snapshot.unseen, failed=failed),
+        spot=spot,
+        collective=case.collective(spot, waits),
+        victim_site=scene.other_site,
+        waits=waits,
+        ended=culprits if failed else (),
+    )
+
+
+def lost(case: Case, awaited: Iterable[int], spots: Iterable[Spot | None]) -> Finding:
+    """Ranks whose nodes cannot be reached, with all others of these nodes.
+
+    awaited: those that others wait for, or that were gone when the job ended.
+    spots: where they are waited for.
+    """
+    nodes = sorted({case.job.ranks[rank].node for rank in awaited})
+    culprits = tuple(
+        rank
+        for rank, end in sorted(case.ended.items())
+        if end.how is How.LOST and case.job.ranks[rank].node in nodes
+    )
+    known = [spot for spot in spots if spot is not None]
+    spot = max(known, key=lambda spot: len(case.graph.at[spot]), default=None)
+    waits = case.waits_at(spot)
+    scene = Scene(
+        culprits, case.direct(spot), case.where(spot), other_site=case.victims_site(waits)
+    )
+    alone = case.job.snapshot.cut_off
+    here = sorted({snap.node for snap in case.job.ranks.values() if snap.node} - {*nodes})
+    return Finding(
+        kind=Kind.DIED,
+        # That all others are lost at once is less likely than that this one is.
+        reason=Reason.NETWORK if alone and len(nodes) > 1 else Reason.NODE_LOST,
+        certainty=Certainty.POSSIBLE if alone else Certainty.LIKELY,
+        culprits=culprits,
+        victims=case.victims_of(culprits),
+        text=wording.lost(
+            scene, nodes, here if alone else (), failed=all(wait.over for wait in waits)
+        ),
+        spot=spot,
+        collective=case.collective(spot, waits),
+        victim_site=scene.other_site,
+        waits=waits,
+        ended=culprits,
+    )
+
+
+def missing_peer(case: Case, spot: Channel, culprits: Ranks, doing: str, reason: Reason) -> Finding:
+    """A send that its peer never receives, or a recv that it never sends.
+
+    Several culprits: of a recv from any source those who sent less than the others, or
+    all who might have sent.
+    """
+    waits = case.waits_at(spot)
+    gone = reason is Reason.EXITED
+    busy = [case.job.ranks[r] for r in culprits if r in case.job.ranks and r not in case.ended]
+    seen = reason is not Reason.UNKNOWN and not any(may_wait(rank, case.texts) for rank in busy)
+    # What one that is stopped waited for may have come.
+    frozen = case.is_frozen(spot.waiter)
+    certainty = Certainty.LIKELY if seen and not frozen else Certainty.POSSIBLE
+    if gone and not frozen:
+        certainty = Certainty.PROVED if spot.peer != ANYONE else Certainty.LIKELY
+    everyone = spot.peer == ANYONE and len(culprits) > 1 and not _sent_less(case, spot, culprits)
+    scene = Scene(
+        culprits,
+        (spot.waiter,),
+        group_text(case.job, spot.gid),
+        _site_of(case, culprits[0]),
+        case.victims_site(waits),
+    )
+    return Finding(
+        kind=Kind.MISSING_PEER,
+        reason=reason,
+        certainty=Certainty.POSSIBLE if everyone else certainty,
+        culprits=culprits,
+        victims=case.victims_of(culprits),
+        text=wording.missing_peer(
+            scene, "send" if spot.sends else "recv", doing, _sent_less(case, spot, culprits)
+        ),
+        final=gone and not frozen,
+        spot=spot,
+        collective=case.collective(spot, waits),
+        site=scene.site,
+        victim_site=scene.other_site,
+        waits=waits,
+    )
+
+
+def _sent_less(case: Case, spot: Channel, culprits: Ranks) -> tuple[int, int] | None:
+    """(messages of each culprit, of each other rank) for a recv from any source, if known."""
+    if spot.peer != ANYONE:
+        return None
+    counts = sent(case.job, spot, senders(case.job, spot))
+    mine = {counts[rank] for rank in culprits if rank in counts}
+    others = {count for rank, count in counts.items() if rank not in culprits}
+    return (mine.pop(), others.pop()) if len(mine) == len(others) == 1 else None
+
+
+def init_incomplete(
+    case: Case, spot: Setup, culprits: Ranks, doing: str, reason: Reason
+) -> Finding:
+    """Ranks missing from a call that all ranks make."""
+    waits = case.waits_at(spot)
+    scene = Scene(
+        culprits,
+        case.direct(spot),
+        spot.call,
+        _site_of(case, culprits[0]) if culprits else None,
+        case.victims_site(waits),
+    )
+    known = reason not in (Reason.UNKNOWN, Reason.NETWORK)
+    return Finding(
+        kind=Kind.INIT_INCOMPLETE,
+        reason=reason,
+        certainty=Certainty.LIKELY if known else Certainty.POSSIBLE,
+        culprits=culprits,
+        victims=case.victims_of(culprits, [spot]),
+        text=wording.init_incomplete(scene, doing),
+        spot=spot,
+        site=scene.site,
+        victim_site=scene.other_site,
+        waits=waits,
+    )
+
+
+def frozen_setup(case: Case, spot: Setup) -> Finding | None:
+    """A set-up call that ranks are in which were stopped, if there are any."""
+    frozen = tuple(rank for rank in case.direct(spot) if case.is_frozen(rank))
+    if not frozen:
+        return None
+    doing = case.activity(frozen[0])
+    return init_incomplete(case, spot, frozen, now(frozen, doing), doing.reason)
+
+
+def _site_of(case: Case, culprit: int) -> Site | None:
+    """Where a culprit waits itself, or what it does instead."""
+    for wait in case.graph.by_rank.get(culprit, ()):
+        site = case.wait_site(wait)
+        if site is not None:
+            return site
+    return case.activity(culprit).site if culprit in case.job.ranks else None

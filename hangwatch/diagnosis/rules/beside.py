@@ -1,0 +1,139 @@
+"""What threads beside the one that waits make of a cycle.
+
+Ranks that wait for each other wait for ever only if nothing else in them can make the call
+that is missing: a program may receive in its main thread and send in another one, out of a
+timer, an event loop or a server that is idle now. So a thread has to be known to do a
+library's chores, or to wait in the cycle itself, not to be one that may.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.text.phrases import at_line, capital, the_ranks, verb
+from hangwatch.frames import innermost_user_site
+from hangwatch.types import Certainty
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.types import OpRecord, RankSnapshot, ThreadStack
+
+_BOOTSTRAP = re.compile(r"/threading\.py$")
+"""Where a thread that Python started begins, below it native frames at most; autograd's
+threads belong to the main one."""
+_NATIVE = re.compile(r"\.(?:so|c|cc|cpp|h|S)(?:[.\d]*)$|^$")
+_CHORES = re.compile(
+    r"/hangwatch/agent/"
+    r"|/concurrent/futures/thread\.py$"  # a worker without work: who gives it some is another
+    r"|/multiprocessing/(?:queues|pool|resource_sharer|resource_tracker|managers)\.py$"
+    r"|/logging/handlers\.py$"
+    r"|/torch/(?:utils/data|_inductor)/"
+    r"|/tqdm/"
+    r"|/tensorboardX?/"
+    r"|/(?:wandb|mlflow|comet_ml|neptune|aim|sentry_sdk)/"
+)
+"""Whose threads call nothing of the program."""
+_STANDARD = re.compile(r"/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
+"""What they call, and what a timer or an event loop is seen in as well."""
+
+
+def unless_beside(case: Case, found: Finding) -> Finding:
+    """The finding of a cycle, which is not final where a thread of a rank may still end it."""
+    inside = sorted({*found.culprits, *(wait.rank for wait in found.waits)})
+    known = {rank: case.job.ranks[rank] for rank in inside if rank in case.job.ranks}
+    ranks = {rank: one for rank, one in known.items() if not case.is_frozen(rank)}
+    inside_of = {(wait.rank, wait.record.thread) for wait in found.waits if wait.record is not None}
+    stuck = {rank: {tid for one, tid in inside_of if one == rank} for rank in ranks}
+    acting = {
+        rank: thread for rank, one in ranks.items() if (thread := acting_thread(one, stuck[rank]))
+    }
+    if acting:
+        called = any(thread.tid in _callers(ranks[rank]) for rank, thread in acting.items())
+        rank, thread = next(iter(acting.items()))
+        site = innermost_user_site(thread.frames, case.job.snapshot.sources)
+        note = (
+            f"{capital(the_ranks(acting))} {verb(tuple(acting), 'runs', 'run')} another thread"
+            f"{at_line(site)}{'' if len(acting) == 1 else f' (rank {rank})'}, which may yet make "
+            "the call that is missing."
+        )
+        return _open(found, Certainty.POSSIBLE if called else Certainty.LIKELY, note)
+    mixed = tuple(rank for rank, one in ranks.items() if _calls_from_several(one, stuck[rank]))
+    if mixed:
+        note = f"{capital(the_ranks(mixed))} {verb(mixed, 'calls', 'call')} from several threads."
+        return _open(found, Certainty.POSSIBLE, note)
+    unseen = tuple(rank for rank, one in ranks.items() if one.process.alive and one.threads == ())
+    if unseen:
+        note = f"Other threads of {the_ranks(unseen)} could not be seen."
+        return _open(found, Certainty.LIKELY, note)
+    return found
+
+
+def acting_thread(rank: RankSnapshot, stuck: Collection[int]) -> ThreadStack | None:
+    """A thread beside the main one that may yet make a call, None for none seen.
+
+    stuck: the threads that wait in the cycle; one that waits for something else may get it.
+    First those that have made calls, whatever they are at now.
+    """
+    callers = _callers(rank)
+    free = [t for t in rank.threads or () if t.tid not in stuck and not _is_main(rank, t)]
+    free.sort(key=lambda thread: thread.tid not in callers)
+    return next((t for t in free if t.tid in callers or not _does_chores(t)), None)
+
+
+def is_beside(rank: RankSnapshot, record: OpRecord) -> bool | None:
+    """Whether a thread beside the main one made a call; None where that is not known."""
+    if record.source != "page" or record.thread == 0:
+        return None
+    if record.thread == rank.pid:
+        return False
+    return None if record.device or is_started(rank, record) is False else True
+
+
+def is_started(rank: RankSnapshot, record: OpRecord) -> bool | None:
+    """Whether Python started the thread that made a call; None where it cannot be seen."""
+    thread = next((t for t in rank.threads or () if t.tid == record.thread), None)
+    if thread is None or not thread.frames:
+        return None
+    return _is_of_python(thread)
+
+
+def _open(found: Finding, at_most: Certainty, note: str) -> Finding:
+    weaker = {Certainty.PROVED: at_most, Certainty.LIKELY: at_most}
+    text = replace(found.text, explanation=f"{found.text.explanation} {note}")
+    certainty = weaker.get(found.certainty, found.certainty)
+    return replace(found, certainty=certainty, final=False, text=text)
+
+
+def _callers(rank: RankSnapshot) -> set[int]:
+    """The threads beside the main one that have made calls."""
+    return {record.thread for record in rank.ops if is_beside(rank, record)}
+
+
+def _calls_from_several(rank: RankSnapshot, stuck: Collection[int]) -> bool:
+    """Whether a thread beside the main one has made calls, and its stack is not known."""
+    if not rank.process.alive or rank.threads:
+        return False
+    return bool(_callers(rank).difference(stuck))
+
+
+def _is_main(rank: RankSnapshot, thread: ThreadStack) -> bool:
+    return thread.tid == rank.pid or thread.name == "MainThread"
+
+
+def _is_of_python(thread: ThreadStack) -> bool:
+    return any(
+        _BOOTSTRAP.search(frame.file) and "_bootstrap" in frame.function for frame in thread.frames
+    )
+
+
+def _does_chores(thread: ThreadStack) -> bool:
+    """Whether it is known to run a library's chores only, or none of Python's code."""
+    if not thread.frames or not _is_of_python(thread):
+        return True
+    files = [frame.file for frame in thread.frames if not _NATIVE.search(frame.file)]
+    own = (file for file in files if not _STANDARD.search(file))
+    return any(map(_CHORES.search, files)) and all(map(_CHORES.search, own))

@@ -1,0 +1,245 @@
+"""What the rules work with: the job, who ended, the wait-for graph, and findings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
+
+from hangwatch.diagnosis.facts.activity import Activity, activity
+from hangwatch.diagnosis.facts.endings import How
+from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
+from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.diagnosis.facts.spots import UNNAMED, Channel, Place
+from hangwatch.diagnosis.graph.wait_for import held_up
+from hangwatch.diagnosis.text.phrases import spot_text
+from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
+from hangwatch.types import Collective, Frame, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hangwatch.diagnosis.facts.devices import Stuck
+    from hangwatch.diagnosis.facts.endings import Ending
+    from hangwatch.diagnosis.facts.faults import Fault
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.spots import Spot, Wait
+    from hangwatch.diagnosis.graph.wait_for import Graph
+    from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop, Source
+    from hangwatch.diagnosis.text.wording import Text
+    from hangwatch.types import Certainty, Kind, OpRecord, Site
+
+
+_T = TypeVar("_T")
+_FROZEN = frozenset({Reason.STOPPED, Reason.DEBUGGER})
+_UNEXPLAINED = frozenset({Reason.UNKNOWN, Reason.GPU_KERNEL})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One root cause. ``final``: no future event lets those who wait go on."""
+
+    kind: Kind
+    reason: Reason
+    certainty: Certainty
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+    text: Text
+    final: bool = False
+    spot: Spot | None = None
+    collective: Collective | None = None
+    site: Site | None = None
+    victim_site: Site | None = None
+    waits: tuple[Wait, ...] = ()
+    """Of its victims and its culprits."""
+    ended: tuple[int, ...] = ()
+    """Culprits that are gone."""
+    guard: Guard | None = None
+    """The condition that the culprits took, or did not take, other than the rest."""
+    loop: LeftLoop | None = None
+    """The loop that the culprits have left, and the others have not."""
+
+
+@dataclass(slots=True)
+class Case:
+    """A job under judgement."""
+
+    job: Job
+    ended: Mapping[int, Ending]
+    graph: Graph
+    source: Source
+    disputed: Mapping[int, int]
+    stuck: Mapping[int, Stuck] = field(default_factory=dict)
+    """Ranks whose device is stuck itself."""
+    _activities: dict[int, Activity] = field(default_factory=dict)
+    _within_s: float | None = None
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Text of the user's files."""
+        return self.job.snapshot.sources
+
+    def activity(self, rank: int) -> Activity:
+        """What a rank does, or did when it was ended from outside."""
+        found = self._activities.get(rank)
+        if found is None:
+            found = self._activities[rank] = self._activity(rank)
+        return found
+
+    def is_frozen(self, rank: int) -> bool:
+        """Whether nothing of a rank runs, not even what works on its collectives."""
+        known = rank in self.job.ranks and rank not in self.ended
+        return known and self.activity(rank).reason in _FROZEN
+
+    def fault(self, rank: int) -> Fault | None:
+        """What has gone wrong with the GPU of a rank, not long before somebody waited."""
+        snapshot = self.job.ranks.get(rank)
+        if snapshot is None or snapshot.gpu is None:
+            return None
+        if self._within_s is None:
+            waits = (seconds(wait.age_s) for waits in self.graph.at.values() for wait in waits)
+            failed = (end for end in self.ended.values() if end.how is not How.CLEAN)
+            ages = chain(waits, (seconds(end.age_s) for end in failed))
+            self._within_s = max(ages, default=0.0) + MARGIN_S
+        return gpu_fault(snapshot.gpu, self._within_s)
+
+    def _activity(self, rank: int) -> Activity:
+        found, fault = self._activity_without_fault(rank), self.fault(rank)
+        if fault is None or found.interrupted or found.reason in _FROZEN:
+            return found
+        if fault.sure or found.reason in _UNEXPLAINED:
+            return replace(found, reason=Reason.GPU_FAULT, fault=fault.what, sure=fault.sure)
+        return found
+
+    def _activity_without_fault(self, rank: int) -> Activity:
+        snapshot = self.job.ranks[rank]
+        if rank in self.stuck:
+            stuck = self.stuck[rank]
+            site = self.site_at(rank, stuck.place) if stuck.place is not None else None
+            return Activity(Reason.GPU_KERNEL, site, sure=stuck.sure)
+        if rank not in self.ended:
+            return activity(snapshot, self.texts)
+        # It was ended from outside: the exception says where that was.
+        site = snapshot.exception.site if snapshot.exception else None
+        return Activity(Reason.UNKNOWN, with_source(site, self.texts), interrupted=True)
+
+    def stack(self, rank: int) -> list[Frame]:
+        """User frames of the rank's program, outermost first; empty if unknown."""
+        snapshot = self.job.ranks.get(rank)
+        thread = program_thread(snapshot) if snapshot else None
+        return user_frames(thread.frames)[::-1] if thread else []
+
+    def frames_at(self, rank: int, place: Place) -> list[Frame]:
+        """The user frames that led a rank into a place, outermost first.
+
+        Its stack if it still waits there; else the line that was recorded.
+        """
+        record = self.job.record(rank, place)
+        stack = self.stack(rank)
+        here = any(wait.spot == place for wait in self.graph.by_rank.get(rank, ()))
+        site = (record.site if record else None) or self._raised_at(rank)
+        if stack and here and (site is None or _same_line(stack[-1], site)):
+            return stack
+        if site is not None:
+            return [Frame(site.file, site.line, site.function)]
+        # Issued from C++: where the rank waits now is next to where it issued it.
+        return stack
+
+    def site_at(self, rank: int, place: Place) -> Site | None:
+        """The user's line that entered a place, with its text."""
+        record = self.job.record(rank, place)
+        if record is not None and record.site is not None:
+            return self._with_call(rank, with_source(record.site, self.texts))
+        if record is not None and self._is_apart(rank, record):
+            return None
+        return with_source(self._raised_at(rank), self.texts) or self.waiting_site(rank)
+
+    def _is_apart(self, rank: int, record: OpRecord) -> bool:
+        """Whether a thread that Python started made a call: the main one tells nothing of it."""
+        threads = self.job.ranks[rank].threads or ()
+        frames = next((thread.frames for thread in threads if thread.tid == record.thread), ())
+        return bool(frames) and frames[-1].file.endswith("/threading.py")
+
+    def _raised_at(self, rank: int) -> Site | None:
+        """The line at which a peer's end threw a rank out of what C++ had issued."""
+        end = self.ended.get(rank)
+        return end.exception.site if end is not None and end.exception is not None else None
+
+    def waiting_site(self, rank: int) -> Site | None:
+        """The innermost user line of the rank's stack."""
+        snapshot = self.job.ranks.get(rank)
+        thread = program_thread(snapshot) if snapshot else None
+        return innermost_user_site(thread.frames, self.texts) if thread else None
+
+    def wait_site(self, wait: Wait) -> Site | None:
+        """The user's line of a wait; of one that is over the one at which it raised."""
+        found = wait.site or (self._raised_at(wait.rank) if wait.over else None)
+        if found is None and not wait.over:
+            return self.waiting_site(wait.rank)
+        return with_source(found, self.texts)
+
+    def victims_site(self, waits: Iterable[Wait]) -> Site | None:
+        """The line that most of those who wait are at."""
+        at = {wait.rank: site for wait in waits if (site := self.wait_site(wait)) is not None}
+        most = _most_common(Counter(at.values()))
+        rank = next((rank for rank, site in at.items() if site == most), -1)
+        return self._with_call(rank, most)
+
+    def _with_call(self, rank: int, site: Site | None) -> Site | None:
+        """A site with what it has called, where the rank's stack is still there."""
+        if site is None or site.call is not None:
+            return site
+        here = self.waiting_site(rank)
+        same = here is not None and (here.file, here.line) == (site.file, site.line)
+        return replace(site, call=here.call) if here is not None and same else site
+
+    def waits_at(self, spot: Spot | None) -> tuple[Wait, ...]:
+        """All waits at a spot."""
+        return tuple(self.graph.at.get(spot, ())) if spot is not None else ()
+
+    def direct(self, spot: Spot | None) -> tuple[int, ...]:
+        """The ranks that wait at a spot itself."""
+        return tuple(sorted({wait.rank for wait in self.waits_at(spot)}))
+
+    def victims_of(self, culprits: Iterable[int], spots: Iterable[Spot] = ()) -> tuple[int, ...]:
+        """All ranks that wait, however indirectly, for the culprits or at the spots."""
+        guilty = set(culprits)
+        return tuple(sorted(held_up(self.graph, [*guilty, *spots]) - guilty))
+
+    def where(self, spot: Spot | None) -> str:
+        """A spot as people read it."""
+        if spot is None:
+            return ""
+        return spot_text(self.job, spot, self.op_at(self.waits_at(spot), spot))
+
+    def op_at(self, waits: Sequence[Wait], spot: Spot | None) -> str:
+        """What most of those who wait at a spot call it."""
+        names = Counter(wait.op for wait in waits if wait.op)
+        if not names and isinstance(spot, Place):
+            records = self.job.places(spot.gid).get(spot.seq, {})
+            names = Counter(record.op for record in records.values() if record.op)
+        return _most_common(names) or ""
+
+    def collective(self, spot: Spot | None, waits: Sequence[Wait]) -> Collective | None:
+        """The call that a finding is about, as those who wait know it."""
+        if isinstance(spot, Place):
+            records = [wait.record for wait in waits if wait.record is not None]
+            op = self.op_at(waits, spot)
+            record = next((r for r in records if r.op == op), None)
+            dtype, shape = (record.dtype, record.shape) if record else ("", ())
+            return Collective(op or UNNAMED, spot.seq, dtype, shape)
+        if isinstance(spot, Channel):
+            record = next((wait.record for wait in waits if wait.record is not None), None)
+            if record is not None:
+                return Collective(record.op, record.seq, record.dtype, record.shape)
+        return None
+
+
+def _same_line(frame: Frame, site: Site) -> bool:
+    return frame.file == site.file and frame.line == site.line
+
+
+def _most_common(counts: Counter[_T]) -> _T | None:
+    """The most frequent; among equals the first in the order of their text."""
+    return min(counts, key=lambda item: (-counts[item], repr(item)), default=None)

@@ -1,0 +1,355 @@
+"""Judges what is stuck without a rank to wait for: cycles, and places that are full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.activity import Activity
+from hangwatch.diagnosis.facts.channels import senders, sending
+from hangwatch.diagnosis.facts.endings import Cause
+from hangwatch.diagnosis.facts.history import has_history, made_before, step
+from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete, missing_peer
+from hangwatch.diagnosis.rules.beside import unless_beside
+from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.deaths import died
+from hangwatch.diagnosis.rules.divergence import divergence
+from hangwatch.diagnosis.rules.mismatch import judge_lines
+from hangwatch.diagnosis.rules.naming import judge_names
+from hangwatch.diagnosis.rules.terminals import finished, judge_terminals, left_behind
+from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
+from hangwatch.diagnosis.text import disagreement, wording
+from hangwatch.diagnosis.text.phrases import at_line, now, verb
+from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.types import Certainty, Kind, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hangwatch.diagnosis.facts.spots import Spot, Wait
+    from hangwatch.diagnosis.graph.wait_for import Root
+    from hangwatch.diagnosis.rules.case import Case
+    from hangwatch.diagnosis.rules.divergence import Divergence
+    from hangwatch.diagnosis.text.wording import Text
+    from hangwatch.types import Site
+
+Ranks = tuple[int, ...]
+
+
+def judge_stuck(case: Case, spot: Spot) -> Finding:
+    """A spot that everyone has reached and that does not complete."""
+    if isinstance(spot, Setup):
+        return frozen_setup(case, spot) or init_incomplete(case, spot, (), "", Reason.NETWORK)
+    waits = case.waits_at(spot)
+    members = case.job.members(spot.gid) if isinstance(spot, Place) else _both_ends(case, spot)
+    known = case.job.places(spot.gid).get(spot.seq, {}) if isinstance(spot, Place) else {}
+    alike = len(known) == len(members)
+    broken = any(_raised(case, wait.rank) for wait in waits)
+    site = case.victims_site(waits)
+    gone = tuple(sorted({wait.rank for wait in waits if _gone_before(case, wait.rank)}))
+    if gone and len(gone) < len(members):
+        return died(case, spot, gone, Certainty.LIKELY)
+    found = None
+    if isinstance(spot, Place):
+        found = judge_names(case, spot)
+        if found is None and not broken:
+            found = judge_unrecorded(case, spot) or judge_lines(case, spot)
+    if found is not None:
+        return found
+    frozen = tuple(sorted(r for r in members if case.is_frozen(r)))
+    if frozen:
+        return _frozen(case, spot, frozen, case.activity(frozen[0]))
+    faults = {rank: fault for rank in members if (fault := case.fault(rank)) is not None}
+    if faults:
+        sure = any(fault.sure for fault in faults.values())
+        faulty = tuple(sorted(rank for rank, fault in faults.items() if fault.sure is sure))
+        doing = Activity(Reason.GPU_FAULT, fault=faults[faulty[0]].what, sure=sure)
+        return replace(_frozen(case, spot, faulty, doing), final=broken)
+    before = all(wait.record is not None and wait.record.begun is False for wait in waits)
+    return Finding(
+        kind=Kind.COLLECTIVE_STUCK,
+        reason=Reason.NETWORK if broken else Reason.GPU_KERNEL if before else Reason.UNKNOWN,
+        certainty=Certainty.LIKELY if alike else Certainty.POSSIBLE,
+        culprits=(),
+        victims=case.victims_of((), [spot]),
+        text=(wording.all_before if before else wording.stuck)(
+            members, case.where(spot), site, alike=alike
+        ),
+        spot=spot,
+        collective=case.collective(spot, waits),
+        victim_site=site,
+        final=broken,
+        waits=waits,
+    )
+
+
+def _both_ends(case: Case, spot: Channel) -> Ranks:
+    """The waiter and its peer; of a recv from any source those whose message is under way."""
+    if spot.peer != ANYONE:
+        return tuple(sorted((spot.waiter, spot.peer)))
+    several = [rank for rank in senders(case.job, spot) if sending(case.job, spot, rank)]
+    return tuple(sorted((spot.waiter, *several)))
+
+
+def _frozen(case: Case, spot: Place | Channel, culprits: Ranks, doing: Activity) -> Finding:
+    """All are there, and a few of them were stopped, or their GPUs, before it was complete."""
+    waits = case.waits_at(spot)
+    others = tuple(rank for rank in case.direct(spot) if rank not in culprits)
+    scene = Scene(
+        culprits,
+        others,
+        case.where(spot),
+        (case.site_at(culprits[0], spot) if isinstance(spot, Place) else None) or doing.site,
+        case.victims_site(wait for wait in waits if wait.rank in others),
+    )
+    return Finding(
+        kind=Kind.COLLECTIVE_STUCK,
+        reason=doing.reason,
+        certainty=Certainty.LIKELY if doing.sure else Certainty.POSSIBLE,
+        culprits=culprits,
+        victims=tuple(sorted(set(case.victims_of(culprits, [spot])) - set(culprits))),
+        text=wording.frozen(scene, doing),
+        spot=spot,
+        collective=case.collective(spot, waits),
+        site=scene.site,
+        victim_site=scene.other_site,
+        waits=waits,
+    )
+
+
+def _gone_before(case: Case, rank: int) -> bool:
+    """Whether a rank ended, and not because somebody is just ending the whole job."""
+    end = case.ended.get(rank)
+    return end is not None and (end.cause is not Cause.TERMINATED or left_behind(case, end))
+
+
+def _raised(case: Case, rank: int) -> bool:
+    end = case.ended.get(rank)
+    return end is not None and end.cause is Cause.ECHO
+
+
+def judge_cycle(case: Case, root: Root) -> Finding:
+    """Ranks that wait for each other."""
+    return unless_beside(case, _judge_cycle(case, root))
+
+
+def _judge_cycle(case: Case, root: Root) -> Finding:
+    inside = set(root.ranks)
+    setups = [spot for spot in root.spots if isinstance(spot, Setup)]
+    frozen = tuple(rank for rank in root.ranks if case.is_frozen(rank))
+    if frozen and setups:
+        doing = case.activity(frozen[0])
+        return init_incomplete(case, max(setups), frozen, now(frozen, doing), doing.reason)
+    if frozen:
+        # What it waited for may have come; it goes on when it is continued.
+        return next(judge_terminals(case, frozen))
+    told = _left_group(case, root)
+    if told is None and setups:
+        told = _setup_in_cycle(case, setups, inside)
+    if told is not None:
+        return told
+    camps: dict[Spot, list[Wait]] = {}
+    beside: list[Wait] = []
+    for spot in root.spots:
+        there = case.waits_at(spot)
+        camps[spot] = [
+            wait
+            for wait in there
+            if wait.rank in inside or (not inside and _first(case, root, wait))
+        ]
+        beside.extend(wait for wait in there if inside and wait.rank not in inside)
+    # What they have done before they came to wait might tell who has left the way.
+    waits = [wait for camp in camps.values() for wait in camp]
+    silent = any(not has_history(case.job, wait.rank, wait.record) for wait in (*waits, *beside))
+    beside = [wait for wait in beside if _had_a_choice(case, wait, camps)]
+    left = divergence(case, waits, beside)
+    halves = [s for s in root.spots if isinstance(s, Channel) and _tells(case, s, left)]
+    if len({_peers(case, half) for half in halves}) == 1:
+        oldest = max(halves, key=lambda half: (camps[half][0].age_s, half.sends, half.tag))
+        return _channel_in_cycle(case, oldest, inside, silent=silent and left is None)
+    found = _inversion(case, camps, left)
+    if left is None and silent and found.certainty is Certainty.PROVED:
+        # One of two sides may have left the way, and the other is named with it.
+        outvoted = len(found.culprits) < len({wait.rank for wait in waits})
+        return replace(found, certainty=Certainty.LIKELY if outvoted else Certainty.POSSIBLE)
+    return found
+
+
+def _left_group(case: Case, root: Root) -> Finding | None:
+    """Some wait in a group that others have destroyed, who come to it no more.
+
+    Whatever those wait for: that they went on to it is the rest of their way.
+    """
+    for spot in root.spots:
+        if isinstance(spot, Place):
+            missing = case.graph.missing.get(spot, ())
+            gone = tuple(sorted(rank for rank in missing if case.job.has_left(rank, spot.gid)))
+            if gone:
+                return finished(case, spot, gone)
+    return None
+
+
+def _had_a_choice(case: Case, wait: Wait, camps: Mapping[Spot, Sequence[Wait]]) -> bool:
+    """Whether a rank could as well be at another of the spots.
+
+    One that has no part in what the other side waits in takes no side by where it is.
+    """
+    for spot, others in camps.items():
+        if spot == wait.spot:
+            continue
+        if isinstance(spot, Place) and wait.rank in case.job.members(spot.gid):
+            return True
+        mine = step(wait.record) if wait.record is not None else None
+        records = [o.record for o in others if o.record is not None and step(o.record) != mine]
+        if any(made_before(case.job, wait.rank, record) for record in records):
+            return True
+    return False
+
+
+def _tells(case: Case, spot: Channel, left: Divergence | None) -> bool:
+    """Whether a send or recv without its other half is what the cycle is about."""
+    peers = _peers(case, spot)
+    if left is not None:
+        by_source = left.loop is not None or left.guard is not None
+        known = bool(peers) and set(peers) <= set(left.culprits)
+        return not by_source and known and spot.waiter in left.others
+    return bool(peers) and all(
+        _is_elsewhere(case, peer)
+        and any(spot.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
+        for peer in peers
+    )
+
+
+def _peers(case: Case, spot: Channel) -> Ranks:
+    """Who has to match a send or recv; of a recv from any source those who sent too little."""
+    if spot.peer != ANYONE:
+        return (spot.peer,)
+    missing, several = case.graph.missing[spot], senders(case.job, spot)
+    return missing if len(several) == 1 or 2 * len(missing) <= len(several) else ()
+
+
+def _missed(case: Case, wait: Wait) -> Ranks:
+    return case.graph.missing.get(wait.spot, ())
+
+
+def _first(case: Case, root: Root, wait: Wait) -> bool:
+    """Whether of the root's spots this is the one that the rank came to first."""
+    spots = (own.spot for own in case.graph.by_rank[wait.rank] if own.spot in root.spots)
+    return next(spots, None) == wait.spot
+
+
+def _is_elsewhere(case: Case, rank: int) -> bool:
+    """Whether a rank waits in something else than a send or recv."""
+    return any(not isinstance(wait.spot, Channel) for wait in case.graph.by_rank.get(rank, ()))
+
+
+def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Finding:
+    """Some are in a set-up call, and the others wait for them elsewhere."""
+    spot = max(setups, key=lambda one: (len(case.direct(one)), one))
+    named = judge_names(case, spot) if spot.call == "new_group" else None
+    if named is not None:
+        return named
+    culprits = tuple(sorted(inside & set(case.graph.missing.get(spot, ()))))
+    wait = _wait_of(case, culprits[0])
+    they = verb(culprits, "it waits", "they wait")
+    waiting = f"{they} in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
+    found = init_incomplete(case, spot, culprits, waiting, Reason.USER_CODE)
+    if len(setups) > 1:
+        # Each makes another group: who left one out cannot be told from the lines.
+        gone = {rank for rank in case.ended if rank not in found.victims}
+        everyone = tuple(sorted(inside | gone))
+        victims = tuple(rank for rank in found.victims if rank not in everyone)
+        found = replace(found, culprits=everyone, victims=victims)
+    if len(setups) > 1 or len(culprits) > 1:
+        # new_group lets ranks through that are no members of it: not all need be missing.
+        return replace(found, certainty=Certainty.POSSIBLE)
+    return found
+
+
+def _channel_in_cycle(case: Case, spot: Channel, inside: set[int], *, silent: bool) -> Finding:
+    """A send or recv whose peer waits in something else, and that for the waiter.
+
+    silent: nothing tells but it may be the one that waits for it that has left the way.
+    """
+    peers = _peers(case, spot)
+    wait = _wait_of(case, peers[0])
+    they = verb(peers, "it waits", "they wait")
+    waiting = f"{they} in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
+    found = missing_peer(case, spot, peers, waiting, Reason.USER_CODE)
+    firm = all(w.firm for r in inside for w in case.graph.by_rank.get(r, ()))
+    sure = firm and spot.peer != ANYONE and not silent
+    return replace(found, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=firm)
+
+
+def _inversion(case: Case, camps: dict[Spot, list[Wait]], left: Divergence | None) -> Finding:
+    ordered = sorted(camps.items(), key=lambda camp: len(camp[1]))
+    parts = [
+        (tuple(sorted({wait.rank for wait in waits})), case.where(spot), case.victims_site(waits))
+        for spot, waits in ordered
+        if waits
+    ]
+    waits = tuple(wait for _, camp in ordered for wait in camp)
+    culprits = left.culprits if left is not None else _fewer(ordered)
+    guilty = [wait for wait in waits if wait.rank in culprits]
+    rest = [wait for wait in waits if wait.rank not in culprits]
+    kind, text = _told(case, left, guilty, rest) if left else (Kind.ORDER_INVERSION, None)
+    firm = all(wait.firm for wait in waits)
+    sure = Certainty.PROVED if firm else Certainty.LIKELY
+    if left is None and any(isinstance(s, Channel) and s.peer == ANYONE for s in camps):
+        sure = Certainty.POSSIBLE  # nothing tells whose message is missing, or if any is
+    parted = left is not None and left.parted
+    if parted:
+        sure = Certainty.POSSIBLE
+    # Who finished early is to blame for where the others wait, else for where it waits.
+    about = (rest if kind is Kind.FINISHED_EARLY else guilty)[0].spot if left else ordered[0][0]
+    sites = (case.victims_site(guilty), case.victims_site(rest)) if left else _sites(parts)
+    return Finding(
+        kind=kind,
+        reason=Reason.USER_CODE,
+        certainty=sure,
+        culprits=culprits,
+        victims=case.victims_of(culprits, camps),
+        text=text or wording.cycle(parts, culprits if left else (), parted=parted),
+        final=firm,
+        spot=about,
+        collective=case.collective(about, case.waits_at(about)),
+        site=sites[0],
+        victim_site=sites[1],
+        waits=waits,
+        guard=left.guard if left is not None else None,
+        loop=left.loop if left is not None else None,
+    )
+
+
+def _fewer(ordered: Sequence[tuple[Spot, list[Wait]]]) -> Ranks:
+    """Of two sides the one with fewer ranks; else all that wait for each other."""
+    sides = [tuple(sorted({wait.rank for wait in camp})) for _, camp in ordered if camp]
+    if len(sides) == 2 and len(sides[0]) < len(sides[1]):  # noqa: PLR2004 (one or the other)
+        return sides[0]
+    return tuple(sorted({rank for ranks in sides for rank in ranks}))
+
+
+def _sites(parts: Sequence[tuple[Ranks, str, Site | None]]) -> tuple[Site | None, Site | None]:
+    return parts[0][2], parts[1][2] if len(parts) > 1 else None
+
+
+def _told(
+    case: Case, left: Divergence, guilty: list[Wait], rest: list[Wait]
+) -> tuple[Kind, Text | None]:
+    """What kind of departure it is; its text, None where it is an inversion."""
+    sites = case.victims_site(guilty), case.victims_site(rest)
+    mine, theirs = (case.op_at(waits, None) or "a collective" for waits in (guilty, rest))
+    if left.loop is not None:
+        scene = Scene(left.culprits, left.others, case.where(rest[0].spot), *sites)
+        over = all(wait.over for wait in rest)
+        return Kind.FINISHED_EARLY, wording.left_loop(scene, mine, left.loop, failed=over)
+    if left.guard is not None:
+        scene = Scene(left.culprits, left.others, case.where(guilty[0].spot), *sites)
+        text = disagreement.subset(scene, left.guard, f"went on to {theirs}")
+        return Kind.SUBSET_ENTERED, text
+    return Kind.ORDER_INVERSION, None
+
+
+def _wait_of(case: Case, rank: int) -> Wait | None:
+    return next(iter(case.graph.by_rank.get(rank, ())), None)

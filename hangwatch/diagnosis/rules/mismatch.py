@@ -1,0 +1,365 @@
+"""Judges a place whose members entered different things there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.endings import Cause, How
+from hangwatch.diagnosis.facts.history import habit, step
+from hangwatch.diagnosis.facts.signatures import Differs, Split, split
+from hangwatch.diagnosis.facts.spots import UNNAMED, Place
+from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.departure import departed
+from hangwatch.diagnosis.rules.threads import judge_threads
+from hangwatch.diagnosis.text import disagreement, wording
+from hangwatch.diagnosis.text.phrases import Ranks, spot_text
+from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.types import Certainty, Collective, Kind, Reason
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.facts.history import Habit
+    from hangwatch.diagnosis.facts.spots import Wait
+    from hangwatch.diagnosis.rules.case import Case
+    from hangwatch.diagnosis.source.control_flow import Fork, Guard, LeftLoop
+    from hangwatch.types import OpRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What tells that ``here`` left the common program that ``there`` follows."""
+
+    loop: LeftLoop | None = None
+    outlasts: LeftLoop | None = None
+    """``there`` has left the loop that ``here`` is in."""
+    guard: Guard | None = None
+    skips: Guard | None = None
+    """The condition under which ``here`` passed over what ``there`` entered."""
+    habit: Habit | None = None
+    same_line: bool = False
+    source_known: bool = False
+    """Whether the source could tell of a loop that was left."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is enough where there is no majority."""
+        if self.loop is not None:
+            return True
+        usual = self.habit
+        if usual is not None and usual.by_line:
+            if usual.there_is_usual and not usual.here_is_usual:
+                return True
+            if usual.here_known_there:
+                return False  # the condition is one that the others meet as well
+        return self.guard is not None and self.guard.on_rank and self.guard.for_few
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether ``here`` is in a part of the program that ``there`` does not come to.
+
+        Then what they entered is not one call with two signatures.
+        """
+        if self.loop is not None:
+            return True
+        usual = self.habit
+        if usual and usual.apart and usual.there_is_usual and not usual.here_is_usual:
+            return True  # at this point they always came to the line that the others are at
+        if self.guard is None:
+            return False
+        alone = self.guard.on_rank and self.guard.for_few
+        return alone and not self.guard.other_branch_communicates
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether the program may just have gone on to what it never came to before."""
+        return self.habit is not None and self.habit.here_is_new and not self.source_known
+
+
+def judge_dispute(case: Case, place: Place) -> Finding | None:
+    """The finding for a disputed place, None if its members agree after all."""
+    found = split(case.job.places(place.gid).get(place.seq, {}))
+    if found is None:
+        return None
+    racing = judge_threads(case, place)
+    if racing is not None:
+        return racing
+    parts = [ranks for _, ranks in found.parts]
+    majority = parts[0] if len(parts[0]) > len(parts[1]) else None
+    if majority is None:
+        return _without_majority(case, place, found)
+    culprits = tuple(sorted(rank for ranks in parts[1:] for rank in ranks))
+    strong = 2 * len(majority) > len(case.job.members(place.gid))
+    certainty = Certainty.PROVED if strong and _is_final(case, place) else Certainty.LIKELY
+    return _blame(case, place, found, (culprits, majority), certainty)
+
+
+def judge_lines(case: Case, place: Place) -> Finding | None:
+    """A few came from another line, with another size: all that differs where sizes may.
+
+    None where all came from one line, or as many from one as from another.
+    """
+    records = case.job.places(place.gid).get(place.seq, {})
+    lines = Counter(step(record) for record in records.values())
+    if len(lines) < 2 or len(records) < len(case.job.members(place.gid)):  # noqa: PLR2004 (a pair)
+        return None
+    (common, most), (_, next_most) = lines.most_common(2)
+    others = tuple(sorted(rank for rank, record in records.items() if step(record) == common))
+    culprits = tuple(sorted(records.keys() - set(others)))
+    shapes = [{records[rank].shape for rank in camp} for camp in (others, culprits)]
+    if shapes[0] & shapes[1]:
+        return None
+    decided = most > next_most
+    found = Split(
+        Differs.SHAPE,
+        tuple((f"shape {list(records[camp[0]].shape)}", camp) for camp in (others, culprits)),
+    )
+    finding = _other_signature(case, place, found, culprits, Certainty.POSSIBLE)
+    if not decided:
+        everyone = tuple(sorted(records))
+        return replace(finding, culprits=everyone, victims=(), final=False)
+    return replace(finding, final=False)
+
+
+def judge_aborted(case: Case, place: Place) -> Finding | None:
+    """A few brought a list of all_gather another size, and gloo aborted a rank that got it.
+
+    The backend may allow such sizes, so that only the abort tells that it did not. None
+    where no majority brought one size.
+    """
+    records = case.job.places(place.gid).get(place.seq, {})
+    if {record.wire for record in records.values()} != {"all_gather"}:
+        return None
+    sizes = Counter(record.shape for record in records.values())
+    usual, most = sizes.most_common(1)[0]
+    culprits = tuple(sorted(rank for rank, record in records.items() if record.shape != usual))
+    if not culprits or 2 * most <= len(case.job.members(place.gid)):
+        return None
+    others = tuple(sorted(records.keys() - set(culprits)))
+    found = Split(
+        Differs.SHAPE,
+        tuple((f"shape {list(records[camp[0]].shape)}", camp) for camp in (others, culprits)),
+    )
+    finding = _other_signature(case, place, found, culprits, Certainty.LIKELY)
+    return replace(finding, victims=others, final=True)
+
+
+def _blame(
+    case: Case, place: Place, found: Split, camps: tuple[Ranks, Ranks], certainty: Certainty
+) -> Finding:
+    if found.differs is Differs.OP or _evidence(case, place, *camps).elsewhere:
+        return _other_op(case, place, camps, certainty)
+    return _other_signature(case, place, found, camps[0], certainty)
+
+
+def _without_majority(case: Case, place: Place, found: Split) -> Finding:
+    """Nobody is outvoted: the source and what came before decide, if they can."""
+    known = sum(len(ranks) for _, ranks in found.parts)
+    # Where members are not known it may be that they are the majority.
+    whole = known == len(case.job.members(place.gid))
+    if len(found.parts) == 2 and whole:  # noqa: PLR2004 (a pair of camps)
+        one, other = found.parts[0][1], found.parts[1][1]
+        alone = departed(case.job, case.ended, (*one, *other))
+        if alone and (alone <= set(one) or alone <= set(other)):
+            camps = (one, other) if alone <= set(one) else (other, one)
+            return _blame(case, place, found, camps, Certainty.LIKELY)
+        seen = {camps: _evidence(case, place, *camps) for camps in ((one, other), (other, one))}
+        decided = [camps for camps, evidence in seen.items() if evidence.decides]
+        if len(decided) == 1 and not seen[decided[0]].is_weak:
+            return _blame(case, place, found, decided[0], Certainty.LIKELY)
+    candidates = tuple(sorted(rank for _, ranks in found.parts for rank in ranks))
+    sites = [(r, s) for _, r in found.parts if (s := case.site_at(r[0], place)) is not None]
+    is_op = found.differs is Differs.OP
+    named = "different collectives" if is_op else _op(case, place, candidates[0])
+    return Finding(
+        kind=Kind.OP_MISMATCH if is_op else Kind.SIGNATURE_MISMATCH,
+        reason=Reason.USER_CODE,
+        certainty=Certainty.POSSIBLE,
+        culprits=candidates,
+        victims=case.victims_of(candidates, _spots(case, place)),
+        text=disagreement.undecided(found, spot_text(case.job, place, named), sites),
+        final=_is_final(case, place),
+        spot=place,
+        collective=_collective(case, place, candidates[0]),
+        site=sites[0][1] if sites else None,
+        victim_site=sites[1][1] if len(sites) > 1 else None,
+        waits=_waits(case, place),
+    )
+
+
+def _is_final(case: Case, place: Place) -> bool:
+    """Whether somebody is stuck in it, or in a later place that is disputed as well.
+
+    Or was aborted for it: what a thread of gloo's runs, nobody need be waiting for.
+    """
+    places = case.job.places(place.gid)
+    ends = (case.ended[rank] for rank in case.job.members(place.gid) if rank in case.ended)
+    return any(end.cause is Cause.ECHO and end.how is How.SIGNAL for end in ends) or any(
+        isinstance(spot, Place)
+        and spot.gid == place.gid
+        and spot.seq >= place.seq
+        and (spot == place or split(places.get(spot.seq, {})) is not None)
+        for spot in case.graph.at
+    )
+
+
+def _evidence(case: Case, place: Place, here: Ranks, there: Ranks) -> Evidence:
+    mine = next((f for rank in here if (f := case.frames_at(rank, place))), [])
+    theirs = next((f for rank in there if (f := case.frames_at(rank, place))), [])
+    fork = case.source.fork(mine, theirs)
+    back = case.source.fork(theirs, mine)
+    if fork is None and mine and theirs:
+        fork = case.source.fork_of_lines(mine[-1], theirs[-1])
+        back = case.source.fork_of_lines(theirs[-1], mine[-1])
+    guard = case.source.guard(fork) if fork else None
+    if guard is None or not guard.on_rank:
+        guard = case.source.guard_beyond(mine, theirs) or guard
+    same_line = bool(mine and theirs) and (mine[-1].file, mine[-1].line) == (
+        theirs[-1].file,
+        theirs[-1].line,
+    )
+    usual = habit(case.job, place, here, there)
+    return Evidence(
+        loop=case.source.left_loop(fork) if fork else None,
+        outlasts=case.source.left_loop(back) if back else None,
+        guard=guard,
+        skips=_skips(case, fork, back, usual),
+        habit=usual,
+        same_line=same_line,
+        source_known=bool(mine) and case.source.tree(mine[-1].file) is not None,
+    )
+
+
+def _skips(case: Case, fork: Fork | None, back: Fork | None, usual: Habit | None) -> Guard | None:
+    guard = case.source.guard(back) if back else None
+    if guard is None or guard.other_branch_communicates:
+        guard = case.source.jump(fork) if fork else None
+    if guard is None or fork is None or usual is None:
+        return guard
+    # One that passed over it and came round to a line before it calls there what it always does.
+    extra = usual.by_line and usual.there_is_usual and usual.here_is_new
+    return None if fork.here < guard.line and extra else guard
+
+
+def _other_op(
+    case: Case, place: Place, camps: tuple[Ranks, Ranks], certainty: Certainty
+) -> Finding:
+    culprits, others = camps
+    seen = _evidence(case, place, culprits, others)
+    kind, skipped = _kind(seen)
+    ops = _op(case, place, culprits[0]), _op(case, place, others[0])
+    sites = case.site_at(culprits[0], place), case.site_at(others[0], place)
+    mine, theirs, both = (spot_text(case.job, place, op) for op in (*ops, UNNAMED))
+
+    def scene(where: str) -> Scene:
+        return Scene(culprits, others, where, *sites)
+
+    if seen.loop is not None and kind is Kind.FINISHED_EARLY:
+        failed = all(wait.over for wait in _waits(case, place))
+        text = wording.left_loop(scene(theirs), ops[0], seen.loop, failed=failed)
+    elif kind is Kind.FINISHED_EARLY:
+        text = wording.outlasted(scene(mine), f"they are in {ops[1]} after the loop")
+    elif kind is Kind.SUBSET_ENTERED:
+        text = disagreement.subset(scene(mine), seen.guard, f"went on to {ops[1]}")
+    elif skipped:
+        text = disagreement.skipped(scene(theirs), ops[0], seen.skips)
+    else:
+        text = disagreement.other_op(scene(both), ops, seen.guard)
+    about = others[0] if seen.loop is not None else culprits[0]
+    return Finding(
+        kind=kind,
+        reason=Reason.USER_CODE,
+        certainty=certainty,
+        culprits=culprits,
+        victims=case.victims_of(culprits, _spots(case, place)),
+        text=text,
+        final=_is_final(case, place),
+        spot=place,
+        collective=_collective(case, place, about),
+        site=sites[0],
+        victim_site=sites[1],
+        waits=_waits(case, place),
+        guard=seen.guard if kind is Kind.SUBSET_ENTERED else None,
+        loop=seen.loop,
+    )
+
+
+def _kind(seen: Evidence) -> tuple[Kind, bool]:
+    """(kind, whether the culprits passed over what the others entered)."""
+    guard, usual = seen.guard, seen.habit
+    known = usual is not None and usual.here_known_there
+    kind, skipped = Kind.OP_MISMATCH, False
+    if seen.same_line:
+        pass
+    elif seen.loop is not None or seen.outlasts is not None:
+        kind = Kind.FINISHED_EARLY
+    elif guard is not None and (guard.on_rank or not known):
+        both = guard.other_branch_communicates
+        kind = Kind.OP_MISMATCH if both else Kind.SUBSET_ENTERED
+    elif known or seen.skips is not None:
+        skipped = True
+    elif usual is not None and usual.there_is_usual:
+        kind = Kind.SUBSET_ENTERED
+    return kind, skipped
+
+
+def _other_signature(
+    case: Case, place: Place, found: Split, culprits: Ranks, certainty: Certainty
+) -> Finding:
+    site = case.site_at(culprits[0], place)
+    others = next(ranks for _, ranks in found.parts if not set(ranks) & set(culprits))
+    where = spot_text(case.job, place, _op(case, place, culprits[0]))
+    scene = Scene(culprits, others, where, site, case.site_at(others[0], place))
+    return Finding(
+        kind=Kind.SIGNATURE_MISMATCH,
+        reason=Reason.USER_CODE,
+        certainty=certainty,
+        culprits=culprits,
+        victims=case.victims_of(culprits, _spots(case, place)),
+        text=disagreement.signature(scene, found, _by_cpp(case, place, culprits, others)),
+        final=_is_final(case, place),
+        spot=place,
+        collective=_collective(case, place, culprits[0]),
+        site=site,
+        victim_site=scene.other_site,
+        waits=_waits(case, place),
+    )
+
+
+def _by_cpp(case: Case, place: Place, *camps: Ranks) -> Ranks:
+    """The ranks of those camps of which only the Flight Recorder knows the call."""
+    records = {camp: case.job.record(camp[0], place) for camp in camps}
+    return tuple(
+        rank
+        for camp, record in records.items()
+        if record is not None and record.source == "flight"
+        for rank in camp
+    )
+
+
+def _op(case: Case, place: Place, rank: int) -> str:
+    record = case.job.record(rank, place)
+    return (record.op or record.wire) if record else UNNAMED
+
+
+def _collective(case: Case, place: Place, rank: int) -> Collective:
+    record: OpRecord | None = case.job.record(rank, place)
+    if record is None:
+        return Collective("", place.seq)
+    return Collective(record.op or record.wire, place.seq, record.dtype, record.shape)
+
+
+def _spots(case: Case, place: Place) -> list[Place]:
+    """The disputed place and the later ones of its group in which ranks wait."""
+    return [
+        place,
+        *(
+            spot
+            for spot, cause in case.graph.because.items()
+            if cause == place and isinstance(spot, Place)
+        ),
+    ]
+
+
+def _waits(case: Case, place: Place) -> tuple[Wait, ...]:
+    return tuple(wait for spot in _spots(case, place) for wait in case.waits_at(spot))

@@ -1,0 +1,294 @@
+"""Judges the ranks that wait for nothing and that others wait for."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.endings import Cause, How
+from hangwatch.diagnosis.facts.history import call_of, next_of
+from hangwatch.diagnosis.facts.spots import Channel, Place, Setup
+from hangwatch.diagnosis.rules.absentees import (
+    absent_ranks,
+    frozen_setup,
+    init_incomplete,
+    living,
+    lost,
+    missing_peer,
+    subset,
+)
+from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.deaths import died, last_site
+from hangwatch.diagnosis.rules.departure import departed
+from hangwatch.diagnosis.text import wording
+from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended, verb
+from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.frames import with_source
+from hangwatch.types import Certainty, Kind, Phase, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from hangwatch.diagnosis.facts.endings import Ending
+    from hangwatch.diagnosis.facts.history import Call
+    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.diagnosis.rules.case import Case
+    from hangwatch.types import Site
+
+_FOUND_A_DIFFERENCE = re.compile(r"same model across all ranks|mismatch between collectives")
+"""torch/csrc/distributed/c10d: reducer.cpp, ProcessGroupWrapper.cpp."""
+SHUTDOWN_S = 30.0
+"""Launchers take a while to end all ranks; torchrun's grace period is 30 s."""
+
+
+class Fate(Enum):
+    """What became of a rank that others wait for."""
+
+    ALIVE = auto()
+    """It is busy, or was until the job was ended from outside."""
+    FINISHED = auto()
+    DIED = auto()
+    ABSENT = auto()
+
+
+def judge_terminals(case: Case, terminals: Iterable[int]) -> Iterator[Finding]:
+    """One finding for each spot and each way in which ranks are missing from it."""
+    ranks = _without_followers(case, terminals)
+    spots = {rank: _main_spot(case, rank) for rank in ranks}
+    ends = {rank: case.ended[rank] for rank in ranks if rank in case.ended}
+    gone = [rank for rank, end in ends.items() if end.how is How.LOST]
+    if gone:
+        yield lost(case, gone, [spots[rank] for rank in gone])
+    # Who is merely not seen may wait for those in turn.
+    explained = {spots[rank] for rank, end in ends.items() if end.how is not How.CLEAN}
+    by_spot: dict[Spot | None, list[int]] = defaultdict(list)
+    for rank in ranks:
+        seen = rank in case.job.ranks
+        if rank not in gone and (seen or spots[rank] not in explained):
+            by_spot[spots[rank]].append(rank)
+    for spot, missing in by_spot.items():
+        yield from _judge_spot(case, spot, missing)
+
+
+def _without_followers(case: Case, terminals: Iterable[int]) -> list[int]:
+    """Leave out ranks that were only ended because another one had ended."""
+    ranks = sorted(terminals)
+    causes = {rank: case.ended[rank].cause for rank in ranks if rank in case.ended}
+    if Cause.OWN not in causes.values():
+        return ranks
+    return [rank for rank in ranks if causes.get(rank, Cause.OWN) is Cause.OWN]
+
+
+def _main_spot(case: Case, rank: int) -> Spot | None:
+    """Of the spots that wait for a rank the one that it should have come to first.
+
+    What it used to do next tells; else the oldest, and among those of the same
+    moment the one with most ranks in it.
+    """
+
+    def call(spot: Spot) -> Call | None:
+        record = next((w.record for w in case.graph.at[spot] if w.record is not None), None)
+        if isinstance(spot, Place) and record is not None:
+            return call_of(spot.gid, record)
+        return None
+
+    def weight(spot: Spot) -> tuple[object, ...]:
+        waits = case.graph.at[spot]
+        oldest_s = max(wait.age_s for wait in waits)
+        expected = usual is not None and calls.get(spot) == usual
+        firm = not all(wait.vague for wait in waits)
+        seq = spot.seq if isinstance(spot, Place) else 0
+        kind = type(spot).__name__, seq, case.op_at(waits, spot)
+        return firm, expected, round(oldest_s, 1), len(waits), kind
+
+    spots = [spot for spot in case.graph.before().get(rank, ()) if not isinstance(spot, int)]
+    calls = {spot: known for spot in spots if (known := call(spot)) is not None}
+    usual = next_of(case.job, rank, calls.values()) if len(spots) > 1 else None
+    return max(spots, key=weight, default=None)
+
+
+def _judge_spot(case: Case, spot: Spot | None, missing: list[int]) -> Iterator[Finding]:
+    frozen = frozen_setup(case, spot) if isinstance(spot, Setup) else None
+    if frozen is not None:
+        yield frozen
+        return
+    parts: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for rank in missing:
+        parts[_fate(case, spot, rank)].append(rank)
+    for (fate, *_), ranks in parts.items():
+        if fate is Fate.DIED:
+            yield _deserted(case, spot, tuple(ranks)) or died(case, spot, tuple(ranks))
+        elif spot is not None:
+            yield _JUDGES[fate](case, spot, tuple(ranks))
+
+
+def _fate(case: Case, spot: Spot | None, rank: int) -> tuple[object, ...]:
+    """What became of a rank; those whose tuples are equal share one finding."""
+    end = case.ended.get(rank)
+    if end is not None and end.how is How.CLEAN:
+        return (Fate.FINISHED,)
+    if end is not None and (end.cause is Cause.OWN or left_behind(case, end)):
+        site = end.exception.site if end.exception else None
+        name = end.exception.type if end.exception else ""
+        return Fate.DIED, end.how, end.signal, name, site and (site.file, site.line)
+    if rank not in case.job.ranks:
+        return (Fate.ABSENT,)
+    if _has_finished(case, rank, spot):
+        return (Fate.FINISHED,)
+    return Fate.ALIVE, end is None, case.activity(rank).reason
+
+
+def _deserted(case: Case, spot: Spot | None, dead: Ranks) -> Finding | None:
+    """Most ranks raised because a few were in another collective than they.
+
+    DDP's constructor compares the model across ranks; the collectives of those
+    few answer it. Only the source can tell it from a model that does differ.
+    """
+    if not isinstance(spot, Place) or 2 * len(dead) < len(case.job.members(spot.gid)):
+        return None
+    end = case.ended[dead[0]]
+    if end.exception is None or not _FOUND_A_DIFFERENCE.search(end.exception.message):
+        return None
+    return subset(case, spot, dead, f"went on without it, and {ended(end)}", final=True)
+
+
+def left_behind(case: Case, end: Ending) -> bool:
+    """Whether others live on long after it was ended: nobody is ending the job."""
+    return len(case.ended) < len(case.job.ranks) and end.age_s >= SHUTDOWN_S
+
+
+def _has_finished(case: Case, rank: int, spot: Spot | None) -> bool:
+    if isinstance(spot, Setup):
+        return False
+    # To be at destroying one of its groups is not to leave the others.
+    leaving = case.job.ranks[rank].phase is Phase.FINALIZING
+    if not isinstance(spot, Place | Channel):
+        return leaving
+    if spot.gid not in case.job.progress[rank]:
+        return False  # what it leaves, or has left, is another: it may come to this one yet
+    return leaving or case.job.has_left(rank, spot.gid)
+
+
+def finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
+    """They have come to their end, or have left the group, and others wait for them."""
+    how = _how_finished(case, culprits)
+    if isinstance(spot, Channel):
+        peerless = missing_peer(case, spot, culprits, how, Reason.EXITED)
+        several = peerless.certainty is Certainty.POSSIBLE and len(culprits) > 1
+        return _outlasted(case, spot, culprits, how) if several else peerless
+    if isinstance(spot, Setup):
+        early = init_incomplete(case, spot, culprits, how, Reason.EXITED)
+        # Who is no member of a group is let through, and may have come to its end since.
+        return replace(early, certainty=Certainty.POSSIBLE) if len(culprits) > 1 else early
+    members = len(case.job.members(spot.gid))
+    if 2 * len(culprits) >= members:
+        found = subset(case, spot, culprits, f"went on without it: {how}", final=True)
+        if found is not None:
+            return found
+    if 2 * len(culprits) > members or _went_on_alone(case, spot, culprits):
+        return _outlasted(case, spot, culprits, how)
+    waits = case.waits_at(spot)
+    scene = Scene(
+        culprits,
+        case.direct(spot),
+        case.where(spot),
+        _finished_site(case, culprits[0]),
+        case.victims_site(waits),
+    )
+    # Counters alone do not say for sure that it is this group that has unfinished work.
+    sure = any(not wait.vague for wait in waits)
+    unsure = Certainty.POSSIBLE if all(wait.over for wait in waits) else Certainty.LIKELY
+    lives_on = any(_lives_on(case, rank) for rank in culprits)
+    # Of two ranks that both go on, nothing tells whether one made a call too few or the
+    # other one too many.
+    even = lives_on and 2 * len(culprits) == members
+    return Finding(
+        kind=Kind.FINISHED_EARLY,
+        reason=Reason.USER_CODE if lives_on else Reason.EXITED,
+        certainty=Certainty.PROVED if sure and not even else unsure,
+        culprits=culprits,
+        victims=case.victims_of(culprits),
+        text=wording.finished(
+            scene, how, failed=all(wait.over for wait in waits), lives_on=lives_on
+        ),
+        final=sure,
+        spot=spot,
+        collective=case.collective(spot, waits),
+        site=scene.site,
+        victim_site=scene.other_site,
+        waits=waits,
+        ended=tuple(rank for rank in culprits if rank in case.ended),
+    )
+
+
+def _went_on_alone(case: Case, spot: Place, finished: Ranks) -> bool:
+    """Whether what all ranks did shows that those who wait have left the common program."""
+    waiting = case.direct(spot)
+    alone = departed(case.job, case.ended, (*waiting, *finished))
+    return bool(alone) and alone == frozenset(waiting)
+
+
+def _outlasted(case: Case, spot: Place | Channel, finished: Ranks, how: str) -> Finding:
+    """Most members are finished, and a few still go on."""
+    waits = case.waits_at(spot)
+    firm = tuple(sorted({wait.rank for wait in waits if not wait.vague}))
+    culprits = firm or case.direct(spot)
+    # Whether one message was sent too little or awaited too much, nothing tells.
+    sure = Certainty.PROVED if isinstance(spot, Place) else Certainty.LIKELY
+    scene = Scene(
+        culprits,
+        finished,
+        case.where(spot),
+        case.victims_site(waits),
+        _finished_site(case, finished[0]),
+    )
+    return Finding(
+        kind=Kind.FINISHED_EARLY,
+        reason=Reason.USER_CODE,
+        certainty=sure if firm else Certainty.POSSIBLE,
+        culprits=culprits,
+        victims=tuple(sorted(set(case.victims_of(finished)) - set(culprits))),
+        text=wording.outlasted(scene, how),
+        final=bool(firm),
+        spot=spot,
+        collective=case.collective(spot, waits),
+        site=scene.site,
+        victim_site=scene.other_site,
+        waits=waits,
+    )
+
+
+def _lives_on(case: Case, rank: int) -> bool:
+    """Whether it has left one group only, and not come to its end."""
+    return rank not in case.ended and case.job.ranks[rank].phase is not Phase.FINALIZING
+
+
+def _how_finished(case: Case, culprits: Ranks) -> str:
+    end = case.ended.get(culprits[0])
+    they = verb(culprits, "it", "they")
+    if end is None or end.how is not How.CLEAN:
+        snapshot = case.job.ranks[culprits[0]]
+        there = snapshot.in_call == "destroy_process_group"
+        if _lives_on(case, culprits[0]):
+            return f"{they} destroyed the group{at_line(snapshot.in_call_site) if there else ''}"
+        return f"{they} called destroy_process_group{at_line(snapshot.in_call_site)}"
+    return f"{they} {ended(end)}"
+
+
+def _finished_site(case: Case, rank: int) -> Site | None:
+    snapshot = case.job.ranks[rank]
+    if rank not in case.ended:
+        site = with_source(snapshot.in_call_site, case.texts) or case.waiting_site(rank)
+        if site is not None:
+            return site
+    return last_site(case, rank)
+
+
+_JUDGES: dict[object, Callable[[Case, Spot, Ranks], Finding]] = {
+    Fate.ALIVE: living,
+    Fate.FINISHED: finished,
+    Fate.ABSENT: absent_ranks,
+}

@@ -1,0 +1,198 @@
+"""The sentences on ranks that entered different things at one place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.signatures import Differs
+from hangwatch.diagnosis.text.phrases import (
+    at_line,
+    capital,
+    place_in_code,
+    short_file,
+    the_ranks,
+    verb,
+    within,
+)
+from hangwatch.diagnosis.text.wording import Scene, Text, sentences
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hangwatch.diagnosis.facts.signatures import Split
+    from hangwatch.diagnosis.source.control_flow import Guard
+    from hangwatch.diagnosis.text.phrases import Ranks
+    from hangwatch.types import Site
+
+
+def subset(scene: Scene, guard: Guard | None, went_on: str) -> Text:
+    """A few ranks in a collective that the others never enter."""
+    headline = (
+        f"Only {the_ranks(scene.culprits)} entered {scene.where}{at_line(scene.site)}: "
+        f"{the_ranks(scene.others)} {went_on}."
+    )
+    return Text(headline, sentences(_took(scene, guard), *_both(scene)))
+
+
+def other_op(scene: Scene, ops: tuple[str, str], guard: Guard | None) -> Text:
+    """Different collectives (the culprits', the others') at one place."""
+    mine, theirs, end = at_line(scene.site), at_line(scene.other_site), ""
+    if _in_one_call(scene):
+        mine, theirs = within(scene.site), within(scene.other_site)
+        end = f", all{at_line(scene.site)}"
+    headline = (
+        f"{scene.they} entered {ops[0]}{mine} where {the_ranks(scene.others)} "
+        f"entered {ops[1]}{theirs}, as {scene.where}{end}."
+    )
+    return Text(headline, sentences(_took(scene, guard), *_both(scene)))
+
+
+def _in_one_call(scene: Scene) -> bool:
+    """Whether both are in one call of a package, which they came to from one line."""
+    mine, theirs = scene.site, scene.other_site
+    if mine is None or theirs is None or mine.call is None or theirs.call is None:
+        return False
+    return mine == theirs and mine.call.function == theirs.call.function
+
+
+def skipped(scene: Scene, entered: str, guard: Guard | None) -> Text:
+    """A collective that a few ranks left out."""
+    headline = (
+        f"{scene.they} skipped {scene.where}{at_line(scene.other_site)}, where "
+        f"{the_ranks(scene.others)} {verb(scene.others, 'is', 'are')}, and {scene.are} in "
+        f"{entered}{at_line(scene.site)}."
+    )
+    condition = ""
+    if guard is not None:
+        how = "may have led past it" if guard.jumps else "decides it"
+        condition = f"`{guard.text}` at {short_file(guard.file)}:{guard.line} {how}."
+    return Text(headline, sentences(condition, *_both(scene)))
+
+
+def out_of_step(scene: Scene, shift: int, later: str) -> Text:
+    """A rank that left calls out (or made more) and got stuck only later."""
+    return Text(
+        _since(scene, shift, known=True), sentences(*_both(scene), f"It shows only now. {later}")
+    )
+
+
+def drifting(scene: Scene, shift: int, *, known: bool, even: bool) -> Text:
+    """A rank that left calls out, or made more, in a job that still runs.
+
+    known: it began there. even: as many ranks are on one side as on the other.
+    """
+    return Text(
+        _since(scene, shift, known=known),
+        sentences(
+            *_both(scene),
+            "Nothing is stuck yet: since then calls are paired that do not belong together, so "
+            "results may be wrong, and it gets stuck where the order of calls changes.",
+            f"There is no majority: {the_ranks(scene.others)} may have made them instead."
+            if even
+            else "",
+        ),
+    )
+
+
+def unnoticed(scene: Scene, found: Split) -> Text:
+    """One call of one line that ranks made with other tensors, and that went through."""
+    parts = [f"{the_ranks(ranks)} with {what}" for what, ranks in found.parts[::-1]]
+    headline = f"{capital(', '.join(parts))} entered {scene.where}{at_line(scene.site)}."
+    return Text(
+        headline,
+        sentences(*_both(scene)[:1], "Nothing is stuck yet, but the results may be wrong."),
+    )
+
+
+def _since(scene: Scene, shift: int, *, known: bool) -> str:
+    count = abs(shift)
+    calls = "one collective" if count == 1 else f"{count} collectives"
+    has = verb(scene.culprits, "it has", "they have")
+    how = f"{has} issued {calls} {'fewer' if shift > 0 else 'more'} than they"
+    if known:
+        it = verb(scene.culprits, "it", "they")
+        how = f"{it} {f'left out {calls}' if shift > 0 else f'made {calls} more'} there"
+    where = f"{scene.where}{at_line(scene.other_site if shift > 0 else scene.site)}"
+    return (
+        f"{scene.they} {verb(scene.culprits, 'is', 'are')} out of step with "
+        f"{the_ranks(scene.others)} since {where if known else f'before {where}'}: {how}."
+    )
+
+
+def undecided(found: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> Text:
+    """A disagreement in which nothing tells who is wrong."""
+    verb_ = "entered" if found.differs is Differs.OP else "came with"
+    parts = [f"{the_ranks(ranks)} {verb_} {what}" for what, ranks in found.parts]
+    return Text(
+        f"{capital(', '.join(parts))}: {where}.",
+        sentences(
+            "There is no majority, and neither the source nor what came before tells which of "
+            "them left the common program.",
+            *(f"{capital(the_ranks(ranks))}: {place_in_code(site)}." for ranks, site in sites[:2]),
+        ),
+    )
+
+
+def two_threads(
+    ranks: Ranks, camps: Sequence[tuple[Ranks, str]], where: str, site: Site | None
+) -> Text:
+    """A group that two threads of each rank use. camps: by the main thread, by another."""
+    (main, mine), (beside, theirs) = camps
+    return Text(
+        f"{capital(the_ranks(ranks))} use one group from two threads each, and nothing orders "
+        f"their calls: as {where}, {the_ranks(main)} entered {mine} from the main thread"
+        f"{at_line(site)}, {the_ranks(beside)} entered {theirs} from another thread.",
+        "No rank left the common program: in one group, calls have to come in one order.",
+    )
+
+
+def signature(scene: Scene, found: Split, by_cpp: Ranks = ()) -> Text:
+    """One collective with tensors or roots that do not fit.
+
+    by_cpp: the ranks whose call Python did not make.
+    """
+    culprits = set(scene.culprits)
+    mine = [what for what, ranks in found.parts if set(ranks) <= culprits]
+    rest = [f"{the_ranks(r)} with {what}" for what, r in found.parts if not set(r) <= culprits]
+    headline = (
+        f"{scene.they} entered {scene.where}{at_line(scene.site)} with {' or '.join(mine)}, "
+        f"{', '.join(rest)}."
+    )
+    here = f"{scene.they}: {place_in_code(scene.site)}." if scene.site else ""
+    there = f"{capital(the_ranks(scene.others))}: {place_in_code(scene.other_site)}."
+    inner = (
+        f"{capital(the_ranks(by_cpp))} did not issue it from Python: it is a gradient bucket of "
+        "DistributedDataParallel, a functional collective, or compiled code. So they are not in "
+        "the same call of the program: one left a call out, or made one more."
+    )
+    # Where the call of all is one of C++'s, only its tensor differs.
+    apart = bool(by_cpp) and len(by_cpp) < len(scene.culprits) + len(scene.others)
+    return Text(
+        headline,
+        sentences(
+            f"It needs the same {found.differs} on all its ranks.",
+            here,
+            there if apart and scene.other_site else "",
+            inner if apart else "",
+        ),
+    )
+
+
+def _took(scene: Scene, guard: Guard | None) -> str:
+    """The condition under which the culprits went another way."""
+    if guard is None:
+        return ""
+    taken = f"`{guard.text}` at {short_file(guard.file)}:{guard.line}"
+    if guard.on_rank:
+        return f"{scene.they} took {taken}; {the_ranks(scene.others)} did not."
+    return f"{scene.they} {scene.are} under {taken}, and {the_ranks(scene.others)} not."
+
+
+def _both(scene: Scene) -> list[str]:
+    """The two lines."""
+    camps = ((scene.culprits, scene.site), (scene.others, scene.other_site))
+    return [
+        f"{capital(the_ranks(ranks))}: {place_in_code(site)}."
+        for ranks, site in camps
+        if site is not None
+    ]

@@ -1,0 +1,240 @@
+"""Names things the way people read them: ranks, groups, lines, ops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.spots import ANYONE, UNNAMED, Channel, Place
+from hangwatch.types import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hangwatch.diagnosis.facts.activity import Activity
+    from hangwatch.diagnosis.facts.endings import Ending
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.types import ExceptionRecord, PackageCall, Site
+
+Ranks = tuple[int, ...]
+
+MAX_SPANS = 8
+RUN = 3
+"""So many ranks in a row are written as a range."""
+MAX_NODES = 4
+MAX_MESSAGE = 160
+_SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    10: "SIGUSR1",
+    11: "SIGSEGV",
+    12: "SIGUSR2",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+}
+"""signal(7), x86 and ARM."""
+
+
+def spans(ranks: Iterable[int]) -> list[str]:
+    """Sorted ranks, runs of three and more as ranges."""
+    found: list[str] = []
+    run: list[int] = []
+    for rank in [*sorted(set(ranks)), None]:
+        if run and rank == run[-1] + 1:
+            run.append(rank)
+            continue
+        if len(run) >= RUN:
+            found.append(f"{run[0]}-{run[-1]}")
+        else:
+            found.extend(map(str, run))
+        run = [] if rank is None else [rank]
+    return found
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """``0, 1, 3-7``, cut where it gets long."""
+    found = spans(ranks)
+    if len(found) > MAX_SPANS:
+        return ", ".join(found[:MAX_SPANS]) + ", ..."
+    return ", ".join(found)
+
+
+def the_ranks(ranks: Iterable[int]) -> str:
+    """``rank 2``, ``ranks 0, 1 and 3``."""
+    several = sorted(set(ranks))
+    found = spans(several)
+    if len(several) == 1:
+        return f"rank {found[0]}"
+    if not found:
+        return "nobody"
+    if len(found) > MAX_SPANS:
+        return f"ranks {rank_list(several)} ({len(several)} in all)"
+    if len(found) == 1:
+        return f"ranks {found[0]}"
+    return f"ranks {', '.join(found[:-1])} and {found[-1]}"
+
+
+def the_nodes(nodes: Sequence[str]) -> str:
+    """``node-1``, ``node-1 and node-4``, cut where it gets long."""
+    if len(nodes) > MAX_NODES:
+        return f"{', '.join(nodes[:MAX_NODES])} and {len(nodes) - MAX_NODES} more"
+    return " and ".join(filter(None, (", ".join(nodes[:-1]), nodes[-1]))) if nodes else "nobody"
+
+
+def capital(text: str) -> str:
+    """With a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def verb(ranks: Sequence[int], one: str, several: str) -> str:
+    """The form of a verb that fits so many ranks."""
+    return one if len(ranks) == 1 else several
+
+
+def short_file(file: str) -> str:
+    """The last part of a path."""
+    return file.rpartition("/")[2] or file
+
+
+def line(site: Site | None) -> str:
+    """``train.py:41``, empty for no site."""
+    return f"{short_file(site.file)}:{site.line}" if site else ""
+
+
+def at_line(site: Site | None) -> str:
+    """`` at train.py:41``, with what was called there if it is a package's; empty for no site."""
+    if site is None:
+        return ""
+    if site.call is not None:
+        return f" in {called(site.call)}, called at {line(site)}"
+    return f" at {line(site)}"
+
+
+def within(site: Site | None) -> str:
+    """`` in DDPStrategy.reduce``: how deep in a package's call; empty where that is not known."""
+    return f" in {site.call.inner}" if site and site.call and site.call.inner else ""
+
+
+def called(call: PackageCall) -> str:
+    """``Accelerator.gather of accelerate``."""
+    return f"{call.function} of {call.package}"
+
+
+def place_in_code(site: Site | None) -> str:
+    """``train.py:41 in train: `loss.backward()```, for explanations."""
+    if site is None:
+        return "a line that is not known"
+    where = line(site)
+    if site.function and site.function != "<module>":
+        where += f" in {site.function}"
+    where = f"{where}: `{site.source}`" if site.source else where
+    return f"{where}, in {_through(site.call)}" if site.call else where
+
+
+def _through(call: PackageCall) -> str:
+    """``Trainer.train of transformers, there in Accelerator.gather``."""
+    return f"{called(call)}, there in {call.inner}" if call.inner else called(call)
+
+
+def group_text(job: Job, gid: int) -> str:
+    """``group default_pg``; by its ranks where nobody described it."""
+    key = job.keys[gid]
+    if key.desc and key.desc != "undefined":
+        return f"group {key.desc}"
+    return f"the group of {the_ranks(job.members(gid))}"
+
+
+def spot_text(job: Job, spot: Spot, op: str) -> str:
+    """``all_reduce #41 of group default_pg``."""
+    if isinstance(spot, Place):
+        number = f" #{spot.seq}" if spot.seq > 0 else ""
+        return f"{op or UNNAMED}{number} of {group_text(job, spot.gid)}"
+    if isinstance(spot, Channel):
+        towards = "to" if spot.sends else "from"
+        call = op or ("send" if spot.sends else "recv")
+        peer = f"rank {spot.peer}" if spot.peer != ANYONE else "any rank"
+        return f"{call} {towards} {peer} in {group_text(job, spot.gid)}"
+    return spot.call
+
+
+def now(ranks: Sequence[int], activity: Activity) -> str:
+    """``it is loading data (data.py:12)``."""
+    if activity.interrupted:
+        inside = f" in {_in_function(activity.site)}" if activity.site else ""
+        return f"{verb(ranks, 'it was', 'they were')} ended from outside{inside}"
+    return f"{verb(ranks, 'it is', 'they are')} {doing(activity)}"
+
+
+_DOING = {
+    Reason.DATA_LOADING: "loading data",
+    Reason.CHECKPOINT_IO: "writing a checkpoint",
+    Reason.STORE_WAIT: "waiting for a key of the store",
+    Reason.GIL_HELD: "in native code that holds the GIL",
+    Reason.STOPPED: "stopped (SIGSTOP, or a frozen container)",
+    Reason.DEBUGGER: "in a debugger",
+    Reason.EXCEPTION_HANDLING: "handling an exception",
+    Reason.GPU_KERNEL: "stuck on the device, which does not run what the program enqueued",
+}
+
+
+def doing(activity: Activity) -> str:
+    """What a living culprit does, to follow ``it is`` or ``they are``."""
+    where = _in_function(activity.site)
+    if activity.reason is Reason.USER_CODE:
+        return f"busy in {where}" if where else "busy in its own code"
+    if activity.reason is Reason.GPU_FAULT:
+        return f"on {activity.fault}"
+    what = _DOING.get(activity.reason, "doing something that could not be seen")
+    if activity.handling and activity.reason is Reason.EXCEPTION_HANDLING:
+        article = "an" if activity.handling[:1].lower() in "aeiou" else "a"
+        what = f"handling {article} {activity.handling}"
+    if activity.worker:
+        inside = f" in {_in_function(activity.worker_site)}" if activity.worker_site else ""
+        return f"{what} (worker pid {activity.worker}{inside})"
+    return f"{what} ({where})" if where else what
+
+
+def _in_function(site: Site | None) -> str:
+    """``slow_read, data.py:12``."""
+    if site is None:
+        return ""
+    inside = f", in {called(site.call)}" if site.call else ""
+    if site.function and site.function != "<module>":
+        return f"{site.function}, {line(site)}{inside}"
+    return f"{line(site)}{inside}"
+
+
+def ended(end: Ending) -> str:
+    """How a rank ended, to follow its name: ``died of ValueError: bad batch``."""
+    how = "went away, how is not known"
+    if end.exception is not None:
+        how = _raised(end.exception)
+    elif end.reason is Reason.OUT_OF_MEMORY:
+        how = "was killed: the machine ran out of memory"
+    elif end.signal is not None:
+        how = f"was killed by {signal_name(end.signal)}"
+    elif end.exit_code:
+        how = f"exited with code {end.exit_code}"
+    elif end.reason is Reason.EXITED:
+        how = "exited" + (" with code 0" if end.exit_code == 0 else "")
+    return how
+
+
+def _raised(exception: ExceptionRecord) -> str:
+    message = " ".join(exception.message.split())
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - 3] + "..."
+    name = exception.type.rpartition(".")[2] or "an exception"
+    at = f" ({line(exception.site)})" if exception.site else ""
+    return f"died of {name}" + (f": {message}" if message else "") + at
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``."""
+    return _SIGNALS.get(number, f"signal {number}")

@@ -1,0 +1,360 @@
+"""The sentences on ranks that are missing, gone or stuck: a headline, and its grounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.endings import How
+from hangwatch.diagnosis.text.phrases import (
+    Ranks,
+    at_line,
+    capital,
+    ended,
+    line,
+    now,
+    place_in_code,
+    short_file,
+    the_nodes,
+    the_ranks,
+    verb,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hangwatch.diagnosis.facts.activity import Activity
+    from hangwatch.diagnosis.facts.endings import Ending
+    from hangwatch.diagnosis.source.control_flow import LeftLoop
+    from hangwatch.types import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What people read of a finding."""
+
+    headline: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Who stands where. ``where`` names the spot that it is about."""
+
+    culprits: Ranks
+    others: Ranks
+    """Those that wait for them, or disagree with them."""
+    where: str
+    site: Site | None = None
+    other_site: Site | None = None
+
+    @property
+    def they(self) -> str:
+        """``Rank 2``, to begin a sentence with."""
+        return capital(the_ranks(self.culprits))
+
+    @property
+    def are(self) -> str:
+        """``is`` or ``are``."""
+        return verb(self.culprits, "is", "are")
+
+    def seen(self) -> str:
+        """Where the culprits are, empty if that is not known."""
+        return f"{self.they} {self.are} at {place_in_code(self.site)}." if self.site else ""
+
+    def waiting(self, *, failed: bool = False) -> str:
+        """Where the others wait, or failed, empty if that is not known."""
+        if not self.others or self.other_site is None:
+            return ""
+        do = "failed" if failed else verb(self.others, "waits", "wait")
+        return f"{capital(the_ranks(self.others))} {do} at {place_in_code(self.other_site)}."
+
+    def awaited(self, where: str = "", *, failed: bool = False) -> str:
+        """``; ranks 0, 1 and 3 wait for it in all_reduce #3.``."""
+        if not self.others:
+            return "."
+        tail = f" in {where}" if where else ""
+        if failed:
+            return f"; {the_ranks(self.others)} failed after {self._them}{tail}."
+        do = verb(self.others, "waits", "wait")
+        return f"; {the_ranks(self.others)} {do} for {self._them}{tail}."
+
+    @property
+    def _them(self) -> str:
+        return verb(self.culprits, "it", "them")
+
+
+def never_entered(scene: Scene, activity: Activity) -> Text:
+    """A living rank that others wait for."""
+    headline = f"{scene.they} never entered {scene.where}: {now(scene.culprits, activity)}"
+    worker = f"Its data worker {activity.worker} is at {place_in_code(activity.worker_site)}."
+    return Text(
+        headline + scene.awaited(),
+        sentences(worker if activity.worker_site else scene.seen(), scene.waiting()),
+    )
+
+
+def unseen(scene: Scene, why: Sequence[str], *, failed: bool) -> Text:
+    """Ranks that nothing is known of. failed: those that waited for them lost a connection."""
+    headline = f"{scene.they} never entered {scene.where}, and {scene.are} not seen"
+    tail = scene.awaited()
+    if failed:
+        who = f"One of {the_ranks(scene.culprits)}" if len(scene.culprits) > 1 else scene.they
+        headline, tail = (
+            f"{who} probably died, unseen from here",
+            scene.awaited(scene.where, failed=True),
+        )
+    it = verb(scene.culprits, "it", "they")
+    return Text(
+        headline + tail,
+        sentences(
+            f"Nothing is known of {the_ranks(scene.culprits)}: {it} may "
+            f"{'have failed' if failed else 'wait'} in turn.",
+            *(f"{capital(text)}." for text in why[:2]),
+            scene.waiting(failed=failed),
+        ),
+    )
+
+
+def died(
+    scene: Scene, end: Ending, *, failed: bool, aborted: bool = False, rivals: Ranks = ()
+) -> Text:
+    """Ranks that raised or were killed.
+
+    aborted: a library ended the process inside a collective. rivals: others that may have
+    been the cause of that.
+    """
+    tail = scene.awaited(scene.where, failed=failed) if scene.where else "."
+    if scene.where and not scene.others:
+        tail = f" in {scene.where}{'' if end.exception else at_line(scene.site)}."
+    victims = verb(scene.others, "is a victim", "are victims")
+    over = ""
+    if end.in_shutdown and end.how is How.EXIT_CODE:
+        over = "Its program ended itself with that code, as by sys.exit()."
+    elif end.in_shutdown:
+        over = "Its program had come to its end: the interpreter was shutting down."
+    return Text(
+        f"{scene.they} {ended(end)}{tail}",
+        sentences(
+            f"It was raised at {place_in_code(scene.site)}."
+            if end.exception and scene.site
+            else "",
+            over,
+            "gloo aborts a rank that is sent more than it expects: another rank may have entered "
+            "another collective there, or brought a larger tensor."
+            if aborted
+            else "",
+            f"Nothing tells whether it was {the_ranks(scene.culprits)} that left the common "
+            f"program, or {the_ranks(rivals)}."
+            if rivals
+            else f"{capital(the_ranks(scene.others))} {victims}: what they report came "
+            f"{'at about the same time, out of a call to it' if end.contested else 'after it'}."
+            if scene.others
+            else "",
+        ),
+    )
+
+
+def lost(scene: Scene, nodes: Sequence[str], here: Sequence[str], *, failed: bool) -> Text:
+    """Ranks whose nodes cannot be reached.
+
+    here: the nodes from which no other one can be reached, empty where some can.
+    """
+    which = the_nodes(nodes)
+    its = "its node" if len(scene.culprits) == 1 else f"their node{'s' if len(nodes) > 1 else ''}"
+    headline = f"{scene.they} {verb(scene.culprits, 'was', 'were')} lost with {its} ({which})"
+    if here:
+        headline += f", or {the_nodes(here)} {'is' if len(here) == 1 else 'are'} cut off"
+    return Text(
+        headline + (scene.awaited(scene.where, failed=failed) if scene.where else "."),
+        sentences(
+            f"From {the_nodes(here)} no other node can be reached: seen from there nothing tells "
+            "which of them is at fault."
+            if here
+            else f"Neither the watchdog nor the machine of {which} answers.",
+            scene.waiting(failed=failed),
+        ),
+    )
+
+
+def finished(scene: Scene, how: str, *, failed: bool, lives_on: bool = False) -> Text:
+    """Ranks that came to their end, or live on without the group, while others go on."""
+    it = verb(scene.culprits, "it", "they")
+    no_more = (
+        f"{it} {verb(scene.culprits, 'has', 'have')} left the group for good"
+        if lives_on
+        else f"{it} {verb(scene.culprits, 'enters', 'enter')} no more collectives"
+    )
+    return Text(
+        f"{scene.they} finished early: {how}{scene.awaited(scene.where, failed=failed)}",
+        sentences(
+            f"{capital(no_more)}, so the others can never complete this one.",
+            f"The last that is known of {the_ranks(scene.culprits)} is {place_in_code(scene.site)}."
+            if scene.site
+            else "",
+            scene.waiting(failed=failed),
+        ),
+    )
+
+
+def outlasted(scene: Scene, how: str) -> Text:
+    """A few ranks that go on when most have come to their end."""
+    headline = (
+        f"{scene.they} {verb(scene.culprits, 'goes', 'go')} on after {the_ranks(scene.others)} "
+        f"finished: {how}, and {the_ranks(scene.culprits)} {scene.are} in {scene.where}."
+    )
+    has = verb(scene.culprits, "has", "have")
+    return Text(
+        headline,
+        sentences(
+            f"Most are past it, so {the_ranks(scene.culprits)} {has} more steps than the others.",
+            scene.seen(),
+        ),
+    )
+
+
+def left_loop(scene: Scene, entered: str, loop: LeftLoop, *, failed: bool = False) -> Text:
+    """Ranks whose loop ended before that of the others."""
+    at = f"in {entered}{at_line(scene.site)}" if entered else f"at {line(scene.site)}"
+    headline = (
+        f"{scene.they} finished early: {verb(scene.culprits, 'it', 'they')} left the loop at "
+        f"{short_file(loop.file)}:{loop.line} and {scene.are} {at}"
+    )
+    inside = verb(scene.others, "was", "were") if failed else verb(scene.others, "is", "are")
+    return Text(
+        headline + scene.awaited(scene.where, failed=failed),
+        sentences(
+            f"{scene.they} {scene.are} past the loop `{loop.text}`, at "
+            f"{place_in_code(scene.site)}.",
+            f"{capital(the_ranks(scene.others))} {inside} still in it, at "
+            f"{place_in_code(scene.other_site)}."
+            if scene.other_site
+            else "",
+        ),
+    )
+
+
+def missing_peer(
+    scene: Scene, call: str, doing: str, counts: tuple[int, int] | None = None
+) -> Text:
+    """A point-to-point call (``send`` or ``recv``) without its counterpart.
+
+    counts: of a recv from any source, the messages of each culprit and of each other rank.
+    """
+    wanted = "recv" if call == "send" else "send"
+    headline = (
+        f"{scene.they} never posted the {wanted} for {the_ranks(scene.others)}'s {call}"
+        f"{at_line(scene.other_site)} in {scene.where}: {doing}."
+    )
+    fewer = (
+        f"It takes a message from any rank: of late {the_ranks(scene.culprits)} "
+        f"{verb(scene.culprits, 'has', 'have each')} sent {counts[0]}, and each other rank "
+        f"{counts[1]}."
+        if counts
+        else ""
+    )
+    return Text(headline, sentences(fewer, scene.seen(), scene.waiting()))
+
+
+def init_incomplete(scene: Scene, doing: str) -> Text:
+    """Ranks missing from a call that all have to make."""
+    if not scene.culprits:
+        return Text(
+            f"All ranks are in {scene.where}, and it does not complete.",
+            sentences(scene.waiting(), "None is missing: what connects them may be at fault."),
+        )
+    headline = f"{scene.they} never reached {scene.where}: {doing}{scene.awaited()}"
+    return Text(headline, sentences(scene.seen(), scene.waiting()))
+
+
+def stuck(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text:
+    """All are there, and nothing moves."""
+    entered = "with the same signature" if alike else "as far as is known"
+    return Text(
+        f"{capital(the_ranks(members))} all entered {where}, and it does not complete; "
+        "no rank is to blame.",
+        sentences(
+            f"Every member has entered it {entered}, so no rank is missing from it.",
+            f"They wait at {place_in_code(site)}." if site else "",
+        ),
+    )
+
+
+def all_before(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text:
+    """All have enqueued it, and no device has come to it."""
+    entered = "with the same signature" if alike else "as far as is known"
+    return Text(
+        f"{capital(the_ranks(members))} have all enqueued {where}, and none of their devices has "
+        "come to it; no rank stands out.",
+        sentences(
+            f"Every member has enqueued it {entered}: what runs on the devices before it does not "
+            "come to its end.",
+            f"They enqueued it at {place_in_code(site)}." if site else "",
+        ),
+    )
+
+
+def cross_wired(
+    culprits: Ranks, claims: Sequence[tuple[Ranks, Ranks]], where: str, site: Site | None
+) -> Text:
+    """Groups that were made in different orders. claims: (ranks, members of their group)."""
+    who = f" ({the_ranks(culprits)} in another than the others)" if culprits else ""
+    made = ", ".join(
+        f"{the_ranks(ranks)} made that of {the_ranks(members)}" for ranks, members in claims
+    )
+    return Text(
+        f"The groups were not made in the same order on all ranks{who}: under one name {made}; "
+        f"{where} does not complete.",
+        sentences(
+            "Ranks find each other by the name of the group, which counts the groups that were "
+            "made before: these are wired to each other.",
+            f"It shows at {place_in_code(site)}." if site else "",
+        ),
+    )
+
+
+def frozen(scene: Scene, activity: Activity) -> Text:
+    """All are there, and nothing of a few of them runs."""
+    headline = f"{scene.they} entered {scene.where} and cannot complete it"
+    return Text(
+        f"{headline}: {now(scene.culprits, activity)}{scene.awaited()}",
+        sentences(
+            "Every member has entered it, so no rank is missing from it.",
+            scene.seen(),
+            scene.waiting(),
+        ),
+    )
+
+
+def cycle(
+    parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = (), *, parted: bool = False
+) -> Text:
+    """Ranks that wait for each other in different spots.
+
+    strange: those that did not do so before. parted: one of them, nothing tells which.
+    """
+    everyone = {rank for ranks, _, _ in parts for rank in ranks}
+    where = ", ".join(f"{the_ranks(ranks)} in {spot}{at_line(site)}" for ranks, spot, site in parts)
+    return Text(
+        f"{capital(the_ranks(everyone))} wait for each other: {where}.",
+        sentences(
+            "Each waits for one that comes to it only after what it waits in itself.",
+            f"Of {the_ranks(strange)}, which did alike until then, one left the common program: "
+            "nothing tells which."
+            if parted
+            else f"{capital(the_ranks(strange))} {verb(strange, 'has', 'have')} not done it in "
+            "this order before, all others have."
+            if strange
+            else "",
+            *(
+                f"{capital(the_ranks(ranks))}: {place_in_code(site)}."
+                for ranks, _, site in parts[:4]
+                if site is not None
+            ),
+        ),
+    )
+
+
+def sentences(*parts: str) -> str:
+    """Those that are there, one after the other."""
+    return " ".join(part for part in parts if part)

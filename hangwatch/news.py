@@ -1,0 +1,88 @@
+"""What the watchdog says on the job's standard error: little, and each thing once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hangwatch.notice import printable, write
+from hangwatch.safety import redaction
+from hangwatch.safety.faultlog import log_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+PREFIX = "hangwatch: "
+UNREAD = "standard error is full and nobody reads it: not all was said there"
+
+
+class News:
+    """Writes lines to a file descriptor and remembers what was lost.
+
+    ``lost`` ends up in every report: what hangwatch could not do, and why. A
+    standard error that is gone or full is no reason to fail.
+    """
+
+    def __init__(self, fd: int, *, verbose: bool = False) -> None:
+        self._fd = fd
+        self._verbose = verbose
+        self._said: dict[str, None] = {}
+        self.lost: list[str] = []
+        self.losses: Counter[str] = Counter()
+        """How many of them there are of each sort: what stands before a key's colon."""
+        self.run_dir: Path | None = None
+        """Where tracebacks are kept, None while that is unknown."""
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """Keys of what was said once, for a watchdog that takes over from this one."""
+        return tuple(self._said)
+
+    def restore(self, said: Iterable[str], lost: Iterable[str], losses: Mapping[str, int]) -> None:
+        """Take over from a watchdog that was killed, or what the supervisor has lost."""
+        self._said.update(dict.fromkeys(said))
+        self.lost.extend(text for text in lost if text not in self.lost)
+        self.losses = Counter({**self.losses, **losses})
+
+    def say(self, text: str) -> None:
+        """Print one line of news, without secrets."""
+        self.write(f"{PREFIX}{printable(redaction.text(text))}\n")
+
+    def once(self, key: str, text: str) -> None:
+        """Print one line of news unless one of this key was printed before."""
+        if key not in self._said:
+            self._said[key] = None
+            self.say(text)
+
+    def lose(self, key: str, text: str, *, quiet: bool = False) -> None:
+        """Say once what could not be done, and put it into every later report.
+
+        quiet: print it with -v only; for what most operators need not act on.
+        """
+        if key in self._said:
+            return
+        self._said[key] = None
+        self.lost.append(redaction.text(text))
+        self.losses[key.partition(":")[0]] += 1
+        if self._verbose or not quiet:
+            self.say(text)
+
+    def fault(self, key: str, text: str, error: BaseException, *, quiet: bool = False) -> None:
+        """A loss by a fault of our own: also keep its traceback, each time that it comes."""
+        where = log_fault(self.run_dir, text, error)
+        self.lose(key, f"{text} ({where})" if where else text, quiet=quiet)
+
+    def debug(self, text: str) -> None:
+        """Print one line with -v only."""
+        if self._verbose:
+            self.say(text)
+
+    def write(self, text: str) -> None:
+        """Print as is; what a full standard error has no room for is lost, and told in reports."""
+        whole = True
+        with suppress(OSError):
+            whole = write(self._fd, text.encode("utf-8", "backslashreplace"))
+        if not whole and UNREAD not in self.lost:
+            self.lost.append(UNREAD)

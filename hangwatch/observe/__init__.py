@@ -1,0 +1,1 @@
+"""What one node shows of its ranks: pages, processes, stacks, how they ended."""

@@ -1,0 +1,1 @@
+"""``hangwatch report`` and ``analyze``: what was stored, printed or judged anew."""

@@ -1,0 +1,159 @@
+"""Reads a rank page of either recorder into a RankPage.
+
+The schema of the plain values, from ``_native.read_page`` and in the JSON of
+the Python recorder alike: the keys of a dict are the fields of the dataclass
+in hangwatch.types, nested as those are; enums are their string values, tuples
+are lists. Fields that have a default may be missing, unknown keys are ignored.
+
+Of the native recorder, an event's ``issued_ns`` is exact, ``blocked_ns`` and
+``done_ns`` are to the tick of the kernel (1 to 10 ms).
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.errors import PageError
+from hangwatch.page import json_page, native
+from hangwatch.safety import redaction
+from hangwatch.types import RankPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Convert = Callable[[Any], Any]
+
+MAX_WORLD = 1 << 20
+"""Ranks in one job. A page that claims more is not believed: what is built of it would grow."""
+_I64 = 1 << 63
+_U64 = 1 << 64
+
+
+def parse_page(data: Any, *, events: bool = True) -> RankPage:
+    """Decode an object with the buffer protocol (bytes, an mmap) that holds a page.
+
+    Hand in an mmap of a page that is being written: of a copy, an event may be
+    torn. With events=False the ring is left out, which is several times
+    faster. Raises PageError for whatever is no page of a version known here.
+    """
+    try:
+        with memoryview(data) as view, view.cast("B") as octets:
+            magic = bytes(octets[: len(json_page.MAGIC)])
+        values = (
+            json_page.decode(data)
+            if magic == json_page.MAGIC
+            else _decode_native(data, events=events)
+        )
+        if not events:
+            values["events"] = []
+        return _believed(typing.cast("RankPage", _converter(RankPage)(_legible(values))))
+    except (TypeError, ValueError, BufferError) as error:
+        raise PageError(f"rank page cannot be read: {error}") from error
+
+
+def _believed(page: RankPage) -> RankPage:
+    """The page. Raises ValueError where it claims what no job has."""
+    who = page.identity
+    claimed = max(who.world_size, who.local_world_size, who.rank + 1, who.local_rank + 1)
+    if claimed > MAX_WORLD:
+        raise ValueError(f"it claims {claimed} ranks, and no job has more than {MAX_WORLD}")
+    for group in page.groups:
+        if group.key.ranks and not 0 <= min(group.key.ranks) <= max(group.key.ranks) < MAX_WORLD:
+            raise ValueError(f"it claims a group with ranks beyond {MAX_WORLD}")
+    return page
+
+
+def _decode_native(data: Any, *, events: bool) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = native.load().read_page(data, events)
+    except ImportError as error:
+        raise PageError(
+            "rank page of the native recorder, which this installation of hangwatch lacks "
+            f"({error}): install hangwatch where a C++ compiler is found"
+        ) from error
+    return values
+
+
+def _legible(values: dict[str, Any]) -> dict[str, Any]:
+    """Mark groups of which the page could not hold all members; and leave secrets out.
+
+    The mark stands in the description: it is the same on every rank, so such
+    groups still find each other, and people see it.
+    """
+    exception = values.get("exception")
+    if isinstance(exception, dict) and isinstance(exception.get("message"), str):
+        exception["message"] = redaction.text(exception["message"])
+    groups = values.get("groups")
+    if not isinstance(groups, list):
+        return values
+    for group in groups:
+        if not isinstance(group, dict) or group.get("truncated") is not True:
+            continue
+        key = group.get("key")
+        if isinstance(key, dict) and isinstance(key.get("ranks"), list):
+            known = f"(first {len(key['ranks'])} of {group.get('members')} members)"
+            key["desc"] = f"{key.get('desc', '')} {known}".lstrip()
+    return values
+
+
+@cache
+def _converter(hint: Any) -> Convert:
+    """What turns a plain value into one of the type, or raises TypeError or ValueError."""
+    origin = typing.get_origin(hint)
+    if origin in {typing.Union, types.UnionType}:
+        (inner,) = (_converter(arg) for arg in typing.get_args(hint) if arg is not type(None))
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple:
+        return _tuple_converter(_converter(typing.get_args(hint)[0]))
+    if is_dataclass(hint):
+        return _dataclass_converter(typing.cast("type", hint))
+    if issubclass(hint, StrEnum):
+        return typing.cast("Convert", hint)
+    return _integer if hint is int else _exactly(hint)
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or not -_I64 <= value < _U64:
+        raise TypeError(f"{value!r:.80} is no 64-bit integer")
+    return value
+
+
+def _exactly(kind: type) -> Convert:
+    def convert(value: Any) -> Any:
+        if type(value) is not kind:
+            raise TypeError(f"{value!r:.80} is no {kind.__name__}")
+        return value
+
+    return convert
+
+
+def _tuple_converter(item: Convert) -> Convert:
+    def convert(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise TypeError(f"{value!r:.80} is no list")
+        return tuple([item(element) for element in value])
+
+    return convert
+
+
+def _dataclass_converter(cls: type) -> Convert:
+    hints = typing.get_type_hints(cls)
+    parts = [(f.name, _converter(hints[f.name])) for f in fields(cls)]
+    required = {
+        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
+    }
+
+    def convert(value: Any) -> Any:
+        if type(value) is not dict:
+            raise TypeError(f"{value!r:.80} is no object")
+        if not required <= value.keys():
+            missing = ", ".join(sorted(required - value.keys()))
+            raise ValueError(f"{cls.__name__} lacks {missing}")
+        return cls(**{name: part(value[name]) for name, part in parts if name in value})
+
+    return convert

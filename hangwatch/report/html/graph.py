@@ -1,0 +1,309 @@
+"""The wait-for graph as a picture: culprits on the left, who waits for them to the right."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.report.chains import chain
+from hangwatch.report.html.ranksets import RankSet, call_name, place, seconds, shortened, words
+from hangwatch.report.places import places_of, towards_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+
+WIDTH, HEIGHT = 244, 70
+GAP_X, GAP_Y = 48, 16
+FITTING = 34
+"""Characters of a line that fit into a node."""
+ARC = 30
+"""How far an arrow between two nodes of one column bows out."""
+HOPS = 3
+"""Columns of those that wait; the last also holds who is further away."""
+MOST_NODES = 14
+MOST_CULPRITS = 4
+"""Nodes of culprits; more are folded by what they do."""
+MOST_EDGES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Ranks that wait in the same place, or that the others wait for."""
+
+    x: float
+    y: float
+    kind: str
+    """``culprit``, ``victim`` or ``other``."""
+    ranks: RankSet
+    lines: tuple[str, ...]
+
+    @property
+    def shown(self) -> list[str]:
+        """The lines as far as they fit."""
+        return [shortened(line, FITTING) for line in self.lines[:2]]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Who waits for whom. ``direct`` is the way to the culprit."""
+
+    path: str
+    direct: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """All of it, and the same in words."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    sentences: tuple[str, ...]
+    width: float
+    height: float
+    note: str
+    node_width: int = WIDTH
+    node_height: int = HEIGHT
+
+
+@dataclass(slots=True)
+class _Member:
+    """A rank: where it waits, and how far it is from a culprit."""
+
+    rank: int
+    hops: int
+    place: Mapping[str, Any] | None
+    culprit: bool
+
+
+def graph(report: Mapping[str, Any]) -> Graph | None:
+    """The picture; None where nobody waits."""
+    places = places_of(report)
+    verdict = report["verdict"]
+    if not places:
+        return None
+    towards = towards_of(report)
+    members = _members(places, verdict["culprits"], towards)
+    key = _folding(members, report)
+    nodes: dict[Hashable, list[_Member]] = defaultdict(list)
+    for member in members.values():
+        nodes[key(member)].append(member)
+    ordered = sorted(nodes.values(), key=lambda node: (node[0].hops, -len(node), node[0].rank))
+    of = {member.rank: number for number, node in enumerate(ordered) for member in node}
+    edges = _edges(places, of, towards) or _disagreements(ordered)
+    edges |= {(a, b): True for a, b in edges if ordered[a][0].culprit}
+    at = _positions(ordered, edges)
+    drawn = tuple(_node(node, at[n], report) for n, node in enumerate(ordered))
+    width = max(node.x for node in drawn) + WIDTH + 2 + (ARC if _arcs_right(ordered, edges) else 0)
+    height = max(node.y for node in drawn) + HEIGHT + 2
+    paths = tuple(
+        Edge(_path(at[a], at[b]), direct=direct) for (a, b), direct in sorted(edges.items())
+    )
+    return Graph(drawn, paths, tuple(_sentences(drawn, edges)), width, height, _note(ordered))
+
+
+def _members(
+    places: Sequence[Mapping[str, Any]], culprits: Sequence[int], towards: Mapping[int, int]
+) -> dict[int, _Member]:
+    """Everybody who waits or is waited for."""
+    known = set(culprits)
+    where = {rank: place for place in reversed(places) for rank in place["ranks"]}
+    found = {}
+    awaited = {rank for place in places for rank in place["for"]}
+    for rank in sorted({*where, *known, *awaited}):
+        hops = 0
+        if rank not in known and rank in where:
+            hops = min(HOPS, len(chain(rank, towards)) or 1)
+        found[rank] = _Member(rank, hops, where.get(rank), rank in known)
+    return found
+
+
+def _folding(
+    members: Mapping[int, _Member], report: Mapping[str, Any]
+) -> Callable[[_Member], Hashable]:
+    """What ranks have alike that share a node: as much as leaves few enough nodes."""
+    waiting = [member for member in members.values() if member.place and not member.culprit]
+    apart = len(report["verdict"]["culprits"]) <= MOST_CULPRITS
+    victim = _FOLDINGS[-1]
+    for candidate in _FOLDINGS:
+        if len({candidate(member) for member in waiting}) <= MOST_NODES:
+            victim = candidate
+            break
+
+    def key(member: _Member) -> Hashable:
+        if member.culprit:
+            return ("culprit", member.rank if apart else member.place and _family(member))
+        return ("victim", victim(member)) if member.place else "other"
+
+    return key
+
+
+def _place(member: _Member) -> Mapping[str, Any]:
+    return member.place or {}
+
+
+def _family(member: _Member) -> tuple[Hashable, ...]:
+    """The call and the line, of whichever group of that kind."""
+    at = _place(member)
+    site = at.get("site") or {}
+    group = at.get("group") or ""
+    kind = "ranks" if group.startswith("ranks ") else group
+    return at.get("op"), kind, site.get("file"), site.get("line")
+
+
+_FOLDINGS: tuple[Callable[[_Member], Hashable], ...] = (
+    lambda m: (m.hops, id(m.place)),
+    lambda m: (m.hops, _place(m).get("group"), _place(m).get("seq"), _family(m)),
+    lambda m: (m.hops, _family(m)),
+    lambda m: (m.hops, _family(m)[:2]),
+    lambda m: (m.hops, _family(m)[:1]),
+    lambda m: m.hops,
+)
+
+
+def _edges(
+    places: Sequence[Mapping[str, Any]], of: Mapping[int, int], towards: Mapping[int, int]
+) -> dict[tuple[int, int], bool]:
+    """From node to node, and whether that is on the way to a culprit."""
+    found: dict[tuple[int, int], bool] = {}
+    for at in places:
+        waiting = {of[rank] for rank in at["ranks"]}
+        for target in {of[rank] for rank in at["for"]}:
+            for node in waiting - {target}:
+                found.setdefault((node, target), False)
+    for rank, target in towards.items():
+        if rank in of and target in of and of[rank] != of[target]:
+            found[of[rank], of[target]] = True
+    direct = {edge: True for edge, way in found.items() if way}
+    return found if len(found) <= MOST_EDGES else direct
+
+
+def _disagreements(nodes: Sequence[Sequence[_Member]]) -> dict[tuple[int, int], bool]:
+    """Who waits in the same group as a culprit, where all are there but do not fit together."""
+    return {
+        (a, b): True
+        for a, node in enumerate(nodes)
+        for b, other in enumerate(nodes)
+        if node[0].place
+        and not node[0].culprit
+        and other[0].culprit
+        and _place(other[0]).get("group") == node[0].place["group"]
+    }
+
+
+def _positions(
+    nodes: Sequence[Sequence[_Member]], edges: Iterable[tuple[int, int]]
+) -> list[tuple[int, int, int]]:
+    """Column, x and y of each node; columns are centred on the tallest.
+
+    In a column nodes are as high as those that they wait for, so that few arrows cross.
+    """
+    columns: defaultdict[int, list[int]] = defaultdict(list)
+    for number, node in enumerate(nodes):
+        columns[node[0].hops].append(number)
+    tallest = max(map(len, columns.values()))
+    targets: defaultdict[int, list[int]] = defaultdict(list)
+    arcs = False
+    for a, b in edges:
+        targets[a].append(b)
+        arcs |= nodes[a][0].hops == nodes[b][0].hops
+    found: dict[int, tuple[int, int, int]] = {}
+    for column, hops in enumerate(sorted(columns)):
+        x = 1 + (ARC if arcs else 0) + column * (WIDTH + GAP_X)
+        top = (tallest - len(columns[hops])) * (HEIGHT + GAP_Y) // 2
+        heights = {
+            number: [found[target][2] for target in targets[number] if target in found]
+            for number in columns[hops]
+        }
+        means = {number: sum(at) / (len(at) or 1) for number, at in heights.items()}
+        columns[hops].sort(key=means.__getitem__)
+        for row, number in enumerate(columns[hops]):
+            found[number] = (column, x, 1 + top + row * (HEIGHT + GAP_Y))
+    return [found[number] for number in range(len(nodes))]
+
+
+def _arcs_right(nodes: Sequence[Sequence[_Member]], edges: Iterable[tuple[int, int]]) -> bool:
+    return any(nodes[a][0].hops == nodes[b][0].hops > 0 for a, b in edges)
+
+
+def _path(start: tuple[int, int, int], to: tuple[int, int, int]) -> str:
+    """An arrow that ends at the side of a node; two of opposite ways lie apart."""
+    (column, x1, y1), (towards, x2, y2) = start, to
+    middle = HEIGHT // 2
+    if column > towards:
+        x2 += WIDTH + 2
+        y1, y2 = y1 + middle - 7, y2 + middle - 7
+        bend = (x1 - x2) / 2
+        return f"M{x1} {y1}C{x1 - bend:g} {y1} {x2 + bend:g} {y2} {x2} {y2}"
+    if column < towards:
+        x1 += WIDTH
+        y1, y2 = y1 + middle + 7, y2 + middle + 7
+        bend = (x2 - x1) / 2
+        return f"M{x1} {y1}C{x1 + bend:g} {y1} {x2 - bend:g} {y2} {x2 - 2} {y2}"
+    side = 0 if column == 0 else WIDTH
+    out = -ARC if column == 0 else ARC
+    y1, y2 = y1 + middle + (9 if y2 > y1 else -9), y2 + middle + (-9 if y2 > y1 else 9)
+    x1, x2 = x1 + side, x2 + side + (2 if out > 0 else -2)
+    return f"M{x1} {y1}C{x1 + out} {y1} {x2 + out} {y2} {x2} {y2}"
+
+
+def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Mapping[str, Any]) -> Node:
+    first = members[0]
+    ranks = RankSet.of(member.rank for member in members)
+    kind = "culprit" if first.culprit else "victim" if first.place else "other"
+    waits = list({id(m.place): m.place for m in members if m.place}.values())
+    lines: list[str] = []
+    if first.culprit:
+        verdict = report["verdict"]
+        done = words(verdict["kind"])
+        if verdict["reason"] not in ("unknown", "user_code"):
+            done = f"{done}, {words(verdict['reason'])}"
+        lines.append(done)
+    if waits:
+        lines.append(_in_what(waits))
+    if first.culprit and not waits:
+        lines.append(place(report["verdict"]["site"], 1))
+    elif waits:
+        age = f"{seconds(max(at['age_s'] for at in waits))}"
+        sites = {place(at["site"], 1) for at in waits if at["site"]}
+        where = f" at {sites.pop()}" if len(sites) == 1 else ""
+        lines.append(f"{age}{where}")
+    elif not first.culprit:
+        lines.append("not seen to wait")
+    return Node(at[1], at[2], kind, ranks, tuple(line for line in lines if line))
+
+
+def _in_what(waits: Sequence[Mapping[str, Any]]) -> str:
+    """``all_reduce #41 of dp``; of several what they share."""
+    ops = sorted({at["op"] for at in waits})
+    numbers = sorted({at["seq"] for at in waits if at["seq"]})
+    groups = {at["group"] or "" for at in waits}
+    what = ", ".join(ops[:2])
+    if len(numbers) == 1:
+        what = call_name(what, numbers[0])
+    elif numbers:
+        what = f"{what} #{numbers[0]}-{numbers[-1]}"
+    if len(groups) == 1 and (group := groups.pop()):
+        ids = {at.get("group_id") for at in waits}
+        what = f"{what} of {len(ids)} groups {group}" if len(ids) > 1 else f"{what} of {group}"
+    elif len(groups) > 1:
+        what = f"{what} of {len(groups)} groups"
+    return shortened(what, 80)
+
+
+def _sentences(nodes: Sequence[Node], edges: Mapping[tuple[int, int], bool]) -> Iterator[str]:
+    """The picture in words, for who cannot see it."""
+    for number, node in enumerate(nodes):
+        targets = [nodes[b].ranks.text for a, b in sorted(edges) if a == number]
+        waits = f" - waits for {' and for '.join(targets)}" if targets else ""
+        yield f"{node.ranks.text} ({node.kind}): {', '.join(node.lines)}{waits}"
+
+
+def _note(nodes: Sequence[Sequence[_Member]]) -> str:
+    """What is folded, if any places are."""
+    victims = [node for node in nodes if node[0].place and not node[0].culprit]
+    held = {id(member.place) for node in victims for member in node}
+    if len(held) <= len(victims):
+        return ""
+    waiting = sum(map(len, victims))
+    return f"{waiting:,} ranks wait in {len(held):,} places, folded by what they have alike."

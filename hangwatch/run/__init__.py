@@ -1,0 +1,1 @@
+"""What the processes of one run agree on: directories, facts, who is there, what they say."""

@@ -1,0 +1,246 @@
+"""Takes secrets out of command lines, texts and source before they enter our data.
+
+Reports are passed around. What a command line, the text of an exception or a line of source
+gives away is replaced by ``[redacted]`` where it comes in (the supervisor's command, /proc,
+the agent's record of an exception, the reader of source), so nothing behind that has to
+think of it. The name of an option stays: people see that there was a password, not which.
+
+Three things are known: values of options, variables and fields whose *name* says that they
+are secret (secret_names.py); what stands before the ``@`` of a URL, and in the headers of
+HTTP that carry it; and tokens whose *shape* is that of a known issuer. All else is kept, also
+where it looks random: hashes of commits, run ids and paths are what people need. So a secret
+that has neither a name nor a known shape (the last word of ``login alice hunter2``) is not
+found.
+
+Each is a pure function of the text, and changes nothing when done again.
+"""
+
+from __future__ import annotations
+
+import re
+from string import ascii_letters, digits
+from typing import TYPE_CHECKING
+
+from hangwatch.safety.secret_names import Kind, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+REDACTED = "[redacted]"
+MAX_CHARS = 1 << 20
+"""Of a longer text the rest is dropped."""
+CUT = "…"
+_OF_A_TOKEN = f"{ascii_letters}{digits}_.-"
+
+_SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"hf_[A-Za-z0-9]{20,}|api_org_[A-Za-z0-9]{20,}"  # Hugging Face
+    r"|(?:sk|pk|rk)-(?=[\w-]{0,200}\d)[\w-]{20,}"  # OpenAI, Anthropic, Langfuse
+    r"|(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}"  # Stripe
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|gl(?:pat|dt|rt|ptt|ft|soat|cbt|agent|imt)-[\w-]{16,}"  # GitLab
+    r"|xox[a-z]-[A-Za-z0-9-]{8,}|xapp-[A-Za-z0-9-]{20,}"  # Slack
+    r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])"  # AWS
+    r"|AIza[\w-]{30,}|ya29\.[\w-]{16,}|GOCSPX-[\w-]{16,}"  # Google
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{40,}|dckr_pat_[\w-]{16,}|dop_v1_[0-9a-f]{40,}"
+    r"|nvapi-[\w-]{20,}|gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{30,}"  # NVIDIA, Groq, Replicate
+    r"|wandb_v1_\w{20,}|local-[0-9a-f]{40}"  # Weights & Biases
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|hvs\.[\w-]{20,}"  # SendGrid, Vault
+    r"|eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"  # JSON Web Tokens
+    r")"
+)
+_PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)((?:(?!-----END)[\s\S])+)"
+    r"(-----END [A-Z ]{0,40}-----)?"
+)
+_URL = re.compile(
+    r"(?<![A-Za-z0-9])([A-Za-z][A-Za-z0-9+.\-]{0,20}://)"
+    r"(?:([^\s/?#:@'\"<>]{0,200}):(?!\d{1,5}(?:[/?#\s'\"]|$))([^\s'\"<>]{1,1000})"
+    r"|([^\s/?#:@'\"<>]{16,1000}))@"
+)
+_BEARER = re.compile(
+    r"\b(Bearer\s{1,3})(?=[^\s'\"]{0,200}[\d._~+/=-])([\w.~+/=:-]{8,})", re.IGNORECASE
+)
+_HEADER = re.compile(
+    r"\b((?:Proxy-)?Authorization|(?:Set-)?Cookie|X-[\w-]{0,40}(?:Key|Token|Secret|Auth))"
+    r"(\\?['\"]?\s{0,3}[:=]\s{0,3}(?:b?\\?['\"])?)"
+    r"((?:(?:Bearer|Basic|Digest|Token|ApiKey)\s{1,3})?)([^\s'\"\\][^'\"\r\n\\]*)",
+    re.IGNORECASE,
+)
+_LOGIN_CALL = re.compile(r"(\blogin\([^'\"\n]{0,40}['\"])[^'\"\n]{8,}")
+"""``wandb.login(key="...")``."""
+_NAME = re.compile(
+    r"(?<![\w.\-])(-{0,2}[A-Za-z_][\w.\-]{0,80})"
+    r"(\\?['\"]?\]?\s{0,3}(?::=|=>|[=!]=|[=:])\s{0,3}"  # name=, "name": , environ["name"] =
+    r"|\\?['\"]\s{0,3},\s{0,3}(?=b?\\?['\"])"  # "--name", "value"
+    r"|\s{1,3})"  # --name value
+)
+_ANNOTATION = re.compile(r"[A-Za-z_][\w.\[\] |,]{0,60}?\s{0,3}=\s{0,3}(?=[bBrRfFuU]{0,2}['\"])")
+_HINT = re.compile(
+    r"pass|pwd|pw|secret|token|key|auth|cred|cookie|jwt|dsn|bearer|sig", re.IGNORECASE
+)
+_QUOTED = re.compile(r"([bBrRfFuU]{0,2}(['\"]))((?:\\.|(?!\2)[^\\\r\n])*)")
+_ESCAPED = re.compile(r"(b?\\(['\"]))((?:(?!\\?\2)[^\r\n])*)")
+_BARE = re.compile(r"()()([^\s'\"]+)")
+_BARE_IN_URL = re.compile(r"()()([^\s'\"&#]+)")
+_OPTION = re.compile(r"-{1,2}[A-Za-z_]")
+_ASSIGNED = re.compile(r"[-+~]{0,2}[A-Za-z_][\w.\-/@]{0,120}")
+_LOGIN = re.compile(r"(?!\d+:\d+$)([^\s:/]{1,200}):(\S+)")
+_LOGIN_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})
+
+_PLAIN = frozenset(
+    {"", "true", "false", "yes", "no", "on", "off", "none", "null", "nil", "auto"}
+    | {"bearer", "basic", "digest", "token"}
+)
+"""What says whether there is a secret, or how one is sent, and is none."""
+_REFERENCE = re.compile(r"\$\{?\w+\}?|\$\([^)]*\)|%\(?\w*\)?s|\{\w*\}|\*+|\.{3}|<[\w -]{1,40}>")
+"""What stands for a value: a variable, a format's field."""
+_OF_A_VOCABULARY = re.compile(r"\d{1,5}|<.{0,40}>|\[[A-Z_0-9]{1,20}\]")
+_FILE = re.compile(
+    r"(?:~|\.{1,2})/\S+|/(?:[\w.\-]+/)*[\w\-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
+    r"|/(?:home|etc|root|run|var|mnt|data|opt|usr|tmp|workspace|scratch|secrets)/[\w./\-]+"
+)
+_RANDOM = re.compile(r"(?=\S*\d)\S{8,}|\S{20,}")
+
+
+def command(words: Sequence[str]) -> list[str]:
+    """A command line without its secrets, word for word."""
+    shown: list[str] = []
+    option = ""
+    for word in words:
+        before, option = option, ""
+        if before in _LOGIN_OPTIONS and (login := _LOGIN.fullmatch(word)):
+            shown.append(f"{login[1]}:{REDACTED}")
+        elif _expects(before) and not _OPTION.match(word):
+            shown.append(_instead(word, kind_of(before)))
+        else:
+            shown.append(_word(word))
+            option = word
+    return shown
+
+
+def text(raw: str, most_chars: int = MAX_CHARS) -> str:
+    """Any text without the secrets that are named or shaped as such in it.
+
+    Longer than most_chars it is cut, before what could be a part of a token.
+    """
+    if len(raw) > most_chars:
+        kept = raw[:most_chars]
+        raw = (kept.rstrip(_OF_A_TOKEN) or kept) + CUT
+    return _named(_shaped(raw), _in_text)
+
+
+def source(code: str) -> str:
+    """Source code without secrets in its literals. It has the same lines as before."""
+    lines = _PRIVATE_KEY.sub(_without_key, code).split("\n")
+    return "\n".join(
+        _named(_LOGIN_CALL.sub(rf"\1{REDACTED}", _shaped(line)), _in_source)
+        if "'" in line or '"' in line
+        else _shaped(line)
+        for line in lines
+    )
+
+
+def _word(word: str) -> str:
+    """A word of a command line that is no value of the option before it."""
+    name, equals, value = word.partition("=")
+    if not equals or not _ASSIGNED.fullmatch(name):
+        return text(word)
+    kind = kind_of(name)
+    # Also ``--env=NAME=VALUE``.
+    return f"{name}={_instead(value, kind) if kind else _word(value)}"
+
+
+def _expects(option: str) -> bool:
+    """Whether the next word is the value of a secret option."""
+    if not _OPTION.match(option) or "=" in option or not _ASSIGNED.fullmatch(option):
+        return False
+    kind = kind_of(option)
+    return kind is not None and not kind.switch
+
+
+def _instead(value: str, kind: Kind | None) -> str:
+    """What is shown of the value of a secret option or variable."""
+    return REDACTED if kind and _gives_away(value, kind) else text(value)
+
+
+def _gives_away(value: str, kind: Kind) -> bool:
+    if value.lower() in _PLAIN or value.startswith(REDACTED) or _REFERENCE.fullmatch(value):
+        return False
+    if kind.token and _OF_A_VOCABULARY.fullmatch(value):
+        return False
+    return kind.password or _FILE.fullmatch(value) is None
+
+
+def _in_text(name: str, separator: str, value: str, kind: Kind, *, quoted: bool) -> bool:
+    """Whether a text gives a secret away behind a name."""
+    option = name.startswith("-")
+    between = separator.strip()
+    if not between:  # a blank: --name value, or: the password 'value'
+        if not (option and not kind.switch) and not (quoted and kind.password):
+            return False
+        if _OPTION.match(value):
+            return False
+    if between.endswith(",") and not option and not name.isupper():
+        return False  # of a list of names
+    # Of a parser: unexpected token: word.
+    if kind.token and between == ":" and not quoted and not _RANDOM.match(value):
+        return False
+    return _gives_away(value, kind)
+
+
+def _in_source(name: str, separator: str, value: str, kind: Kind, *, quoted: bool) -> bool:
+    """Whether a literal in source is a secret: ``if token == "the"`` is none."""
+    if not quoted or (kind.token and not _RANDOM.fullmatch(value)):
+        return False
+    # A prompt is none: input("password: ")
+    return separator.strip() not in {"", ":"} and _in_text(
+        name, separator, value, kind, quoted=True
+    )
+
+
+def _named(raw: str, secret: Callable[..., bool]) -> str:
+    """The text without the values of what is named secret in it."""
+    if not _HINT.search(raw):
+        return raw
+    parts: list[str] = []
+    done = at = 0
+    while found := _NAME.search(raw, at):
+        name, separator = found.groups()
+        at = found.end()
+        in_url = raw[found.start() - 1 : found.start()] in {"?", "&"}
+        kind = kind_of(name, in_url=in_url)
+        if kind is None:
+            continue  # what follows may be a name itself
+        if secret is _in_source and (annotation := _ANNOTATION.match(raw, at)):
+            separator, at = "=", annotation.end()
+        value = _QUOTED.match(raw, at) or _ESCAPED.match(raw, at)
+        quoted = value is not None
+        value = value or (_BARE_IN_URL if in_url else _BARE).match(raw, at)
+        if value and secret(name, separator, value[3], kind, quoted=quoted):
+            parts += [raw[done : value.start(3)], REDACTED]
+            done = at = value.end()
+    return "".join([*parts, raw[done:]])
+
+
+def _shaped(raw: str) -> str:
+    """The text without tokens of known issuers, and what URLs and headers carry."""
+    if "PRIVATE KEY-----" in raw:
+        raw = _PRIVATE_KEY.sub(_without_key, raw)
+    if "://" in raw:
+        raw = _URL.sub(_without_login, raw)
+    raw = _HEADER.sub(rf"\1\2\3{REDACTED}", raw)
+    raw = _BEARER.sub(rf"\1{REDACTED}", raw)
+    return _SHAPES.sub(REDACTED, raw)
+
+
+def _without_key(found: re.Match[str]) -> str:
+    # As many lines as before: source is read by line.
+    lines = "\n" * found[2].count("\n")
+    return f"{found[1]}{REDACTED}{lines}{found[3] or ''}"
+
+
+def _without_login(found: re.Match[str]) -> str:
+    if found[4] is None:
+        return f"{found[1]}{found[2]}:{REDACTED}@"
+    return f"{found[1]}{REDACTED}@" if _RANDOM.fullmatch(found[4]) else found[0]

@@ -1,0 +1,1 @@
+"""What the watchdogs of several nodes tell each other through the job's store."""

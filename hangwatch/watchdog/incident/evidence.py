@@ -1,0 +1,338 @@
+"""Gathers what this node knows of its ranks, as much as a moment calls for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.errors import EvidenceError, FlightError, PageError
+from hangwatch.flight import parse_dump
+from hangwatch.nccl import ras
+from hangwatch.observe import flights, sources
+from hangwatch.observe.pages.left_out import groups_left_out
+from hangwatch.observe.pages.standing import Standing, standings
+from hangwatch.observe.processes import (
+    PROC,
+    LaunchedRank,
+    Tree,
+    alive,
+    command_line,
+    environment,
+    process_state,
+)
+from hangwatch.observe.snapshot import launched_snapshot, rank_snapshot, waits_itself
+from hangwatch.observe.stacks import NoStacksError
+from hangwatch.observe.threads import in_thread
+from hangwatch.run.moments import Point, reach
+from hangwatch.types import Child, Phase, ProcessState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from hangwatch.news import News
+    from hangwatch.observe.exits import Exits
+    from hangwatch.observe.pages.finder import Pages, Seen
+    from hangwatch.observe.stacks import PySpy
+    from hangwatch.types import (
+        FlightDump,
+        GpuState,
+        Note,
+        RankPage,
+        RankSnapshot,
+        RasAnswer,
+        ThreadStack,
+    )
+
+BUDGET_S = 5.0
+"""How long stacks and recorders may take together."""
+RAS_S = 3.0
+"""How long NCCL's RAS service may take."""
+SOURCES_S = 1.0
+"""How long reading source files may take: they may lie on a file system that hangs."""
+MAX_CHILDREN = 32
+_STOPPED = frozenset("Tt")
+_ASKED = frozenset({Phase.RUNNING, Phase.FINALIZING})
+
+
+class Level(IntEnum):
+    """How much is gathered; each has all of those before it."""
+
+    LIGHT = 0
+    """Pages and /proc."""
+    FLIGHT = 1
+    """The Flight Recorder of each rank."""
+    FULL = 2
+    """Stacks of the ranks and of their children, sources, raw pages, GPUs."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was gathered of one rank beside its page."""
+
+    process: ProcessState
+    threads: tuple[ThreadStack, ...] | None = None
+    children: dict[int, Child] = field(default_factory=dict)
+    flight: FlightDump | None = None
+    raw_flight: bytes = b""
+    missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The ranks of this node at one moment. ``pages`` and ``flights`` are raw, by rank."""
+
+    restart: int
+    world_size: int
+    ranks: tuple[RankSnapshot, ...]
+    sources: dict[str, str] = field(default_factory=dict)
+    pages: dict[int, bytes] = field(default_factory=dict)
+    flights: dict[int, bytes] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+    """Costly mistakes of these ranks."""
+
+
+class Gatherer:
+    """Knows where the evidence of this node is."""
+
+    def __init__(  # noqa: PLR0913 (what it draws on, all by keyword)
+        self,
+        *,
+        pages: Pages,
+        exits: Exits,
+        py_spy: PySpy,
+        news: News,
+        node: str,
+        commands: Callable[[], Sequence[int]],
+        gpus: Callable[[], Mapping[int, GpuState]] = dict,
+        notes: Callable[[], tuple[Note, ...]] = tuple,
+        proc: str = PROC,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._pages = pages
+        self._exits = exits
+        self._py_spy = py_spy
+        self._news = news
+        self._node = node
+        self._commands = commands
+        self._gpus = gpus
+        self._notes = notes
+        self._proc = proc
+        self._now_ns = now_ns
+
+    @property
+    def incarnation(self) -> int:
+        """Number of the incarnation of the job that is watched."""
+        return self._pages.incarnation
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks this node should have, as far as they know; 0 if unknown."""
+        return max((local_size(one.light) for one in self._pages.look().values()), default=0)
+
+    def standing(self) -> dict[int, Standing]:
+        """Where each rank of this node that lives stands at this moment, by its page."""
+        seen = self._pages.look()
+        found = standings(seen, self._launched_without_page(seen))
+        return {rank: one for rank, one in found.items() if alive(*one.process, self._proc)}
+
+    def ask_in_passing(self) -> None:
+        """Have each rank that lives leave its Flight Recorder beside its page."""
+        for one in self._pages.look().values():
+            if one.light.phase in _ASKED and self._state(one).alive:
+                flights.ask_in_passing(one.page.path)
+
+    def forget_recorders(self) -> None:
+        """Free what the ranks that live have left of their Flight Recorders."""
+        for one in self._pages.look().values():
+            if self._state(one).alive:
+                flights.forget(one.page.path)
+
+    async def ras(self) -> RasAnswer | None:
+        """What NCCL's RAS service on this node says of the whole job, None without one."""
+        pids = {rank: one.light.identity.pid for rank, one in self._pages.look().items()}
+        variables = environment(next(iter(pids.values()), 0), ras.is_variable, self._proc)
+        return await ras.ask(list(pids.values()), variables, RAS_S, self._proc)
+
+    async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
+        """What is known of the ranks of this node; what took too long is missing."""
+        seen = self._pages.look()
+        launched = self._launched_without_page(seen)
+        found = {rank: _Found(self._state(one)) for rank, one in seen.items()}
+        lone = {
+            one.rank: _Found(process_state(one.pid, one.start_ticks, self._proc))
+            for one in launched
+        }
+        jobs: list[Coroutine[Any, Any, None]] = []
+        if level >= Level.FULL:
+            reach(Point.GATHERING)
+        if level >= Level.FLIGHT:
+            jobs += [self._flight(seen[rank], found[rank]) for rank in seen]
+        if level >= Level.FULL:
+            tree = Tree(self._proc)
+            for rank, one in seen.items():
+                jobs += self._stacks(one.light.identity.pid, found[rank], tree, _page(one))
+            for lost in launched:
+                jobs += self._stacks(lost.pid, lone[lost.rank], tree, None)
+        await _within(budget_s, jobs)
+        # The pages last: what is said of a rank is then no older than its stack.
+        now_ns = self._now_ns()
+        ranks = []
+        for rank, one in seen.items():
+            page = _page(one)
+            if page is not None:
+                ranks.append(self._snapshot(page, found[rank], now_ns, heir=one.heir))
+        ranks += [
+            launched_snapshot(
+                one,
+                lone[one.rank].process,
+                self._node,
+                threads=lone[one.rank].threads,
+                children=tuple(lone[one.rank].children.values()),
+                missing=tuple(lone[one.rank].missing),
+            )
+            for one in launched
+        ]
+        gpus = self._gpus() if level >= Level.FULL else {}
+        return Collected(
+            restart=self._pages.restart,
+            world_size=max((one.light.identity.world_size for one in seen.values()), default=0)
+            or max((one.world_size for one in launched), default=0),
+            ranks=tuple(
+                replace(one, gpu=gpus.get(one.rank))
+                for one in sorted(ranks, key=lambda one: one.rank)
+            ),
+            sources=await self._sources(ranks, seen) if level >= Level.FULL else {},
+            pages=dict(_raw_pages(seen)) if level >= Level.FULL else {},
+            flights={rank: one.raw_flight for rank, one in found.items() if one.raw_flight},
+            notes=self._notes() if level >= Level.FULL else (),
+        )
+
+    def _state(self, seen: Seen) -> ProcessState:
+        identity = seen.light.identity
+        return self._exits.state(identity.pid, identity.start_ticks)
+
+    def _snapshot(self, page: RankPage, found: _Found, now_ns: int, *, heir: bool) -> RankSnapshot:
+        process = self._exits.state(page.identity.pid, page.identity.start_ticks)
+        return rank_snapshot(
+            page,
+            replace(process, replaced=heir),
+            self._node,
+            now_ns,
+            clock_offset_ns=time.time_ns() - time.monotonic_ns(),
+            flight=found.flight,
+            threads=found.threads,
+            children=tuple(found.children.values()),
+            missing=tuple(found.missing),
+        )
+
+    def _launched_without_page(self, seen: dict[int, Seen]) -> list[LaunchedRank]:
+        """Ranks of this node that a launcher started and that have no page."""
+        expected = max((local_size(one.light) for one in seen.values()), default=0)
+        if seen and len(seen) >= expected:
+            return []
+        tree = Tree(self._proc)
+        ranks = [one for pid in self._commands() for one in tree.launched_ranks(pid)]
+        # One with a page is of another job below the same command.
+        return [one for one in ranks if one.rank not in seen and one.pid not in self._pages.pids]
+
+    async def _flight(self, seen: Seen, found: _Found) -> None:
+        process, light, path = found.process, seen.light, seen.page.path
+        if process.alive and (process.state in _STOPPED or light.phase not in _ASKED):
+            return
+        found.missing.append(note := "no Flight Recorder: it was not read in time")
+        try:
+            found.raw_flight = await flights.recorder_of(
+                path, light, lambda: self._state(seen), self._now_ns()
+            )
+            found.flight = parse_dump(found.raw_flight)
+        except (EvidenceError, FlightError) as error:
+            found.missing.append(f"no Flight Recorder: {error}")
+        found.missing.remove(note)
+
+    def _stacks(
+        self, pid: int, found: _Found, tree: Tree, page: RankPage | None
+    ) -> list[Coroutine[Any, Any, None]]:
+        """Dumps to be made for one rank: its own, and its children's where they may matter."""
+        if not found.process.alive:
+            return []
+        jobs = [self._own_stack(pid, found)]
+        children = [stat for stat, _ in zip(tree.descendants(pid), range(MAX_CHILDREN))]  # noqa: B905 (the shorter decides)
+        for stat in children:
+            state = process_state(stat.pid, stat.start_ticks, self._proc)
+            command = command_line(stat.pid, self._proc) or stat.comm
+            found.children[stat.pid] = Child(stat.pid, command, state)
+            if page is None or not waits_itself(page):
+                jobs.append(self._child_stack(stat.pid, found))
+        return jobs
+
+    async def _own_stack(self, pid: int, found: _Found) -> None:
+        found.threads = ()
+        found.missing.append(note := "no stack: py-spy was not done in time")
+        try:
+            found.threads = await self._py_spy.dump(pid)
+        except NoStacksError as error:
+            self._news.lose("stacks", f"no stacks: {error}")
+            found.missing.append(f"no stack: {error}")
+        except EvidenceError as error:
+            found.missing.append(f"no stack: {error}")
+        found.missing.remove(note)
+
+    async def _child_stack(self, pid: int, found: _Found) -> None:
+        child = found.children[pid]
+        try:
+            threads = await self._py_spy.dump(pid)
+        except EvidenceError:
+            return  # many a child is no Python process
+        found.children[pid] = Child(child.pid, child.command, child.process, threads)
+
+    async def _sources(self, ranks: list[RankSnapshot], seen: dict[int, Seen]) -> dict[str, str]:
+        created_ns = min((one.light.created_ns for one in seen.values()), default=0)
+        age_s = (self._now_ns() - created_ns) / 1e9 if created_ns else 0.0
+        files, started_at = sources.files_of(ranks), time.time() - age_s
+        try:
+            return await in_thread(lambda: sources.read(files, started_at, self._proc), SOURCES_S)
+        except TimeoutError:
+            self._news.lose("sources", "source files could not be read in time", quiet=True)
+            return {}
+
+
+def local_size(light: RankPage) -> int:
+    """How many ranks this node has as far as one of them knows."""
+    identity = light.identity
+    return identity.local_world_size if identity.local_world_size > 0 else identity.world_size
+
+
+def _page(seen: Seen) -> RankPage | None:
+    try:
+        page = seen.page.read(events=True)
+    except PageError:
+        return None
+    if not page.groups_left_out:
+        return page
+    return replace(page, groups=(*page.groups, *groups_left_out(seen.page.path)))
+
+
+def _raw_pages(seen: dict[int, Seen]) -> list[tuple[int, bytes]]:
+    raw = []
+    for rank, one in seen.items():
+        try:
+            raw.append((rank, one.page.raw()))
+        except PageError:
+            continue
+    return raw
+
+
+async def _within(budget_s: float, jobs: list[Coroutine[Any, Any, None]]) -> None:
+    """Run all at once for at most so long; what is not done by then is cancelled."""
+    if not jobs:
+        return
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    _, late = await asyncio.wait(tasks, timeout=budget_s)
+    for task in late:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result

@@ -1,0 +1,1 @@
+"""What the watchdog notices beside a verdict: how a job starts, runs late, or costs."""

@@ -1,0 +1,315 @@
+"""What c10d knows of its unfinished work, and the answer to the watchdog."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hangwatch.agent.sample.flight import DOUBT_AFTER_S, LOOK_AGAIN_S, REST, FlightRecorder
+from hangwatch.agent.torch_api import Recorders
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Core:
+    """torch._C._distributed_c10d with the recorder as the test sets it."""
+
+    def __init__(self) -> None:
+        self.status: dict[str, tuple[int, int]] = {}
+        self.unfinished: list[str] = []
+        """pg_id of each entry that is not retired."""
+        self.looks = 0
+
+    def _dump_fr_trace_json(self, *, includeCollectives: bool) -> bytes:  # noqa: N803 (as torch has it)
+        dump: dict[str, Any] = {
+            "version": "2.10",
+            "pg_status": {
+                pg_id: {
+                    "last_enqueued_collective": str(enqueued),
+                    "last_completed_collective": str(completed),
+                    "last_started_collective": "-1",
+                }
+                for pg_id, (enqueued, completed) in self.status.items()
+            },
+        }
+        if includeCollectives:
+            self.looks += 1
+            entries: list[dict[str, Any]] = [
+                {"pg_id": 0, "collective_seq_id": 1, "retired": True, "process_group": ["g0", ""]}
+            ]
+            entries += [
+                {
+                    "pg_id": int(pg_id),
+                    "collective_seq_id": 2,
+                    "retired": False,
+                    "process_group": [f"g{pg_id}", ""],
+                }
+                for pg_id in self.unfinished
+            ]
+            dump["entries"] = entries
+        return json.dumps(dump, separators=(",", ":")).encode()
+
+
+class Clock:
+    """Seconds, as the test has them pass."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def flight(core: Core, clock: Clock) -> FlightRecorder:
+    return FlightRecorder(Recorders.of(core), clock)
+
+
+def test_what_was_enqueued_and_not_completed_is_pending(core: Core, flight: FlightRecorder) -> None:
+    core.status = {"0": (3, 3), "1": (2, 1)}
+    assert flight.progress() == (True, True)
+    assert flight.progress() == (True, False)
+    core.status["1"] = (3, 2)
+    assert flight.progress() == (True, True)
+    core.status["1"] = (3, 3)
+    assert flight.progress() == (False, True)
+
+
+def test_a_recorder_that_is_off_or_missing_knows_nothing(flight: FlightRecorder) -> None:
+    assert flight.progress() == (None, False)
+    assert FlightRecorder(Recorders.of(SimpleNamespace())).progress() == (None, False)
+
+
+def test_a_status_that_lags_is_found_out_by_the_entries(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (13, 12)}
+    assert flight.progress() == (True, True)
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (False, True)
+    clock.now_s += 100
+    assert flight.progress() == (False, False)
+    assert core.looks == 1
+
+
+def test_an_unfinished_call_behind_a_finished_one_is_found(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (13, 13)}
+    core.unfinished = ["0"]
+    assert flight.progress() == (False, True)
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (True, True)
+    assert flight.progress() == (True, False)
+    assert core.looks == 1
+    clock.now_s += LOOK_AGAIN_S
+    core.unfinished = []
+    assert flight.progress() == (False, True)
+
+
+def test_while_the_status_moves_the_entries_are_not_looked_at(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    for place in range(20):
+        core.status = {"0": (place, place - 1)}
+        flight.progress()
+        clock.now_s += 0.5
+    assert core.looks == 0
+
+
+def test_what_a_destroyed_group_left_unfinished_is_not_pending(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (3, 2)}
+    core.unfinished = ["0"]
+    flight.forget_ended("g0")
+    assert flight.progress()[0] is False
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress()[0] is False
+    core.status = {"0": (3, 2), "1": (1, 0)}
+    assert flight.progress()[0] is True
+
+
+def test_what_another_group_than_the_destroyed_one_has_unfinished_stays_pending(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (3, 2), "1": (5, 4)}
+    core.unfinished = ["0", "1"]
+    assert flight.progress()[0] is True
+    flight.forget_ended("g1")
+    assert flight.progress()[0] is True
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress()[0] is True
+    flight.forget_ended(None)  # and all the others
+    assert flight.progress()[0] is False
+
+
+def test_a_status_of_many_groups_is_not_read_at_each_that_is_destroyed() -> None:
+    clock = Clock()
+
+    class Slow(Core):
+        reads = 0
+
+        def _dump_fr_trace_json(self, *, includeCollectives: bool) -> bytes:  # noqa: N803
+            self.reads += 1
+            clock.now_s += 0.01
+            return super()._dump_fr_trace_json(includeCollectives=includeCollectives)
+
+    core = Slow()
+    flight = FlightRecorder(Recorders.of(core), clock)
+    core.status = {"0": (3, 2)}
+    for _ in range(1000):
+        clock.now_s += 0.001
+        flight.forget_ended("g0")
+    assert core.reads <= 1 + 1000 * 0.001 / (REST * 0.01)
+    # What was put off is done at the next look.
+    core.status["1"] = (2, 1)
+    flight.forget_ended("g1")
+    assert flight.resting
+    assert flight.progress()[0] is False
+    core.status["1"] = (3, 1)
+    assert flight.progress()[0] is True
+
+
+class Nccl:
+    """torch._C._distributed_c10d with NCCL's recorder, made after ProcessGroupNCCL.cpp."""
+
+    def __init__(self) -> None:
+        self.status = (7, 7)
+        self.entries: list[dict[str, Any]] = []
+        self.looks = 0
+
+    def _dump_nccl_trace_json(self, *, includeCollectives: bool) -> bytes:  # noqa: N803 (as torch has it)
+        enqueued, completed = self.status
+        status = {"last_enqueued_collective": enqueued, "last_completed_collective": completed}
+        self.looks += includeCollectives
+        dump = {"pg_status": {"0": status}} | (
+            {"entries": self.entries} if includeCollectives else {}
+        )
+        return json.dumps(dump, separators=(",", ":")).encode()
+
+
+def test_the_parts_of_a_coalesced_group_are_as_its_end_is(clock: Clock) -> None:
+    core = Nccl()
+    flight = FlightRecorder(Recorders.of(core), clock)
+    batch = {"pg_id": 0, "is_p2p": True, "collective_seq_id": 7, "p2p_seq_id": 9}
+    send = batch | {"profiling_name": "nccl:send 0->1", "retired": False}
+    end = batch | {"profiling_name": "nccl:coalesced", "retired": True}
+    core.entries = [send, send, end]
+    core.status = (9, 9)
+    flight.progress()
+    core.status = (9, 7)  # the status counts both kinds, and a collective was completed last
+    assert flight.progress() == (True, True)
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (False, True)
+    end["retired"] = False
+    core.status = (3, 100)  # collective 100 was completed, and call 3 of the other kind was not
+    for _ in range(2):
+        assert flight.progress()[0] is True
+        clock.now_s += DOUBT_AFTER_S
+
+
+def test_an_unfinished_call_of_nccls_is_believed_without_asking_the_device(clock: Clock) -> None:
+    core = Nccl()
+    flight = FlightRecorder(Recorders.of(core), clock)
+    for core.status in ((7, 7), (8, 7)):
+        flight.progress()
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (True, False)
+    assert core.looks == 0
+
+
+def test_a_request_is_answered_without_the_gil_where_that_can_be(
+    core: Core, tmp_path: Path
+) -> None:
+    (tmp_path / "page.req").touch()
+    assert FlightRecorder(Recorders.of(core), answer_request=lambda: True).answer(
+        str(tmp_path / "page")
+    )
+    assert (tmp_path / "page.req").exists()  # the thread's
+    assert core.looks == 0
+
+
+def test_where_nccl_has_completed_all_no_device_is_asked(clock: Clock) -> None:
+    core = Nccl()
+    flight = FlightRecorder(Recorders.of(core), clock)
+    core.entries = [{"pg_id": 0, "collective_seq_id": 7, "retired": False}]
+    flight.progress()
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress()[0] is False
+    assert core.looks == 0
+
+
+def test_the_watchdog_is_answered_once_for_each_request(
+    core: Core, flight: FlightRecorder, tmp_path: Path
+) -> None:
+    page = tmp_path / "r0-0-1.page"
+    assert not flight.answer(str(page))
+    (tmp_path / "r0-0-1.page.req").touch()
+    assert flight.answer(str(page))
+    assert [path.name for path in tmp_path.iterdir()] == ["r0-0-1.page.flight"]
+    answer = tmp_path / "r0-0-1.page.flight"
+    assert json.loads(answer.read_bytes())["entries"]
+    assert answer.stat().st_mode & 0o777 == 0o600
+    assert not flight.answer(str(page))
+    assert core.looks == 1
+
+
+def test_the_answer_is_all_recorders_that_have_entries(tmp_path: Path) -> None:
+    core = SimpleNamespace(
+        _dump_fr_trace_json=lambda **_: b'{"entries":["gloo"]}',
+        _dump_nccl_trace_json=lambda **_: b'{"entries":["nccl"]}',
+    )
+    page = tmp_path / "page"
+    (tmp_path / "page.req").touch()
+    FlightRecorder(Recorders.of(core)).answer(str(page))
+    both = b'{"entries":["nccl"]}\n{"entries":["gloo"]}\n'
+    assert (tmp_path / "page.flight").read_bytes() == both
+    core.__dict__["_dump_nccl_trace_json"] = lambda **_: b'{"version":"2.10"}'
+    (tmp_path / "page.req").touch()
+    FlightRecorder(Recorders.of(core)).answer(str(page))
+    assert (tmp_path / "page.flight").read_bytes() == b'{"entries":["gloo"]}\n'
+    core.__dict__["_dump_fr_trace_json"] = lambda **_: b"{}"
+    (tmp_path / "page.req").touch()
+    FlightRecorder(Recorders.of(core)).answer(str(page))
+    assert (tmp_path / "page.flight").read_bytes() == b"{}"
+
+
+def test_the_answer_of_a_torch_without_json_is_its_pickle(tmp_path: Path) -> None:
+    asked = []
+
+    def dump(*wanted: bool) -> bytes:
+        asked.append(wanted)
+        return b"\x80\x02}q\x00."
+
+    flight = FlightRecorder(Recorders.of(SimpleNamespace(_dump_nccl_trace=dump)))
+    assert flight.progress() == (None, False)
+    (tmp_path / "page.req").touch()
+    flight.answer(str(tmp_path / "page"))
+    assert (tmp_path / "page.flight").read_bytes() == b"\x80\x02}q\x00."
+    assert asked == [(True, False, False)]
+
+
+def test_an_answer_that_cannot_be_written_leaves_nothing_half(
+    flight: FlightRecorder, tmp_path: Path
+) -> None:
+    (tmp_path / "page.req").touch()
+    (tmp_path / "page.flight.tmp").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        flight.answer(str(tmp_path / "page"))
+    assert not (tmp_path / "page.req").exists()
+    assert not (tmp_path / "page.flight").exists()

@@ -1,0 +1,124 @@
+"""Ranks that wait for each other while another thread of one may end it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from snapshots import THRESHOLDS, blocked, frame, job, main_thread, op, rank
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.rules.beside import acting_thread
+from hangwatch.types import Certainty, Frame, GroupKey, Kind, State, ThreadStack, Verdict
+
+if TYPE_CHECKING:
+    from hangwatch.types import OpRecord
+
+ONE, OTHER = GroupKey((0, 1), "a"), GroupKey((0, 1), "b")
+THREADING = Frame("/usr/lib/python3.11/threading.py", 1002, "Thread._bootstrap")
+POOL = Frame("/usr/lib/python3.11/concurrent/futures/thread.py", 81, "_worker")
+SAVES = Frame("/usr/lib/python3/dist-packages/torch/distributed/checkpoint/x.py", 3, "_save")
+TID = 7
+
+
+def thread(*frames: Frame) -> ThreadStack:
+    return ThreadStack("Thread-1", TID, active=True, owns_gil=False, frames=frames)
+
+
+def judged(*threads: ThreadStack, ops: tuple[OpRecord, ...] = (), **fields: Any) -> Verdict:
+    """What is said of two ranks that use two groups in opposite order; of rank 0 more is known."""
+    known = {"threads": (*main_thread(frame(20)), *threads)} if threads else {}
+    first = rank(0, ONE, blocked(ONE, 1), *ops, **{**known, **fields})
+    (verdict,) = diagnose(job(first, rank(1, OTHER, blocked(OTHER, 1, line=30))), THRESHOLDS)
+    return verdict
+
+
+LIBRARY = "/usr/lib/python3.11"
+PACKAGES = f"{LIBRARY}/site-packages"
+NATIVE = Frame("/lib/x86_64-linux-gnu/libc.so.6", 0, "clone3")
+CHORES = {
+    "an idle pool": (POOL,),
+    "a queue's feeder": (Frame(f"{LIBRARY}/multiprocessing/queues.py", 231, "_feed"),),
+    "pinned memory": (
+        Frame(f"{LIBRARY}/multiprocessing/connection.py", 930, "wait"),
+        Frame(f"{PACKAGES}/torch/utils/data/_utils/pin_memory.py", 40, "do_one_step"),
+    ),
+    "ours": (Frame(f"{PACKAGES}/hangwatch/agent/periodic.py", 60, "_loop"),),
+}
+MAY_ACT = {
+    "a timer": (Frame(f"{LIBRARY}/threading.py", 1399, "run"),),
+    "an event loop": (
+        Frame(f"{LIBRARY}/selectors.py", 468, "select"),
+        Frame(f"{LIBRARY}/asyncio/base_events.py", 608, "run_forever"),
+    ),
+    "a server": (Frame(f"{LIBRARY}/socketserver.py", 233, "serve_forever"),),
+    "a program that is installed": (Frame(f"{PACKAGES}/mytrainer/sends.py", 9, "next_batch"),),
+    "what a pool was given": (frame(41, "publish"), POOL),
+}
+
+
+@pytest.mark.parametrize("frames", CHORES.values(), ids=CHORES)
+def test_a_cycle_is_proved_where_nothing_else_runs_but_chores(frames: tuple[Frame, ...]) -> None:
+    for below in ((), (NATIVE,)):
+        assert judged(thread(*below, *frames, THREADING, *below)).state is State.HANG
+    for verdict in (judged(), judged(thread(*frames, THREADING))):
+        assert (verdict.kind, verdict.state) == (Kind.ORDER_INVERSION, State.HANG)
+        assert verdict.certainty is Certainty.PROVED
+
+
+@pytest.mark.parametrize("frames", MAY_ACT.values(), ids=MAY_ACT)
+def test_it_is_open_beside_a_thread_that_is_not_known_for_chores(frames: tuple[Frame, ...]) -> None:
+    for below in ((), (NATIVE,)):
+        verdict = judged(thread(*below, *frames, THREADING, *below))
+        assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.LIKELY)
+
+
+@pytest.mark.parametrize("busy", [frame(41, "publish"), SAVES], ids=["the program", "torch"])
+def test_it_is_open_while_another_thread_runs_what_may_communicate(busy: Frame) -> None:
+    verdict = judged(thread(busy, POOL, THREADING))
+    assert (verdict.kind, verdict.state) == (Kind.ORDER_INVERSION, State.SLOW)
+    assert verdict.certainty is Certainty.LIKELY
+    assert "Rank 0 runs another thread" in verdict.explanation
+    assert ("train.py:41" in verdict.explanation) == (busy is not SAVES)
+
+
+def test_it_is_quite_open_while_a_thread_that_has_made_calls_is_at_something_else() -> None:
+    package = Frame("/usr/lib/python3/site-packages/mytrainer/sends.py", 9, "next_batch")
+    calls = (replace(op(OTHER, 0), thread=TID),)
+    verdict = judged(thread(package, THREADING), ops=calls)
+    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.POSSIBLE)
+
+
+def test_a_thread_that_waits_outside_of_the_cycle_may_get_what_it_waits_for() -> None:
+    third = GroupKey((0, 2), "c")
+    threads = (*main_thread(frame(20)), thread(frame(41, "helper"), THREADING))
+    ops = (blocked(ONE, 1), blocked(third, 3, thread=TID, line=41))
+    first = rank(0, ONE, *ops, threads=threads)
+    others = rank(1, OTHER, blocked(OTHER, 1, line=30)), rank(2, third)
+    (cycle,) = (v for v in diagnose(job(first, *others), THRESHOLDS) if v.culprits != (2,))
+    assert cycle.kind is Kind.ORDER_INVERSION
+    assert (cycle.state, cycle.certainty) == (State.SLOW, Certainty.POSSIBLE)
+
+
+def test_a_thread_that_waits_in_the_cycle_can_do_nothing_more() -> None:
+    threads = (*main_thread(frame(20)), thread(frame(41, "publish"), THREADING))
+    waiting = rank(0, ONE, blocked(OTHER, 8, thread=TID, line=41), threads=threads)
+    assert acting_thread(waiting, {TID}) is None
+    assert acting_thread(waiting, ()) is threads[1]
+
+
+def test_a_thread_that_c_started_belongs_to_the_main_one() -> None:
+    hook = frame(41, "hook")
+    assert judged(thread(hook)).certainty is Certainty.PROVED
+
+
+def test_without_a_stack_it_is_open_where_several_threads_have_made_calls() -> None:
+    verdict = judged(ops=(replace(op(OTHER, 0), thread=TID),))
+    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.POSSIBLE)
+
+
+def test_where_no_stack_could_be_had_it_is_likely_at_most() -> None:
+    verdict = judged(threads=())
+    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.LIKELY)
+    assert "Other threads of rank 0 could not be seen" in verdict.explanation

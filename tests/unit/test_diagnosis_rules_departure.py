@@ -1,0 +1,240 @@
+"""Who left the common program, told by what all ranks did until then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from textwrap import dedent
+from typing import Any
+
+from snapshots import (
+    BACKWARD,
+    SCRIPT,
+    THRESHOLDS,
+    blocked,
+    exited,
+    frame,
+    job,
+    killed,
+    main_thread,
+    op,
+    raised,
+    rank,
+    site,
+    world,
+)
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.facts.job import index
+from hangwatch.diagnosis.rules.departure import departed
+from hangwatch.types import (
+    Certainty,
+    GroupKey,
+    JobSnapshot,
+    Kind,
+    OpRecord,
+    OpState,
+    ProcessState,
+    RankSnapshot,
+    Reason,
+    State,
+    Verdict,
+)
+
+W = world(4)
+PAIR = world(2)
+DP = [GroupKey((0, 2), "dp"), GroupKey((1, 3), "dp")]
+STOPPED: dict[str, Any] = {"process": ProcessState(alive=True, state="T")}
+
+
+def only(found: JobSnapshot) -> Verdict:
+    verdicts = diagnose(found, THRESHOLDS)
+    assert len(verdicts) == 1
+    return verdicts[0]
+
+
+def steps(number: int, count: int) -> list[OpRecord]:
+    """So many steps of a rank: one call with its replica, one with all."""
+    calls = []
+    for seq in range(1, count + 1):
+        calls += [op(DP[number % 2], seq, line=10), op(W, seq, line=11)]
+    return calls
+
+
+def test_a_rank_with_a_step_more_than_all_others_is_the_culprit_of_the_cycle() -> None:
+    ranks = [rank(n, W, *steps(n, 2), blocked(W, 3, "barrier", line=20)) for n in (0, 2, 3)]
+    ranks.append(rank(1, W, *steps(1, 2), blocked(DP[1], 3, line=10)))
+    verdict = only(job(*ranks))
+    assert (verdict.culprits, verdict.victims) == ((1,), (0, 2, 3))
+
+
+def test_a_rank_with_a_step_more_is_the_culprit_too_where_the_others_are_gone() -> None:
+    ranks = [rank(n, W, *steps(n, 2), **exited()) for n in (0, 2, 3)]
+    ranks.append(rank(1, W, *steps(1, 2), blocked(DP[1], 3, line=10)))
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (1,))
+
+
+def test_who_has_no_part_in_a_call_does_not_leave_it_out() -> None:
+    # Rank 2 has nothing to do and is gone; who finished early is the other one.
+    two = GroupKey((0, 1), "two")
+    ranks = [rank(n, world(3), **exited()) for n in (0, 2)]
+    ranks.append(rank(1, two, blocked(two, 1)))
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (0,))
+
+
+def test_a_stage_that_always_goes_its_own_way_has_not_left_the_program() -> None:
+    # A pipeline of three: the middle one alone receives and sends in turn.
+    trio = world(3)
+
+    def p2p(number: int, *calls: tuple[str, int, int]) -> RankSnapshot:
+        made = [
+            op(trio, at, name, peer=peer, line=line)
+            for at, (name, peer, line) in enumerate(calls, 1)
+        ]
+        last = blocked(trio, 1, line=30 if number < 2 else 31, name="all_reduce")
+        key = trio if number < 2 else GroupKey((0, 1, 2), "other")
+        return rank(number, trio, *made, replace(last, group=key))
+
+    ranks = [
+        p2p(0, ("send", 1, 10), ("send", 1, 10)),
+        p2p(1, ("recv", 0, 9), ("send", 2, 10), ("recv", 0, 9), ("send", 2, 10)),
+        p2p(2, ("recv", 1, 9), ("recv", 1, 9)),
+    ]
+    assert only(job(*ranks)).culprits == (2,)
+
+
+SKIPPING = dedent(
+    """\
+    def main():
+        for batch in loader:
+            if rank != 1:
+                dist.all_reduce(x)
+            dist.all_gather(y)
+    """
+)
+
+
+def test_a_condition_for_most_does_not_make_those_who_meet_it_a_subset() -> None:
+    ranks = [
+        rank(0, PAIR, blocked(PAIR, 1, line=4)),
+        rank(1, PAIR, blocked(PAIR, 1, "all_gather", line=5)),
+    ]
+    verdict = only(job(*ranks, sources={SCRIPT: SKIPPING}))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+
+
+def test_all_at_one_call_from_two_lines_with_other_sizes_are_candidates() -> None:
+    def gather(number: int, line: int, size: int) -> RankSnapshot:
+        return rank(number, W, blocked(W, 1, "all_to_all", line=line, shape=(size,)))
+
+    verdict = only(job(*[gather(n, 20, 8) for n in (0, 1, 3)], gather(2, 30, 20)))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (2,))
+    assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.SLOW)
+
+
+def test_a_rank_that_is_stopped_in_a_send_is_named_and_nothing_is_proved() -> None:
+    send = blocked(PAIR, 2, "send", peer=1)
+    ranks = [
+        rank(0, PAIR, op(PAIR, 1, "send", peer=1), send, **STOPPED),
+        rank(
+            1,
+            PAIR,
+            op(PAIR, 1, "recv", peer=0),
+            op(PAIR, 2, "recv", peer=0),
+            blocked(PAIR, 1, line=30),
+        ),
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.culprits, verdict.reason) == ((0,), Reason.STOPPED)
+    assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.SLOW)
+
+
+def test_a_rank_that_is_stopped_in_a_set_up_call_is_named() -> None:
+    setup: dict[str, Any] = {"in_call": "init_process_group", "in_call_age_s": 20.0}
+    ranks = [rank(n, None, groups=(), **setup) for n in (0, 1, 2)]
+    verdict = only(job(*ranks, rank(3, None, groups=(), **setup, **STOPPED)))
+    assert (verdict.kind, verdict.culprits) == (Kind.INIT_INCOMPLETE, (3,))
+    assert verdict.reason is Reason.STOPPED
+
+
+def test_ranks_that_make_groups_at_two_lines_are_all_candidates() -> None:
+    def making(number: int, line: int) -> RankSnapshot:
+        call: dict[str, Any] = {"in_call": "new_group", "in_call_age_s": 20.0}
+        return rank(number, W, in_call_site=site(line), **call)
+
+    verdict = only(job(*[making(n, 9) for n in (0, 1)], *[making(n, 12) for n in (2, 3)]))
+    assert (verdict.kind, verdict.culprits) == (Kind.INIT_INCOMPLETE, (0, 1, 2, 3))
+    assert verdict.certainty is Certainty.POSSIBLE
+
+
+def test_who_raised_out_of_another_call_holds_up_those_who_wait_for_it_in_this_one() -> None:
+    # Rank 3 is killed; 1 raises in their group, and 0 where 1 had only issued its part.
+    lost = "Connection closed by peer"
+    issued = op(W, 1, state=OpState.ISSUED, is_async=True)
+    failed: dict[str, Any] = {"state": OpState.FAILED}
+    ranks = [
+        rank(0, W, op(W, 1, **failed), **raised("RuntimeError", lost, age=3.0)),
+        rank(2, W, op(W, 1, **failed), **raised("RuntimeError", lost, age=3.0)),
+        rank(1, W, issued, op(DP[1], 1, **failed), **raised("RuntimeError", lost, age=4.0)),
+        rank(3, W, issued, **killed(9, age=5.0)),
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (3,), (0, 1, 2))
+
+
+def test_the_end_of_a_rank_that_is_not_needed_does_not_explain_a_death() -> None:
+    lost = "Connection closed by peer"
+    trio = GroupKey((0, 1, 2), "trio")
+    ranks = [
+        rank(0, trio, blocked(trio, 2), **killed(6, age=5.0)),
+        rank(1, trio, op(trio, 2, state=OpState.FAILED), **raised("RuntimeError", lost, age=4.0)),
+        rank(2, trio, op(trio, 2, state=OpState.FAILED), **raised("RuntimeError", lost, age=4.0)),
+        rank(3, W, **exited(age=6.0)),
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (0,))
+
+
+def test_a_group_that_nobody_has_used_is_not_where_a_rank_raised() -> None:
+    lost = "Connection closed by peer"
+    end = raised("RuntimeError", lost, line=19)
+    ranks = [
+        rank(0, W, groups=rank(0, W, op(DP[0], 3)).groups, **end),
+        rank(2, W, groups=rank(2, W, op(DP[0], 2)).groups, **killed(9, age=7.0)),
+        rank(1, W, **exited(age=8.0)),
+        rank(3, W, **exited(age=8.0)),
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+
+
+def test_a_rank_at_an_unknown_line_with_unfinished_work_may_be_waiting_for_it() -> None:
+    others = [rank(n, W, op(W, 40), blocked(W, 41)) for n in (0, 1, 3)]
+    busy = rank(2, W, op(W, 40), threads=main_thread(frame(12)), pending_age_s=20.0)
+    assert only(job(*others, busy)).certainty is Certainty.POSSIBLE
+    in_backward = replace(busy, threads=main_thread(*BACKWARD, frame(12)), flight=True)
+    assert only(job(*others, in_backward)).certainty is Certainty.POSSIBLE
+
+
+def test_of_two_that_parted_from_each_other_either_may_have_left_the_program() -> None:
+    # Ranks 2 and 3 are of another stage: what they do tells nothing of 0 and 1.
+    every, other = GroupKey((0, 1, 2, 3), "every"), GroupKey((0, 1, 2, 3), "other")
+    pairs = [GroupKey((0, 1), "first"), GroupKey((2, 3), "last")]
+    ranks = [
+        rank(0, W, op(pairs[0], 1, line=8), blocked(every, 1, line=14)),
+        rank(1, W, op(pairs[0], 1, line=8), blocked(other, 1, line=15)),
+        *[rank(n, W, op(pairs[1], 1, line=9), blocked(every, 1, line=14)) for n in (2, 3)],
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (0, 1))
+    assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.HANG)
+
+
+def test_of_ranks_of_which_one_has_no_past_nobody_is_said_to_have_left() -> None:
+    ranks = [rank(n, W, *steps(n, 2), blocked(W, 3, "barrier", line=20)) for n in (0, 2, 3)]
+    ranks.append(rank(1, W, *steps(1, 2), blocked(DP[1], 3, line=10)))
+    assert departed(index(job(*ranks)), {}, range(4)) == {1}
+    ranks[2] = replace(ranks[2], ops=ranks[2].ops[1:])  # its ring is full
+    assert departed(index(job(*ranks)), {}, range(3)) == {1}
+    assert departed(index(job(*ranks)), {}, range(4)) == frozenset()

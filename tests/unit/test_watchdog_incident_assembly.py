@@ -1,0 +1,42 @@
+"""The job as a whole from the evidence of several nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from snapshots import rank
+
+from hangwatch.watchdog.exchange.exchange import Gathered
+from hangwatch.watchdog.exchange.messages import Local, Node
+from hangwatch.watchdog.exchange.reach import Missing
+from hangwatch.watchdog.incident.assembly import whole_job
+from hangwatch.watchdog.incident.evidence import Collected
+
+HERE = Collected(1, 6, (rank(0), rank(1)), {"a.py": "here"})
+THERE = Local((rank(2, node="n1"),), {"a.py": "there", "b.py": "b"}, ("something",))
+
+
+def test_what_all_nodes_know_comes_together_and_the_rest_is_said_to_be_unseen() -> None:
+    job = whole_job(HERE, Gathered(owner=True, round=1, others=(THERE,)), Missing(), "why not")
+    assert [one.rank for one in job.ranks] == [0, 1, 2]
+    assert (job.restart, job.world_size, job.lost_nodes, job.cut_off) == (1, 6, (), False)
+    assert job.sources == {"a.py": "here", "b.py": "b"}
+    assert job.unseen == ("something", "ranks 3-5: why not")
+
+
+def test_ranks_of_a_lost_node_are_there_by_name_unless_more_is_known_of_them() -> None:
+    lost = Node("n2:run", "n2", (2, 4, 5, 99), "192.0.2.1")
+    missing = Missing((lost,), cut_off=True, notes=("n2 is away",))
+    job = whole_job(HERE, Gathered(owner=True, round=1, others=(THERE,)), missing, "why not")
+    assert [(one.rank, one.node, one.process.alive) for one in job.ranks[2:]] == [
+        (2, "n1", True),
+        (4, "n2", False),
+        (5, "n2", False),
+    ]
+    assert (job.lost_nodes, job.cut_off) == (("n2",), True)
+    assert job.unseen == ("something", "n2 is away", "rank 3: why not")
+
+
+def test_a_world_that_is_damage_is_not_counted_through() -> None:
+    job = whole_job(replace(HERE, world_size=1 << 60), None, Missing(), "why not")
+    assert len(job.ranks) == 2

@@ -1,0 +1,246 @@
+"""What is announced, and what is not announced twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.types import (
+    Certainty,
+    Collective,
+    GroupKey,
+    Kind,
+    Reason,
+    State,
+    Verdict,
+)
+from hangwatch.watchdog.incident.incidents import (
+    TRANSITIONS,
+    Announce,
+    Event,
+    Incidents,
+    Stage,
+    event_of,
+    restored,
+    signature,
+)
+
+WORLD = GroupKey((0, 1), "default_pg")
+
+
+def verdict(state: State = State.SLOW, culprit: int = 1, seq: int = 7) -> Verdict:
+    return Verdict(
+        state,
+        Kind.NEVER_ENTERED,
+        Reason.USER_CODE,
+        Certainty.LIKELY,
+        culprits=(culprit,),
+        group=WORLD,
+        collective=Collective("all_reduce", seq),
+    )
+
+
+def told(incidents: Incidents, *events: Event) -> list[Announce | None]:
+    """What is announced by these events, in order."""
+    found = []
+    for event in events:
+        state = {Event.HANG: State.HANG, Event.FAILED: State.FAILED}.get(event, State.SLOW)
+        with_verdict = event in (Event.SLOW, Event.HANG, Event.FAILED)
+        found.append(incidents.happen(event, verdict(state) if with_verdict else None))
+    return found
+
+
+def test_a_wait_that_passes_is_never_mentioned() -> None:
+    assert told(Incidents(), Event.WAIT, Event.WAIT, Event.PROGRESS) == [None] * 3
+
+
+def test_slow_then_hang_then_recovered_are_each_said_once() -> None:
+    events = [Event.WAIT, Event.SLOW, Event.SLOW, Event.HANG, Event.HANG, Event.PROGRESS]
+    assert told(Incidents(), *events, Event.PROGRESS) == [
+        None,
+        Announce.SLOW,
+        None,
+        Announce.HANG,
+        None,
+        Announce.RECOVERED,
+        None,
+    ]
+
+
+def test_a_hang_never_becomes_slow_again() -> None:
+    assert told(Incidents(), Event.HANG, Event.SLOW) == [Announce.HANG, None]
+
+
+def test_the_same_verdict_is_not_said_again_when_the_job_seemed_to_go_on() -> None:
+    events = [Event.SLOW, Event.PROGRESS, Event.WAIT, Event.SLOW]
+    assert told(Incidents(), *events) == [Announce.SLOW, Announce.RECOVERED, None, None]
+
+
+def test_another_place_is_another_incident() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.SLOW, verdict(seq=7))
+    incidents.happen(Event.PROGRESS)
+    assert incidents.happen(Event.SLOW, verdict(seq=8)) is Announce.SLOW
+    assert incidents.number == 2
+
+
+def test_the_same_place_after_a_restart_is_another_incident() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.HANG, verdict(State.HANG), 0)
+    assert incidents.happen(Event.RESTART) is Announce.RESTARTED
+    assert incidents.happen(Event.HANG, verdict(State.HANG), 1) is Announce.HANG
+
+
+def test_a_job_that_ends_after_its_hang_gets_one_more_line() -> None:
+    assert told(Incidents(), Event.HANG, Event.FAILED) == [Announce.HANG, Announce.ENDED]
+
+
+def test_a_job_that_ends_while_slow_is_explained_in_full() -> None:
+    assert told(Incidents(), Event.SLOW, Event.FAILED) == [Announce.SLOW, Announce.FAILED]
+
+
+def test_slow_and_hang_are_one_incident() -> None:
+    incidents = Incidents()
+    told(incidents, Event.SLOW, Event.HANG)
+    assert incidents.number == 1
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_a_watchdog_killed_at_any_moment_repeats_nothing(cut: int) -> None:
+    events = [Event.WAIT, Event.SLOW, Event.SLOW, Event.HANG, Event.HANG, Event.PROGRESS]
+    whole = told(Incidents(), *events)
+    first = Incidents()
+    before = told(first, *events[:cut])
+    successor = restored(first.export())
+    assert before + told(successor, *events[cut:]) == whole
+
+
+@pytest.mark.parametrize("values", [{}, {"stage": "odd"}, {"stage": "slow", "announced": 3}])
+def test_odd_state_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        restored(values)
+
+
+def test_states_that_are_not_told_live_are_no_events() -> None:
+    assert event_of(verdict(State.DESYNC)) is None
+    assert event_of(verdict(State.HANG)) is Event.HANG
+
+
+def test_the_signature_tells_groups_with_the_same_members_apart() -> None:
+    one = verdict()
+    assert signature(one, 0) == signature(verdict(), 0)
+    assert signature(one, 0) != signature(verdict(culprit=0), 0)
+
+
+@given(st.lists(st.sampled_from(list(Event)), max_size=40))
+def test_nothing_is_announced_twice_whatever_happens(events: list[Event]) -> None:
+    incidents = Incidents()
+    found = [one for one in told(incidents, *events) if one in (Announce.SLOW, Announce.HANG)]
+    assert len(found) == len(set(found))
+
+
+def test_every_stage_has_a_way_out() -> None:
+    assert {start for start, _ in TRANSITIONS} == set(Stage)
+
+
+def test_a_job_that_is_restarted_after_a_failure_is_watched_anew() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.FAILED)
+    assert incidents.happen(Event.RESTART) is Announce.RESTARTED
+    assert incidents.happen(Event.HANG) is Announce.HANG
+
+
+def standing(incidents: Incidents) -> list[State]:
+    """The states of the verdicts that hold."""
+    return [one.state for one in incidents.standing]
+
+
+def test_a_verdict_stands_until_what_it_is_about_has_passed() -> None:
+    incidents = Incidents()
+    told(incidents, Event.WAIT)
+    assert standing(incidents) == []
+    told(incidents, Event.SLOW)
+    assert standing(incidents) == [State.SLOW]
+    told(incidents, Event.HANG)
+    assert standing(incidents) == [State.HANG]
+    told(incidents, Event.PROGRESS)
+    assert standing(incidents) == []
+
+
+def test_a_verdict_that_is_no_news_stands_all_the_same() -> None:
+    incidents = Incidents()
+    told(incidents, Event.SLOW, Event.PROGRESS, Event.WAIT, Event.SLOW)
+    assert standing(incidents) == [State.SLOW]
+    assert incidents.told == {(State.SLOW, Kind.NEVER_ENTERED): 1}
+
+
+def test_a_failure_stands_to_the_end_or_to_the_next_start() -> None:
+    incidents = Incidents()
+    told(incidents, Event.FAILED, Event.PROGRESS)
+    assert standing(incidents) == [State.FAILED]
+    told(incidents, Event.RESTART)
+    assert standing(incidents) == []
+
+
+def test_a_failure_that_is_belied_leaves_a_later_hang_to_be_told() -> None:
+    incidents = Incidents()
+    assert told(incidents, Event.FAILED, Event.BELIED, Event.HANG) == [
+        Announce.FAILED,
+        Announce.RECOVERED,
+        Announce.HANG,
+    ]
+
+
+def test_a_hang_stands_also_when_the_job_has_ended_of_it() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.HANG, verdict(State.HANG))
+    incidents.happen(Event.FAILED)
+    assert standing(incidents) == [State.HANG]
+
+
+def test_that_ranks_are_out_of_step_stands_whatever_else_comes_and_goes() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.DESYNC, verdict(State.DESYNC))
+    told(incidents, Event.HANG)
+    assert standing(incidents) == [State.HANG, State.DESYNC]
+    told(incidents, Event.PROGRESS)
+    assert standing(incidents) == [State.DESYNC]
+    told(incidents, Event.RESTART)
+    assert standing(incidents) == []
+
+
+def test_ranks_that_stay_out_of_step_are_told_once_wherever_their_rings_begin() -> None:
+    incidents = Incidents()
+    found = [incidents.happen(Event.DESYNC, verdict(State.DESYNC, seq=seq)) for seq in (7, 9, 40)]
+    assert found == [Announce.DESYNC, None, None]
+
+
+def test_what_is_remembered_is_no_news_and_no_incident() -> None:
+    incidents, seen = Incidents(), verdict(State.DESYNC)
+    assert incidents.remember(Announce.DESYNC, seen, 0)
+    assert not incidents.remember(Announce.DESYNC, seen, 0)
+    assert incidents.happen(Event.DESYNC, seen) is None
+    assert (incidents.number, dict(incidents.told)) == (0, {})
+    assert not incidents.knows(Announce.DESYNC, seen, 1), "of another incarnation"
+
+
+def test_what_stands_and_what_was_told_is_known_to_the_next_watchdog() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.DESYNC, verdict(State.DESYNC))
+    told(incidents, Event.SLOW)
+    successor = restored(json.loads(json.dumps(incidents.export())))
+    assert successor.told == incidents.told
+    assert [(v.state, v.kind, v.culprits) for v in successor.standing] == [
+        (State.SLOW, Kind.NEVER_ENTERED, (1,)),
+        (State.DESYNC, Kind.NEVER_ENTERED, (1,)),
+    ]
+
+
+def test_ten_thousand_culprits_are_not_kept_for_the_next_watchdog() -> None:
+    incidents = Incidents()
+    incidents.happen(Event.HANG, replace(verdict(State.HANG), culprits=tuple(range(10_000))))
+    assert len(restored(incidents.export()).standing[0].culprits) == 1000
