@@ -12,12 +12,12 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from hangwatch.types import Frame, PackageCall, Site
+from hangwatch.types.calls import PackageCall, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hangwatch.types import RankSnapshot, ThreadStack
+    from hangwatch.types.snapshot import Frame, RankSnapshot, ThreadStack
 
 _INTERNAL = re.compile(
     r"/(?:site|dist)-packages/"

@@ -1,4 +1,4 @@
-// Plain Python values of a decoded page, in the schema of hangwatch/types.py.
+// Plain Python values of a decoded page, in the schema of hangwatch/types/.
 
 #pragma once
 

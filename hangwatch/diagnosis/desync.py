@@ -21,7 +21,8 @@ from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import spot_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
-from hangwatch.types import Certainty, Collective, Kind, Reason, State, Verdict
+from hangwatch.types.kinds import Certainty, Kind, Reason, State
+from hangwatch.types.verdict import Collective, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.signatures import Split
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.diagnosis.text.wording import Text
-    from hangwatch.types import JobSnapshot, OpRecord
+    from hangwatch.types.snapshot import JobSnapshot, OpRecord
 
 MOST_RANKS = 32
 """Ranks of a group that are compared; in a larger one its first."""

@@ -23,14 +23,16 @@ from hangwatch.diagnosis.rules.drift import with_drift
 from hangwatch.diagnosis.rules.mismatch import judge_dispute
 from hangwatch.diagnosis.rules.terminals import judge_terminals
 from hangwatch.diagnosis.source.control_flow import Source
-from hangwatch.types import OK, Certainty, JobSnapshot, Kind, State, Thresholds, Verdict
-from hangwatch.types import Wait as ShownWait
+from hangwatch.types.kinds import Certainty, Kind, State
+from hangwatch.types.verdict import OK, Verdict
+from hangwatch.types.verdict import Wait as ShownWait
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.diagnosis.facts.spots import Wait
     from hangwatch.diagnosis.rules.case import Finding
+    from hangwatch.types.snapshot import JobSnapshot, Thresholds
 
 PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,

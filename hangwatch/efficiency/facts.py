@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.types import Site
+from hangwatch.types.calls import Site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 MOST = 64
 """Entries of a list that are read."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.types import Cost
+from hangwatch.types.kinds import Cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hangwatch.efficiency.facts import LoaderFacts, RankFacts, ReplicaFacts
-    from hangwatch.types import Site
+    from hangwatch.types.calls import Site
 
 LEAST_EPOCHS = 2
 LEAST_DIGESTS = 8

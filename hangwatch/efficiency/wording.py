@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from hangwatch.diagnosis.text.phrases import the_ranks
-from hangwatch.types import Cost, Note
+from hangwatch.types.kinds import Cost
+from hangwatch.types.report import Note
 
 if TYPE_CHECKING:
     from hangwatch.efficiency.findings import Finding

@@ -13,12 +13,12 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from hangwatch.types import FlightDump
+from hangwatch.types.flight import FlightDump
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hangwatch.types import FlightEntry
+    from hangwatch.types.flight import FlightEntry
 
 _APART = 1 << 40
 """Added to the records and groups of the second recorder: no process makes so many."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hangwatch.types import FlightDump, FlightEntry, GroupKey
+    from hangwatch.types.calls import GroupKey
+    from hangwatch.types.flight import FlightDump, FlightEntry
 
 GLOO = "gloo"
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hangwatch.flight.calls import is_device, peer_of
-from hangwatch.types import OpRecord, OpState
+from hangwatch.types.kinds import OpState
+from hangwatch.types.snapshot import OpRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hangwatch.flight.calls import Call
-    from hangwatch.types import FlightEntry, PageEvent, PageGroup
+    from hangwatch.types.flight import FlightEntry
+    from hangwatch.types.page import PageEvent, PageGroup
 
 Part = tuple["Call", "FlightEntry"]
 

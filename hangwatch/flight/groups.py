@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hangwatch.types import GroupKey
+from hangwatch.types.calls import GroupKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hangwatch.types import FlightDump
+    from hangwatch.types.flight import FlightDump
 
 DEFAULT = "default_pg"
 _LATE = 1 << 62

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING
 from hangwatch.flight.calls import calls, is_device
 from hangwatch.flight.channels import channels
 from hangwatch.frames import is_user_file
-from hangwatch.types import GroupProgress, OpRecord, OpState
+from hangwatch.types.kinds import OpState
+from hangwatch.types.snapshot import GroupProgress, OpRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hangwatch.flight.calls import Call
-    from hangwatch.types import FlightDump, PageEvent, PageGroup, RankPage, Site
+    from hangwatch.types.calls import Site
+    from hangwatch.types.flight import FlightDump
+    from hangwatch.types.page import PageEvent, PageGroup, RankPage
 
 Place = tuple[int, int]
 """(slot of the page, number of the collective in its group)."""

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 from hangwatch.flight.calls import calls, is_device, peer_of
 from hangwatch.flight.groups import find_groups
 from hangwatch.frames import is_user_file
-from hangwatch.types import (
-    GroupKey,
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.snapshot import (
     GroupProgress,
     JobSnapshot,
     OpRecord,
-    OpState,
-    Phase,
     ProcessState,
     RankSnapshot,
 )
@@ -28,7 +26,8 @@ if TYPE_CHECKING:
 
     from hangwatch.flight.calls import Call
     from hangwatch.flight.groups import Groups
-    from hangwatch.types import FlightDump, FlightEntry, Site
+    from hangwatch.types.calls import GroupKey, Site
+    from hangwatch.types.flight import FlightDump, FlightEntry
 
 _C10D = "/torch/distributed/distributed_c10d.py"
 _WRAPPERS = {"wrapper", "_decorator"}

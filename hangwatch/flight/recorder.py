@@ -19,7 +19,8 @@ from hangwatch.errors import FlightError
 from hangwatch.flight import pickled
 from hangwatch.flight.both import both
 from hangwatch.flight.names import dtype_name, wire_name
-from hangwatch.types import FlightDump, FlightEntry, Site
+from hangwatch.types.calls import Site
+from hangwatch.types.flight import FlightDump, FlightEntry
 
 MAX_BYTES = 64 << 20
 MAX_ENTRIES = 20_000

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.gpu.figures import Unit, read
 from hangwatch.gpu.nvml import Asker, UnusableError
-from hangwatch.types import GpuHealth, GpuState, Xid
+from hangwatch.types.gpu import GpuState, Xid
+from hangwatch.types.kinds import GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hangwatch.errors import EvidenceError
 from hangwatch.gpu.nvml import NO_DRIVER
 from hangwatch.gpu.reader import Gpus
-from hangwatch.types import GpuHealth
+from hangwatch.types.kinds import GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

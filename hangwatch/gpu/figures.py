@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.gpu.nvml import Asker, known
-from hangwatch.types import THROTTLE_REASONS
+from hangwatch.types.gpu import THROTTLE_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hangwatch.gpu.nvml import Nvml
-    from hangwatch.types import GpuState
+    from hangwatch.types.gpu import GpuState
 
 MAX_PROCESSES = 1024
 MAX_MIG = 64

@@ -9,7 +9,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hangwatch.errors import EvidenceError
-from hangwatch.types import GpuHealth
+from hangwatch.types.kinds import GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Callable

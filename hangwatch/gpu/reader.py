@@ -11,14 +11,14 @@ from hangwatch.errors import EvidenceError
 from hangwatch.gpu.device import Errors, Gpu, Pace
 from hangwatch.gpu.nvml import Nvml
 from hangwatch.gpu.ranks import Use, crowded, uses
-from hangwatch.types import NodeGpus
+from hangwatch.types.gpu import NodeGpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hangwatch.gpu.figures import Unit
     from hangwatch.gpu.ranks import LocalRank
-    from hangwatch.types import GpuState
+    from hangwatch.types.gpu import GpuState
 
 MAX_GPUS = 64
 """So many threads, and as many again for events, are started at most."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hangwatch.inspect.found import Process
     from hangwatch.inspect.look import Looked
     from hangwatch.inspect.summary import Stack
-    from hangwatch.types import Frame
+    from hangwatch.types.snapshot import Frame
 
 DESCRIPTION = """\
 Where the ranks of any torch job on this node are now, whether it was started with hangwatch

@@ -19,7 +19,8 @@ from hangwatch.observe.processes import PROC, command_line, process_state
 from hangwatch.observe.stacks import NoStacksError, PySpy
 from hangwatch.observe.threads import in_thread
 from hangwatch.settings.config import Stacks
-from hangwatch.types import Child, Phase, RankSnapshot, Reason
+from hangwatch.types.kinds import Phase, Reason
+from hangwatch.types.snapshot import Child, RankSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hangwatch.inspect.found import Process
     from hangwatch.inspect.watched import Known
     from hangwatch.observe.processes import Tree
-    from hangwatch.types import ProcessState, ThreadStack
+    from hangwatch.types.snapshot import ProcessState, ThreadStack
 
 MAX_CHILDREN = 32
 SOURCES_S = 2.0

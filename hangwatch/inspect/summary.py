@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hangwatch.inspect.doing import Doing
-    from hangwatch.types import Child, RankSnapshot, ThreadStack
+    from hangwatch.types.snapshot import Child, RankSnapshot, ThreadStack
 
 ONE_MOMENT = (
     "This is one moment, and no verdict: look again, and see who has not moved. A rank that "

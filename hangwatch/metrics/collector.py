@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from hangwatch.metrics.snapshot import NodeSnapshot
-    from hangwatch.types import RunInfo
+    from hangwatch.types.report import RunInfo
 
 
 class NodeCollector(Collector):

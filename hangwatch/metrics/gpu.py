@@ -11,14 +11,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from hangwatch.metrics.families import NAMESPACE
 from hangwatch.metrics.labels import cut
-from hangwatch.types import THROTTLE_REASONS, GpuHealth
+from hangwatch.types.gpu import THROTTLE_REASONS
+from hangwatch.types.kinds import GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.core import Metric
 
-    from hangwatch.types import GpuState, NodeGpus
+    from hangwatch.types.gpu import GpuState, NodeGpus
 
     Row = tuple[tuple[str, ...], float]
     """Values of the labels after ``gpu``, and the value of the sample."""

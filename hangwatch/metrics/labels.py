@@ -12,7 +12,8 @@ from hangwatch.report.sites import fold_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hangwatch.types import GroupKey, PageGroup, RankPage
+    from hangwatch.types.calls import GroupKey
+    from hangwatch.types.page import PageGroup, RankPage
 
 MAX_CHARS = 64
 MAX_DESC_CHARS = 48

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hangwatch.observe.pages.arrivals import GroupArrivals
-    from hangwatch.types import Kind, PageGroup, RankPage, State, Thresholds, Verdict
+    from hangwatch.types.kinds import Kind, State
+    from hangwatch.types.page import PageGroup, RankPage
+    from hangwatch.types.snapshot import Thresholds
+    from hangwatch.types.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hangwatch.nccl.sockets import accepted_by, listens
-from hangwatch.types import RasAnswer
+from hangwatch.types.report import RasAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -18,7 +18,8 @@ from hangwatch.report.sites import fold_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hangwatch.types import JobSnapshot, RasAnswer
+    from hangwatch.types.report import RasAnswer
+    from hangwatch.types.snapshot import JobSnapshot
 
 MOST = 32
 """Findings that are told."""

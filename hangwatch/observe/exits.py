@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.observe import memory
 from hangwatch.observe.processes import PROC, process_state, read_stat
 from hangwatch.run.pidfd import kept_status, open_pid
-from hangwatch.types import ProcessState
+from hangwatch.types.snapshot import ProcessState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

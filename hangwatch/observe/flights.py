@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hangwatch.types import ProcessState, RankPage
+    from hangwatch.types.page import RankPage
+    from hangwatch.types.snapshot import ProcessState
 
 TIMEOUT_S = 2.0
 SAMPLER_S = 3.0

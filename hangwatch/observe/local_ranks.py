@@ -16,10 +16,10 @@ from hangwatch.page.reader import parse_page
 from hangwatch.run.pidfd import kept_status, open_pid
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 SUFFIX = ".page"
 MAX_PAGE_BYTES = 16 << 20

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.safety import redaction
 from hangwatch.safety.texts import readable
-from hangwatch.types import ProcessState
+from hangwatch.types.snapshot import ProcessState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING
 
 from hangwatch.flight import group_progress, rank_ops
 from hangwatch.observe.pages.left_out import counted
-from hangwatch.types import Phase, RankSnapshot
+from hangwatch.types.kinds import Phase
+from hangwatch.types.snapshot import RankSnapshot
 
 if TYPE_CHECKING:
     from hangwatch.observe.processes import LaunchedRank
-    from hangwatch.types import (
-        Child,
-        ExceptionRecord,
-        FlightDump,
-        ProcessState,
-        RankPage,
-        ThreadStack,
-    )
+    from hangwatch.types.flight import FlightDump
+    from hangwatch.types.page import ExceptionRecord, RankPage
+    from hangwatch.types.snapshot import Child, ProcessState, ThreadStack
 
 
 def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)

@@ -18,7 +18,7 @@ from hangwatch.safety import redaction, untrusted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hangwatch.types import RankSnapshot
+    from hangwatch.types.snapshot import RankSnapshot
 
 MAX_FILE_BYTES = 256 << 10
 MAX_TOTAL_BYTES = 1 << 20

@@ -23,7 +23,7 @@ import orjson
 from hangwatch.errors import EvidenceError
 from hangwatch.observe.processes import PROC, read_stat
 from hangwatch.settings.config import Stacks
-from hangwatch.types import Frame, ThreadStack
+from hangwatch.types.snapshot import Frame, ThreadStack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,23 +25,16 @@ from hangwatch.page.reader import MAX_WORLD, parse_page
 from hangwatch.report.model import SCHEMA
 from hangwatch.report.sites import fold_ranks
 from hangwatch.safety import untrusted
-from hangwatch.types import (
-    Certainty,
-    Evidence,
-    FlightDump,
-    JobSnapshot,
-    Phase,
-    ProcessState,
-    RankPage,
-    RankSnapshot,
-    RunInfo,
-    State,
-    Thresholds,
-    Verdict,
-)
+from hangwatch.types.kinds import Certainty, Phase, State
+from hangwatch.types.report import Evidence, RunInfo
+from hangwatch.types.snapshot import JobSnapshot, ProcessState, RankSnapshot, Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from hangwatch.types.flight import FlightDump
+    from hangwatch.types.page import RankPage
+    from hangwatch.types.verdict import Verdict
 
 PAGE_SUFFIX = ".page"
 REPORT = "report.json"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.errors import PageError
 from hangwatch.page import json_page, native
 from hangwatch.safety import redaction
-from hangwatch.types import RankPage
+from hangwatch.types.page import RankPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hangwatch.report.groups import Groups, Sites
-    from hangwatch.types import OpRecord, RankSnapshot, Verdict
+    from hangwatch.types.snapshot import OpRecord, RankSnapshot
+    from hangwatch.types.verdict import Verdict
 
 RANKS = 24
 """Ranks whose calls are kept; all of a job that has no more."""

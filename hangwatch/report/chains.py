@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hangwatch.types import Wait
+    from hangwatch.types.verdict import Wait
 
 Ranks = tuple[int, ...]
 

@@ -32,7 +32,7 @@ from hangwatch.safety.texts import readable_report
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hangwatch.types import Evidence, Note
+    from hangwatch.types.report import Evidence, Note
 
 RUN_SCHEMA = "hangwatch.run/1"
 LATEST = "latest"

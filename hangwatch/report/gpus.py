@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hangwatch.types import GpuState
+    from hangwatch.types.gpu import GpuState
 
 
 def gpu_content(gpu: GpuState | None) -> dict[str, Any] | None:

@@ -10,7 +10,9 @@ from hangwatch.report.sites import fold_ranks, group_label, site_content
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hangwatch.types import GroupKey, GroupProgress, RankSnapshot, Site, Wait
+    from hangwatch.types.calls import GroupKey, Site
+    from hangwatch.types.snapshot import GroupProgress, RankSnapshot
+    from hangwatch.types.verdict import Wait
 
 FOR_SHOWN = 16
 """Of whom a wait is for, as many are listed with the wait itself."""

@@ -15,7 +15,9 @@ from hangwatch.report.sites import group_label, site_content
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hangwatch.types import Evidence, GroupKey, RasAnswer, Verdict, Wait
+    from hangwatch.types.calls import GroupKey
+    from hangwatch.types.report import Evidence, RasAnswer
+    from hangwatch.types.verdict import Verdict, Wait
 
 SCHEMA = "hangwatch.report/1"
 

@@ -9,7 +9,7 @@ from hangwatch.report.sites import site_content
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hangwatch.types import Note
+    from hangwatch.types.report import Note
 
 
 def notes_content(notes: Iterable[Note]) -> list[dict[str, Any]]:

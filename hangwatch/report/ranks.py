@@ -10,21 +10,14 @@ from hangwatch.frames import innermost_user_site, is_user_file, line_of, program
 from hangwatch.report.calls import CULPRITS
 from hangwatch.report.gpus import gpu_content
 from hangwatch.report.sites import group_label, site_content
-from hangwatch.types import OpState
+from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hangwatch.types import (
-        Child,
-        Frame,
-        ProcessState,
-        RankSnapshot,
-        Site,
-        ThreadStack,
-        Verdict,
-        Wait,
-    )
+    from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
+    from hangwatch.types.verdict import Verdict, Wait
 
 
 class Stacks:

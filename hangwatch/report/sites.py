@@ -9,7 +9,7 @@ from hangwatch.frames import line_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hangwatch.types import GroupKey, Site
+    from hangwatch.types.calls import GroupKey, Site
 
 CONTEXT_LINES = 2
 """Lines of source shown on either side of the culprit's."""

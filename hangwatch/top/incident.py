@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.errors import ReportError
 from hangwatch.report.files import load, read_run, run_files
 from hangwatch.top.view import Row, Trouble
-from hangwatch.types import Phase, Site
+from hangwatch.types.calls import Site
+from hangwatch.types.kinds import Phase
 from hangwatch.watchdog import state
 from hangwatch.watchdog.incident.incidents import Stage
 

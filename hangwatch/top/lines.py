@@ -9,7 +9,7 @@ from hangwatch.frames import is_user_file, line_of
 from hangwatch.observe import sources
 
 if TYPE_CHECKING:
-    from hangwatch.types import Site
+    from hangwatch.types.calls import Site
 
 
 class Lines:

@@ -11,14 +11,15 @@ from hangwatch.observe.pages.look import QUIET_S
 from hangwatch.observe.processes import PROC, read_stat
 from hangwatch.report.sites import group_label
 from hangwatch.top.view import Row, Trouble
-from hangwatch.types import OpState, Phase
+from hangwatch.types.kinds import OpState, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hangwatch.observe.pages.finder import Seen
     from hangwatch.observe.pages.look import Look
-    from hangwatch.types import GroupKey, PageEvent, PageGroup, RankPage, Site
+    from hangwatch.types.calls import GroupKey, Site
+    from hangwatch.types.page import PageEvent, PageGroup, RankPage
 
 RATE_S = 5.0
 """The rate is that of the last few seconds."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hangwatch.types import Site
+    from hangwatch.types.calls import Site
 
 
 class Trouble(IntEnum):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.types import Thresholds
+from hangwatch.types.snapshot import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -38,7 +38,7 @@ from hangwatch.watchdog.telemetry import Telemetry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types import Note
+    from hangwatch.types.report import Note
     from hangwatch.watchdog.hello import Hello, Supervisor
 
 CONCLUDE_S = 9.0

@@ -16,7 +16,7 @@ from typing import Any
 
 from hangwatch.run import companions
 from hangwatch.settings.config import Config
-from hangwatch.types import RunInfo
+from hangwatch.types.report import RunInfo
 
 MAX_LINE_BYTES = 1 << 20
 COMPANIONS_S = 0.25

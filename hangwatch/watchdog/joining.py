@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.observe.pages.look import QUIET_S
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 from hangwatch.watchdog.exchange.exchange import Exchange
 from hangwatch.watchdog.exchange.messages import Node
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hangwatch.news import News
     from hangwatch.observe.pages.look import Look
-    from hangwatch.types import Identity
+    from hangwatch.types.page import Identity
     from hangwatch.watchdog.incident.judge import Judge
 
 JOIN_AFTER_S = 5.0

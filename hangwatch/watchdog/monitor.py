@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hangwatch.news import News
     from hangwatch.observe.exits import Exits
     from hangwatch.observe.pages.finder import Pages
-    from hangwatch.types import Note
+    from hangwatch.types.report import Note
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.incident.judge import Judge
     from hangwatch.watchdog.signs.gpus import GpuWatch

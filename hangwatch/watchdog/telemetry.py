@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from hangwatch.news import News
     from hangwatch.observe.pages.look import Look
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
     from hangwatch.watchdog.cadence import Cadence
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.incident.incidents import Incidents

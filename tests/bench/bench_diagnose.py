@@ -18,18 +18,15 @@ import sys
 import time
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import (
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import Kind, OpState, Phase
+from hangwatch.types.snapshot import (
     Frame,
-    GroupKey,
     GroupProgress,
     JobSnapshot,
-    Kind,
     OpRecord,
-    OpState,
-    Phase,
     ProcessState,
     RankSnapshot,
-    Site,
     ThreadStack,
     Thresholds,
 )

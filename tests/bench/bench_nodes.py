@@ -28,7 +28,8 @@ from bench_diagnose import MIB, SCRIPT, SOURCE, THRESHOLDS, made
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.news import News
-from hangwatch.types import Frame, JobSnapshot, OpState, RankSnapshot, ThreadStack
+from hangwatch.types.kinds import OpState
+from hangwatch.types.snapshot import Frame, JobSnapshot, RankSnapshot, ThreadStack
 from hangwatch.watchdog.exchange import exchange
 from hangwatch.watchdog.exchange.exchange import Exchange
 from hangwatch.watchdog.exchange.messages import Local, Node, Published

@@ -9,16 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch import codec
-from hangwatch.types import (
-    Certainty,
-    Kind,
-    Phase,
-    ProcessState,
-    RankSnapshot,
-    Reason,
-    State,
-    Verdict,
-)
+from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, State
+from hangwatch.types.snapshot import ProcessState, RankSnapshot
+from hangwatch.types.verdict import Verdict
 from hangwatch.watchdog.exchange.messages import Answer, Incident, Local, Node, Published, ThreadRef
 from hangwatch.watchdog.exchange.packing import pack
 

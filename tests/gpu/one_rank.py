@@ -24,7 +24,7 @@ from hangwatch.page.reader import parse_page
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hangwatch.types import PageGroup, RankPage
+    from hangwatch.types.page import PageGroup, RankPage
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")

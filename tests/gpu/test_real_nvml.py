@@ -14,10 +14,12 @@ import pytest
 from hangwatch.gpu.device import Pace
 from hangwatch.gpu.ranks import LocalRank
 from hangwatch.gpu.reader import Gpus
-from hangwatch.types import GpuHealth, GpuState
+from hangwatch.types.kinds import GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hangwatch.types.gpu import GpuState
 
 pytestmark = pytest.mark.gpu
 BOUND_S = 60.0

@@ -22,7 +22,8 @@ from fake_nvml import (
 from harness import environment
 
 from hangwatch import codec
-from hangwatch.types import GpuHealth, GpuState, NodeGpus
+from hangwatch.types.gpu import GpuState, NodeGpus
+from hangwatch.types.kinds import GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ from hangwatch.page.reader import parse_page
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hangwatch.types import PageEvent, PageGroup, RankPage
+    from hangwatch.types.page import PageEvent, PageGroup, RankPage
 
 COUNTED = Path(__file__).parent / "programs" / "counted"
 TIMEOUT_S = 100.0

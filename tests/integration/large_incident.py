@@ -10,21 +10,17 @@ from __future__ import annotations
 from random import Random
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import (
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.report import Evidence, Moment, RunInfo
+from hangwatch.types.snapshot import (
     Child,
-    Evidence,
     Frame,
-    GroupKey,
     GroupProgress,
     JobSnapshot,
-    Moment,
     OpRecord,
-    OpState,
-    Phase,
     ProcessState,
     RankSnapshot,
-    RunInfo,
-    Site,
     ThreadStack,
     Thresholds,
 )

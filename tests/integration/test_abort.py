@@ -33,7 +33,8 @@ OPTIONS = ("--suspect-after", "4", "--hang-after", "4", "--on-hang", "abort")
 STRANGER = """
 import sys
 from torch.distributed import PrefixStore, TCPStore
-from hangwatch.types import Certainty, Kind, Reason, State, Verdict
+from hangwatch.types.kinds import Certainty, Kind, Reason, State
+from hangwatch.types.verdict import Verdict
 from hangwatch import codec
 from hangwatch.watchdog.exchange.messages import Incident, Published
 port = int(sys.argv[1])

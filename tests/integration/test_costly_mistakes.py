@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from harness import PROGRAMS, Result, environment, watch
 
-from hangwatch.types import Cost
+from hangwatch.types.kinds import Cost
 
 if TYPE_CHECKING:
     from pathlib import Path

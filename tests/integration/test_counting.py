@@ -10,10 +10,12 @@ from agent_runs import COUNTED, Run, calls, group_of, run, torchrun
 from harness import RECORDED
 
 from hangwatch.flight.names import wire_name
-from hangwatch.types import OpState, PageEvent, Phase, RankPage
+from hangwatch.types.kinds import OpState, Phase
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hangwatch.types.page import PageEvent, RankPage
 
 GLOO_NAMES = {
     "all_gather_into_tensor": "all_gather",

@@ -23,12 +23,14 @@ from hangwatch.observe.pages.finder import Pages
 from hangwatch.observe.processes import read_stat
 from hangwatch.observe.stacks import PySpy
 from hangwatch.settings.config import Stacks
-from hangwatch.types import Phase, RankSnapshot
+from hangwatch.types.kinds import Phase
 from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from hangwatch.types.snapshot import RankSnapshot
 
 pytest.importorskip("hangwatch._native")
 WAIT_S = 30.0

@@ -18,19 +18,9 @@ from torch.distributed import PrefixStore, TCPStore
 
 from hangwatch import codec
 from hangwatch.news import News
-from hangwatch.types import (
-    Certainty,
-    Child,
-    Frame,
-    Kind,
-    Phase,
-    ProcessState,
-    RankSnapshot,
-    Reason,
-    State,
-    ThreadStack,
-    Verdict,
-)
+from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, State
+from hangwatch.types.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.types.verdict import Verdict
 from hangwatch.watchdog.exchange import exchange as exchange_module
 from hangwatch.watchdog.exchange import rounds
 from hangwatch.watchdog.exchange import store as store_module

@@ -16,16 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hangwatch.news import News
-from hangwatch.types import (
-    Certainty,
-    Evidence,
-    JobSnapshot,
-    Kind,
-    Reason,
-    RunInfo,
-    State,
-    Verdict,
-)
+from hangwatch.types.kinds import Certainty, Kind, Reason, State
+from hangwatch.types.report import Evidence, RunInfo
+from hangwatch.types.snapshot import JobSnapshot
+from hangwatch.types.verdict import Verdict
 from hangwatch.watchdog.incident.actions import hook_variables, run_hook
 
 if TYPE_CHECKING:

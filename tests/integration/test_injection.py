@@ -23,10 +23,12 @@ from hangwatch.agent.sample.sampler import PERIOD_S
 from hangwatch.errors import PageError
 from hangwatch.observe import flights
 from hangwatch.page.reader import parse_page
-from hangwatch.types import Phase, RankPage
+from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from hangwatch.types.page import RankPage
 
 ALONE = {
     "RANK": "0",

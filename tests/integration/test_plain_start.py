@@ -25,7 +25,7 @@ from hangwatch.page.reader import parse_page
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hangwatch.types import Identity
+    from hangwatch.types.page import Identity
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),

@@ -16,7 +16,9 @@ from harness import reaches, watch
 
 from hangwatch.nccl import ras
 from hangwatch.nccl.status import read
-from hangwatch.types import JobSnapshot, Phase, ProcessState, RankSnapshot, RasAnswer
+from hangwatch.types.kinds import Phase
+from hangwatch.types.report import RasAnswer
+from hangwatch.types.snapshot import JobSnapshot, ProcessState, RankSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -14,7 +14,7 @@ from harness import environment
 from steady import TORCHRUN, Job
 
 from hangwatch.settings import options
-from hangwatch.types import Kind
+from hangwatch.types.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hangwatch.types import OpState
+from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from hangwatch.types import GroupKey, JobSnapshot, OpRecord, RankSnapshot, Verdict
+    from hangwatch.types.calls import GroupKey
+    from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot
+    from hangwatch.types.verdict import Verdict
 
 
 def renamed(job: JobSnapshot, names: Sequence[int]) -> JobSnapshot:

@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from hangwatch.types import (
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.snapshot import (
     Frame,
-    GroupKey,
     GroupProgress,
     JobSnapshot,
     OpRecord,
-    OpState,
-    Phase,
     ProcessState,
     RankSnapshot,
-    Site,
     ThreadStack,
 )
 

@@ -32,12 +32,14 @@ from truth import Simulated, simulate
 from views import Sight
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import Certainty, Thresholds
+from hangwatch.types.kinds import Certainty
+from hangwatch.types.snapshot import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from hangwatch.types import JobSnapshot, Verdict
+    from hangwatch.types.snapshot import JobSnapshot
+    from hangwatch.types.verdict import Verdict
 
     Judge = Callable[[JobSnapshot], tuple[Verdict, ...]]
     Counts = Mapping[str, Mapping[str, Mapping[str, int]]]

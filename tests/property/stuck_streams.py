@@ -12,18 +12,10 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hangwatch.observe.snapshot import rank_snapshot
-from hangwatch.types import (
-    GroupKey,
-    Identity,
-    JobSnapshot,
-    OpState,
-    PageEvent,
-    PageGroup,
-    Phase,
-    ProcessState,
-    RankPage,
-    Site,
-)
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.page import Identity, PageEvent, PageGroup, RankPage
+from hangwatch.types.snapshot import JobSnapshot, ProcessState
 
 if TYPE_CHECKING:
     from random import Random

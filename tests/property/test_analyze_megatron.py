@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 from megatron import Fault, Job, Layout
@@ -14,7 +15,11 @@ from megatron_dumps import Recorder, dumps
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.flight import job_snapshot, parse_dump
-from hangwatch.types import Kind, Reason, State, Thresholds, Verdict
+from hangwatch.types.kinds import Kind, Reason, State
+from hangwatch.types.snapshot import Thresholds
+
+if TYPE_CHECKING:
+    from hangwatch.types.verdict import Verdict
 
 LAYOUTS = (Layout(2, 4, 2), Layout(2, 2, 4), Layout(4, 2, 2), Layout(8, 2, 1), Layout(2, 1, 8))
 AT_ONCE = Thresholds(0.0, 0.0)

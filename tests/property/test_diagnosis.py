@@ -11,26 +11,21 @@ from hypothesis import strategies as st
 from jobs import SCRIPT, Planted, healthy_jobs, planted_faults, stuck_jobs
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import (
-    OK,
-    Certainty,
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, State
+from hangwatch.types.page import ExceptionRecord
+from hangwatch.types.snapshot import (
     Child,
-    ExceptionRecord,
     Frame,
-    GroupKey,
     GroupProgress,
     JobSnapshot,
-    Kind,
     OpRecord,
-    OpState,
-    Phase,
     ProcessState,
     RankSnapshot,
-    Site,
-    State,
     ThreadStack,
     Thresholds,
 )
+from hangwatch.types.verdict import OK
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DataObject

@@ -19,7 +19,7 @@ from hangwatch.page.reader import parse_page
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 HEAD = 24
 """Magic, version and size: with these changed, it is no page at all."""

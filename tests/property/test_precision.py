@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from precision import counts, judged, measure, worse
 
-from hangwatch.types import Certainty
+from hangwatch.types.kinds import Certainty
 
 if TYPE_CHECKING:
     from precision import Judge
 
-    from hangwatch.types import JobSnapshot, Verdict
+    from hangwatch.types.snapshot import JobSnapshot
+    from hangwatch.types.verdict import Verdict
 
 NUMBERS = range(60)
 

@@ -18,7 +18,8 @@ from hangwatch.errors import ReportError
 from hangwatch.report import build_report, format_verdict, render_page
 from hangwatch.report.html.content import page_of
 from hangwatch.report.html.lanes import LEFT, RIGHT
-from hangwatch.types import Evidence, RunInfo, Thresholds
+from hangwatch.types.report import Evidence, RunInfo
+from hangwatch.types.snapshot import Thresholds
 
 JOBS = 120
 DAMAGES = 200

@@ -16,12 +16,14 @@ from truth import Simulated, names_wrongly, proved_wrongly, simulate, wrong_in_t
 from views import Sight
 
 from hangwatch.diagnosis import diagnose, find_desync
-from hangwatch.types import Certainty, State, Thresholds, Verdict
+from hangwatch.types.kinds import Certainty, State
+from hangwatch.types.snapshot import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hangwatch.types import JobSnapshot
+    from hangwatch.types.snapshot import JobSnapshot
+    from hangwatch.types.verdict import Verdict
 
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
 JOBS = 500

@@ -10,10 +10,13 @@ import pytest
 from stuck_streams import Fault, StuckJob, make
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import Certainty, Kind, Reason, Thresholds, Verdict
+from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.snapshot import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hangwatch.types.verdict import Verdict
 
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=30.0)
 JOBS = 150

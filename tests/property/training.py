@@ -15,7 +15,7 @@ from simulator import (
     Rules,
 )
 
-from hangwatch.types import GroupKey
+from hangwatch.types.calls import GroupKey
 
 if TYPE_CHECKING:
     from random import Random

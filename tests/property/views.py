@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 
 from simulator import NEVER, SCRIPT, Busy, Call, Doing, Issue, Join, Mode, Rank, SetUp, Simulation
 
-from hangwatch.types import (
-    ExceptionRecord,
+from hangwatch.types.calls import Site
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.page import ExceptionRecord
+from hangwatch.types.snapshot import (
     Frame,
     GroupProgress,
     JobSnapshot,
     OpRecord,
-    OpState,
-    Phase,
     ProcessState,
     RankSnapshot,
-    Site,
     ThreadStack,
 )
 

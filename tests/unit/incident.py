@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from hangwatch.types import (
-    Certainty,
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, State
+from hangwatch.types.report import Evidence, Moment, RunInfo
+from hangwatch.types.snapshot import (
     Child,
-    Collective,
-    Evidence,
     Frame,
-    GroupKey,
     GroupProgress,
     JobSnapshot,
-    Kind,
-    Moment,
-    Phase,
     ProcessState,
     RankSnapshot,
-    Reason,
-    RunInfo,
-    Site,
-    State,
     ThreadStack,
-    Verdict,
-    Wait,
 )
+from hangwatch.types.verdict import Collective, Verdict, Wait
 
 TRAIN = "/home/ada/train.py"
 SOURCE = """\

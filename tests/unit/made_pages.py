@@ -8,16 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.page import json_page
-from hangwatch.types import (
-    GroupKey,
-    Identity,
-    OpState,
-    PageEvent,
-    PageGroup,
-    Phase,
-    RankPage,
-    Site,
-)
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.page import Identity, PageEvent, PageGroup, RankPage
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from hangwatch.news import News
 from hangwatch.observe.pages.finder import Pages
 from hangwatch.observe.pages.look import Looker
 from hangwatch.settings.config import Config
-from hangwatch.types import RunInfo
+from hangwatch.types.report import RunInfo
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.incidents import Incidents

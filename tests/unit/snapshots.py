@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hangwatch.types import (
-    ExceptionRecord,
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.page import ExceptionRecord
+from hangwatch.types.snapshot import (
     Frame,
-    GroupKey,
     GroupProgress,
     JobSnapshot,
     OpRecord,
-    OpState,
-    Phase,
     ProcessState,
     RankSnapshot,
-    Site,
     ThreadStack,
     Thresholds,
 )

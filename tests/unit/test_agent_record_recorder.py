@@ -20,11 +20,14 @@ from hangwatch.agent.record.methods import Signature
 from hangwatch.agent.record.python_recorder import RING_EVENTS, PythonRecorder
 from hangwatch.agent.record.recorder import Recorder, choose
 from hangwatch.page.reader import parse_page
-from hangwatch.types import OpState, Phase, RankPage, Site
+from hangwatch.types.calls import Site
+from hangwatch.types.kinds import OpState, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+    from hangwatch.types.page import RankPage
 
 
 class Page:

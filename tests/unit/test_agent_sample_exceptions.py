@@ -18,7 +18,7 @@ from hangwatch.agent.sample.exceptions import (
     message,
     type_name,
 )
-from hangwatch.types import ExceptionRecord
+from hangwatch.types.page import ExceptionRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import pytest
 from recorded import SECOND, UNIX, config, done, entry, plain
 
 from hangwatch import cli
-from hangwatch.types import OpState, Phase
+from hangwatch.types.kinds import OpState, Phase
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,8 @@ from made_pages import event, group, page, write
 
 from hangwatch.offline.analyze import analyze
 from hangwatch.report.model import SCHEMA
-from hangwatch.types import Certainty, GroupKey, Kind, OpState, State
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, OpState, State
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,30 +14,21 @@ from hypothesis import strategies as st
 from hangwatch import codec
 from hangwatch.codec import CodecError
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import (
-    Certainty,
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.gpu import GpuState, Xid
+from hangwatch.types.kinds import Certainty, GpuHealth, Kind, OpState, Phase, Reason, State
+from hangwatch.types.snapshot import (
     Child,
     Frame,
-    GpuHealth,
-    GpuState,
-    GroupKey,
     GroupProgress,
     JobSnapshot,
-    Kind,
     OpRecord,
-    OpState,
-    Phase,
     ProcessState,
     RankSnapshot,
-    Reason,
-    Site,
-    State,
     ThreadStack,
     Thresholds,
-    Verdict,
-    Wait,
-    Xid,
 )
+from hangwatch.types.verdict import Verdict, Wait
 from hangwatch.watchdog.exchange import messages, packing
 from hangwatch.watchdog.exchange.messages import (
     MAX_MESSAGE_BYTES,

@@ -23,24 +23,18 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import (
-    OK,
-    Certainty,
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, Reason, State
+from hangwatch.types.snapshot import (
     Child,
     Frame,
-    GroupKey,
     GroupProgress,
     JobSnapshot,
-    Kind,
-    OpState,
-    Phase,
     ProcessState,
     RankSnapshot,
-    Reason,
-    State,
     ThreadStack,
-    Verdict,
 )
+from hangwatch.types.verdict import OK, Verdict
 
 W = world(4)
 SLEEP = frame(12, "slow_step")

@@ -30,7 +30,8 @@ from hangwatch.diagnosis.advice.library_remedies import BY_LIBRARY
 from hangwatch.diagnosis.advice.reason_remedies import BY_REASON
 from hangwatch.diagnosis.advice.remedies import BY_ERROR, BY_KIND
 from hangwatch.diagnosis.advice.remedy import VALUES, Remedy
-from hangwatch.types import Frame, JobSnapshot, Kind, Phase, RankSnapshot, Reason
+from hangwatch.types.kinds import Kind, Phase, Reason
+from hangwatch.types.snapshot import Frame, JobSnapshot, RankSnapshot
 
 TABLE = tuple(chain(BY_ERROR, BY_LIBRARY, BY_REASON, BY_KIND))
 SITE = "/usr/lib/python3/site-packages"

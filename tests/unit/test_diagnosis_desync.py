@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import TYPE_CHECKING
 
 import pytest
 from snapshots import job, op, rank, world
 
 from hangwatch.diagnosis import find_desync
-from hangwatch.types import Certainty, JobSnapshot, Kind, OpRecord, RankSnapshot, State
+from hangwatch.types.kinds import Certainty, Kind, State
+
+if TYPE_CHECKING:
+    from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot
 
 W = world(4)
 LOOP = ((20, "all_reduce"), (21, "all_gather"), (22, "all_reduce"))

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from snapshots import THRESHOLDS, job, op, rank
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import (
-    Certainty,
-    GroupKey,
-    GroupProgress,
-    JobSnapshot,
-    Kind,
-    OpRecord,
-    OpState,
-    RankSnapshot,
-    Reason,
-    State,
-    Verdict,
-)
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
+from hangwatch.types.snapshot import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
+
+if TYPE_CHECKING:
+    from hangwatch.types.verdict import Verdict
 
 TP = [GroupKey((0, 1), "tp"), GroupKey((2, 3), "tp")]
 DP = [GroupKey((0, 2), "dp"), GroupKey((1, 3), "dp")]

@@ -24,19 +24,12 @@ from snapshots import (
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.rules.drift import Drift, drift
-from hangwatch.types import (
-    OK,
-    Certainty,
-    JobSnapshot,
-    Kind,
-    OpRecord,
-    RankSnapshot,
-    State,
-    Verdict,
-)
+from hangwatch.types.kinds import Certainty, Kind, State
+from hangwatch.types.verdict import OK, Verdict
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.history import Step
+    from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot
 
 W = world(4)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -13,18 +13,12 @@ from snapshots import THRESHOLDS, frame, job, killed, main_thread, op, raised, r
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.faults import gpu_fault
 from hangwatch.diagnosis.facts.xids import XIDS, Weight
-from hangwatch.types import (
-    Certainty,
-    GpuHealth,
-    GpuState,
-    JobSnapshot,
-    Kind,
-    OpState,
-    ProcessState,
-    Reason,
-    Verdict,
-    Xid,
-)
+from hangwatch.types.gpu import GpuState, Xid
+from hangwatch.types.kinds import Certainty, GpuHealth, Kind, OpState, Reason
+from hangwatch.types.snapshot import JobSnapshot, ProcessState
+
+if TYPE_CHECKING:
+    from hangwatch.types.verdict import Verdict
 
 WORLD = world(4)
 

@@ -21,19 +21,10 @@ from snapshots import (
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.advice.choice import advice
-from hangwatch.types import (
-    OK,
-    Certainty,
-    GroupKey,
-    JobSnapshot,
-    Kind,
-    OpState,
-    ProcessState,
-    RankSnapshot,
-    Reason,
-    State,
-    Verdict,
-)
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
+from hangwatch.types.snapshot import JobSnapshot, ProcessState, RankSnapshot
+from hangwatch.types.verdict import OK, Verdict
 
 SLEEP = main_thread(frame(12, "slow_step"))
 TP = [GroupKey((0, 1), "tp"), GroupKey((2, 3), "tp")]

@@ -8,19 +8,13 @@ import pytest
 from snapshots import THRESHOLDS, blocked, job, killed, raised, rank, world
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import (
-    Certainty,
-    GroupKey,
-    Kind,
-    Phase,
-    ProcessState,
-    RankSnapshot,
-    Reason,
-    State,
-)
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, State
+from hangwatch.types.snapshot import ProcessState, RankSnapshot
 
 if TYPE_CHECKING:
-    from hangwatch.types import JobSnapshot, Verdict
+    from hangwatch.types.snapshot import JobSnapshot
+    from hangwatch.types.verdict import Verdict
 
 W = world(4)
 PEER = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711"

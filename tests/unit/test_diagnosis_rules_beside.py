@@ -10,10 +10,13 @@ from snapshots import THRESHOLDS, blocked, frame, job, main_thread, op, rank
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.rules.beside import acting_thread
-from hangwatch.types import Certainty, Frame, GroupKey, Kind, State, ThreadStack, Verdict
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, State
+from hangwatch.types.snapshot import Frame, ThreadStack
 
 if TYPE_CHECKING:
-    from hangwatch.types import OpRecord
+    from hangwatch.types.snapshot import OpRecord
+    from hangwatch.types.verdict import Verdict
 
 ONE, OTHER = GroupKey((0, 1), "a"), GroupKey((0, 1), "b")
 THREADING = Frame("/usr/lib/python3.11/threading.py", 1002, "Thread._bootstrap")

@@ -25,22 +25,11 @@ from snapshots import (
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.verdict import LAUNCHER_S
-from hangwatch.types import (
-    OK,
-    Certainty,
-    ExceptionRecord,
-    GroupKey,
-    GroupProgress,
-    JobSnapshot,
-    Kind,
-    OpState,
-    Phase,
-    ProcessState,
-    RankSnapshot,
-    Reason,
-    State,
-    Verdict,
-)
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, Reason, State
+from hangwatch.types.page import ExceptionRecord
+from hangwatch.types.snapshot import GroupProgress, JobSnapshot, ProcessState, RankSnapshot
+from hangwatch.types.verdict import OK, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from textwrap import dedent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snapshots import (
     BACKWARD,
@@ -26,19 +26,12 @@ from snapshots import (
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.rules.departure import departed
-from hangwatch.types import (
-    Certainty,
-    GroupKey,
-    JobSnapshot,
-    Kind,
-    OpRecord,
-    OpState,
-    ProcessState,
-    RankSnapshot,
-    Reason,
-    State,
-    Verdict,
-)
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
+from hangwatch.types.snapshot import JobSnapshot, OpRecord, ProcessState, RankSnapshot
+
+if TYPE_CHECKING:
+    from hangwatch.types.verdict import Verdict
 
 W = world(4)
 PAIR = world(2)

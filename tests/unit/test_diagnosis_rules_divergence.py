@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from textwrap import dedent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, site, world
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.source.control_flow import Source
 from hangwatch.diagnosis.text import wording
-from hangwatch.types import (
-    Certainty,
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
+from hangwatch.types.snapshot import (
     Frame,
-    GroupKey,
     GroupProgress,
     JobSnapshot,
-    Kind,
     OpRecord,
-    OpState,
     ProcessState,
     RankSnapshot,
-    Reason,
-    State,
-    Verdict,
 )
+
+if TYPE_CHECKING:
+    from hangwatch.types.verdict import Verdict
 
 TP = {0: GroupKey((0, 1), "tp"), 1: GroupKey((0, 1), "tp")}
 TP |= {2: GroupKey((2, 3), "tp"), 3: GroupKey((2, 3), "tp")}

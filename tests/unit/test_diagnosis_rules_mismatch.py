@@ -24,18 +24,9 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types import (
-    OK,
-    Certainty,
-    JobSnapshot,
-    Kind,
-    OpRecord,
-    OpState,
-    RankSnapshot,
-    State,
-    ThreadStack,
-    Verdict,
-)
+from hangwatch.types.kinds import Certainty, Kind, OpState, State
+from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot, ThreadStack
+from hangwatch.types.verdict import OK, Verdict
 
 W = world(4)
 PAIR = world(2)

@@ -8,7 +8,7 @@ import pytest
 
 from hangwatch.diagnosis.source.control_flow import Source
 from hangwatch.diagnosis.source.syntax import MAX_SOURCE_CHARS
-from hangwatch.types import Frame
+from hangwatch.types.snapshot import Frame
 
 FILE = "/home/u/train.py"
 

@@ -15,7 +15,10 @@ from hangwatch.errors import FlightError
 from hangwatch.flight import parse_json, rank_ops
 from hangwatch.flight.names import dtype_name, wire_name
 from hangwatch.flight.recorder import MAX_ENTRIES
-from hangwatch.types import FlightDump, GroupKey, OpState, PageEvent
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.flight import FlightDump
+from hangwatch.types.kinds import OpState
+from hangwatch.types.page import PageEvent
 
 SECOND = 10**9
 NOW = 1_000 * SECOND

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_pages import event, group, page
 
 from hangwatch.flight import group_progress, parse_json, rank_ops
 from hangwatch.observe.snapshot import rank_snapshot
-from hangwatch.types import FlightDump, OpRecord, OpState, PageEvent, PageGroup, ProcessState
+from hangwatch.types.kinds import OpState
+from hangwatch.types.snapshot import OpRecord, ProcessState
+
+if TYPE_CHECKING:
+    from hangwatch.types.flight import FlightDump
+    from hangwatch.types.page import PageEvent, PageGroup
 
 ISSUED = OpState.ISSUED
 

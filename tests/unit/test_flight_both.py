@@ -10,7 +10,7 @@ from made_pages import event, group, page
 
 from hangwatch.errors import FlightError
 from hangwatch.flight import parse_json, rank_ops
-from hangwatch.types import OpState
+from hangwatch.types.kinds import OpState
 
 UNIX = 1_795_220_735 * 10**9
 MS = 10**6

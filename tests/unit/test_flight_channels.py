@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from made_pages import SITE, event, group, page
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.flight import parse_json, rank_ops
 from hangwatch.observe.snapshot import rank_snapshot
-from hangwatch.types import (
-    FlightDump,
-    JobSnapshot,
-    Kind,
-    OpRecord,
-    OpState,
-    PageEvent,
-    ProcessState,
-    RankSnapshot,
-    Site,
-    Thresholds,
-)
+from hangwatch.types.calls import Site
+from hangwatch.types.kinds import Kind, OpState
+from hangwatch.types.snapshot import JobSnapshot, OpRecord, ProcessState, RankSnapshot, Thresholds
+
+if TYPE_CHECKING:
+    from hangwatch.types.flight import FlightDump
+    from hangwatch.types.page import PageEvent
 
 NOW = time.monotonic_ns()
 SECOND = 10**9

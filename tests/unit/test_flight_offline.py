@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from recorded import SECOND, UNIX, config, done, dumped, entry, status
 
 from hangwatch.flight import job_snapshot
 from hangwatch.flight.calls import calls
-from hangwatch.types import FlightDump, GroupKey, JobSnapshot, OpState, RankSnapshot
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import OpState
+
+if TYPE_CHECKING:
+    from hangwatch.types.flight import FlightDump
+    from hangwatch.types.snapshot import JobSnapshot, RankSnapshot
 
 
 def job(*dumps: FlightDump, **taken: int) -> JobSnapshot:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from snapshots import op, rank, world
 
 from hangwatch.frames import know_trainers, program_thread
-from hangwatch.types import Frame, RankSnapshot, ThreadStack
+from hangwatch.types.snapshot import Frame, RankSnapshot, ThreadStack
 
 W = world(3)
 TRAIN = "/home/u/train.py"

@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from hangwatch.metrics.gpu import gpu_metrics
-from hangwatch.types import GpuHealth, GpuState, NodeGpus, Xid
+from hangwatch.types.gpu import GpuState, NodeGpus, Xid
+from hangwatch.types.kinds import GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,8 @@ import pytest
 
 from hangwatch.gpu.figures import Unit
 from hangwatch.gpu.ranks import LocalRank, Use, crowded, uses
-from hangwatch.types import GpuHealth, GpuState
+from hangwatch.types.gpu import GpuState
+from hangwatch.types.kinds import GpuHealth
 
 
 def unit(index: int, *pids: int, memory: int = 100, **fields: Any) -> Unit:

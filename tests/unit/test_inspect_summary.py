@@ -10,7 +10,8 @@ from incident import BACKWARD, LOADING, STALLED, TORCH, TRAIN, WAITING, thread
 from hangwatch.inspect.doing import Where, doing
 from hangwatch.inspect.summary import ALL_WAIT, Member, by_stack, sentences
 from hangwatch.top.ranks import Call
-from hangwatch.types import Child, Frame, Phase, ProcessState, RankSnapshot
+from hangwatch.types.kinds import Phase
+from hangwatch.types.snapshot import Child, Frame, ProcessState, RankSnapshot
 
 MAIN = Frame(TRAIN, 9, "main")
 C10D = f"{TORCH}/distributed/distributed_c10d.py"

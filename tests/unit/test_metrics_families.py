@@ -21,16 +21,10 @@ from test_gpu_metrics import H100
 
 from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.settings.config import Config
-from hangwatch.types import (
-    Certainty,
-    GroupKey,
-    Kind,
-    NodeGpus,
-    OpState,
-    Reason,
-    State,
-    Verdict,
-)
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.gpu import NodeGpus
+from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
+from hangwatch.types.verdict import Verdict
 from hangwatch.watchdog.incident.incidents import Event
 
 if TYPE_CHECKING:
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from hangwatch.types import PageEvent, RankPage
+    from hangwatch.types.page import PageEvent, RankPage
 
 S = 1_000_000_000
 REFERENCE = (Path(__file__).parents[2] / "docs/metrics.md").read_text("utf-8")

@@ -12,12 +12,13 @@ from node_metrics import Node
 
 from hangwatch.metrics import labels
 from hangwatch.metrics.labels import GroupLabels, command_label, cut, group_text, rank_label
-from hangwatch.types import GroupKey, OpState
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ from hangwatch.agent.record.streams import use_current_streams
 from hangwatch.diagnosis import diagnose
 from hangwatch.observe.snapshot import rank_snapshot
 from hangwatch.page.reader import parse_page
-from hangwatch.types import JobSnapshot, Kind, ProcessState, Reason, Thresholds
+from hangwatch.types.kinds import Kind, Reason
+from hangwatch.types.snapshot import JobSnapshot, ProcessState, Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from hangwatch.types import PageEvent, PageGroup, RankPage
+    from hangwatch.types.page import PageEvent, PageGroup, RankPage
 
 
 class Tensor:

@@ -14,11 +14,13 @@ import pytest
 from hangwatch import _native
 from hangwatch.page.reader import parse_page
 from hangwatch.safety.foreign import is_foreign
-from hangwatch.types import OpState, PageEvent, PageGroup, RankPage
+from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from hangwatch.types.page import PageEvent, PageGroup, RankPage
 
 
 class Work:

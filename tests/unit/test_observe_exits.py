@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hangwatch.types import ProcessState
+    from hangwatch.types.snapshot import ProcessState
 
 WAIT_S = 20.0
 

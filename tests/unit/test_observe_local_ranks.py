@@ -22,7 +22,7 @@ from hangwatch.observe.local_ranks import LocalRanks, launcher_of
 from hangwatch.run import rundir
 from hangwatch.run.companions import WATCH
 from hangwatch.settings.config import Config
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from made_pages import page, write
 
 from hangwatch.news import News
 from hangwatch.observe.pages.finder import MAX_BYTES, MAX_TOLD, Pages
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 
 
 class Clock:

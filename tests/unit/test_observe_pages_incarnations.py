@@ -10,7 +10,8 @@ import pytest
 from made_pages import page
 
 from hangwatch.observe.pages.incarnations import split
-from hangwatch.types import Identity, Phase, RankPage
+from hangwatch.types.kinds import Phase
+from hangwatch.types.page import Identity, RankPage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,7 +21,8 @@ from hangwatch.observe.pages.waits import (
     moved_ns,
     position,
 )
-from hangwatch.types import OpState, Phase, Thresholds
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.snapshot import Thresholds
 from hangwatch.watchdog.incident.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from hangwatch.news import News
 from hangwatch.observe.pages.finder import Pages
 from hangwatch.observe.pages.standing import Call, Standing, standings
 from hangwatch.observe.processes import LaunchedRank, read_stat
-from hangwatch.types import OpState, Phase
+from hangwatch.types.kinds import OpState, Phase
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 S = 10**9
 BLOCKED = event(3, index=3)

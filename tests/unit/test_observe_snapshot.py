@@ -12,17 +12,10 @@ from made_pages import SITE, WORLD, event, page
 from hangwatch.observe import sources
 from hangwatch.observe.processes import LaunchedRank
 from hangwatch.observe.snapshot import launched_snapshot, rank_snapshot, waits_itself
-from hangwatch.types import (
-    Child,
-    ExceptionRecord,
-    Frame,
-    OpState,
-    Phase,
-    ProcessState,
-    RankSnapshot,
-    Site,
-    ThreadStack,
-)
+from hangwatch.types.calls import Site
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.page import ExceptionRecord
+from hangwatch.types.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from hangwatch.errors import EvidenceError
 from hangwatch.observe.processes import command_line, read_stat
 from hangwatch.observe.stacks import NoStacksError, PySpy, is_whole, parse, refusal
 from hangwatch.settings.config import Stacks
-from hangwatch.types import Frame, ThreadStack
+from hangwatch.types.snapshot import Frame, ThreadStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

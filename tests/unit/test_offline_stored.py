@@ -11,7 +11,7 @@ from incident import EVIDENCE
 
 from hangwatch import cli
 from hangwatch.report import build_report, open_run, write_incident, write_run
-from hangwatch.types import State
+from hangwatch.types.kinds import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable

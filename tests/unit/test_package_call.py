@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from textwrap import dedent
+from typing import TYPE_CHECKING
 
 import pytest
 from incident import EVIDENCE, VERDICT
@@ -14,7 +15,12 @@ from hangwatch.diagnosis import diagnose
 from hangwatch.frames import innermost_user_site
 from hangwatch.report import build_report, format_verdict
 from hangwatch.report.html.content import page_of
-from hangwatch.types import Frame, Kind, OpRecord, PackageCall, Site, Verdict
+from hangwatch.types.calls import PackageCall, Site
+from hangwatch.types.kinds import Kind
+from hangwatch.types.snapshot import Frame, OpRecord
+
+if TYPE_CHECKING:
+    from hangwatch.types.verdict import Verdict
 
 PACKAGES = "/opt/venv/lib/python3.12/site-packages"
 NO_GRAD = Frame(f"{PACKAGES}/torch/utils/_contextlib.py", 120, "context_decorator.<locals>.wrap")

@@ -17,7 +17,9 @@ from hangwatch import _native
 from hangwatch.errors import PageError
 from hangwatch.page import json_page
 from hangwatch.page.reader import parse_page
-from hangwatch.types import ExceptionRecord, GroupKey, Identity, OpState, Phase, RankPage, Site
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.page import ExceptionRecord, Identity, RankPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hangwatch.report.chains import chain, next_towards
-from hangwatch.types import GroupKey, Wait
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.verdict import Wait
 
 W = GroupKey(tuple(range(8)), "default_pg")
 

@@ -14,7 +14,8 @@ from incident import EVIDENCE, VERDICT
 
 from hangwatch.errors import ReportError
 from hangwatch.report import build_report, load, open_run, write_incident, write_run
-from hangwatch.types import RasAnswer, State
+from hangwatch.types.kinds import State
+from hangwatch.types.report import RasAnswer
 
 HANG = replace(EVIDENCE, verdicts=(VERDICT,))
 SLOW = replace(EVIDENCE, verdicts=(replace(VERDICT, state=State.SLOW),))

@@ -21,17 +21,10 @@ from hangwatch.report.html.graph import MOST_NODES
 from hangwatch.report.html.nodes import machines
 from hangwatch.report.html.progress import MOST_ROWS, progress
 from hangwatch.report.html.ranksets import RankSet, seconds, shortened
-from hangwatch.types import (
-    OK,
-    Cost,
-    GroupKey,
-    GroupProgress,
-    JobSnapshot,
-    Kind,
-    RankSnapshot,
-    Site,
-    Wait,
-)
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import Cost, Kind
+from hangwatch.types.snapshot import GroupProgress, JobSnapshot, RankSnapshot
+from hangwatch.types.verdict import OK, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,18 +8,10 @@ from dataclasses import replace
 from incident import BACKWARD, EVIDENCE, TRAIN, VERDICT, WORLD, rank
 
 from hangwatch.report import build_report
-from hangwatch.types import (
-    OK,
-    Certainty,
-    ExceptionRecord,
-    Kind,
-    OpRecord,
-    OpState,
-    Phase,
-    Reason,
-    State,
-    Verdict,
-)
+from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, Reason, State
+from hangwatch.types.page import ExceptionRecord
+from hangwatch.types.snapshot import OpRecord
+from hangwatch.types.verdict import OK, Verdict
 
 REPORT = build_report(EVIDENCE)
 

@@ -14,7 +14,9 @@ from hangwatch.efficiency import Finding, note_of
 from hangwatch.report import build_report, format_verdict
 from hangwatch.report.sites import fold_ranks
 from hangwatch.report.terminal import PLAIN, Style, format_notes
-from hangwatch.types import OK, Certainty, Cost, GroupKey, Kind, Reason, Site, State, Verdict, Wait
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import Certainty, Cost, Kind, Reason, State
+from hangwatch.types.verdict import OK, Verdict, Wait
 
 WHERE = Path("hangwatch-reports/night-7/incident-001")
 

@@ -21,7 +21,8 @@ from hangwatch.top import runs
 from hangwatch.top.screen import draw, line
 from hangwatch.top.source import Picture, Source
 from hangwatch.top.view import Row, Trouble
-from hangwatch.types import OpState, Site
+from hangwatch.types.calls import Site
+from hangwatch.types.kinds import OpState
 
 SITE = Site("/home/ada/train.py", 41, "main", "loss.backward()")
 FACTS = RunFacts(

@@ -22,13 +22,14 @@ from hangwatch.run import runfacts
 from hangwatch.top import runs
 from hangwatch.top.source import Source
 from hangwatch.top.view import Row, Trouble
-from hangwatch.types import ExceptionRecord, OpState, Phase
+from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.page import ExceptionRecord
 from hangwatch.watchdog import state
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 SECOND = 10**9
 TRUNCATED = 100

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.top.view import Row, Trouble, arrange, counted, merged, rates, seconds
-from hangwatch.types import Site
+from hangwatch.types.calls import Site
 
 SITE = Site("/home/ada/train.py", 41, "main")
 

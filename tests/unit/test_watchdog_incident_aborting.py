@@ -18,7 +18,9 @@ from hangwatch.observe.pages.finder import Pages
 from hangwatch.observe.processes import read_stat
 from hangwatch.observe.stacks import PySpy
 from hangwatch.settings.config import Config, OnHang, Stacks
-from hangwatch.types import Certainty, Kind, Reason, RunInfo, State, Verdict
+from hangwatch.types.kinds import Certainty, Kind, Reason, State
+from hangwatch.types.report import RunInfo
+from hangwatch.types.verdict import Verdict
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.aborting import ABORTED, Aborting
 from hangwatch.watchdog.incident.evidence import Gatherer

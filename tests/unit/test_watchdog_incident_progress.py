@@ -11,7 +11,7 @@ from made_pages import group, page
 from hangwatch.observe.pages.finder import Seen
 from hangwatch.observe.pages.look import Look
 from hangwatch.observe.pages.waits import Waiting
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 from hangwatch.watchdog.incident.progress import Progress
 
 if TYPE_CHECKING:

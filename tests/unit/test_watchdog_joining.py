@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 from hangwatch.watchdog import joining
 from hangwatch.watchdog.exchange.messages import Node
 from hangwatch.watchdog.joining import AGAIN_S, HOLD_S, JOIN_AFTER_S, Joining

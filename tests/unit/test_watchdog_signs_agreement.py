@@ -9,11 +9,11 @@ from made_pages import group, page
 
 from hangwatch.observe.pages.finder import OpenPage, Seen
 from hangwatch.observe.pages.look import Look
-from hangwatch.types import GroupKey
+from hangwatch.types.calls import GroupKey
 from hangwatch.watchdog.signs.agreement import FIRST_S, MOST_S, Agreement, differ
 
 if TYPE_CHECKING:
-    from hangwatch.types import PageGroup
+    from hangwatch.types.page import PageGroup
 
 SAME = ((32, 7), (64, 8))
 

@@ -15,7 +15,8 @@ from hangwatch.gpu.reader import Gpus
 from hangwatch.news import News
 from hangwatch.observe.pages.finder import Pages
 from hangwatch.observe.pages.look import Looker
-from hangwatch.types import Cost, GpuHealth, GpuState, NodeGpus, Xid
+from hangwatch.types.gpu import GpuState, NodeGpus, Xid
+from hangwatch.types.kinds import Cost, GpuHealth
 from hangwatch.watchdog.signs.gpus import GpuWatch
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from hangwatch.observe.pages.finder import Pages
 from hangwatch.observe.pages.look import Looker
 from hangwatch.preflight.finding import Grade
 from hangwatch.settings.config import Config
-from hangwatch.types import ExceptionRecord, Phase, RankPage, RunInfo
+from hangwatch.types.kinds import Phase
+from hangwatch.types.page import ExceptionRecord, RankPage
+from hangwatch.types.report import RunInfo
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.signs.preflight import LATE_S, SOON_S, Preflight, Start, certain
 

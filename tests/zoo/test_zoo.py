@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from expectations import Expectation, expectations, mistakes, run, unexplained
 
-from hangwatch.types import Kind
+from hangwatch.types.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

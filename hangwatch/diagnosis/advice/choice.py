@@ -8,7 +8,7 @@ from hangwatch.diagnosis.advice.facts import NOTHING
 from hangwatch.diagnosis.advice.library_remedies import BY_LIBRARY
 from hangwatch.diagnosis.advice.reason_remedies import BY_REASON
 from hangwatch.diagnosis.advice.remedies import BY_ERROR, BY_KIND
-from hangwatch.types import Kind, Reason
+from hangwatch.types.kinds import Kind, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

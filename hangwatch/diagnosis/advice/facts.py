@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.types import Frame, Site
+    from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import Frame
 
 
 class Use(StrEnum):

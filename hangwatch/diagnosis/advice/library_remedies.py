@@ -21,7 +21,7 @@ from hangwatch.diagnosis.advice.links import (
     TUTORIALS,
 )
 from hangwatch.diagnosis.advice.remedy import Remedy
-from hangwatch.types import Kind, Reason
+from hangwatch.types.kinds import Kind, Reason
 
 _ALONE = (Kind.SUBSET_ENTERED,)
 _APART = (Kind.SUBSET_ENTERED, Kind.OP_MISMATCH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangwatch.diagnosis.advice.links import DATA, DISTRIBUTED, ELASTIC, NCCL, TORCH, TUTORIALS, XID
 from hangwatch.diagnosis.advice.remedy import Remedy
-from hangwatch.types import Reason
+from hangwatch.types.kinds import Reason
 
 BY_REASON: tuple[Remedy, ...] = (
     Remedy(

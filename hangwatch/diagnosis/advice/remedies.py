@@ -8,7 +8,7 @@ from __future__ import annotations
 from hangwatch.diagnosis.advice.facts import Use
 from hangwatch.diagnosis.advice.links import DATA, DDP, DISTRIBUTED, ELASTIC, JOIN, TORCH
 from hangwatch.diagnosis.advice.remedy import Remedy
-from hangwatch.types import Kind, Reason
+from hangwatch.types.kinds import Kind, Reason
 
 BY_ERROR: tuple[Remedy, ...] = (
     Remedy(

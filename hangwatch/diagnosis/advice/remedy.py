@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.advice.facts import Facts, Use
-    from hangwatch.types import Kind, Reason
+    from hangwatch.types.kinds import Kind, Reason
 
 VALUES = frozenset(
     {

@@ -16,12 +16,14 @@ from hangwatch.frames import (
     site_of,
     user_frames,
 )
-from hangwatch.types import Phase, Reason, ThreadStack
+from hangwatch.types.kinds import Phase, Reason
+from hangwatch.types.snapshot import ThreadStack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hangwatch.types import Child, Frame, RankSnapshot, Site
+    from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import Child, Frame, RankSnapshot
 
 GIL_STALE_S = 3.0
 """The sampler beats twice a second; this long without a beat is no accident."""

@@ -18,7 +18,7 @@ from hangwatch.diagnosis.facts.waits import (
     spot_of,
 )
 from hangwatch.frames import with_source
-from hangwatch.types import OpState
+from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.diagnosis.facts.spots import Spot
-    from hangwatch.types import RankSnapshot
+    from hangwatch.types.snapshot import RankSnapshot
 
 FAILED_WITHIN = 4
 """A call that raised is where a rank ended if it is among its last so many."""

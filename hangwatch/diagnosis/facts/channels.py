@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.spots import ANYONE, Channel
-from hangwatch.types import OpState
+from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.diagnosis.facts.spots import Spot
-    from hangwatch.types import OpRecord
+    from hangwatch.types.snapshot import OpRecord
 
 MAX_SENDERS = 4096
 """Who may answer a recv from any source; a larger group is cut, not searched."""

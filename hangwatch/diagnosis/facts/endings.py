@@ -16,11 +16,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.job import seconds
-from hangwatch.types import OpState, Phase, Reason
+from hangwatch.types.kinds import OpState, Phase, Reason
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.types import ExceptionRecord, OpRecord, RankSnapshot
+    from hangwatch.types.page import ExceptionRecord
+    from hangwatch.types.snapshot import OpRecord, RankSnapshot
 
 
 class How(StrEnum):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.types import OpRecord
+    from hangwatch.types.snapshot import OpRecord
 
 Step = tuple[str, str, int, str]
 """What makes a call recognisable when it comes again: operation and line."""

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.namesakes import told_apart
-from hangwatch.types import GroupKey, OpState, Phase
+from hangwatch.types.kinds import OpState, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hangwatch.diagnosis.facts.spots import Place
-    from hangwatch.types import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
+    from hangwatch.types.calls import GroupKey
+    from hangwatch.types.snapshot import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
 
 MAX_WORLD = 1 << 20
 """A world size beyond this is taken for damage, not for a job."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hangwatch.types import GroupKey, GroupProgress, RankSnapshot
+    from hangwatch.types.calls import GroupKey
+    from hangwatch.types.snapshot import GroupProgress, RankSnapshot
 
 SAME_NODE_S = 0.1
 """The ranks of a node make a group, and come to their end, at the same time but for this."""

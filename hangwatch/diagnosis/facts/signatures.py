@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hangwatch.types import OpRecord
+    from hangwatch.types.snapshot import OpRecord
 
 _EQUAL_SIZES = {
     "all_reduce",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from hangwatch.types import OpRecord, Site
+    from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import OpRecord
 
 
 ANYONE = -1

@@ -16,13 +16,13 @@ from hangwatch.diagnosis.facts.devices import oldest
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.diagnosis.facts.spots import Channel, Place, Setup, Spot, Wait
 from hangwatch.frames import program_thread
-from hangwatch.types import OpState, Phase
+from hangwatch.types.kinds import OpState, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.types import GroupProgress, OpRecord, RankSnapshot, ThreadStack
+    from hangwatch.types.snapshot import GroupProgress, OpRecord, RankSnapshot, ThreadStack
 
 
 MOMENT_S = 1.0

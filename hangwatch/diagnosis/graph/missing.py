@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.channels import answers, fewest, is_posted, senders, sending, sent
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place, Setup
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

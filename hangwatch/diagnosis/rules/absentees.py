@@ -13,7 +13,8 @@ from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, group_text, now, verb
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.types import Certainty, Frame, Kind, Reason
+from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.snapshot import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.spots import Spot, Wait
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop
-    from hangwatch.types import Site
+    from hangwatch.types.calls import Site
 
 
 def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:

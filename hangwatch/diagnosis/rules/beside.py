@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.text.phrases import at_line, capital, the_ranks, verb
 from hangwatch.frames import innermost_user_site
-from hangwatch.types import Certainty
+from hangwatch.types.kinds import Certainty
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.types import OpRecord, RankSnapshot, ThreadStack
+    from hangwatch.types.snapshot import OpRecord, RankSnapshot, ThreadStack
 
 _BOOTSTRAP = re.compile(r"/threading\.py$")
 """Where a thread that Python started begins, below it native frames at most; autograd's

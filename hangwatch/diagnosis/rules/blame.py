@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.text.phrases import capital
 from hangwatch.diagnosis.text.wording import sentences
-from hangwatch.types import Kind, Reason
+from hangwatch.types.kinds import Kind, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,9 @@ from hangwatch.diagnosis.facts.spots import UNNAMED, Channel, Place
 from hangwatch.diagnosis.graph.wait_for import held_up
 from hangwatch.diagnosis.text.phrases import spot_text
 from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
-from hangwatch.types import Collective, Frame, Reason
+from hangwatch.types.kinds import Reason
+from hangwatch.types.snapshot import Frame
+from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.graph.wait_for import Graph
     from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop, Source
     from hangwatch.diagnosis.text.wording import Text
-    from hangwatch.types import Certainty, Kind, OpRecord, Site
+    from hangwatch.types.calls import Site
+    from hangwatch.types.kinds import Certainty, Kind
+    from hangwatch.types.snapshot import OpRecord
 
 
 _T = TypeVar("_T")

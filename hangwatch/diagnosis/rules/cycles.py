@@ -22,7 +22,7 @@ from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import at_line, now, verb
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.types import Certainty, Kind, Reason
+from hangwatch.types.kinds import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.rules.divergence import Divergence
     from hangwatch.diagnosis.text.wording import Text
-    from hangwatch.types import Site
+    from hangwatch.types.calls import Site
 
 Ranks = tuple[int, ...]
 

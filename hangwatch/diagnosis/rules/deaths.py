@@ -15,7 +15,7 @@ from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
-from hangwatch.types import Certainty, Kind, OpState
+from hangwatch.types.kinds import Certainty, Kind, OpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.spots import Spot
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types import Site
+    from hangwatch.types.calls import Site
 
 
 def died(

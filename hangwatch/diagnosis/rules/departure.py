@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.history import step
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.history import Step
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.types import OpRecord, RankSnapshot
+    from hangwatch.types.snapshot import OpRecord, RankSnapshot
 
 MOST_RANKS = 256
 """Ranks that are compared; of a larger job those in question and its first ones."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop
     from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types import Frame
+    from hangwatch.types.snapshot import Frame
 
 MAX_CAMPS = 16
 """Lines at which the ranks of one cycle wait; more are not compared."""

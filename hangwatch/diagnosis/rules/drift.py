@@ -17,7 +17,8 @@ from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import spot_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
-from hangwatch.types import Collective, Kind
+from hangwatch.types.kinds import Kind
+from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.history import Step
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types import OpRecord
+    from hangwatch.types.snapshot import OpRecord
 
 MAX_SHIFT = 8
 AGREED_BEFORE = 2

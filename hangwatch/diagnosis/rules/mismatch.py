@@ -16,14 +16,15 @@ from hangwatch.diagnosis.rules.threads import judge_threads
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, spot_text
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.types import Certainty, Collective, Kind, Reason
+from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.history import Habit
     from hangwatch.diagnosis.facts.spots import Wait
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.source.control_flow import Fork, Guard, LeftLoop
-    from hangwatch.types import OpRecord
+    from hangwatch.types.snapshot import OpRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.spots import Place
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import wording
-from hangwatch.types import Certainty, Kind, Reason
+from hangwatch.types.kinds import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

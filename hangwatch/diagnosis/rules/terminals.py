@@ -27,7 +27,7 @@ from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
-from hangwatch.types import Certainty, Kind, Phase, Reason
+from hangwatch.types.kinds import Certainty, Kind, Phase, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.history import Call
     from hangwatch.diagnosis.facts.spots import Spot
     from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.types import Site
+    from hangwatch.types.calls import Site
 
 _FOUND_A_DIFFERENCE = re.compile(r"same model across all ranks|mismatch between collectives")
 """torch/csrc/distributed/c10d: reducer.cpp, ProcessGroupWrapper.cpp."""

@@ -13,7 +13,8 @@ from hangwatch.diagnosis.rules.beside import is_beside, is_started
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import group_text
-from hangwatch.types import Certainty, Collective, Kind, Reason
+from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.spots import Place
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types import OpRecord
+    from hangwatch.types.snapshot import OpRecord
 
 
 def judge_threads(case: Case, place: Place) -> Finding | None:

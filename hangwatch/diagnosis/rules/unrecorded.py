@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.rules.mismatch import judge_dispute
-from hangwatch.types import Certainty, OpRecord, OpState
+from hangwatch.types.kinds import Certainty, OpState
+from hangwatch.types.snapshot import OpRecord
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.spots import Place

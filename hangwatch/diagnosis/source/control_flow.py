@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.source.syntax import Function
-    from hangwatch.types import Frame
+    from hangwatch.types.snapshot import Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.signatures import Split
     from hangwatch.diagnosis.source.control_flow import Guard
     from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types import Site
+    from hangwatch.types.calls import Site
 
 
 def subset(scene: Scene, guard: Guard | None, went_on: str) -> Text:

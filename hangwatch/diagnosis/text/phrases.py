@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.spots import ANYONE, UNNAMED, Channel, Place
-from hangwatch.types import Reason
+from hangwatch.types.kinds import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.diagnosis.facts.spots import Spot
-    from hangwatch.types import ExceptionRecord, PackageCall, Site
+    from hangwatch.types.calls import PackageCall, Site
+    from hangwatch.types.page import ExceptionRecord
 
 Ranks = tuple[int, ...]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.activity import Activity
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.source.control_flow import LeftLoop
-    from hangwatch.types import Site
+    from hangwatch.types.calls import Site
 
 
 @dataclass(frozen=True, slots=True)

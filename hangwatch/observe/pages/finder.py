@@ -26,7 +26,7 @@ from hangwatch.observe.processes import alive
 from hangwatch.page.reader import parse_page
 from hangwatch.safety import redaction, untrusted
 from hangwatch.safety.untrusted import Owner
-from hangwatch.types import Phase, RankPage
+from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hangwatch.news import News
     from hangwatch.observe.pages.arrivals import Issued
     from hangwatch.observe.pages.waits import Waiting
+    from hangwatch.types.page import RankPage
 
 SUFFIX = ".page"
 NOTE_PREFIX = "agent-"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _FOREVER_NS = 1 << 63

@@ -12,12 +12,13 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.types import GroupKey, PageGroup
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.page import PageGroup
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types import FlightDump
+    from hangwatch.types.flight import FlightDump
 
 SUFFIX = ".groups"
 MAX_BYTES = 4 << 20

@@ -12,7 +12,7 @@ from hangwatch.observe.pages.arrivals import Issued
 from hangwatch.observe.pages.waits import Waiting
 from hangwatch.page import native
 from hangwatch.page.reader import parse_page
-from hangwatch.types import OpState
+from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
     from mmap import mmap

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from hangwatch.errors import PageError
 from hangwatch.observe.pages.incarnations import start_ns
 from hangwatch.observe.pages.waits import OVER, UNFINISHED, Position, moved_ns, position
-from hangwatch.types import OpState
+from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hangwatch.observe.pages.finder import Seen
     from hangwatch.observe.processes import LaunchedRank
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 
 @dataclass(frozen=True, slots=True)

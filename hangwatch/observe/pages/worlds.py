@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 World = tuple[str, int]
 """The store's host, as the ranks call it, and its port."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hangwatch.types import RankSnapshot
+    from hangwatch.types.snapshot import RankSnapshot
     from hangwatch.watchdog.exchange.exchange import Exchange, Gathered
     from hangwatch.watchdog.exchange.messages import Published
 

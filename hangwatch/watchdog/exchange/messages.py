@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hangwatch.types import RankSnapshot, Site, Verdict  # noqa: TC001 (the codec reads them)
+from hangwatch.types.calls import Site
+from hangwatch.types.snapshot import RankSnapshot
+from hangwatch.types.verdict import Verdict
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_NODE_BYTES = 4 << 10

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hangwatch import codec
-from hangwatch.types import Frame, GroupKey, OpState, RankSnapshot, Site, ThreadStack
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.kinds import OpState
+from hangwatch.types.snapshot import Frame, RankSnapshot, ThreadStack
 from hangwatch.watchdog.exchange.messages import (
     MAX_MESSAGE_BYTES,
     Answer,
@@ -27,7 +29,7 @@ from hangwatch.watchdog.exchange.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hangwatch.types import Child, OpRecord
+    from hangwatch.types.snapshot import Child, OpRecord
     from hangwatch.watchdog.exchange.messages import Node
 
 MAX_PLAIN_BYTES = 8 << 20

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from hangwatch.news import News
-    from hangwatch.types import Verdict
+    from hangwatch.types.verdict import Verdict
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.incident.evidence import Gatherer
 

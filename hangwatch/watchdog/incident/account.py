@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.diagnosis.facts.xids import meaning
 from hangwatch.observe import environment
-from hangwatch.types import Evidence, JobSnapshot, Moment, Verdict
+from hangwatch.types.report import Evidence, Moment
 from hangwatch.watchdog.incident.reporter import utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from hangwatch.types import RasAnswer, RunInfo
+    from hangwatch.types.report import RasAnswer, RunInfo
+    from hangwatch.types.snapshot import JobSnapshot
+    from hangwatch.types.verdict import Verdict
     from hangwatch.watchdog.incident.evidence import Collected
     from hangwatch.watchdog.incident.incidents import Announce
 

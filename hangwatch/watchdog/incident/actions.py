@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hangwatch.news import News
-    from hangwatch.types import Evidence
+    from hangwatch.types.report import Evidence
 
 HOOK_S = 60.0
 HOOK_CULPRITS = 1000

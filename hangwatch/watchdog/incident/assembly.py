@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from hangwatch.frames import know_trainers
 from hangwatch.report.sites import fold_ranks
-from hangwatch.types import JobSnapshot, Phase, ProcessState, RankSnapshot
+from hangwatch.types.kinds import Phase
+from hangwatch.types.snapshot import JobSnapshot, ProcessState, RankSnapshot
 
 if TYPE_CHECKING:
     from hangwatch.watchdog.exchange.exchange import Gathered

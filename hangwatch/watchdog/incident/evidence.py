@@ -27,7 +27,8 @@ from hangwatch.observe.snapshot import launched_snapshot, rank_snapshot, waits_i
 from hangwatch.observe.stacks import NoStacksError
 from hangwatch.observe.threads import in_thread
 from hangwatch.run.moments import Point, reach
-from hangwatch.types import Child, Phase, ProcessState
+from hangwatch.types.kinds import Phase
+from hangwatch.types.snapshot import Child, ProcessState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -36,15 +37,11 @@ if TYPE_CHECKING:
     from hangwatch.observe.exits import Exits
     from hangwatch.observe.pages.finder import Pages, Seen
     from hangwatch.observe.stacks import PySpy
-    from hangwatch.types import (
-        FlightDump,
-        GpuState,
-        Note,
-        RankPage,
-        RankSnapshot,
-        RasAnswer,
-        ThreadStack,
-    )
+    from hangwatch.types.flight import FlightDump
+    from hangwatch.types.gpu import GpuState
+    from hangwatch.types.page import RankPage
+    from hangwatch.types.report import Note, RasAnswer
+    from hangwatch.types.snapshot import RankSnapshot, ThreadStack
 
 BUDGET_S = 5.0
 """How long stacks and recorders may take together."""

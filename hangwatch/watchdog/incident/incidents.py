@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.types import Certainty, Kind, Reason, State, Verdict
+from hangwatch.types.kinds import Certainty, Kind, Reason, State
+from hangwatch.types.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

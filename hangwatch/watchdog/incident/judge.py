@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.diagnosis import find_desync
 from hangwatch.nccl import status
 from hangwatch.run.moments import Point, reach
-from hangwatch.types import (
-    Certainty,
-    JobSnapshot,
-    Kind,
-    State,
-    Thresholds,
-    Verdict,
-)
+from hangwatch.types.kinds import Certainty, Kind, State
+from hangwatch.types.snapshot import JobSnapshot, Thresholds
 from hangwatch.watchdog.exchange.last_words import LastWords
 from hangwatch.watchdog.exchange.messages import Local, Published
 from hangwatch.watchdog.exchange.reach import Missing, missing
@@ -40,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hangwatch.news import News
-    from hangwatch.types import ProcessState
+    from hangwatch.types.snapshot import ProcessState
+    from hangwatch.types.verdict import Verdict
     from hangwatch.watchdog.exchange.exchange import Exchange, Gathered
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.incident.evidence import Gatherer

@@ -17,7 +17,7 @@ from hangwatch.report.notes import notes_content
 from hangwatch.report.terminal import Style, format_notes, format_verdict
 from hangwatch.run.moments import Point, reach
 from hangwatch.safety.faultlog import logged
-from hangwatch.types import Evidence, Moment
+from hangwatch.types.report import Evidence, Moment
 from hangwatch.watchdog.incident.actions import hook_variables, run_hook
 from hangwatch.watchdog.incident.incidents import Announce
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hangwatch.news import News
-    from hangwatch.types import Note
+    from hangwatch.types.report import Note
     from hangwatch.watchdog.exchange.messages import Published
 
 WRITE_S = 8.0

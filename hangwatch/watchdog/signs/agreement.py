@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hangwatch.observe.pages.finder import Seen
     from hangwatch.observe.pages.look import Look
-    from hangwatch.types import GroupKey
+    from hangwatch.types.calls import GroupKey
 
 FIRST_S, MOST_S = 1.0, 60.0
 """Until the next closer look at ranks that differ; twice as long after each."""

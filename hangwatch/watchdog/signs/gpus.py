@@ -13,7 +13,7 @@ from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.efficiency import Finding
 from hangwatch.gpu.ranks import LocalRank
 from hangwatch.observe.processes import PROC, environment
-from hangwatch.types import Cost, GpuHealth
+from hangwatch.types.kinds import Cost, GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from hangwatch.gpu.reader import Gpus
     from hangwatch.news import News
     from hangwatch.observe.pages.look import Look
-    from hangwatch.types import GpuState, Identity
+    from hangwatch.types.gpu import GpuState
+    from hangwatch.types.page import Identity
 
 TELL_S = 1.0
 """Between two comparisons of what is known with what has been said."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hangwatch.efficiency import Finding
     from hangwatch.observe.pages.finder import Pages
-    from hangwatch.types import Note
+    from hangwatch.types.report import Note
 
 SUFFIX = ".practice"
 """Of the file that a rank leaves beside its page (agent/practice/practice.py)."""

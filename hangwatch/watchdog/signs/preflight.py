@@ -20,14 +20,14 @@ from hangwatch.preflight.contract import out_of_range, same_ranks
 from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.preflight.interfaces import interfaces
 from hangwatch.preflight.job import Job, job
-from hangwatch.types import Phase
+from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hangwatch.news import News
     from hangwatch.observe.pages.look import Look
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
     from hangwatch.watchdog.hello import Hello
 
 SOON_S = 8.0

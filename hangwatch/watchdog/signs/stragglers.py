@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hangwatch.metrics.snapshot import RankState
     from hangwatch.observe.pages.arrivals import Members
     from hangwatch.observe.pages.look import Look
-    from hangwatch.types import RankPage
+    from hangwatch.types.page import RankPage
 
 RINGS_S = 5.0
 """Between two readings of all rings, or more where they take long:"""

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from hangwatch import _native
 from hangwatch.flight.names import wire_name
 from hangwatch.page.reader import parse_page
-from hangwatch.types import OpState, PageEvent, RankPage
+from hangwatch.types.kinds import OpState
+
+if TYPE_CHECKING:
+    from hangwatch.types.page import PageEvent, RankPage
 
 AS_GLOO_HAS_IT = {
     "all_gather_into_tensor": "all_gather",

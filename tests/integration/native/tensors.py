@@ -17,7 +17,7 @@ from hangwatch import _native
 from hangwatch.page.reader import parse_page
 
 if TYPE_CHECKING:
-    from hangwatch.types import PageEvent
+    from hangwatch.types.page import PageEvent
 
 
 class Group:

@@ -1,0 +1,130 @@
+"""Enumerations: what a verdict can be, and the states of ranks, calls and GPUs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What the counters show."""
+
+    NEVER_ENTERED = "never_entered"
+    """The culprit has not entered the collective that others wait in."""
+    FINISHED_EARLY = "finished_early"
+    """The culprit left its loop or exited 0 while others wait (uneven inputs)."""
+    DIED = "died"
+    """The culprit raised, was killed, or was lost with its node."""
+    OP_MISMATCH = "op_mismatch"
+    """Ranks entered different collectives at one place in the order."""
+    SIGNATURE_MISMATCH = "signature_mismatch"
+    """Same collective, but shape, dtype or root differ."""
+    SUBSET_ENTERED = "subset_entered"
+    """A minority entered a collective that the others never will."""
+    ORDER_INVERSION = "order_inversion"
+    """A cycle: ranks wait for each other in different groups."""
+    MISSING_PEER = "missing_peer"
+    """A send without its recv, or a recv without its send."""
+    INIT_INCOMPLETE = "init_incomplete"
+    """Ranks missing from init_process_group, new_group or the rendezvous."""
+    COLLECTIVE_STUCK = "collective_stuck"
+    """Every member entered the same collective, and it does not complete."""
+
+
+class Reason(StrEnum):
+    """What the culprit is doing, or how it ended."""
+
+    USER_CODE = "user_code"
+    DATA_LOADING = "data_loading"
+    CHECKPOINT_IO = "checkpoint_io"
+    STORE_WAIT = "store_wait"
+    GIL_HELD = "gil_held"
+    STOPPED = "stopped"
+    DEBUGGER = "debugger"
+    EXCEPTION_HANDLING = "exception_handling"
+    GPU_KERNEL = "gpu_kernel"
+    GPU_FAULT = "gpu_fault"
+    EXITED = "exited"
+    SIGNAL = "signal"
+    EXCEPTION = "exception"
+    OUT_OF_MEMORY = "out_of_memory"
+    NODE_LOST = "node_lost"
+    NETWORK = "network"
+    UNKNOWN = "unknown"
+
+
+class State(StrEnum):
+    """How the job stands."""
+
+    HANG = "hang"
+    """It will not go on, or has not for longer than --hang-after."""
+    SLOW = "slow"
+    """It waits, and may recover."""
+    FAILED = "failed"
+    """It ended because of this."""
+    DESYNC = "desync"
+    """Ranks disagree, but nothing is stuck yet."""
+    OK = "ok"
+    """Nothing was found."""
+
+
+class Certainty(StrEnum):
+    """How sure the verdict is; ``proved`` means no future event can undo it."""
+
+    PROVED = "proved"
+    LIKELY = "likely"
+    POSSIBLE = "possible"
+
+
+class Phase(StrEnum):
+    """Where a rank is in its life. Members are in the order of that life."""
+
+    BORN = "born"
+    """torch.distributed was imported."""
+    INIT = "init"
+    """Inside init_process_group."""
+    RUNNING = "running"
+    FINALIZING = "finalizing"
+    """destroy_process_group was called."""
+    EXITED = "exited"
+    """The interpreter ended in order."""
+    RAISED = "raised"
+    """The interpreter ended by an uncaught exception."""
+
+
+class OpState(StrEnum):
+    """How far one collective or point-to-point call has come on one rank."""
+
+    ISSUED = "issued"
+    """Handed to the backend; nobody is known to wait for it on the host."""
+    BLOCKED = "blocked"
+    """A thread of the rank is inside the call or inside ``Work.wait`` for it."""
+    DONE = "done"
+    FAILED = "failed"
+    """The call or the wait raised."""
+
+
+class GpuHealth(StrEnum):
+    """Whether a GPU can be used, as far as NVML says."""
+
+    OK = "ok"
+    LOST = "lost"
+    """It has fallen off the bus, or cannot be reached any more (NVML_ERROR_GPU_IS_LOST)."""
+    RESET_REQUIRED = "reset_required"
+    """It has to be reset before it can be used again (NVML_ERROR_RESET_REQUIRED)."""
+    SILENT = "silent"
+    """NVML's calls that are about it do not return."""
+
+
+class Cost(StrEnum):
+    """A mistake that hangs nothing and costs dear all the same."""
+
+    ONE_GPU = "one_gpu"
+    """All ranks of a node use one GPU while others lie idle."""
+    SAME_ORDER = "same_order"
+    """Every epoch goes through the data in the same order."""
+    SAME_DATA = "same_data"
+    """The replicas of a model are trained on the same data."""
+    SYNC_EACH_BATCH = "sync_each_batch"
+    """Gradients are averaged at each micro-batch of an accumulation."""
+    UNUSED_SEARCH = "unused_search"
+    """Unused parameters are looked for where there are none."""
