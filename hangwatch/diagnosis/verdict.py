@@ -14,7 +14,8 @@ from hangwatch.diagnosis.facts.devices import needed, stuck_devices, without_com
 from hangwatch.diagnosis.facts.endings import Cause, How, endings, last_call
 from hangwatch.diagnosis.facts.job import index, seconds
 from hangwatch.diagnosis.facts.spots import UNNAMED, Channel, Place
-from hangwatch.diagnosis.graph.wait_for import build, roots
+from hangwatch.diagnosis.graph.build import build
+from hangwatch.diagnosis.graph.wait_for import roots
 from hangwatch.diagnosis.rules.blame import with_fault
 from hangwatch.diagnosis.rules.case import Case
 from hangwatch.diagnosis.rules.cycles import judge_cycle, judge_stuck
