@@ -17,7 +17,8 @@ import hangwatch
 from hangwatch.agent.call_site import internal_prefixes
 from hangwatch.agent.inject.rank import identity
 from hangwatch.agent.record.methods import Signature
-from hangwatch.agent.record.python_recorder import RING_EVENTS, PythonRecorder
+from hangwatch.agent.record.python_page import RING_EVENTS
+from hangwatch.agent.record.python_recorder import PythonRecorder
 from hangwatch.agent.record.recorder import Recorder, choose
 from hangwatch.page.reader import parse_page
 from hangwatch.types.calls import Site
@@ -229,7 +230,7 @@ def _struck_at(line: int, call: Callable[[], object]) -> bool:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith("agent/record/python_recorder.py"):
+        if not frame.f_code.co_filename.endswith("agent/record/python_page.py"):
             return None
         left -= event == "line"
         if left == 0 and event == "line":

@@ -138,6 +138,21 @@ def test_rooms_are_clean_of_what_does_not_belong_there(path: Path) -> None:
         assert roots - {"hangwatch"} - LOADED_LATE <= sys.stdlib_module_names
 
 
+def test_no_module_leads_back_to_itself() -> None:
+    paths = {name_of(path): path for path in modules()}
+    done: set[str] = set()
+
+    def follow(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " -> ".join((*way[way.index(name) :], name))
+        if name in paths and name not in done:
+            for other in ours(paths[name]):
+                follow(other, (*way, name))
+            done.add(name)
+
+    for name in paths:
+        follow(name, ())
+
+
 def test_every_room_is_on_the_plan() -> None:
     found = {name.partition(".")[0] for name in known()} - {"__init__"}
     assert found == set(HOUSE)

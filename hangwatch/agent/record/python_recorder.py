@@ -1,184 +1,32 @@
-"""Records in Python where the native module cannot be loaded.
+"""Records in Python where the native module cannot be loaded: wraps torch's own methods.
 
-The page is rewritten by the sampler's beat, and where the rank enters or leaves
-a set-up call or a phase. So what the rank did since the last beat is lost when it
-is killed, nothing is seen while the GIL is held, and each call costs some
-microseconds. The page says so.
+A wrapper must bear the name of what it wraps also in its code object: where C++
+looks for an override in Python, it tells a call from that very override by the
+name of the calling frame (pybind11, get_type_override), and would otherwise call
+it again without end.
 """
 
 from __future__ import annotations
 
-import itertools
-import mmap
-import os
+import functools
 import sys
-import threading
-import time
-import weakref
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.call_site import user_place
-from hangwatch.agent.periodic import LockBell
-from hangwatch.agent.record import wrapping
-from hangwatch.agent.record.numbering import Numbering
-from hangwatch.agent.turn import Ticket, Turn
-from hangwatch.page import json_page
-from hangwatch.safety.foreign import is_foreign
+from hangwatch.agent.call_site import public_name
+from hangwatch.agent.guard import Guard
+from hangwatch.agent.record.methods import METHODS, Method, read_signature
+from hangwatch.agent.record.python_page import PythonPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-RING_EVENTS = 256
-WORKS = 1024
-"""Handles of asynchronous calls to remember before the dead ones are swept."""
-MEMBERS_TOLD = 1024
-"""Of a group, where a page is too small for all of them; less where that is still too much."""
-Event = dict[str, Any]
+    from hangwatch.agent.record.numbering import Numbering
+
+_MARK = "_recorded_by_hangwatch"
 
 
-class PythonRecorder(LockBell):
+class PythonRecorder(PythonPage):
     """Does what hangwatch._native does; see its stub for each function."""
-
-    MAX_GROUPS = 512
-
-    def __init__(self, reason: str) -> None:
-        super().__init__()
-        self.prefixes: tuple[str, ...] = ()
-        self.numbering: dict[int, Numbering] = {}
-        self._reason = reason
-        self._memory: mmap.mmap | None = None
-        self._pid = 0
-        self._reset({})
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    @property
-    def armed(self) -> bool:
-        """Whether this process has a page and records."""
-        return self._memory is not None and not self._disarmed and self._pid == os.getpid()
-
-    def open_page(self, path: str, identity: dict[str, Any]) -> None:
-        if self._memory is not None:
-            raise RuntimeError("this process has a rank page already")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            # Room is set aside first: a full file system answers a write to a mapping by SIGBUS.
-            os.posix_fallocate(descriptor, 0, json_page.PAGE_BYTES)
-            memory = _mapped(descriptor)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
-        self._reset(identity)
-        self._pid = os.getpid()
-        self._memory = memory
-        self._flush()
-
-    def start_heartbeat(self, interval_ms: int) -> None:
-        """There is none: it would need the GIL like everything here."""
-
-    def stop_heartbeat(self) -> None:
-        """There is none."""
-
-    def set_identity(self, rank: int, world_size: int, store_host: str, store_port: int) -> None:
-        self._values["identity"] |= {
-            "rank": rank,
-            "world_size": world_size,
-            "store_host": store_host,
-            "store_port": store_port,
-        }
-        self._flush()
-
-    def set_phase(self, phase: str) -> None:
-        self._values |= {"phase": phase, "phase_ns": time.monotonic_ns()}
-        self._flush()
-
-    def set_in_call(self, name: str, file: str, line: int, function: str) -> None:
-        self._values |= {
-            "in_call": name,
-            "in_call_ns": time.monotonic_ns() if name else 0,
-            "in_call_site": _site(file, line, function),
-        }
-        self._flush()
-
-    def set_exception(self, type: str, message: str, file: str, line: int, function: str) -> None:
-        self._values["exception"] = {
-            "type": type,
-            "message": message,
-            "site": _site(file, line, function),
-            "at_ns": time.monotonic_ns(),
-        }
-        self._flush()
-
-    def set_disarmed(self, reason: str) -> None:
-        self._values["disarmed"] = reason
-        self._flush()
-
-    def set_torch_lacks(self, what: str) -> None:
-        self._values["torch_lacks"] = what
-        self._flush()
-
-    def count_swallowed(self) -> int:
-        self._values["swallowed"] += 1
-        return int(self._values["swallowed"])
-
-    def set_groups_left_out(self, groups: int) -> None:
-        self._values["groups_left_out"] = groups
-
-    def beat(self, handling: str, pending: bool, pending_changed: bool) -> None:
-        now = time.monotonic_ns()
-        since = self._values["pending_since_ns"]
-        if not pending:
-            since = 0
-        elif pending_changed or not since:
-            since = now
-        self._values |= {"handling": handling, "gil_ns": now, "pending_since_ns": since}
-        self._flush()
-
-    def define_group(
-        self, slot: int, name: str, desc: str, ranks: Sequence[int], index: int, backend: str
-    ) -> bool:
-        # What the group that had the slot before has done is not this one's doing. A finalizer
-        # may make a call amid a loop over pairs, which are made one by one; not amid a copy.
-        for number, event in self._events.copy().items():
-            if event["slot"] == slot:
-                self._events.pop(number, None)
-        self.numbering[slot] = Numbering(backend)
-        now = time.monotonic_ns()
-        self._groups[slot] = {
-            "slot": slot,
-            "name": name,
-            "key": {"ranks": list(ranks), "desc": desc, "index": index},
-            "backend": backend,
-            "enqueued": 0,
-            "completed": -1,
-            "entered": 0,
-            "left": 0,
-            "p2p": 0,
-            "changed_ns": now,
-            "made_ns": now,
-            "alive": True,
-        }
-        return True
-
-    def sample_number(self, slot: int, group: Any, completed: int) -> int:
-        try:
-            number = int(group._get_sequence_number_for_group())
-        except RuntimeError as error:  # a backend without numbers
-            if is_foreign(error):
-                raise
-            return -1
-        places = self.numbering[slot].places(number)
-        if places >= 0:
-            self._raise(slot, "enqueued", places)
-        if places >= 0 and completed >= number:
-            self._raise(slot, "completed", places)
-        return places
-
-    def retire_group(self, slot: int) -> None:
-        self._groups[slot]["ended_ns"] = time.monotonic_ns()
-        self._groups[slot]["alive"] = False
 
     def wrap_methods(
         self,
@@ -187,230 +35,114 @@ class PythonRecorder(LockBell):
         resolve: Callable[[Any], int],
         is_foreign: Callable[[BaseException], bool] | None = None,  # noqa: ARG002 (guards know)
     ) -> list[str]:
-        return wrapping.wrap_methods(self, process_group, work, resolve)
+        def disarm(reason: str) -> None:
+            self.set_disarmed(reason)
+            self.disarm()
 
-    def disarm(self) -> None:
-        self._disarmed = True
+        guard = Guard(self.count_swallowed, disarm)
+        wrapped = [
+            method.name
+            for method in METHODS
+            if _replace(
+                process_group,
+                method.name,
+                functools.partial(_recording, self, guard, method, resolve),
+            )
+        ]
+        if _replace(work, "wait", functools.partial(_waiting, self, guard)):
+            wrapped.append("wait")
+        return wrapped
 
-    def use_dumps(self, nccl: bool, general: bool) -> None:
-        """It has no threads without the GIL, whatever torch has."""
 
-    def answer_request(self) -> bool:
-        """It has no threads without the GIL."""
+def _replace(owner: type, name: str, wrap: Callable[[Any], Any]) -> bool:
+    """Replace a method that the class itself has; True if it has it."""
+    if name not in owner.__dict__:
         return False
-
-    def use_streams(self, current_stream: Callable[[int], int]) -> None:
-        """It writes no beacons."""
-
-    def members(self, slot: int) -> list[int]:
-        """Global ranks of the group, in its order."""
-        ranks: list[int] = self._groups[slot]["key"]["ranks"]
-        return ranks
-
-    def set_internal_prefixes(self, prefixes: Sequence[str]) -> None:
-        self.prefixes = tuple(prefixes)
-
-    def record_begin(
-        self,
-        slot: int,
-        op: str,
-        wire: str,
-        seq: int,
-        p2p: bool,
-        dtype: str,
-        shape: Sequence[int],
-        root: int,
-        peer: int,
-        tag: int,
-        is_async: bool,
-    ) -> int:
-        if not self.armed or slot not in self._groups:
-            return -1
-        now = time.monotonic_ns()
-        site = _site(*user_place(sys._getframe(), self.prefixes))
-        group = self._groups[slot]
-        index = next(self._indices)
-        event = {
-            "index": index,
-            "slot": slot,
-            "op": op,
-            "wire": wire,
-            "seq": seq,
-            "p2p": p2p,
-            "dtype": dtype,
-            "shape": list(shape),
-            "root": root,
-            "peer": peer,
-            "tag": tag,
-            "is_async": is_async,
-            "state": "blocked",
-            "issued_ns": now,
-            "blocked_ns": now,
-            "done_ns": 0,
-            "site": site,
-            "thread": threading.get_native_id(),
-        }
-        # By their own indices: another call may have been recorded since that was drawn.
-        self._events.pop(index - RING_EVENTS, None)
-        # Nothing is called from here on, so what a handler raises finds all of it or nothing.
-        self._events[index] = event
-        if p2p:
-            group["p2p"] += 1
-            group["changed_ns"] = now
-        else:
-            group["entered"] += 1
-            if seq > group["enqueued"]:
-                group["enqueued"], group["changed_ns"] = seq, now
-        return index
-
-    def record_cancelled(self, index: int) -> None:
-        """A call that was recorded is not made."""
-        event = self._events.pop(index, None)
-        if event is None:
-            return
-        group = self._groups[event["slot"]]
-        if event["p2p"]:
-            group["p2p"] -= 1
-        else:
-            group["entered"] -= 1
-            if group["enqueued"] == event["seq"]:
-                group["enqueued"] = event["seq"] - 1
-
-    def record_end(self, index: int, failed: bool) -> None:
-        self._move(index, "failed" if failed else "done")
-
-    def record_issued(self, index: int, work: object) -> None:
-        """The call has returned and goes on; who waits for ``work`` waits for it."""
-        self._move(index, "issued")
-        self._works[id(work)] = weakref.ref(work), index
-        if len(self._works) > WORKS:
-            for key in list(self._works):
-                handle, _ = self._works.get(key, (None, -1))
-                if handle is not None and handle() is None:
-                    self._works.pop(key, None)
-
-    def wait_begin(self, work: object) -> int:
-        """Somebody waits for ``work``; returns the index of its call, -1 if it is unknown."""
-        handle, index = self._works.get(id(work), (None, -1))
-        if handle is None or handle() is not work:
-            return -1
-        self._move(index, "blocked")
-        return index
-
-    def _move(self, index: int, state: str) -> None:
-        event = self._events.get(index)
-        if event is None or event["state"] in {"done", "failed"}:
-            return
-        now = time.monotonic_ns()
-        event["state"] = state
-        if state in {"done", "failed"}:
-            event["done_ns"] = now
-            self._groups[event["slot"]]["left"] += not event["p2p"]
-        else:
-            event["blocked_ns"] = now if state == "blocked" else 0
-
-    def _raise(self, slot: int, counter: str, value: int) -> None:
-        """Counters only grow, whatever order samples come in."""
-        group = self._groups[slot]
-        if value > group[counter]:
-            group[counter] = value
-            if counter == "enqueued":
-                group["changed_ns"] = time.monotonic_ns()
-
-    def _reset(self, identity: dict[str, Any]) -> None:
-        self._values: dict[str, Any] = {
-            "identity": dict(identity),
-            "recorder": "python",
-            "recorder_reason": self._reason,
-            "phase": "born",
-            "phase_ns": time.monotonic_ns(),
-            "created_ns": time.monotonic_ns(),
-            "heartbeat_ns": 0,
-            "gil_ns": 0,
-            "handling": "",
-            "pending_since_ns": 0,
-            "in_call": "",
-            "in_call_ns": 0,
-            "in_call_site": None,
-            "exception": None,
-            "swallowed": 0,
-            "groups_left_out": 0,
-            "disarmed": "",
-            "torch_lacks": "",
-        }
-        self._groups: dict[int, dict[str, Any]] = {}
-        self._events: dict[int, Event] = {}
-        self._indices = itertools.count()
-        self._works: dict[int, tuple[weakref.ref[object], int]] = {}
-        self._generation = 0
-        self._disarmed = False
-        self._writing = Turn()
-
-    def _flush(self) -> None:
-        """Write the page, unless another thread is at it: the next beat will tell."""
-        memory = self._memory
-        if memory is None or self._pid != os.getpid():
-            return
-        ticket = Ticket()
-        try:
-            if self._writing.take(ticket):
-                groups = [dict(group) for group in list(self._groups.values())]
-                events = [dict(event) for event in list(self._events.values())]
-                events.sort(key=_index)
-                text = _fitting(self._values, groups, events[-RING_EVENTS:])
-                self._generation += 1
-                json_page.write(memory, self._generation, text)
-        finally:
-            ticket.over = True
-
-    def _after_fork(self) -> None:
-        self._memory = None  # the parent's; it stays mapped, and is written no more
+    original = getattr(owner, name)
+    if not hasattr(original, _MARK):
+        wrapper: Any = functools.wraps(original)(wrap(original))
+        wrapper.__code__ = wrapper.__code__.replace(co_name=name)
+        setattr(wrapper, _MARK, True)
+        setattr(owner, name, wrapper)
+    return True
 
 
-def _mapped(descriptor: int) -> mmap.mmap:
-    """A page's file, mapped until the process ends.
-
-    The mapping has a descriptor of its own and closes that number when it goes: the program
-    may have closed it meanwhile (as daemons close all), and the number be one of its files.
-    """
-    import ctypes  # torch has imported it already
-
-    memory = mmap.mmap(descriptor, json_page.PAGE_BYTES)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-    return memory
-
-
-def _fitting(values: dict[str, Any], groups: list[dict[str, Any]], events: list[Event]) -> bytes:
-    """The page's text with as many of the newest events as there is room for.
-
-    Where not even the groups fit they are told by their first members.
-    """
-    told = MEMBERS_TOLD
-    while True:
-        try:
-            return json_page.encode({**values, "groups": groups, "events": events})
-        except ValueError:
-            if events:
-                events = events[len(events) // 2 + 1 :]
-                continue
-            if not told:
+def _recording(
+    recorder: PythonPage,
+    guard: Guard,
+    method: Method,
+    resolve: Callable[[Any], int],
+    original: Any,
+) -> Any:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call: tuple[int, Numbering, int] | None = None
+        if recorder.armed:
+            try:
+                with guard:
+                    call = _begin(recorder, resolve(self), method, (self, *args), kwargs)
+            except BaseException:  # not ours: the call is not made
+                if call is not None:
+                    index, numbering, _ = call
+                    numbering.cancel(method)
+                    recorder.record_cancelled(index)
                 raise
-            groups, told = [_shortened(group, told) for group in groups], told // 4
+        if call is None:
+            return original(self, *args, **kwargs)
+        result = None
+        failed = True
+        try:
+            result = original(self, *args, **kwargs)
+            failed = False
+            return result
+        finally:
+            with guard:
+                index, numbering, before = call
+                numbering.end(method, self, before)
+                if failed or result is None:
+                    recorder.record_end(index, failed)
+                else:
+                    recorder.record_issued(index, result)
+
+    return wrapper
 
 
-def _shortened(group: dict[str, Any], told: int) -> dict[str, Any]:
-    """A group with so many of its members at most, and how many there are."""
-    ranks = group["key"]["ranks"]
-    if len(ranks) <= told:
-        return group
-    members = group.get("members", len(ranks))
-    key = {**group["key"], "ranks": ranks[:told]}
-    return {**group, "key": key, "members": members, "truncated": True}
+def _begin(
+    recorder: PythonPage, slot: int, method: Method, call: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[int, Numbering, int] | None:
+    """(event, numbering of its group, c10d's number before) of a call that is about to be made.
+
+    call is its arguments, the group first.
+    """
+    if slot < 0:
+        return None
+    group, *args = call
+    signature = read_signature(method, args, kwargs, recorder.members(slot))
+    op = public_name(sys._getframe(), recorder.prefixes) or method.wire
+    numbering = recorder.numbering[slot]
+    seq, before = numbering.begin(method, group)
+    try:
+        index = recorder.record_begin(slot, op, method.wire, seq, method.p2p, *signature)
+    except BaseException:  # not ours, perhaps: then the call is not made
+        numbering.cancel(method)
+        raise
+    return index, numbering, before
 
 
-def _index(event: Event) -> int:
-    return int(event["index"])
+def _waiting(recorder: PythonPage, guard: Guard, original: Any) -> Any:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        index = -1
+        if recorder.armed:
+            with guard:
+                index = recorder.wait_begin(self)
+        if index < 0:
+            return original(self, *args, **kwargs)
+        failed = True
+        try:
+            result = original(self, *args, **kwargs)
+            failed = False
+            return result
+        finally:
+            with guard:
+                recorder.record_end(index, failed)
 
-
-def _site(file: str, line: int, function: str) -> dict[str, Any] | None:
-    return {"file": file, "line": line, "function": function} if file else None
+    return wrapper

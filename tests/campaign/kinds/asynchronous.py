@@ -59,7 +59,13 @@ Of one to a peer, gloo gives up what has not arrived when its handle is lost.
 _OF_TRAINING = ("practice.py", "loaders.py", "replicas.py", "batches.py")
 """Some of whose points are reached later than in the training, if there was one."""
 _FILES = {
-    "python": ("python_recorder.py", "wrapping.py", "numbering.py", "methods.py", "call_site.py"),
+    "python": (
+        "python_recorder.py",
+        "python_page.py",
+        "numbering.py",
+        "methods.py",
+        "call_site.py",
+    ),
     "plain": ("sitecustomize.py", "post_import.py"),
 }
 """What only this way of starting reaches."""
