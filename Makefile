@@ -9,7 +9,8 @@
 # make instructions  what a call, a sample, a page read and a diagnosis cost, in instructions
 # make matrix  each version of torch and Python in turn (docs/compatibility.md), an hour;
 #              TORCH=2.6.0 or TORCH=2.14.1/3.13 one of them
-# make bench   the figures of the README
+# make bench   the figures of docs/figures.md
+# make docs    the documentation as a site in build/docs
 # Each works from a fresh clone: a virtual environment is made in .venv, and for the tests of
 # launchers and frameworks another one in .venv-frameworks.
 
@@ -29,7 +30,7 @@ CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hp
        $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
 
 .PHONY: demo test check lint types unit tests precision instructions slice packages zoo campaign \
-        matrix bench clean
+        matrix bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
@@ -77,6 +78,9 @@ matrix: $(VENV)/tested
 
 bench: $(VENV)/tested
 	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+
+docs: $(VENV)/tested
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -47,20 +47,25 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(
+def opened(  # noqa: PLR0913 (all but two by keyword)
     browser: Browser,
     file: Path,
     *,
     width: int = WIDE,
     scheme: Literal["light", "dark"] = "light",
     script: str = "",
+    site: bool = False,
 ) -> Iterator[Opened]:
-    """Open a file as a person does. script: what runs in it before its own."""
+    """Open a file as a person does.
+
+    script: what runs in it before its own. site: it may load what lies beside it and below.
+    """
     context = browser.new_context(viewport={"width": width, "height": HIGH}, color_scheme=scheme)
     found = Opened(context.new_page())
 
     def refuse(route: Route) -> None:
-        if route.request.url.partition("#")[0] == file.as_uri():
+        url = route.request.url.partition("#")[0]
+        if url == file.as_uri() or (site and url.startswith(f"{file.parent.as_uri()}/")):
             route.continue_()
         else:
             found.troubles.append(f"asked for {route.request.url}")

@@ -91,6 +91,7 @@ def test_the_commands_were_found() -> None:
 
 @pytest.mark.timeout(600)
 def test_each_command_works_in_the_order_of_the_pages(directory: Path) -> None:
+    found = Path("latest")
     for command in COMMANDS:
         if command == "make demo":
             done = run("hangwatch demo", directory)
@@ -190,7 +191,7 @@ def test_the_site_asks_nothing_of_a_network(site: Path) -> None:
     assert len(pages) >= len(SITE)
     for page in pages:
         loaded = re.findall(
-            r"<(?:script|link|img|source|iframe)[^>]*(?:src|href|srcset)=\"?((?:https?:)?//[^\" >]+)",
+            r"<(?:script|link|img|source|iframe)[^>]*(?:src|href|srcset)=\"?(?:https?:)?//[^>]+",
             page.read_text("utf-8"),
         )
         assert loaded == [], page.name
@@ -199,8 +200,8 @@ def test_the_site_asks_nothing_of_a_network(site: Path) -> None:
 def test_the_site_can_be_searched_where_it_is_opened_as_a_file(site: Path) -> None:
     with chromium() as browser, opened(browser, site / "index.html", site=True) as found:
         page = found.page
-        page.wait_for_function("typeof __index !== 'undefined'")
         page.click(".md-search__input")
+        page.wait_for_function("typeof __index !== 'undefined'")
         page.keyboard.type("never entered", delay=20)
         page.wait_for_selector(".md-search-result__item")
         assert found.troubles == []

@@ -359,7 +359,7 @@ def test_ten_thousand_ranks_open_at_once(browser: Browser, keep: Keep) -> None:
         page = found.page
         seconds = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd / 1e3")
         size = file.stat().st_size
-        print(  # noqa: T201 (a figure of the README)
+        print(  # noqa: T201 (a figure of the docs)
             f"10,240 ranks: report {built - begin:.2f} s with its making, page "
             f"{rendered - built:.2f} s, {size / 1e6:.3f} MB, opens in {seconds:.2f} s"
         )

@@ -27,7 +27,7 @@ CORE = {
 """Those of torchrun's that ``make test`` has time for, beside what it runs by forks."""
 SLOW = {"compiled_skip inductor"}
 """What is long also where ranks are forked."""
-README = Path(__file__).parents[2] / "README.md"
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 def _few(cases: list[Expectation], chosen: Callable[[str], bool]) -> list[Any]:
@@ -77,13 +77,13 @@ def test_every_kind_and_reason_of_the_zoo_is_in_what_make_test_runs() -> None:
     assert {str(case) for case in CASES} >= CORE | SLOW
 
 
-def test_the_zoo_is_as_large_as_the_readme_says() -> None:
+def test_the_zoo_is_as_large_as_contributors_are_told() -> None:
     programs = len({case.program for case in CASES})
     healthy = len({case.program for case in CASES if case.healthy})
     cascades = len({case.program for case in BROKEN if case.groups})
     (told,) = re.findall(
         r"(\d+) training\s+programs.*?(\d+) of them are healthy.*?(\d+) hang with several groups",
-        README.read_text(),
+        CONTRIBUTING.read_text(),
         re.DOTALL,
     )
     assert told == (str(programs), str(healthy), str(cascades))
