@@ -62,7 +62,12 @@ def set_phase(phase: str) -> None: ...
 def set_in_call(name: str, file: str, line: int, function: str) -> None:
     """Enter a blocking set-up call; the name is "" when it has returned."""
 
-def set_exception(type: str, message: str, file: str, line: int, function: str) -> None: ...
+def set_exception(type: str, message: str, file: str, line: int, function: str) -> None:
+    """What ends the process; message as hangwatch.page.chain.packed() makes it."""
+
+def last_thrown() -> tuple[str, str]:
+    """Type and text of what the last call of torch's that failed has raised; empty if none has."""
+
 def set_disarmed(reason: str) -> None: ...
 def set_torch_lacks(what: str) -> None:
     """What the agent misses in this torch, for people."""

@@ -16,6 +16,7 @@
 #include "reader.hpp"
 #include "record.hpp"
 #include "streams.hpp"
+#include "thrown.hpp"
 #include "values.hpp"
 #include "wrap.hpp"
 #include "writer.hpp"
@@ -297,6 +298,8 @@ PyObject* py_unwrap_methods(PyObject*, PyObject*) {
   return wrap::unwrap_methods() ? none() : nullptr;
 }
 
+PyObject* py_last_thrown(PyObject*, PyObject*) { return thrown::last(); }
+
 PyObject* py_disarm(PyObject*, PyObject*) {
   record::disarm();
   return none();
@@ -407,6 +410,7 @@ PyMethodDef kFunctions[] = {
     {"retire_group", py_retire_group, METH_VARARGS, nullptr},
     {"wrap_methods", py_wrap_methods, METH_VARARGS, nullptr},
     {"unwrap_methods", py_unwrap_methods, METH_NOARGS, nullptr},
+    {"last_thrown", py_last_thrown, METH_NOARGS, nullptr},
     {"disarm", py_disarm, METH_NOARGS, nullptr},
     {"use_streams", py_use_streams, METH_VARARGS, nullptr},
     {"examine_beacons", py_examine_beacons, METH_VARARGS, nullptr},

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "record.hpp"
+#include "thrown.hpp"
 
 namespace hangwatch::wrap {
 namespace {
@@ -71,6 +72,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t positio
   const record::Call call = record::begin(kMethod, self, arguments, g_resolve);
   if (call.slot == record::kInterrupted) return nullptr;
   PyObject* result = call_original(original, self, arguments);
+  if (result == nullptr) thrown::keep();
   return record::end(call, self, result) ? result : dropped(result);
 }
 
@@ -88,10 +90,12 @@ PyObject* extra(PyObject* self, PyObject* const* values, Py_ssize_t positional,
     if (result == nullptr) record::coalescing_ended(self, nullptr);
   } else if constexpr (kExtra == end_coalescing) {
     result = call_original(original, self, arguments);
+    if (result == nullptr) thrown::keep();
     if (!record::coalescing_ended(self, result)) return dropped(result);
   } else {
     const record::Wait wait_ = record::wait_begin(self);
     result = call_original(original, self, arguments);
+    if (result == nullptr) thrown::keep();
     if (!record::wait_end(wait_, kExtra == wait, result == nullptr)) return dropped(result);
   }
   return result;
@@ -176,7 +180,7 @@ PyObject* names() {
 
 PyObject* wrap_methods(PyObject* process_group, PyObject* work, PyObject* resolve) {
   if (g_installed) return names();
-  if (!groups::setup(process_group)) return nullptr;
+  if (!groups::setup(process_group) || !thrown::setup()) return nullptr;
   Py_INCREF(resolve);
   g_resolve = resolve;
   for (std::size_t i = 0; i < kWrapped; ++i) {

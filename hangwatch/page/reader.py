@@ -19,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import PageError
-from hangwatch.page import json_page, native
+from hangwatch.page import chain, json_page, native
 from hangwatch.safety import redaction
 from hangwatch.types.page import RankPage
 
@@ -87,7 +87,10 @@ def _legible(values: dict[str, Any]) -> dict[str, Any]:
     """
     exception = values.get("exception")
     if isinstance(exception, dict) and isinstance(exception.get("message"), str):
-        exception["message"] = redaction.text(exception["message"])
+        message, thrown, after = chain.unpacked(exception["message"])
+        exception["message"] = redaction.text(message)
+        exception["thrown"] = redaction.text(thrown)
+        exception["after"] = [redaction.text(text) for text in after]
     groups = values.get("groups")
     if not isinstance(groups, list):
         return values

@@ -82,7 +82,7 @@ def rank_content(
         "children": [_child(child, rank.rank, stacks) for child in rank.children],
         "exception": {
             "type": rank.exception.type,
-            "message": rank.exception.message,
+            "message": rank.exception.story,
             "site": site_content(rank.exception.site, sources, context=context),
         }
         if rank.exception

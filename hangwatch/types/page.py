@@ -30,24 +30,23 @@ class Identity:
 class ExceptionRecord:
     """An exception that ended a rank. ``site`` is the innermost user frame.
 
-    ``message`` ends with those that led to it, if there are any, the latest first:
-    ``(after TYPE: TEXT; TYPE: TEXT)``.
+    thrown: what the last call of torch's that failed has raised, be it this exception, one that
+        the program has made this one of, or long forgotten; ``TYPE: TEXT``, empty where none has.
+    after: exceptions that led to it, the latest first, as far as a traceback shows them;
+        ``TYPE: TEXT`` each.
     """
 
     type: str
     message: str
     site: Site | None = None
     at_ns: int = 0
+    thrown: str = ""
+    after: tuple[str, ...] = ()
 
     @property
-    def is_raised_anew(self) -> bool:
-        """Whether others led to it."""
-        return " (after " in self.message
-
-    @property
-    def last_words(self) -> str:
-        """What it says itself."""
-        return self.message.partition(" (after ")[0]
+    def story(self) -> str:
+        """What it says, and what led to it: ``TEXT (after TYPE: TEXT; TYPE: TEXT)``."""
+        return f"{self.message} (after {'; '.join(self.after)})" if self.after else self.message
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,22 @@ def test_what_happens_to_the_rank_is_in_the_page_at_once(page: Page) -> None:
     assert (found.in_call, found.in_call_ns, found.in_call_site) == ("", 0, None)
 
 
+def test_what_a_call_has_raised_is_kept(page: Page) -> None:
+    class Group:
+        def _get_sequence_number_for_group(self) -> int:
+            return 0
+
+        def allreduce(self, text: str) -> None:
+            raise ValueError(text)
+
+    page.recorder.wrap_methods(Group, type("Work", (), {}), lambda _: 0)
+    page.recorder.define_group(0, "0", "", (0, 1), 0, "gloo")
+    assert page.recorder.last_thrown() == ("", "")
+    with pytest.raises(ValueError, match="bad"):
+        Group().allreduce("bad")
+    assert page.recorder.last_thrown() == ("ValueError", "bad")
+
+
 def test_pending_work_is_dated_from_when_it_last_changed(page: Page) -> None:
     def since(*, pending: bool, changed: bool) -> int:
         page.recorder.beat("", pending=pending, pending_changed=changed)

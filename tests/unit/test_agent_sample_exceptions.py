@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import multiprocessing.util
-import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hangwatch.agent.sample.exceptions import (
-    MESSAGE_CHARS,
+    MESSAGE_BYTES,
     Exceptions,
     at_end_of_child,
     handled_by_main_thread,
     message,
-    type_name,
 )
-from hangwatch.types.page import ExceptionRecord
+from hangwatch.page.chain import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
+
+
+PAGE_BYTES = 1024
+"""The field of the page (native/page.hpp)."""
 
 
 class Recorder:
@@ -30,9 +31,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
+        self.thrown = "", ""
 
     def set_exception(self, *values: Any) -> None:
         self.told.append(values)
+
+    def last_thrown(self) -> tuple[str, str]:
+        return self.thrown
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ def recorder() -> Recorder:
 def raised() -> ValueError:
     """An exception with a traceback that ends in this file."""
     with pytest.raises(ValueError, match="a") as caught:
-        raise ValueError("a" * (MESSAGE_CHARS + 1))
+        raise ValueError("a" * (MESSAGE_BYTES + 1))
     return caught.value
 
 
@@ -55,7 +60,7 @@ def test_the_uncaught_exception_is_recorded_once(
     assert exceptions.record_uncaught()
     assert exceptions.record_uncaught()
     ((kind, text, file, line, function),) = recorder.told
-    assert (kind, text) == ("ValueError", "a" * MESSAGE_CHARS)
+    assert (kind, text) == ("ValueError", "a" * MESSAGE_BYTES)
     assert (file, function) == (__file__, "raised")
     assert line > 0
 
@@ -91,82 +96,89 @@ def test_the_exception_that_the_main_thread_handles_is_told_by_its_type() -> Non
     assert handled_by_main_thread() == ""
 
 
-def test_types_are_named_as_in_a_traceback() -> None:
-    class Local(Exception):  # noqa: N818 (only its name matters)
-        pass
-
-    assert type_name(KeyError) == "KeyError"
-    assert type_name(Local).startswith(f"{__name__}.test_types")
-
-
-def test_an_exception_that_cannot_be_printed_says_so() -> None:
-    class Untold(Exception):  # noqa: N818 (the name says it)
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    class Leaving(Exception):  # noqa: N818 (as above)
-        def __str__(self) -> str:
-            raise SystemExit(0)
-
-    assert message(Untold()) == "<its text cannot be had: RuntimeError>"
-    assert message(Leaving()) == "<its text cannot be had: SystemExit>"
-
-
-def _told(raises: Callable[[], object]) -> str:
-    """What is recorded of the exception that it raises."""
+def _told(raises: Callable[[], object], thrown: tuple[str, str] = ("", "")) -> tuple[Any, ...]:
+    """What is recorded of the exception that it raises: message, thrown, after."""
     recorder: Any = Recorder()
+    recorder.thrown = thrown
     try:
         raises()
     except Exception as error:  # noqa: BLE001 (whichever it is)
         Exceptions(recorder, ()).record(error)
-    ((_, text, *_),) = recorder.told
-    return str(text)
+    ((_, field, *_),) = recorder.told
+    assert len(field.encode()) <= PAGE_BYTES
+    return unpacked(field)
 
 
-def test_what_led_to_an_exception_is_told_also_where_the_program_hides_it() -> None:
-    def fails() -> None:
-        raise RuntimeError("Connection closed by peer")
+def fails() -> None:
+    raise RuntimeError("no such row")
 
-    def wraps() -> None:
-        try:
-            fails()
-        except RuntimeError as error:
-            raise ValueError("step 5 failed") from error
 
-    def hides() -> None:
-        try:
-            fails()
-        except RuntimeError:
-            raise ValueError("step 5 failed") from None
+def fails_in_torch() -> None:
+    exec(compile("raise RuntimeError('no peer')", "/x/torch/distributed/c10d.py", "exec"), {})  # noqa: S102 (as if torch did)
 
+
+def wraps() -> None:
+    try:
+        fails()
+    except RuntimeError as error:
+        raise ValueError("step 5 failed") from error
+
+
+def test_what_led_to_an_exception_is_told_as_a_traceback_does() -> None:
     def wraps_twice() -> None:
         try:
             wraps()
         except ValueError:
             raise OSError("no training")  # noqa: B904 (a chain without a cause)
 
-    once = "step 5 failed (after RuntimeError: Connection closed by peer)"
-    assert _told(fails) == "Connection closed by peer"
-    assert _told(wraps) == once
-    assert _told(hides) == once
-    twice = "no training (after ValueError: step 5 failed; RuntimeError: Connection closed by peer)"
-    assert _told(wraps_twice) == twice
-    record = ExceptionRecord("ValueError", once)
-    assert (record.last_words, record.is_raised_anew) == ("step 5 failed", True)
-    assert not ExceptionRecord("ValueError", "step 5 failed").is_raised_anew
+    assert _told(fails) == ("no such row", "", ())
+    assert _told(wraps) == ("step 5 failed", "", ("RuntimeError: no such row",))
+    led = ("ValueError: step 5 failed", "RuntimeError: no such row")
+    assert _told(wraps_twice) == ("no training", "", led)
 
 
-def test_of_many_that_led_to_an_exception_the_latest_and_the_first_are_told() -> None:
-    def nested(depth: int) -> None:
+def test_what_the_program_hides_is_told_only_where_torch_has_raised_it() -> None:
+    def hides(call: Callable[[], None]) -> None:
         try:
-            if depth:
-                nested(depth - 1)
-        finally:
-            raise ValueError(f"{depth} {'x' * 600}")
+            call()
+        except RuntimeError:
+            raise ValueError("step 5 failed") from None
 
-    told = _told(lambda: nested(9))
-    assert len(told) <= MESSAGE_CHARS
-    assert [part[:1] for part in told.split("ValueError: ")[1:]] == ["8", "7", "0"]
+    def wraps_what_hides() -> None:
+        try:
+            hides(fails)
+        except ValueError as error:
+            raise OSError("no training") from error
+
+    assert _told(lambda: hides(fails)) == ("step 5 failed", "", ())
+    assert _told(wraps_what_hides)[2] == ("ValueError: step 5 failed",)
+    assert _told(lambda: hides(fails_in_torch))[2] == ("RuntimeError: no peer",)
+
+
+def test_what_a_call_of_torchs_has_raised_is_told_whatever_the_program_made_of_it() -> None:
+    told = _told(fails, ("DistBackendError", "NCCL error: password=hunter2"))
+    assert told[1].startswith("DistBackendError: NCCL error")
+    assert "hunter2" not in told[1]
+    assert len(_told(fails, ("RuntimeError", "x" * 900))[1]) <= 200
+
+
+def test_of_many_that_led_to_an_exception_the_latest_the_first_and_torchs_are_told() -> None:
+    def nested(depth: int, of_torch: int = -1) -> None:
+        try:
+            if depth == of_torch:
+                fails_in_torch()
+            elif depth:
+                nested(depth - 1, of_torch)
+        finally:
+            raise ValueError(f"{depth} {'é' * 600}")
+
+    message, _, after = _told(lambda: nested(9))
+    assert message.startswith("9 é")
+    assert [text[:13] for text in after] == ["ValueError: 8", "ValueError: 7", "ValueError: 0"]
+    texts = _told(lambda: nested(9, of_torch=4))[2]
+    assert [text[:13] for text in texts] == ["ValueError: 8", "RuntimeError:"]
+    texts = _told(lambda: nested(9, of_torch=0))[2]
+    assert texts[-1] == "RuntimeError: no peer"
 
 
 def test_exceptions_that_lead_back_to_one_another_are_followed_once() -> None:
@@ -176,53 +188,45 @@ def test_exceptions_that_lead_back_to_one_another_are_followed_once() -> None:
     def raises() -> None:
         raise first
 
-    assert _told(raises) == "first (after ValueError: second)"
+    assert _told(raises)[2] == ("ValueError: second",)
     third = ValueError("third")
     third.__cause__ = first
 
     def enters() -> None:
         raise third
 
-    assert _told(enters).startswith("third (after ValueError: first; ")
+    assert _told(enters)[2][0] == "ValueError: first"
 
 
-def test_what_a_class_makes_of_its_cause_is_not_asked() -> None:
-    class Asked(Exception):  # noqa: N818 (the name says it)
-        @property
-        def __cause__(self) -> None:  # type: ignore[override]
-            pytest.fail("asked")
+def test_nothing_of_the_programs_is_run_to_tell_of_its_exceptions() -> None:
+    asked: list[str] = []
 
-        def __bool__(self) -> bool:
-            return bool(pytest.fail("asked"))
+    def ask(what: Any, *_: Any) -> Any:
+        asked.append(str(what))
+        return ""
+
+    careful = dict.fromkeys(("__str__", "__repr__", "__bool__", "__eq__", "__hash__"), ask)
+    curious = type("Curious", (type,), {"__getattribute__": ask, "__instancecheck__": ask})
+    kind = curious("Careful", (Exception,), {**careful, "__getattribute__": ask})
+    error = Exception.__new__(kind, "a", 7, object())
 
     def raises() -> None:
-        raise Asked("alone")
+        raise error
 
-    def wraps() -> None:
+    def wraps_it() -> None:
         try:
             raises()
-        except Asked as error:
-            raise ValueError("more") from error
+        except Exception as inner:
+            raise ValueError("more") from inner
 
-    assert _told(raises) == "alone"
-    assert _told(wraps).startswith("more (after ")
+    asked.clear()
+    assert _told(raises)[0] == "a, 7, <object>"
+    assert _told(wraps_it)[2] == (f"{__name__}.Careful: a, 7, <object>",)
+    assert asked == []
 
 
-def test_a_signal_handler_may_end_the_program_while_a_text_is_taken() -> None:
-    class Signalled(Exception):  # noqa: N818 (as above)
-        def __str__(self) -> str:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            return ""
-
-    def leave(*_: object) -> None:
-        sys.exit(5)
-
-    before = signal.signal(signal.SIGUSR1, leave)
-    try:
-        with pytest.raises(SystemExit, match="5"):
-            message(Signalled())
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+def test_an_exception_that_cannot_be_told_says_so() -> None:
+    assert message(ValueError(10**5000)) == "<its text cannot be had: ValueError>"
 
 
 def _ends_well() -> None:

@@ -429,10 +429,8 @@ def refused(number: int, age: float, *, text: str = "Invalid data type") -> Rank
 def test_nobody_is_a_victim_of_peers_that_were_ended_after_it() -> None:
     quits: dict[str, Any] = {"process": ProcessState(alive=False, gone_age_s=7.5, exit_code=1)}
     ended = [rank(n, W, op(W, 5), **quits) for n in (0, 1)]
-    for failed in (
-        refused(2, 8.0),
-        replace(wraps(2), exception=ExceptionRecord("KeyError", "'x' (after KeyError: 'y')")),
-    ):
+    of_its_own = ExceptionRecord("KeyError", "'x'", thrown="TypeError: Invalid data type")
+    for failed in (refused(2, 8.0), replace(wraps(2), exception=of_its_own)):
         verdict = only(job(*ended, failed, ended=True, exit_code=1))
         assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.PROVED)
 
@@ -453,11 +451,35 @@ def test_who_exits_with_a_code_after_another_one_was_killed_was_asked_to() -> No
 
 
 def test_who_tells_of_a_peer_in_what_led_to_its_error_is_a_victim_of_one_that_finished() -> None:
-    story = f"training step failed (after RuntimeError: {PEER})"
-    call = op(W, 6, state=OpState.FAILED)
-    victims = [rank(n, W, op(W, 5), call, **raised("ValueError", story, age=8.0)) for n in (0, 1)]
-    verdict = only(job(*victims, rank(2, W, op(W, 5), **killed(9, 7.0)), ended=True, exit_code=1))
-    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1))
+    lost = f"RuntimeError: {PEER}"
+    text = "training step failed (after 3 attempts)"
+    for error in (
+        ExceptionRecord("ValueError", text, after=(lost,)),
+        ExceptionRecord("ValueError", text, thrown=lost),
+        ExceptionRecord("ValueError", text, thrown=lost, after=("ImportError: no flash_attn",)),
+    ):
+        victims = [replace(wraps(number), exception=error) for number in (0, 1)]
+        gone = rank(2, W, op(W, 5), **killed(9, 5.0))
+        verdict = only(job(*victims, gone, ended=True, exit_code=1))
+        assert (verdict.culprits, verdict.victims) == ((2,), (0, 1))
+
+
+def test_what_a_call_raised_long_before_says_nothing_of_an_error() -> None:
+    error = ExceptionRecord("KeyError", "'x'", thrown=f"RuntimeError: {PEER}")
+    failed = rank(1, W, op(W, 5), **raised("KeyError", "'x'"))
+    failed = replace(failed, exception=error)
+    verdict = only(job(failed, rank(0, W, blocked(W, 6)), ended=True, exit_code=1))
+    assert verdict.culprits == (1,)
+    assert "gloo" not in verdict.headline
+
+
+def test_what_a_programs_own_server_says_of_a_worker_is_no_word_of_a_lost_peer() -> None:
+    led = "ConnectionError: data server: remote worker 7 closed the stream"
+    error = ExceptionRecord("KeyError", "'row-50'", after=(led,))
+    failed = replace(rank(1, W, op(W, 5), **raised("KeyError", "'x'")), exception=error)
+    verdict = only(job(failed, rank(0, W, blocked(W, 6)), ended=True, exit_code=1))
+    assert (verdict.culprits, verdict.certainty) == ((1,), Certainty.PROVED)
+    assert "(after ConnectionError: data server" in verdict.headline
 
 
 def test_but_who_failed_in_a_collective_long_before_did() -> None:

@@ -190,7 +190,7 @@ def test_the_end_of_a_rank_that_is_not_needed_does_not_explain_a_death() -> None
 
 
 def test_a_group_that_nobody_has_used_is_not_where_a_rank_raised() -> None:
-    lost = "Connection closed by peer"
+    lost = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer"
     end = raised("RuntimeError", lost, line=19)
     ranks = [
         rank(0, W, groups=rank(0, W, op(DP[0], 3)).groups, **end),

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,39 @@ def test_the_users_exception_is_the_users(recording: Recording) -> None:
     assert caught.value is error
     assert recording.last.state is OpState.FAILED
     assert recording.page.swallowed == 0
+
+
+def test_what_a_call_has_raised_is_kept(recording: Recording) -> None:
+    group = recording.group()
+
+    class Told(ValueError):  # noqa: N818 (as programs have it)
+        args = property(lambda _: pytest.fail("asked"))
+
+        def __str__(self) -> str:
+            return pytest.fail("asked")
+
+    def raises(error: BaseException) -> tuple[str, str]:
+        def fail() -> None:
+            raise error
+
+        group.during = fail
+        with pytest.raises(type(error)) as caught:
+            group.allreduce([1])
+        assert caught.value is error
+        assert error.__context__ is None
+        return _native.last_thrown()
+
+    assert raises(RuntimeError("gone")) == ("RuntimeError", "gone")
+    assert raises(OSError(2, "gone")) == ("FileNotFoundError", "")
+    assert raises(Told("mine"))[1] == "mine"
+    assert raises(KeyboardInterrupt()) == ("KeyboardInterrupt", "")
+    assert raises(ValueError("\udcff")) == ("ValueError", "")
+    assert raises(ValueError("é" * 900)) == ("ValueError", "é" * 500)
+    group.during = None
+    group.result = Work(lambda: time.sleep(-1))
+    with pytest.raises(ValueError, match="non-negative"):
+        group.allreduce([1]).wait()
+    assert _native.last_thrown() == ("ValueError", "sleep length must be non-negative")
 
 
 def test_a_wrong_self_is_a_type_error(recording: Recording) -> None:

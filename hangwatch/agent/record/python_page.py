@@ -18,6 +18,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import user_place
+from hangwatch.agent.exception_text import text_of
 from hangwatch.agent.periodic import LockBell
 from hangwatch.agent.record.numbering import Numbering
 from hangwatch.agent.turn import Ticket, Turn
@@ -109,6 +110,14 @@ class PythonPage(LockBell):
             "at_ns": time.monotonic_ns(),
         }
         self._flush()
+
+    def last_thrown(self) -> tuple[str, str]:
+        return self._thrown
+
+    def keep_thrown(self, error: BaseException | None) -> None:
+        """Keep what a call of torch's has raised."""
+        if error is not None:
+            self._thrown = type(error).__qualname__, text_of(error)
 
     def set_disarmed(self, reason: str) -> None:
         self._values["disarmed"] = reason
@@ -332,6 +341,7 @@ class PythonPage(LockBell):
         self._events: dict[int, Event] = {}
         self._indices = itertools.count()
         self._works: dict[int, tuple[weakref.ref[object], int]] = {}
+        self._thrown = "", ""
         self._generation = 0
         self._disarmed = False
         self._writing = Turn()

@@ -96,6 +96,8 @@ def _recording(
             return result
         finally:
             with guard:
+                if failed:
+                    recorder.keep_thrown(sys.exc_info()[1])
                 index, numbering, before = call
                 numbering.end(method, self, before)
                 if failed or result is None:
@@ -143,6 +145,8 @@ def _waiting(recorder: PythonPage, guard: Guard, original: Any) -> Any:
             return result
         finally:
             with guard:
+                if failed:
+                    recorder.keep_thrown(sys.exc_info()[1])
                 recorder.record_end(index, failed)
 
     return wrapper

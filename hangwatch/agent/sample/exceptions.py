@@ -7,7 +7,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from hangwatch.agent.call_site import raised_at
-from hangwatch.safety.foreign import is_foreign, is_sent
+from hangwatch.agent.exception_text import text_of, type_name
+from hangwatch.page.chain import packed
+from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,17 +17,20 @@ if TYPE_CHECKING:
 
     from hangwatch.agent.record.recorder import Recorder
 
-MESSAGE_CHARS = 500
+MESSAGE_BYTES = 500
 READ_CHARS = 4000
 """So much of it is looked at: what is cut out of it makes it shorter."""
 CHAIN = 100
 """So many exceptions are followed back: they may lead back to one another."""
 TOLD = 3
 """So many of them are told."""
-ROOM = 20
-"""For what stands between them."""
+LED_BYTES = 100
+THROWN_BYTES = 200
+"""All has room in the page's field of 1,024 bytes."""
 _CAUSE = vars(BaseException)["__cause__"].__get__
 _CONTEXT = vars(BaseException)["__context__"].__get__
+_IS_HIDDEN = vars(BaseException)["__suppress_context__"].__get__
+_TRACEBACK = vars(BaseException)["__traceback__"].__get__
 """The interpreter's own, whatever a class of the program's makes of them."""
 
 
@@ -66,8 +71,14 @@ class Exceptions:
         """Record the exception that ends this process."""
         if id(error) != self._recorded:
             self._recorded = id(error)
-            place = raised_at(error.__traceback__, self._prefixes)
-            self._recorder.set_exception(type_name(type(error)), _story(error), *place)
+            place = raised_at(_TRACEBACK(error), self._prefixes)
+            kind, text = self._recorder.last_thrown()
+            thrown = cut(f"{kind}: {redacted(text)}", THROWN_BYTES) if kind else ""
+            after = [
+                cut(f"{type_name(type(one))}: {message(one)}", LED_BYTES) for one in _led_to(error)
+            ]
+            field = packed(cut(message(error), MESSAGE_BYTES), thrown, after)
+            self._recorder.set_exception(type_name(type(error)), field, *place)
 
     def _runs(self) -> bool:
         """Whether the main program has not ended: it still stands on its stack."""
@@ -137,54 +148,56 @@ def handled_by_main_thread() -> str:
     return type_name(type(current)) if current is not None else ""
 
 
-def type_name(kind: type) -> str:
-    """The type's name as a traceback prints it."""
-    if kind.__module__ in {"builtins", "__main__"}:
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _story(error: BaseException) -> str:
-    """What an exception says, and those that led to it (types.ExceptionRecord)."""
-    led = _led_to(error)
-    if not led:
-        return message(error)
-    chars = MESSAGE_CHARS // 2 // len(led)
-    told = "; ".join(f"{type_name(type(one))}: {message(one)}"[:chars] for one in led)
-    return f"{message(error)[: MESSAGE_CHARS // 2 - ROOM]} (after {told})"
-
-
 def _led_to(error: BaseException) -> list[BaseException]:
     """The exceptions from which, or while which, another one was raised, the latest first.
 
-    Also where the program hides them (``from None``): the latest ones, and the very first.
+    They are those that a traceback shows. Of what the program hides (``from None``), which may
+    have its reasons, there is only what torch has raised. Of many there are the latest, the first
+    and the latest of torch's.
     """
     led: list[BaseException] = []
     before: BaseException | None = error
-    while len(led) < CHAIN:
+    hidden = False
+    for _ in range(CHAIN):
         cause = _CAUSE(before)
+        hidden = hidden or (cause is None and _IS_HIDDEN(before))
         before = _CONTEXT(before) if cause is None else cause
         if before is None or before is error:
             break
-        led.append(before)
-    return led if len(led) <= TOLD else [*led[: TOLD - 1], led[-1]]
+        if not hidden or _is_of_torch(before):
+            led.append(before)
+    if len(led) <= TOLD:
+        return led
+    of_torch = next((place for place, one in enumerate(led) if _is_of_torch(one)), 1)
+    return [led[place] for place in sorted({0, of_torch, len(led) - 1})]
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """Whether an exception was raised in a file of torch's, or in C++ that it has called."""
+    trace = _TRACEBACK(error)
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and "/torch/" in trace.tb_frame.f_code.co_filename
 
 
 def message(error: BaseException) -> str:
-    """What the exception says, without secrets, cut to MESSAGE_CHARS."""
+    """What the exception says, without secrets."""
     try:
-        from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
-
-        return redaction.text(str(error), READ_CHARS)[:MESSAGE_CHARS]
+        return redacted(text_of(error))
     except Exception as failure:
         if is_foreign(failure):
             raise
-        return _untold(failure)
-    except SystemExit as failure:
-        if is_sent(failure):
-            raise
-        return _untold(failure)
+        return f"<its text cannot be had: {type_name(type(failure))}>"
 
 
-def _untold(failure: BaseException) -> str:
-    return f"<its text cannot be had: {type(failure).__name__}>"
+def redacted(text: str) -> str:
+    """A text without secrets; so much of it as is looked at."""
+    from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
+
+    return redaction.text(text, READ_CHARS)
+
+
+def cut(text: str, most_bytes: int) -> str:
+    """A text of at most so many bytes in UTF-8."""
+    data = text.encode("utf-8", "surrogatepass")
+    return text if len(data) <= most_bytes else data[:most_bytes].decode("utf-8", "ignore")

@@ -165,7 +165,7 @@ def _values(finding: Finding) -> Iterator[tuple[str, str]]:
 
 def _error(case: Case, culprits: Iterable[int]) -> str:
     for rank in culprits:
-        exception = case.job.ranks[rank].exception
-        if exception is not None and rank in case.ended:
-            return f"{exception.type.rpartition('.')[2]}: {exception.message}"
+        exception = case.ended[rank].exception if rank in case.ended else None
+        if exception is not None:
+            return f"{exception.type.rpartition('.')[2]}: {exception.story}"
     return ""

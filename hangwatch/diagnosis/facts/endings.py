@@ -67,14 +67,15 @@ class Ending:
 
 
 _PEER = re.compile(
-    r"connection closed by peer|remote (?:process|peer|worker)|gloo/transport|ncclremoteerror"
-    r"|nccl (?:error|communicator)|recvvalue failed|sendbytes failed|aborted comm",
+    r"gloo/transport|ncclremoteerror|nccl (?:error|communicator)|recvvalue failed"
+    r"|sendbytes failed|aborted comm",
     re.IGNORECASE,
 )
-"""What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore say of a lost peer."""
+"""What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore alone say of a lost peer."""
 
 _ECHO = re.compile(
     r"connection (?:was )?(?:reset|refused|aborted|lost)|connection.{0,20}by peer"
+    r"|remote (?:process|peer|worker)"
     r"|broken pipe|socket (?:closed|timeout|error)|timed? ?out|timeout"
     r"|unhandled system error|network error|heartbeat|peer (?:closed|is gone)"
     r"|failed to recv|store(?:'s)? (?:socket|server)",
@@ -139,15 +140,18 @@ def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
 def _is_its_own(job: Job, rank: int, end: Ending) -> bool:
     """Whether what a rank raised is known not to come of a peer's end.
 
-    It says nothing of one, and is what the call itself has raised, or tells what led to it.
+    What the call itself has raised says nothing of one.
     """
     error = end.exception
-    if error is None or _PEER.search(error.message) or _ECHO.search(error.message):
+    if error is None:
         return False
-    call = last_call(job, rank)
-    made, raised = call.site if call else None, error.site
-    straight = made and raised and (made.file, made.line) == (raised.file, raised.line)
-    return bool(straight) or error.is_raised_anew
+    said = error.thrown
+    if not said:
+        call = last_call(job, rank)
+        made, raised = call.site if call else None, error.site
+        straight = made and raised and (made.file, made.line) == (raised.file, raised.line)
+        said = error.message if straight else ""
+    return bool(said) and not _PEER.search(said) and not _ECHO.search(said)
 
 
 def _excuse_the_later(job: Job, found: dict[int, Ending]) -> None:
@@ -226,7 +230,7 @@ def _blame_the_vague(job: Job, found: dict[int, Ending]) -> None:
         for rank, end in found.items()
         if end.cause is Cause.ECHO
         and end.exception
-        and not _PEER.search(end.exception.message)
+        and not _tells_of_a_peer(job, rank, end.exception)
         and last_call(job, rank) is None
     ]
     if len(vague) == 1 and len(found) > 1:
@@ -268,11 +272,26 @@ def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
         cause=_cause(rank, how, job),
         reason=_reason(rank, how),
         age_s=max(said, default=0.0) or seconds(process.gone_age_s),
-        exception=rank.exception if how is How.RAISED else None,
+        exception=_with_what_was_thrown(rank, job) if how is How.RAISED else None,
         signal=process.signal if how is How.SIGNAL else None,
         exit_code=process.exit_code,
         in_shutdown=rank.phase is Phase.EXITED,
     )
+
+
+def _with_what_was_thrown(rank: RankSnapshot, job: Job) -> ExceptionRecord | None:
+    """Its exception, with what its last call has raised among those that led to it."""
+    error = rank.exception
+    if error is None or not error.thrown or not _failed_last(job, rank.rank):
+        return error
+    known = {error.message, *(text.partition(": ")[2] for text in error.after)}
+    is_news = error.thrown.partition(": ")[2] not in known
+    return replace(error, after=(*error.after, error.thrown)) if is_news else error
+
+
+def _failed_last(job: Job, rank: int) -> bool:
+    call = last_call(job, rank)
+    return call is not None and call.state is OpState.FAILED
 
 
 def _how(rank: RankSnapshot, *, lost: bool) -> How:
@@ -293,7 +312,7 @@ def _how(rank: RankSnapshot, *, lost: bool) -> How:
 
 def _reason(rank: RankSnapshot, how: How) -> Reason:
     exception = rank.exception
-    text = f"{exception.type} {exception.message}" if exception and how is How.RAISED else ""
+    text = f"{exception.type} {exception.story}" if exception and how is How.RAISED else ""
     if rank.process.oom_killed or _MEMORY.search(text):
         return Reason.OUT_OF_MEMORY
     return {
@@ -311,12 +330,16 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
     if how is How.RAISED and exception is not None:
         if exception.type.rpartition(".")[2] in _END_EXCEPTIONS:
             return Cause.TERMINATED
-        vague = _ECHO.search(exception.last_words) and _was_communicating(job, rank)
-        if vague or _PEER.search(exception.message):
-            return Cause.ECHO
-        return Cause.OWN
+        vague = _ECHO.search(exception.message) and _was_communicating(job, rank)
+        return Cause.ECHO if vague or _tells_of_a_peer(job, rank.rank, exception) else Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
     return Cause.TERMINATED if asked and how is How.SIGNAL else Cause.OWN
+
+
+def _tells_of_a_peer(job: Job, rank: int, exception: ExceptionRecord) -> bool:
+    """Whether a lost peer led to it: the library says so, there or where its last call failed."""
+    thrown = exception.thrown if _failed_last(job, rank) else ""
+    return any(map(_PEER.search, (exception.message, *exception.after, thrown)))
 
 
 def _was_communicating(job: Job, rank: RankSnapshot) -> bool:

@@ -150,7 +150,7 @@ def _deserted(case: Case, spot: Spot | None, dead: Ranks) -> Finding | None:
     if not isinstance(spot, Place) or 2 * len(dead) < len(case.job.members(spot.gid)):
         return None
     end = case.ended[dead[0]]
-    if end.exception is None or not _FOUND_A_DIFFERENCE.search(end.exception.message):
+    if end.exception is None or not _FOUND_A_DIFFERENCE.search(end.exception.story):
         return None
     return subset(case, spot, dead, f"went on without it, and {ended(end)}", final=True)
 

@@ -228,7 +228,7 @@ def ended(end: Ending) -> str:
 
 
 def _raised(exception: ExceptionRecord) -> str:
-    message = " ".join(exception.message.split())
+    message = " ".join(exception.story.split())
     if len(message) > MAX_MESSAGE:
         message = message[: MAX_MESSAGE - 3] + "..."
     name = exception.type.rpartition(".")[2] or "an exception"

@@ -188,7 +188,7 @@ def _gloo_on_loopback(start: Start, told: Job, resolver: network.Resolve) -> Ite
     if choice.address is None or not choice.address.is_loopback:
         return
     address = str(choice.address)
-    errors = [page.exception.message for page in start.ranks if page.exception]
+    errors = [page.exception.story for page in start.ranks if page.exception]
     if any(f"[{address}]" in error for error in errors) or any(
         rendezvous.listens_at(page.identity.pid, address, start.proc) for page in start.ranks
     ):
