@@ -16,9 +16,6 @@ bool g_disarmed = false;
 int g_failures = 0;
 std::uint32_t g_wires[signature::kMethodCount];
 
-// Whether the tensor of a method must have one size and dtype on all ranks.
-bool g_sized[signature::kMethodCount];
-
 // Which events a Work object stands for. By address, without a reference: an
 // entry is replaced when its address is used anew, or room is needed. A Work
 // that nobody waits for costs nothing but its entry.
@@ -136,9 +133,7 @@ void reset() {
   g_work_count = 0;
   for (Coalescing& coalescing : g_coalescing) coalescing = Coalescing{false, kNoWait};
   for (std::size_t i = 0; i < signature::kMethodCount; ++i) {
-    const std::string_view wire = signature::kMethods[i].wire;
-    g_wires[i] = writer::intern(wire);
-    g_sized[i] = wire == "all_reduce" || wire == "broadcast" || wire == "reduce";
+    g_wires[i] = writer::intern(signature::kMethods[i].wire);
   }
   g_disarmed = false;
   g_failures = 0;
@@ -229,7 +224,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
     if (call.device >= 0) {
       writer::set_event_device(call.event, static_cast<std::size_t>(index), call.device);
     }
-    writer::agree(event, g_sized[method]);
+    writer::agree(event, m.one_tensor);
   }
   return call;
 } catch (...) {

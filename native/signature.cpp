@@ -14,7 +14,7 @@ PyObject* argument(const Arguments& arguments, const Parameter& parameter) {
   const Py_ssize_t count = PyTuple_Size(arguments.keywords);
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* name = PyTuple_GetItem(arguments.keywords, i);
-    for (const char* known : {parameter.name, parameter.other_name}) {
+    for (const char* known : parameter.names) {
       if (known != nullptr && PyUnicode_CompareWithASCIIString(name, known) == 0) {
         return arguments.values[arguments.positional + i];
       }

@@ -24,6 +24,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hangwatch.operations import METHODS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import CodeType
@@ -38,14 +40,6 @@ _SIZE_RENAMED_IN = (2, 8)
 
 _WORLD = ("default_pg", "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config")
 """What tells groups apart (distributed_c10d._World)."""
-CORE_METHODS = frozenset(
-    {
-        *("allgather", "allreduce", "alltoall", "alltoall_base", "barrier", "broadcast"),
-        *("gather", "recv", "recv_anysource", "reduce", "reduce_scatter", "scatter", "send"),
-        *("_allgather_base", "_reduce_scatter_base"),
-    }
-)
-"""Methods that issue communication in every version since 2.4."""
 _NO_CALLS = frozenset({"_end_coalescing", "reconfigure"})
 """Methods that return a Work and issue none: the calls between were issued one by one, and a
 group that is made anew is another group."""
@@ -110,7 +104,7 @@ def lacks(
     group = c10d.ProcessGroup
     if not hasattr(group, "_get_sequence_number_for_group"):
         yield "what C++ issues is not counted: a group has no sequence number"
-    gone = sorted(CORE_METHODS - known)
+    gone = sorted(method.name for method in METHODS if method.core and method.name not in known)
     if gone:
         yield f"calls of {_listed(gone)} are not seen: they have gone from ProcessGroup"
     if "wait" not in known:

@@ -4,37 +4,7 @@ from __future__ import annotations
 
 import re
 
-_WIRES = {
-    "_all_gather_base": "all_gather_into_tensor",
-    "all_gather_base": "all_gather_into_tensor",
-    "all_gather_single": "all_gather_into_tensor",
-    "_allgather_base": "all_gather_into_tensor",
-    "allgather": "all_gather",
-    "allgather_coalesced": "all_gather_coalesced",
-    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "reduce_scatter_base": "reduce_scatter_tensor",
-    "reduce_scatter_single": "reduce_scatter_tensor",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "sparse_all_reduce": "all_reduce",
-    "all_reduce_sparse": "all_reduce",
-    "all_reduce_barrier": "barrier",
-    "_broadcast_oop": "broadcast",
-    "_reduce_oop": "reduce",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-    "all_to_allv": "all_to_all_single",
-    "recvanysource": "recv",
-    "recv_any_source": "recv",
-}
-"""Other names of an operation, lower case, and the name that hangwatch uses.
-
-From torch/csrc/distributed/c10d: the ``profiling title`` of ProcessGroupNCCL.cpp
-and ProcessGroupGloo.cpp, and the methods of ProcessGroup in init.cpp.
-"""
+from hangwatch.operations import WIRES
 
 _DTYPES = {
     "float": "float32",
@@ -66,7 +36,7 @@ def wire_name(profiling_name: str) -> tuple[str, int, int]:
         left, right = int(peers[2]), int(peers[4])
         return (peers[1], left, right) if peers[3] == "->" else (peers[1], right, left)
     name = bare.strip().lower()
-    return _WIRES.get(name, name), -1, -1
+    return WIRES.get(name, name), -1, -1
 
 
 def dtype_name(name: str) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hangwatch.agent.record.methods import METHODS
 from hangwatch.agent.record.numbering import Numbering
+from hangwatch.operations import METHODS
 
 BY_NAME = {method.name: method for method in METHODS}
 GLOO = "cpu:gloo,cuda:gloo"

@@ -16,10 +16,10 @@ import pytest
 import hangwatch
 from hangwatch.agent.call_site import internal_prefixes
 from hangwatch.agent.inject.rank import identity
-from hangwatch.agent.record.methods import Signature
 from hangwatch.agent.record.python_page import RING_EVENTS
 from hangwatch.agent.record.python_recorder import PythonRecorder
 from hangwatch.agent.record.recorder import Recorder, choose
+from hangwatch.agent.record.signature import Signature
 from hangwatch.page.reader import parse_page
 from hangwatch.types.calls import Site
 from hangwatch.types.kinds import OpState, Phase

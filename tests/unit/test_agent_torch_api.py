@@ -9,11 +9,12 @@ import pytest
 
 from hangwatch.agent import torch_api
 from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders, lacks, reads_old_size
+from hangwatch.operations import METHODS
 
 WORLD = SimpleNamespace(
     default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={}, pg_backend_config={}
 )
-WRAPPED = [*torch_api.CORE_METHODS, "monitored_barrier", "wait"]
+WRAPPED = [*(method.name for method in METHODS if method.core), "monitored_barrier", "wait"]
 
 
 class Group:

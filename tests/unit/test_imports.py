@@ -14,7 +14,18 @@ import hangwatch
 PACKAGE = Path(hangwatch.__file__).parent
 
 HOUSE = (
-    *("_native", "types", "errors", "collector", "safety", "codec", "notice", "frames", "news"),
+    *(
+        "_native",
+        "operations",
+        "types",
+        "errors",
+        "collector",
+        "safety",
+        "codec",
+        "notice",
+        "frames",
+        "news",
+    ),
     *("settings", "page", "run", "agent", "flight", "gpu", "preflight", "diagnosis", "efficiency"),
     *("report", "nccl", "observe", "metrics", "watchdog", "launch"),
     *("top", "inspect", "doctor", "demo", "offline", "cli", "__main__"),
@@ -37,11 +48,11 @@ WITHIN: dict[str, tuple[str, ...]] = {
 }
 """The same inside rooms that have rooms."""
 ONLY: dict[str, frozenset[str]] = {
-    "agent": frozenset({"safety", "page", "run"}),
-    "flight": frozenset({"types", "errors", "frames"}),
+    "agent": frozenset({"operations", "safety", "page", "run"}),
+    "flight": frozenset({"operations", "types", "errors", "frames"}),
     "gpu": frozenset({"types", "errors"}),
     "preflight": frozenset({"safety"}),
-    "diagnosis": frozenset({"types", "collector", "frames"}),
+    "diagnosis": frozenset({"operations", "types", "collector", "frames"}),
     "efficiency": frozenset({"types", "diagnosis"}),
     "launch": frozenset(HOUSE[: HOUSE.index("observe") + 1]) - {"diagnosis", "flight", "gpu"},
 }
@@ -55,7 +66,9 @@ BANNED: dict[str, frozenset[str]] = {
     "run": frozenset({"torch", "asyncio", "threading"}),
 }
 """What a room must never import, from wherever it comes."""
-IN_A_RANK = frozenset({"agent", "errors", "frames", "page", "preflight", "run", "safety", "types"})
+IN_A_RANK = frozenset(
+    {"agent", "errors", "frames", "operations", "page", "preflight", "run", "safety", "types"}
+)
 """Rooms that run in a training process: of the standard library alone."""
 LOADED_LATE = frozenset({"torch", "numpy"})
 """Third parties that a training process has anyway."""

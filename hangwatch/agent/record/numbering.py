@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
-    from hangwatch.agent.record.methods import Method
+    from hangwatch.operations import Method
 
 
 class Numbering:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import public_name
 from hangwatch.agent.guard import Guard
-from hangwatch.agent.record.methods import METHODS, Method, read_signature
 from hangwatch.agent.record.python_page import PythonPage
+from hangwatch.agent.record.signature import read_signature
+from hangwatch.operations import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hangwatch.agent.record.numbering import Numbering
+    from hangwatch.operations import Method
 
 _MARK = "_recorded_by_hangwatch"
 

@@ -19,15 +19,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from hangwatch.diagnosis.facts.spots import Channel, Place
+from hangwatch.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.diagnosis.facts.spots import Spot, Wait
-
-_NEEDS_ALL = ("all_", "reduce_scatter", "barrier", "coalesced")
-"""How operations begin that nobody completes before everybody has entered them."""
 
 
 class Stuck(NamedTuple):
@@ -144,7 +142,8 @@ def _outrun(job: Job, rank: int, place: Place, here: Place | None) -> bool:
     past = [member for member in others if job.passed(member, place)]
     if not others:
         return place == here
-    if record is not None and record.wire.startswith(_NEEDS_ALL):
+    operation = OPERATIONS.get(record.wire) if record is not None else None
+    if operation is not None and operation.needs_all:
         return bool(past)
     return len(past) == len(others)
 

@@ -8,36 +8,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hangwatch.operations import OPERATIONS, Operation
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hangwatch.types.snapshot import OpRecord
 
-_EQUAL_SIZES = {
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "gather",
-    "gather_single",
-    "all_gather_into_tensor",
-    "reduce_scatter_tensor",
-}
-"""Operations whose tensors have one size and dtype on all ranks. The list forms
-(all_gather, all_to_all, scatter) may be uneven."""
-
-_ONE_TENSOR = {"all_reduce", "broadcast", "reduce"}
-"""Of those, the ones with a single tensor on each rank, so that all sources describe
-the same one. Elsewhere one may tell the input's size and another the output's."""
-
-_ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter"}
-
-_COARSE = {
-    "reduce_scatter": "all_reduce",
-    "reduce_scatter_tensor": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "all_to_all_single": "all_to_all",
-}
-"""What gloo's Flight Recorder calls them (ProcessGroupGloo.cpp)."""
+_UNKNOWN = Operation("")
 
 
 class Differs(StrEnum):
@@ -69,11 +47,11 @@ def split(records: Mapping[int, OpRecord]) -> Split | None:
     found = _split(Differs.OP, known, wire_key(known.values()))
     if found is not None or not known:
         return found
-    wire = _base(next(iter(known.values())).wire)
-    if wire in _ROOTED:
+    operation = _operation(next(iter(known.values())).wire)
+    if operation.rooted:
         rooted = {rank: record for rank, record in known.items() if record.root >= 0}
         found = _split(Differs.ROOT, rooted, lambda record: f"root {record.root}")
-    if found is None and wire in _EQUAL_SIZES:
+    if found is None and operation.equal_sizes:
         found = _sizes(known)
     return found
 
@@ -87,16 +65,20 @@ def wire_key(records: Iterable[OpRecord]) -> Callable[[OpRecord], str]:
     one_source = len({record.source for record in records}) <= 1
     if one_source:
         return lambda record: _base(record.wire)
-    return lambda record: _COARSE.get(_base(record.wire), _base(record.wire))
+    return lambda record: _operation(record.wire).by_gloo or _base(record.wire)
 
 
 def _base(wire: str) -> str:
     return wire.removesuffix("_coalesced")
 
 
+def _operation(wire: str) -> Operation:
+    return OPERATIONS.get(_base(wire), _UNKNOWN)
+
+
 def _sizes(known: Mapping[int, OpRecord]) -> Split | None:
     """A difference in dtype or number of elements, in records that may be compared."""
-    one_tensor = all(record.wire in _ONE_TENSOR for record in known.values())
+    one_tensor = all(OPERATIONS.get(record.wire, _UNKNOWN).one_tensor for record in known.values())
     by_source: dict[str, dict[int, OpRecord]] = defaultdict(dict)
     for rank, record in known.items():
         if not record.wire.endswith("_coalesced"):

@@ -63,7 +63,7 @@ _FILES = {
         "python_recorder.py",
         "python_page.py",
         "numbering.py",
-        "methods.py",
+        "signature.py",
         "call_site.py",
     ),
     "plain": ("sitecustomize.py", "post_import.py"),

@@ -1,0 +1,67 @@
+"""What tells a call of a method of ProcessGroup apart, read from its arguments.
+
+For the wrappers that are written in Python: those of the Python recorder, and those
+around process groups that are themselves written in Python. native/signature.cpp does the
+same for the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hangwatch.operations import Method, Parameter
+
+
+class Signature(NamedTuple):
+    """What a call works on. Ranks are global, -1 for none."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    root: int = -1
+    peer: int = -1
+    tag: int = 0
+    is_async: bool = False
+
+
+def read_signature(
+    method: Method, args: Sequence[Any], kwargs: dict[str, Any], ranks: Sequence[int]
+) -> Signature:
+    """The signature of a call; args are those after self, ranks the group's members."""
+    tensor = _first(_argument(args, kwargs, method.tensor))
+    options = _argument(args, kwargs, method.options)
+    root = getattr(options, "rootRank", options) if method.rooted else None
+    peer = _argument(args, kwargs, method.peer)
+    tag = _argument(args, kwargs, method.tag)
+    return Signature(
+        str(getattr(tensor, "dtype", "")).removeprefix("torch."),
+        tuple(getattr(tensor, "shape", ())),
+        _global(root, ranks),
+        _global(peer, ranks),
+        tag if isinstance(tag, int) else 0,
+        bool(getattr(options, "asyncOp", False)),
+    )
+
+
+def _argument(args: Sequence[Any], kwargs: dict[str, Any], parameter: Parameter | None) -> Any:
+    if parameter is None:
+        return None
+    if parameter.position < len(args):
+        return args[parameter.position]
+    return next((kwargs[name] for name in parameter.names if name in kwargs), None)
+
+
+def _first(value: Any) -> Any:
+    """The first tensor of a list, or of a list of lists."""
+    for _ in range(2):
+        if isinstance(value, list | tuple):
+            value = value[0] if value else None
+    return value
+
+
+def _global(rank: Any, ranks: Sequence[int]) -> int:
+    if isinstance(rank, int) and 0 <= rank < len(ranks):
+        return ranks[rank]
+    return -1

@@ -1,0 +1,177 @@
+"""The operations of torch.distributed: what they are called where, and what they need alike.
+
+One table for the recorders, the reader of Flight Recorder dumps and the diagnosis. The C++
+side is generated from it: ``python native/methods.py > native/methods.hpp``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Operation(NamedTuple):
+    """One operation, by the name that hangwatch uses on the wire and in its output.
+
+    also: its other names in recorders, lower case: the ``profiling title`` of
+        ProcessGroupNCCL.cpp and ProcessGroupGloo.cpp. Methods' names need not stand there.
+    by_gloo: what gloo's Flight Recorder calls it, empty where it uses this name.
+    rooted: one rank of the group is its root.
+    equal_sizes: the tensors have one size and dtype on all ranks. The list forms may be uneven.
+    one_tensor: each rank has one tensor, so that all sources describe the same one. Else one
+        may tell the input's size and another the output's.
+    needs_all: no rank completes it before all have entered it.
+    """
+
+    name: str
+    also: tuple[str, ...] = ()
+    by_gloo: str = ""
+    rooted: bool = False
+    equal_sizes: bool = False
+    one_tensor: bool = False
+    needs_all: bool = False
+
+
+_ALL = (
+    Operation(
+        "all_reduce",
+        ("sparse_all_reduce", "all_reduce_sparse"),
+        equal_sizes=True,
+        one_tensor=True,
+        needs_all=True,
+    ),
+    Operation("all_reduce_coalesced", needs_all=True),
+    Operation("broadcast", ("_broadcast_oop",), rooted=True, equal_sizes=True, one_tensor=True),
+    Operation("reduce", ("_reduce_oop",), rooted=True, equal_sizes=True, one_tensor=True),
+    Operation("all_gather", needs_all=True),
+    Operation("all_gather_coalesced", needs_all=True),
+    Operation(
+        "all_gather_into_tensor",
+        ("_all_gather_base", "all_gather_base"),
+        by_gloo="all_gather",
+        equal_sizes=True,
+        needs_all=True,
+    ),
+    Operation("all_gather_into_tensor_coalesced", by_gloo="all_gather", needs_all=True),
+    Operation("gather", rooted=True, equal_sizes=True),
+    Operation("gather_single", rooted=True, equal_sizes=True),
+    Operation("scatter", rooted=True),
+    Operation("reduce_scatter", by_gloo="all_reduce", needs_all=True),
+    Operation(
+        "reduce_scatter_tensor",
+        ("reduce_scatter_base",),
+        by_gloo="all_reduce",
+        equal_sizes=True,
+        needs_all=True,
+    ),
+    Operation("reduce_scatter_tensor_coalesced", by_gloo="all_reduce", needs_all=True),
+    Operation("all_to_all", needs_all=True),
+    Operation("all_to_all_single", ("all_to_allv",), by_gloo="all_to_all", needs_all=True),
+    Operation("barrier", ("all_reduce_barrier",), needs_all=True),
+    Operation("monitored_barrier"),
+    Operation("coalesced", needs_all=True),
+    Operation("send"),
+    Operation("recv", ("recvanysource", "recv_any_source")),
+)
+OPERATIONS = {operation.name: operation for operation in _ALL}
+
+
+class Parameter(NamedTuple):
+    """Where an argument of a method is: its position without self, or its names."""
+
+    position: int
+    names: tuple[str, ...] = ()
+
+
+class Method(NamedTuple):
+    """A method of torch.distributed.ProcessGroup (torch/csrc/distributed/c10d/init.cpp).
+
+    wire: the name of the operation that it issues.
+    tensor: the tensor, or list of tensors, by which ranks are compared: what a rank gives, as
+        that must agree; but the output where only the root has an input (scatter) or where the
+        inputs are a list (reduce_scatter).
+    options: the options, or in the forms without them the root.
+    peer, tag: of point-to-point calls.
+    core: every version of torch since 2.4 has it.
+    """
+
+    name: str
+    wire: str
+    tensor: Parameter | None = None
+    options: Parameter | None = None
+    peer: Parameter | None = None
+    tag: Parameter | None = None
+    core: bool = False
+
+    @property
+    def rooted(self) -> bool:
+        """Whether the operation has a root."""
+        return OPERATIONS[self.wire].rooted
+
+    @property
+    def p2p(self) -> bool:
+        """Whether it is point-to-point."""
+        return self.tag is not None
+
+    @property
+    def places(self) -> int:
+        """How many sequence numbers it takes in its group.
+
+        The Flight Recorder counts a monitored_barrier twice, on every rank.
+        """
+        return 0 if self.p2p else 2 if self.wire == "monitored_barrier" else 1
+
+
+_TENSORS = Parameter(0, ("tensors", "tensor"))
+_OUTPUTS = Parameter(0, ("output_tensors", "output_tensor", "output"))
+_INPUTS = Parameter(1, ("input_tensors", "input_tensor"))
+_LISTS = Parameter(1, ("inputs", "input_list", "inputTensors"))
+_INPUT = Parameter(1, ("input", "inputTensor"))
+_OPTIONS = (
+    Parameter(0, ("opts",)),
+    Parameter(1, ("opts", "root")),
+    Parameter(2, ("opts", "root")),
+)
+_SPLIT_OPTIONS = Parameter(4, ("opts",))
+_TAG = Parameter(2, ("tag",))
+
+METHODS = (
+    Method("allreduce", "all_reduce", _TENSORS, _OPTIONS[1], core=True),
+    Method("allreduce_coalesced", "all_reduce_coalesced", _TENSORS, _OPTIONS[1]),
+    Method("broadcast", "broadcast", _TENSORS, _OPTIONS[1], core=True),
+    Method("reduce", "reduce", _TENSORS, _OPTIONS[1], core=True),
+    Method("allgather", "all_gather", _INPUTS, _OPTIONS[2], core=True),
+    Method("allgather_coalesced", "all_gather_coalesced", _LISTS, _OPTIONS[2]),
+    Method("_allgather_base", "all_gather_into_tensor", _INPUT, _OPTIONS[2], core=True),
+    Method("all_gather_single", "all_gather_into_tensor", _INPUT, _OPTIONS[2]),
+    Method("all_gather_single_coalesced", "all_gather_into_tensor_coalesced", _LISTS, _OPTIONS[2]),
+    Method(
+        "allgather_into_tensor_coalesced", "all_gather_into_tensor_coalesced", _LISTS, _OPTIONS[2]
+    ),
+    Method("gather", "gather", _INPUTS, _OPTIONS[2], core=True),
+    Method("gather_single", "gather_single", _INPUT, _OPTIONS[2]),
+    Method("gather_into_tensor", "gather_single", _INPUT, _OPTIONS[2]),
+    Method("scatter", "scatter", _OUTPUTS, _OPTIONS[2], core=True),
+    Method("reduce_scatter", "reduce_scatter", _OUTPUTS, _OPTIONS[2], core=True),
+    Method("_reduce_scatter_base", "reduce_scatter_tensor", _INPUT, _OPTIONS[2], core=True),
+    Method("reduce_scatter_single", "reduce_scatter_tensor", _INPUT, _OPTIONS[2]),
+    Method(
+        "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", _LISTS, _OPTIONS[2]
+    ),
+    Method(
+        "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_coalesced", _LISTS, _OPTIONS[2]
+    ),
+    Method("alltoall", "all_to_all", _INPUTS, _OPTIONS[2], core=True),
+    Method("alltoall_base", "all_to_all_single", _INPUT, _SPLIT_OPTIONS, core=True),
+    Method("all_to_all_single", "all_to_all_single", _INPUT, _SPLIT_OPTIONS),
+    Method("barrier", "barrier", options=_OPTIONS[0], core=True),
+    Method("monitored_barrier", "monitored_barrier"),
+    Method("send", "send", _TENSORS, peer=Parameter(1, ("dstRank",)), tag=_TAG, core=True),
+    Method("recv", "recv", _TENSORS, peer=Parameter(1, ("srcRank",)), tag=_TAG, core=True),
+    Method("recv_anysource", "recv", _TENSORS, tag=Parameter(1, ("tag",)), core=True),
+)
+
+WIRES = {
+    **{method.name.lower(): method.wire for method in METHODS},
+    **{name: operation.name for operation in _ALL for name in operation.also},
+}
+"""Other names of an operation, lower case, and the name that hangwatch uses."""
