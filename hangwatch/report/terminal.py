@@ -106,7 +106,7 @@ def format_notes(notes: Sequence[Mapping[str, Any]], style: Style = PLAIN) -> It
     """
     if not notes:
         return
-    yield style.paint("hangwatch: nothing hung of it, but this run paid for", "1")
+    yield style.paint("hangwatch: nothing hung, but this cost the run time or accuracy", "1")
     for note in notes:
         first, *more = _wrap(note_text(note), style.columns - 4)
         yield f"  - {first}"

@@ -121,7 +121,7 @@ class Source:
         living = len(self._look().waits)
         if living:
             return f"the supervisor is gone: {counted(living, 'rank')} of it live on, unwatched"
-        return "the run has ended; how is not known"
+        return "the run has ended, and nobody saw how"
 
     def _look(self) -> Look:
         self._processes.forget()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OBSERVED = PROGRAMS / "costly" / "observed.py"
 UNNOTICED = PROGRAMS / "costly" / "unnoticed.py"
 MISTAKES = PROGRAMS / "costly" / "mistakes.py"
-SAID = "nothing hung of it, but this run paid for"
+SAID = "nothing hung, but this cost the run time or accuracy"
 pytestmark = pytest.mark.timeout(240)
 
 

@@ -353,7 +353,7 @@ def test_a_rank_that_does_not_come_to_init_process_group_is_named() -> None:
     assert (verdict.kind, verdict.reason) == (Kind.INIT_INCOMPLETE, Reason.USER_CODE)
     assert (verdict.culprits, verdict.victims) == ((3,), (0, 1, 2))
     assert verdict.victim_site == site(5)
-    assert verdict.headline.startswith("Rank 3 never reached init_process_group: it is busy in")
+    assert verdict.headline.startswith("Rank 3 did not call init_process_group: it is busy in")
 
 
 def test_a_rank_that_was_never_started_is_possibly_what_init_waits_for() -> None:

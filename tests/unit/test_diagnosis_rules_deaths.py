@@ -108,7 +108,7 @@ def test_of_several_whose_end_nobody_saw_none_is_sure_to_be_the_cause() -> None:
     both = [rank(n, W, op(W, 4), process=gone) for n in (1, 2)]
     verdict = only(job(waiting(0), *both, waiting(3)))
     assert (verdict.culprits, verdict.certainty) == ((1, 2), Certainty.POSSIBLE)
-    assert verdict.headline.startswith("Ranks 1 and 2 went away, how is not known")
+    assert verdict.headline.startswith("Ranks 1 and 2 ended, and nobody saw how")
 
 
 def test_one_whose_program_had_ended_is_suspected_too_where_nobody_saw_how() -> None:
@@ -151,7 +151,7 @@ def test_ranks_that_the_launcher_ended_are_victims() -> None:
             Reason.EXITED,
             "exited with code 3",
         ),
-        ({"process": ProcessState(alive=False)}, Reason.UNKNOWN, "went away"),
+        ({"process": ProcessState(alive=False)}, Reason.UNKNOWN, "nobody saw how"),
     ],
 )
 def test_how_it_died_is_said(fields: dict[str, Any], reason: Reason, text: str) -> None:
@@ -207,7 +207,7 @@ def test_an_abort_among_two_may_be_the_fault_of_either() -> None:
     verdict = peers_of_an_abort(2)
     assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (0, 1), ())
     assert verdict.certainty is Certainty.POSSIBLE
-    assert "Nothing tells whether it was rank 0" in verdict.explanation
+    assert "It is not known which left the common program: rank 0" in verdict.explanation
 
 
 def test_where_those_aborted_did_alike_whoever_did_something_unknown_may_be_at_fault() -> None:

@@ -368,6 +368,6 @@ def test_how_the_run_ended_comes_from_its_run_file(run_dir: Path, incident: Path
 
 def test_a_supervisor_that_is_gone_may_leave_ranks_behind(run_dir: Path) -> None:
     runfacts.keep(run_dir, facts(None))
-    assert over(run_dir) == "the run has ended; how is not known"
+    assert over(run_dir) == "the run has ended, and nobody saw how"
     made_pages.write(run_dir, page(0))
     assert over(run_dir) == "the supervisor is gone: 1 rank of it live on, unwatched"

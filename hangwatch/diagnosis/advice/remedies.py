@@ -57,7 +57,7 @@ BY_ERROR: tuple[Remedy, ...] = (
 BY_KIND: tuple[Remedy, ...] = (
     Remedy(
         "slow rank",
-        "See why that rank alone takes so long at the line shown.",
+        "Find out what keeps this rank, and no other, at the line shown.",
         kinds=(Kind.NEVER_ENTERED,),
     ),
     Remedy(

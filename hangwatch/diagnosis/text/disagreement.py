@@ -85,8 +85,8 @@ def drifting(scene: Scene, shift: int, *, known: bool, even: bool) -> Text:
         _since(scene, shift, known=known),
         sentences(
             *_both(scene),
-            "Nothing is stuck yet: since then calls are paired that do not belong together, so "
-            "results may be wrong, and it gets stuck where the order of calls changes.",
+            "Nothing is stuck yet. But since then calls that do not belong together are paired: "
+            "results may be wrong, and the job will hang where the order of its calls changes.",
             f"There is no majority: {the_ranks(scene.others)} may have made them instead."
             if even
             else "",

@@ -213,7 +213,7 @@ def _in_function(site: Site | None) -> str:
 
 def ended(end: Ending) -> str:
     """How a rank ended, to follow its name: ``died of ValueError: bad batch``."""
-    how = "went away, how is not known"
+    how = "ended, and nobody saw how"
     if end.exception is not None:
         how = _raised(end.exception)
     elif end.reason is Reason.OUT_OF_MEMORY:

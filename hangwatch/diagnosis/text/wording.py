@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from hangwatch.types.calls import Site
 
 
+_AT_ONCE = "at about the same time, from a call that needs it"
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """What people read of a finding."""
@@ -144,11 +147,11 @@ def died(
             "another collective there, or brought a larger tensor."
             if aborted
             else "",
-            f"Nothing tells whether it was {the_ranks(scene.culprits)} that left the common "
-            f"program, or {the_ranks(rivals)}."
+            f"It is not known which left the common program: {the_ranks(scene.culprits)}, or "
+            f"{the_ranks(rivals)}."
             if rivals
             else f"{capital(the_ranks(scene.others))} {victims}: what they report came "
-            f"{'at about the same time, out of a call to it' if end.contested else 'after it'}."
+            f"{_AT_ONCE if end.contested else 'after it'}."
             if scene.others
             else "",
         ),
@@ -189,7 +192,8 @@ def finished(scene: Scene, how: str, *, failed: bool, lives_on: bool = False) ->
         f"{scene.they} finished early: {how}{scene.awaited(scene.where, failed=failed)}",
         sentences(
             f"{capital(no_more)}, so the others can never complete this one.",
-            f"The last that is known of {the_ranks(scene.culprits)} is {place_in_code(scene.site)}."
+            f"{scene.they} {verb(scene.culprits, 'was', 'were')} last seen at "
+            f"{place_in_code(scene.site)}."
             if scene.site
             else "",
             scene.waiting(failed=failed),
@@ -261,9 +265,11 @@ def init_incomplete(scene: Scene, doing: str) -> Text:
     if not scene.culprits:
         return Text(
             f"All ranks are in {scene.where}, and it does not complete.",
-            sentences(scene.waiting(), "None is missing: what connects them may be at fault."),
+            sentences(
+                scene.waiting(), "No rank is missing: the network between them may be at fault."
+            ),
         )
-    headline = f"{scene.they} never reached {scene.where}: {doing}{scene.awaited()}"
+    headline = f"{scene.they} did not call {scene.where}: {doing}{scene.awaited()}"
     return Text(headline, sentences(scene.seen(), scene.waiting()))
 
 
@@ -298,9 +304,9 @@ def cross_wired(
     culprits: Ranks, claims: Sequence[tuple[Ranks, Ranks]], where: str, site: Site | None
 ) -> Text:
     """Groups that were made in different orders. claims: (ranks, members of their group)."""
-    who = f" ({the_ranks(culprits)} in another than the others)" if culprits else ""
+    who = f" ({the_ranks(culprits)} made them in another order)" if culprits else ""
     made = ", ".join(
-        f"{the_ranks(ranks)} made that of {the_ranks(members)}" for ranks, members in claims
+        f"{the_ranks(ranks)} made the group of {the_ranks(members)}" for ranks, members in claims
     )
     return Text(
         f"The groups were not made in the same order on all ranks{who}: under one name {made}; "
@@ -338,12 +344,12 @@ def cycle(
     return Text(
         f"{capital(the_ranks(everyone))} wait for each other: {where}.",
         sentences(
-            "Each waits for one that comes to it only after what it waits in itself.",
-            f"Of {the_ranks(strange)}, which did alike until then, one left the common program: "
-            "nothing tells which."
+            "Each waits in a call that another of them makes only after the call that it waits in.",
+            f"One of {the_ranks(strange)} left the common program: they did the same until then, "
+            "so it is not known which."
             if parted
-            else f"{capital(the_ranks(strange))} {verb(strange, 'has', 'have')} not done it in "
-            "this order before, all others have."
+            else f"{capital(the_ranks(strange))} {verb(strange, 'has', 'have')} not made these "
+            "calls in this order before; all others have."
             if strange
             else "",
             *(
