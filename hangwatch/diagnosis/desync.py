@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.job import index
+from hangwatch.diagnosis.facts.shares import is_half
 from hangwatch.diagnosis.facts.signatures import Differs, split
 from hangwatch.diagnosis.facts.spots import Place
 from hangwatch.diagnosis.rules.drift import Drift, drift, shifted
@@ -71,7 +72,7 @@ def _out_of_step(
             if found is not None:
                 by_shift[found.shift][other] = found
         others = max(by_shift.values(), key=len, default={})
-        if others and 2 * len(others) >= len(ranks):
+        if others and is_half(others, ranks):
             model, first = next(iter(others.items()))
             # One that nowhere differs from the others has only not come far enough to tell.
             apart = {one for one in ranks if one not in others and _differ(steps, one, model)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.shares import is_minority
 from hangwatch.diagnosis.facts.spots import ANYONE, Channel
 from hangwatch.types.kinds import OpState
 
@@ -83,7 +84,7 @@ def fewest(counts: Mapping[int, int]) -> tuple[int, ...]:
     least = min(counts.values(), default=0)
     behind = tuple(rank for rank, count in counts.items() if count == least)
     others = {count for count in counts.values() if count != least}
-    return behind if 2 * len(behind) <= len(counts) and len(others) == 1 else ()
+    return behind if is_minority(behind, counts) and len(others) == 1 else ()
 
 
 def _first_in_common(job: Job, ranks: Sequence[int]) -> dict[int, int]:

@@ -8,6 +8,7 @@ from hangwatch.diagnosis.facts.activity import may_wait
 from hangwatch.diagnosis.facts.channels import senders, sent
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.history import made_before
+from hangwatch.diagnosis.facts.shares import is_half
 from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import disagreement, wording
@@ -33,7 +34,7 @@ def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
         return init_incomplete(case, spot, culprits, doing, activity.reason)
     if isinstance(spot, Channel):
         return missing_peer(case, spot, culprits, doing, activity.reason)
-    if 2 * len(culprits) >= len(case.job.members(spot.gid)):
+    if is_half(culprits, case.job.members(spot.gid)):
         found = subset(case, spot, culprits, f"never did: {doing}", final=False)
         if found is not None:
             return found

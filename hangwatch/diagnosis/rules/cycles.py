@@ -9,6 +9,7 @@ from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.channels import senders, sending
 from hangwatch.diagnosis.facts.endings import Cause
 from hangwatch.diagnosis.facts.history import has_history, made_before, step
+from hangwatch.diagnosis.facts.shares import is_minority
 from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete, missing_peer
 from hangwatch.diagnosis.rules.beside import unless_beside
@@ -226,7 +227,7 @@ def _peers(case: Case, spot: Channel) -> Ranks:
     if spot.peer != ANYONE:
         return (spot.peer,)
     missing, several = case.graph.missing[spot], senders(case.job, spot)
-    return missing if len(several) == 1 or 2 * len(missing) <= len(several) else ()
+    return missing if len(several) == 1 or is_minority(missing, several) else ()
 
 
 def _missed(case: Case, wait: Wait) -> Ranks:

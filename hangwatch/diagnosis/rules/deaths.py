@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import How, last_call
+from hangwatch.diagnosis.facts.shares import is_majority
 from hangwatch.diagnosis.facts.spots import Place
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.mismatch import judge_aborted
@@ -121,7 +122,7 @@ def _rivals(case: Case, spot: Spot | None, aborted: Ranks, others: Ranks) -> Ran
     if all(rank in records for rank in aborted):
         unknown = tuple(rank for rank in members if rank not in records)
         there = tuple(rank for rank in unknown if case.job.arrived(rank, place))
-        return there or (unknown if 2 * len(records) > len(members) else ())
+        return there or (unknown if is_majority(records, members) else ())
     alike = Counter((records[r].wire, records[r].shape) for r in others if r in records)
     return () if 2 * max(alike.values(), default=0) > len(members) else others
 

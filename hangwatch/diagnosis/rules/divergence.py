@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import is_usual, made_before, step
+from hangwatch.diagnosis.facts.shares import is_minority
 from hangwatch.diagnosis.facts.spots import Channel, Place
 from hangwatch.diagnosis.rules.departure import departed
 
@@ -67,7 +68,7 @@ def divergence(case: Case, waits: Sequence[Wait], beside: Sequence[Wait] = ()) -
 def _judged(case: Case, waits: Sequence[Wait], inside: set[int]) -> Divergence | None:
     everyone = tuple(sorted({wait.rank for wait in waits}))
     alone = departed(case.job, case.ended, inside)
-    if 0 < 2 * len(alone) <= len(everyone):
+    if is_minority(alone, everyone):
         # What all did until then knows best; the source may tell what they did instead.
         among = [wait for wait in waits if wait.rank in inside]
         found = _by_source(case, among)
@@ -103,7 +104,7 @@ def _by_loop(case: Case, camps: list[_Camp], everyone: Ranks) -> Divergence | No
     """A minority is past the loop in which all others are."""
     for camp in camps:
         others = [other for other in camps if other is not camp]
-        if not _is_minority(camp.ranks, everyone):
+        if not is_minority(camp.ranks, everyone):
             continue
         loops = [_left_loop(case, camp.frames, other.frames) for other in others]
         if loops and all(loop is not None and not loop.returns for loop in loops):
@@ -124,7 +125,7 @@ def _by_guard(
     """A minority took a condition on the rank, and calls there what the others never do."""
     for camp in camps:
         rest = _rest(camp.ranks, everyone)
-        if not _is_minority(camp.ranks, everyone) or not camp.frames:
+        if not is_minority(camp.ranks, everyone) or not camp.frames:
             continue
         wait = next(wait for wait in waits if wait.rank == camp.ranks[0])
         if isinstance(wait.spot, Channel):
@@ -154,7 +155,7 @@ def _by_habit(case: Case, waits: Sequence[Wait], everyone: Ranks) -> Divergence 
     }
     strange = tuple(rank for rank in everyone if usual.get(rank) is False)
     rest = _rest(strange, everyone)
-    if not _is_minority(strange, everyone) or not all(usual.get(rank) for rank in rest):
+    if not is_minority(strange, everyone) or not all(usual.get(rank) for rank in rest):
         return None
     if any(_may_just_go_on(case, wait) for wait in waits if wait.rank in strange):
         return None
@@ -168,11 +169,6 @@ def _may_just_go_on(case: Case, wait: Wait) -> bool:
         return False
     own = [made for _, made in case.job.ops.get(wait.rank, ())]
     return sum(step(made) == step(record) for made in own) <= 1
-
-
-def _is_minority(ranks: Ranks, everyone: Ranks) -> bool:
-    """At most half: of two halves only one has left the program."""
-    return 0 < 2 * len(ranks) <= len(everyone)
 
 
 def _rest(ranks: Ranks, everyone: Ranks) -> Ranks:

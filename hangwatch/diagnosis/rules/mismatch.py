@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.history import habit, step
+from hangwatch.diagnosis.facts.shares import is_majority
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split
 from hangwatch.diagnosis.facts.spots import UNNAMED, Place
 from hangwatch.diagnosis.rules.case import Finding
@@ -90,7 +91,7 @@ def judge_dispute(case: Case, place: Place) -> Finding | None:
     if majority is None:
         return _without_majority(case, place, found)
     culprits = tuple(sorted(rank for ranks in parts[1:] for rank in ranks))
-    strong = 2 * len(majority) > len(case.job.members(place.gid))
+    strong = is_majority(majority, case.job.members(place.gid))
     certainty = Certainty.PROVED if strong and _is_final(case, place) else Certainty.LIKELY
     return _blame(case, place, found, (culprits, majority), certainty)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.history import call_of, next_of
+from hangwatch.diagnosis.facts.shares import is_half, is_majority
 from hangwatch.diagnosis.facts.spots import Channel, Place, Setup
 from hangwatch.diagnosis.rules.absentees import (
     absent_ranks,
@@ -147,7 +148,7 @@ def _deserted(case: Case, spot: Spot | None, dead: Ranks) -> Finding | None:
     DDP's constructor compares the model across ranks; the collectives of those
     few answer it. Only the source can tell it from a model that does differ.
     """
-    if not isinstance(spot, Place) or 2 * len(dead) < len(case.job.members(spot.gid)):
+    if not isinstance(spot, Place) or not is_half(dead, case.job.members(spot.gid)):
         return None
     end = case.ended[dead[0]]
     if end.exception is None or not _FOUND_A_DIFFERENCE.search(end.exception.story):
@@ -183,12 +184,12 @@ def finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
         early = init_incomplete(case, spot, culprits, how, Reason.EXITED)
         # Who is no member of a group is let through, and may have come to its end since.
         return replace(early, certainty=Certainty.POSSIBLE) if len(culprits) > 1 else early
-    members = len(case.job.members(spot.gid))
-    if 2 * len(culprits) >= members:
+    members = case.job.members(spot.gid)
+    if is_half(culprits, members):
         found = subset(case, spot, culprits, f"went on without it: {how}", final=True)
         if found is not None:
             return found
-    if 2 * len(culprits) > members or _went_on_alone(case, spot, culprits):
+    if is_majority(culprits, members) or _went_on_alone(case, spot, culprits):
         return _outlasted(case, spot, culprits, how)
     waits = case.waits_at(spot)
     scene = Scene(
@@ -204,7 +205,7 @@ def finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     lives_on = any(_lives_on(case, rank) for rank in culprits)
     # Of two ranks that both go on, nothing tells whether one made a call too few or the
     # other one too many.
-    even = lives_on and 2 * len(culprits) == members
+    even = lives_on and is_half(culprits, members) and not is_majority(culprits, members)
     return Finding(
         kind=Kind.FINISHED_EARLY,
         reason=Reason.USER_CODE if lives_on else Reason.EXITED,
