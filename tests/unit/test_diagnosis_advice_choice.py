@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import chain
 from textwrap import dedent
 from typing import Any
@@ -178,6 +179,80 @@ def test_the_loop_that_was_left_is_quoted() -> None:
     assert (
         "Rank 2 came to the end of `for batch in loader` while ranks 0, 1 and 3 still had batches"
     ) in text
+
+
+def test_a_loop_without_an_end_was_left_by_its_break() -> None:
+    endless = LOOP.replace("for batch in loader:", "while True:").replace(
+        "loss.backward()", "loss.backward()\n            if loss < best: break"
+    )
+    early = in_call(2, "barrier", 6)
+    others = [in_call(number, "all_reduce", 4, *BACKWARD) for number in (0, 1, 3)]
+    text = said(job(early, *others, **source(endless)))
+    assert "Rank 2 left `while True` at train.py:5, and ranks 0, 1 and 3 did not" in text
+    assert "batches" not in text
+
+
+CLEANED_UP = """
+    def main(loader):
+        try:
+            for batch in loader:
+                model(batch)
+                loss.backward()
+        finally:
+            dist.barrier()
+    """
+
+
+def test_who_was_taken_out_of_a_loop_by_an_exception_is_not_told_of_batches() -> None:
+    early = in_call(2, "barrier", 7)
+    others = [in_call(number, "all_reduce", 5, *BACKWARD) for number in (0, 1, 3)]
+    raised_there = replace(early, handling="OSError")
+    text = said(job(raised_there, *others, **source(CLEANED_UP)))
+    assert "OSError took rank 2 out of `for batch in loader`: mend what raised it." in text
+    assert "do not communicate in `finally`" in text
+    assert "batches" not in text
+    # All of a program may run in an except.
+    inside = [replace(one, handling="OSError") for one in others]
+    assert "came to the end of" in said(job(raised_there, *inside, **source(CLEANED_UP)))
+    assert "came to the end of" in said(job(early, *others, **source(CLEANED_UP)))
+
+
+def test_calls_of_different_kinds_are_not_told_to_be_padded() -> None:
+    bucket = replace(blocked(W, 5), site=None, shape=(900,), source="flight")
+    by_cpp = [
+        replace(
+            rank(n, W, op(W, 4), blocked(W, 5)),
+            ops=(op(W, 4), bucket),
+        )
+        for n in (0, 1, 3)
+    ]
+    strange = rank(2, W, op(W, 4), replace(blocked(W, 5), shape=(2,)))
+    text = said(job(strange, *by_cpp))
+    assert "are in different calls there" in text
+    assert "pad" not in text
+    alike = [replace(n, ops=(op(W, 4), blocked(W, 5))) for n in by_cpp]
+    assert "pad" in said(job(strange, *alike))
+
+
+@pytest.mark.parametrize(
+    ("inside", "active", "says"),
+    [
+        (("queue.py", "get"), False, "it is waiting in queue.get (main, train.py:5)"),
+        (("threading.py", "Event.wait"), False, "it is waiting in threading.wait (main"),
+        (("json/decoder.py", "decode"), True, "it is busy in main"),
+        (("json/decoder.py", "decode"), False, "it is in main"),
+    ],
+)
+def test_who_waits_for_its_own_threads_is_not_called_busy(
+    inside: tuple[str, str], says: str, *, active: bool
+) -> None:
+    file, function = inside
+    (stack,) = main_thread(Frame(f"/usr/lib/python3.11/{file}", 7, function), frame(5))
+    late = rank(2, W, op(W, 4), threads=(replace(stack, active=active),))
+    others = [rank(number, W, op(W, 4), blocked(W, 5, age=30.0)) for number in (0, 1, 3)]
+    verdict = diagnose(job(late, *others), THRESHOLDS)[0]
+    assert says in verdict.headline
+    assert ("from another thread or process" in verdict.advice[0]) is ("waiting" in says)
 
 
 def test_an_error_that_is_known_has_its_remedy() -> None:

@@ -357,3 +357,50 @@ def test_a_function_that_a_decorator_lets_one_rank_run_is_under_a_condition_on_i
 def test_other_decorators_say_nothing_of_the_rank(decorator: str) -> None:
     text = source(f"@{decorator}\ndef report():\n    dist.barrier()\n")
     assert text.rank_guard(at(3)) is None
+
+
+WAYS = source(
+    """
+    def main():
+        try:
+            while True:
+                step()
+                if done(): break
+            for batch in loader:
+                step()
+                if bad(batch): return
+                for item in batch:
+                    if item: break
+            for batch in range(10):
+                step()
+            while left():
+                if a(): break
+                if b(): break
+        except ValueError:
+            report()
+        finally:
+            close()
+        last()
+    """
+)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "runs_out", "jump", "amid"),
+    [
+        (6, 4, False, 5, ""),
+        (11, 7, True, 8, ""),
+        (13, 12, False, 0, ""),
+        (20, 14, True, 0, ""),
+        (17, 12, False, 0, "except"),
+        (19, 7, True, 8, "finally"),
+    ],
+)
+def test_how_a_loop_may_have_been_left(
+    *, here: int, there: int, runs_out: bool, jump: int, amid: str
+) -> None:
+    fork = WAYS.fork([at(here)], [at(there)])
+    assert fork is not None
+    left = WAYS.left_loop(fork)
+    assert left is not None
+    assert (left.runs_out, left.jump, left.amid) == (runs_out, jump, amid)

@@ -96,6 +96,8 @@ class Facts:
     awaited: tuple[str, ...] = ()
     error: str = ""
     """``TypeName: message`` of the exception that ended a culprit."""
+    apart: bool = False
+    """The culprits and the others are in different calls of the program, of one operation."""
 
 
 NOTHING = Facts()
@@ -116,11 +118,17 @@ def facts_of(case: Case, finding: Finding) -> Facts:
     values = dict(_values(finding))
     if calls and (mine or calls[0] == values.get("op")):
         values["entered"] = calls[0]
+    values |= dict(_left_loop(case, finding))
+    living = [case.activity(rank) for rank in culprits if rank not in case.ended]
+    if living and living[0].waits_in:
+        values["waits_in"] = living[0].waits_in
     for end in (case.ended[rank] for rank in culprits if rank in case.ended):
         if end.signal == signal.SIGABRT:
             values["late_abort" if end.in_shutdown else "abort"] = "SIGABRT"
     awaited = tuple(_called(finding.victim_site, theirs))
-    return Facts(values, frozenset(uses), calls, awaited, _error(case, culprits))
+    return Facts(
+        values, frozenset(uses), calls, awaited, _error(case, culprits), apart=finding.apart
+    )
 
 
 def _frames(case: Case, rank: int) -> tuple[Frame, ...]:
@@ -153,14 +161,33 @@ def _values(finding: Finding) -> Iterator[tuple[str, str]]:
     if finding.guard is not None:
         yield "guard", finding.guard.text.rstrip(":")
         yield "guard_line", f"{short_file(finding.guard.file)}:{finding.guard.line}"
-    if finding.loop is not None:
-        yield "loop", finding.loop.text.rstrip(":")
     if finding.site is not None:
         yield "line", line(finding.site)
     if finding.victim_site is not None:
         yield "other_line", line(finding.victim_site)
     if finding.collective is not None and finding.collective.op:
         yield "op", finding.collective.op
+
+
+def _left_loop(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
+    """The loop that culprits have left, by how that may have come."""
+    loop = finding.loop
+    if loop is None:
+        return
+    text = loop.text.rstrip(":")
+    handling = {case.job.ranks[r].handling for r in finding.culprits if r in case.job.ranks}
+    # What all handle is no news: a program may run inside of an `except`.
+    others = {case.job.ranks[wait.rank].handling for wait in finding.waits} - handling
+    raised = handling - {""}
+    if loop.amid and len(raised) == 1 and others:
+        yield "raised", raised.pop()
+        yield "cleanup", loop.amid
+        yield "raised_in", text
+    elif loop.runs_out:
+        yield "loop", text
+    elif loop.jump:
+        yield "endless", text
+        yield "jump_line", f"{short_file(loop.file)}:{loop.jump}"
 
 
 def _error(case: Case, culprits: Iterable[int]) -> str:

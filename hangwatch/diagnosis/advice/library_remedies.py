@@ -182,6 +182,7 @@ BY_LIBRARY: tuple[Remedy, ...] = (
         "gather_for_metrics also drops what was added to the last batch.",
         f"{ACCELERATE}/package_reference/accelerator",
         kinds=(Kind.SIGNATURE_MISMATCH,),
+        apart=False,
         uses=(Use.ACCELERATE,),
         call=_GATHERS,
     ),
@@ -363,6 +364,7 @@ BY_LIBRARY: tuple[Remedy, ...] = (
         uses=(Use.DDP,),
         unless=(Use.JOIN, Use.COMM_HOOK, Use.NO_SYNC),
         call=r"backward",
+        apart=False,
     ),
     Remedy(
         "skipped step",

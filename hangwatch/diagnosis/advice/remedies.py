@@ -57,13 +57,34 @@ BY_ERROR: tuple[Remedy, ...] = (
 BY_KIND: tuple[Remedy, ...] = (
     Remedy(
         "slow rank",
+        "See what {culprits} should get from another thread or process in {waits_in}, and whether "
+        "that still runs: of an exception in a thread only standard error tells. Or it waits in "
+        "turn, such as for a lock: the stacks of all threads are in the report.",
+        kinds=(Kind.NEVER_ENTERED,),
+    ),
+    Remedy(
+        "slow rank",
         "Find out what keeps this rank, and no other, at the line shown.",
         kinds=(Kind.NEVER_ENTERED,),
     ),
     Remedy(
         "wait",
-        "If it is meant to take so long, raise --hang-after, or let the others not wait for it.",
+        "If it is meant to take so long, raise --hang-after, or do not make the others wait for "
+        "it.",
         kinds=(Kind.NEVER_ENTERED,),
+    ),
+    Remedy(
+        "batches",
+        "{raised} took {culprits} out of `{raised_in}`: mend what raised it. And do not "
+        "communicate in `{cleanup}`, to which the other ranks do not come.",
+        kinds=(Kind.FINISHED_EARLY,),
+    ),
+    Remedy(
+        "batches",
+        "{culprits} left `{endless}` at {jump_line}, and {others} did not: decide on it together, "
+        "such as by an all_reduce of the flag.",
+        DISTRIBUTED,
+        kinds=(Kind.FINISHED_EARLY,),
     ),
     Remedy(
         "batches",
@@ -75,14 +96,15 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "batches",
-        "Give every rank the same number of batches: DistributedSampler(drop_last=True), equal "
-        "shards, or a step count agreed upon before the loop.",
+        "Find out what ended the program early there: fewer batches than others have "
+        "(DistributedSampler makes them even), a return, a break or sys.exit() that depends on "
+        "the rank or its data, an exception that was caught, or a library that ends the process.",
         DATA,
         kinds=(Kind.FINISHED_EARLY,),
     ),
     Remedy(
         "join",
-        "Or, with DistributedDataParallel, wrap the loop in `with Join([model])`, which shadows "
+        "Or, with DistributedDataParallel, wrap `{loop}` in `with Join([model])`, which shadows "
         "the collectives of ranks that have run out of data.",
         JOIN,
         kinds=(Kind.FINISHED_EARLY,),
@@ -133,17 +155,35 @@ BY_KIND: tuple[Remedy, ...] = (
         kinds=(Kind.OP_MISMATCH,),
     ),
     Remedy(
+        "order",
+        "{culprits} and {others} are in different calls there: one of them left a call out, or "
+        "made one more, before. Look for a branch, a continue, a caught exception, a hook or a "
+        "destructor that communicates on some ranks only.",
+        DISTRIBUTED,
+        kinds=(Kind.SIGNATURE_MISMATCH,),
+        apart=True,
+    ),
+    Remedy(
+        "agree",
+        "Decide such branches on a value that all ranks agree on (broadcast or all_reduce it).",
+        DISTRIBUTED,
+        kinds=(Kind.SIGNATURE_MISMATCH,),
+        apart=True,
+    ),
+    Remedy(
         "same tensor",
         "Make the tensor the same on all ranks: pad it, or gather the sizes first and use a "
         "collective that allows uneven ones.",
         DISTRIBUTED,
         kinds=(Kind.SIGNATURE_MISMATCH,),
+        apart=False,
     ),
     Remedy(
         "what differs",
         "Look for a last batch that is smaller, a model or configuration that differs, or a "
         "root rank computed differently.",
         kinds=(Kind.SIGNATURE_MISMATCH,),
+        apart=False,
     ),
     Remedy(
         "move out",

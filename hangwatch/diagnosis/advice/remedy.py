@@ -18,6 +18,12 @@ VALUES = frozenset(
         "guard",
         "guard_line",
         "loop",
+        "endless",
+        "jump_line",
+        "raised",
+        "raised_in",
+        "cleanup",
+        "waits_in",
         "line",
         "other_line",
         "op",
@@ -39,7 +45,8 @@ class Remedy:
     finding. topic: of several with one topic only the first is given. link: to the
     documentation. uses: the program uses one of these; unless: it uses none of these.
     call, awaited: patterns for a function that the culprits, the others, are in.
-    error: a pattern for the exception that ended a culprit.
+    error: a pattern for the exception that ended a culprit. apart: only where culprits and
+    others are, or are not, in different calls of the program.
     """
 
     topic: str
@@ -52,6 +59,7 @@ class Remedy:
     call: str = ""
     awaited: str = ""
     error: str = ""
+    apart: bool | None = None
 
     def told(self, kind: Kind, reason: Reason, facts: Facts) -> str | None:
         """The advice with all that it names, None where it is not for this finding."""
@@ -61,7 +69,9 @@ class Remedy:
             self.unless
         ):
             return None
-        if self.error and not re.search(self.error, facts.error):
+        if self.apart not in (None, facts.apart) or (
+            self.error and not re.search(self.error, facts.error)
+        ):
             return None
         call, awaited = _first(self.call, facts.calls), _first(self.awaited, facts.awaited)
         if (self.call and not call) or (self.awaited and not awaited):

@@ -63,6 +63,8 @@ class Finding:
     """The condition that the culprits took, or did not take, other than the rest."""
     loop: LeftLoop | None = None
     """The loop that the culprits have left, and the others have not."""
+    apart: bool = False
+    """The culprits and the others are in different calls of the program, of one operation."""
 
 
 @dataclass(slots=True)
@@ -157,7 +159,18 @@ class Case:
             return self._with_call(rank, with_source(record.site, self.texts))
         if record is not None and self._is_apart(rank, record):
             return None
-        return with_source(self._raised_at(rank), self.texts) or self.waiting_site(rank)
+        site = with_source(self._raised_at(rank), self.texts) or self.waiting_site(rank)
+        return None if site is None or self._is_of_a_later_call(rank, place, site) else site
+
+    def _is_of_a_later_call(self, rank: int, place: Place, site: Site) -> bool:
+        """Whether a rank has come to a line only after a place, by a call that is recorded."""
+        here = (site.file, site.line)
+        for _, record in reversed(self.job.ops.get(rank, ())):
+            if self.job.gid(record.group) == place.gid and record.seq <= place.seq:
+                return False
+            if record.site is not None and (record.site.file, record.site.line) == here:
+                return True
+        return False
 
     def _is_apart(self, rank: int, record: OpRecord) -> bool:
         """Whether a thread that Python started made a call: the main one tells nothing of it."""

@@ -157,8 +157,8 @@ def _last_place(case: Case, rank: int) -> Place | None:
 
 
 def last_site(case: Case, rank: int) -> Site | None:
-    """The line of the last call that a rank made."""
+    """The line of the last call that a rank made, where it is known."""
     for _, record in reversed(case.job.ops.get(rank, [])):
-        if record.site is not None:
+        if record.site is not None or record.source == "flight":
             return with_source(record.site, case.texts)
     return None

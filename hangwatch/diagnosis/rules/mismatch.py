@@ -186,6 +186,7 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
         site=sites[0][1] if sites else None,
         victim_site=sites[1][1] if len(sites) > 1 else None,
         waits=_waits(case, place),
+        apart=bool(_by_cpp(case, place, *(ranks for _, ranks in found.parts))),
     )
 
 
@@ -312,31 +313,31 @@ def _other_signature(
     others = next(ranks for _, ranks in found.parts if not set(ranks) & set(culprits))
     where = spot_text(case.job, place, _op(case, place, culprits[0]))
     scene = Scene(culprits, others, where, site, case.site_at(others[0], place))
+    by_cpp = _by_cpp(case, place, culprits, others)
     return Finding(
         kind=Kind.SIGNATURE_MISMATCH,
         reason=Reason.USER_CODE,
         certainty=certainty,
         culprits=culprits,
         victims=case.victims_of(culprits, _spots(case, place)),
-        text=disagreement.signature(scene, found, _by_cpp(case, place, culprits, others)),
+        text=disagreement.signature(scene, found, by_cpp),
         final=_is_final(case, place),
         spot=place,
         collective=_collective(case, place, culprits[0]),
         site=site,
         victim_site=scene.other_site,
         waits=_waits(case, place),
+        apart=bool(by_cpp),
     )
 
 
 def _by_cpp(case: Case, place: Place, *camps: Ranks) -> Ranks:
-    """The ranks of those camps of which only the Flight Recorder knows the call."""
+    """The ranks of which only the Flight Recorder knows the call, if it is not so of all."""
     records = {camp: case.job.record(camp[0], place) for camp in camps}
-    return tuple(
-        rank
-        for camp, record in records.items()
-        if record is not None and record.source == "flight"
-        for rank in camp
-    )
+    of_flight = [camp for camp, record in records.items() if record and record.source == "flight"]
+    if len(of_flight) == len(camps):
+        return ()  # where the call of all is one of C++'s, only its tensor differs
+    return tuple(rank for camp in of_flight for rank in camp)
 
 
 def _op(case: Case, place: Place, rank: int) -> str:

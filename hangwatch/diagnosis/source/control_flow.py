@@ -18,16 +18,19 @@ from hangwatch.diagnosis.source.syntax import (
     asks_for_most,
     body_end,
     call_line,
+    cleanup_of,
     communicates,
     following,
     for_one_rank,
     in_body,
+    jump_out,
     jumps_to,
     leaves,
     names_the_rank,
     own,
     parse,
     rank_variables,
+    runs_out,
     scope_at,
     spans,
 )
@@ -74,6 +77,13 @@ class LeftLoop:
     text: str
     returns: bool
     """Whether an outer loop may lead back into it."""
+    runs_out: bool = True
+    """Whether it may come to its end on one rank before it does on others: no ``while True``,
+    and none over a range of literals."""
+    jump: int = 0
+    """The line of the one statement in it that leaves it (break, return), 0 for none or several."""
+    amid: str = ""
+    """The ``finally`` or ``except`` around it that the rank is in: what an exception leads to."""
 
 
 class Source:
@@ -146,7 +156,16 @@ class Source:
         if in_body(inner, fork.here) or fork.here <= body_end(inner):
             return None
         outer = any(loop is not inner and in_body(loop, fork.here) for loop in around)
-        return LeftLoop(fork.file, inner.lineno, self.text(fork.file, inner), outer)
+        amid = cleanup_of(fork.scope, inner, fork.here)
+        return LeftLoop(
+            fork.file,
+            inner.lineno,
+            self.text(fork.file, inner),
+            outer,
+            runs_out(inner),
+            jump_out(inner),
+            amid,
+        )
 
     def guard(self, fork: Fork) -> Guard | None:
         """The condition that ``here`` stands under and ``there`` does not.

@@ -107,6 +107,41 @@ def in_body(loop: Loop, line: int) -> bool:
     return loop.lineno <= line <= body_end(loop)
 
 
+def runs_out(loop: Loop) -> bool:
+    """Whether it depends on more than the text how often a loop is run."""
+    if isinstance(loop, ast.While):
+        return not isinstance(loop.test, ast.Constant)
+    if not isinstance(loop.iter, ast.Call) or called(loop.iter) != "range":
+        return True
+    return not all(isinstance(arg, ast.Constant) for arg in loop.iter.args)
+
+
+def jump_out(loop: Loop) -> int:
+    """The line of the one statement that leaves a loop (break, return), 0 for none or several."""
+    lines = []
+    todo: deque[tuple[ast.AST, bool]] = deque((node, True) for node in loop.body)
+    while todo:
+        node, is_direct = todo.popleft()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and is_direct):
+            lines.append(node.lineno)
+        is_direct = is_direct and not isinstance(node, Loop)
+        todo.extend((child, is_direct) for child in ast.iter_child_nodes(node))
+    return lines[0] if len(lines) == 1 else 0
+
+
+def cleanup_of(scope: Function, loop: Loop, line: int) -> str:
+    """``finally`` or ``except``, if a line is in that of a try that holds a loop; else empty."""
+    for node in own(scope):
+        if isinstance(node, ast.Try) and spans(node.body, loop.lineno):
+            if spans(node.finalbody, line):
+                return "finally"
+            if any(spans(handler.body, line) for handler in node.handlers):
+                return "except"
+    return ""
+
+
 def names_the_rank(node: ast.AST) -> bool:
     """Whether a node reads like the rank."""
     name = getattr(node, "id", None) or getattr(node, "attr", None)

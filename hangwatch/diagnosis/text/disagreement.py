@@ -149,7 +149,7 @@ def two_threads(
 def signature(scene: Scene, found: Split, by_cpp: Ranks = ()) -> Text:
     """One collective with tensors or roots that do not fit.
 
-    by_cpp: the ranks whose call Python did not make.
+    by_cpp: the ranks whose call Python did not make, if others made theirs from Python.
     """
     culprits = set(scene.culprits)
     mine = [what for what, ranks in found.parts if set(ranks) <= culprits]
@@ -165,15 +165,13 @@ def signature(scene: Scene, found: Split, by_cpp: Ranks = ()) -> Text:
         "DistributedDataParallel, a functional collective, or compiled code. So they are not in "
         "the same call of the program: one left a call out, or made one more."
     )
-    # Where the call of all is one of C++'s, only its tensor differs.
-    apart = bool(by_cpp) and len(by_cpp) < len(scene.culprits) + len(scene.others)
     return Text(
         headline,
         sentences(
             f"It needs the same {found.differs} on all its ranks.",
             here,
-            there if apart and scene.other_site else "",
-            inner if apart else "",
+            there if by_cpp and scene.other_site else "",
+            inner if by_cpp else "",
         ),
     )
 

@@ -188,7 +188,10 @@ def doing(activity: Activity) -> str:
     """What a living culprit does, to follow ``it is`` or ``they are``."""
     where = _in_function(activity.site)
     if activity.reason is Reason.USER_CODE:
-        return f"busy in {where}" if where else "busy in its own code"
+        where = where or "its own code"
+        if activity.waits_in:
+            return f"waiting in {activity.waits_in} ({where})"
+        return f"busy in {where}" if activity.running else f"in {where}"
     if activity.reason is Reason.GPU_FAULT:
         return f"on {activity.fault}"
     what = _DOING.get(activity.reason, "doing something that could not be seen")
