@@ -742,3 +742,14 @@ def test_a_rank_that_lives_on_a_machine_of_a_lost_ones_name_is_not_lost() -> Non
     found = job(waiting(0, age=20.0), waiting(1, age=20.0), namesake, waiting(3, age=20.0))
     verdict = only(replace(found, lost_nodes=("n0",)))
     assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))
+
+
+def test_a_line_that_a_rank_has_left_behind_is_not_shown_as_its_last() -> None:
+    process = ProcessState(alive=False, exit_code=0, gone_age_s=4.0)
+    early = rank(2, W, op(W, 2), phase=Phase.EXITED, enqueued=46, completed=46, process=process)
+    others = [rank(number, W, op(W, 46), blocked(W, 47)) for number in (0, 1, 3)]
+    verdict = only(job(early, *others))
+    assert (verdict.kind, verdict.culprits, verdict.site) == (Kind.FINISHED_EARLY, (2,), None)
+    assert "last known call" not in verdict.explanation
+    there = replace(early, groups=rank(2, W, op(W, 46)).groups, ops=(op(W, 46),))
+    assert only(job(there, *others)).site == site(20)

@@ -159,6 +159,8 @@ def _last_place(case: Case, rank: int) -> Place | None:
 def last_site(case: Case, rank: int) -> Site | None:
     """The line of the last call that a rank made, where it is known."""
     for _, record in reversed(case.job.ops.get(rank, [])):
+        gid = case.job.gid(record.group)
+        went_on = not record.p2p and case.job.reached[gid].get(rank, 0) > record.seq
         if record.site is not None or record.source == "flight":
-            return with_source(record.site, case.texts)
+            return None if went_on else with_source(record.site, case.texts)
     return None

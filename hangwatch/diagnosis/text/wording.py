@@ -192,7 +192,7 @@ def finished(scene: Scene, how: str, *, failed: bool, lives_on: bool = False) ->
         f"{scene.they} finished early: {how}{scene.awaited(scene.where, failed=failed)}",
         sentences(
             f"{capital(no_more)}, so the others can never complete this one.",
-            f"{scene.they} {verb(scene.culprits, 'was', 'were')} last seen at "
+            f"The last known call of {the_ranks(scene.culprits)} was at "
             f"{place_in_code(scene.site)}."
             if scene.site
             else "",
