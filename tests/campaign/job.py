@@ -237,7 +237,7 @@ def _full(path: Path) -> bool:
 def peak_mib(pid: int) -> float:
     """The most that a process has had in main memory, in MiB, 0 where it is gone."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) / 1024
     return 0.0

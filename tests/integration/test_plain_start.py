@@ -137,7 +137,9 @@ class Job:
         """The number of the rank whose supervisor has the watchdog."""
         until(lambda: len(self.watchdogs()) == 1, "one watchdog")
         (pid,) = self.watchdogs()
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parent = int(
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+        )
         return [process.pid for process in self.ranks].index(parent)
 
     def run_dirs(self) -> list[Path]:

@@ -78,7 +78,7 @@ def stat_of(pid: int) -> list[str]:
 def waits_in(pid: int, number: int) -> bool:
     """Whether a process lives that has a signal to take."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith(("ShdPnd:", "SigPnd:")) and int(line[7:], 16) >> (number - 1) & 1:
                 return stat_of(pid)[0] not in "ZX"
     return False

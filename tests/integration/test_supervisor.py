@@ -49,7 +49,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 def stat_fields(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third on, [] if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 
@@ -76,7 +76,7 @@ def children(pid: int) -> dict[int, str]:
 
 def pending(pid: int, signum: int) -> bool:
     """Whether a signal waits to be taken by a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith(("ShdPnd:", "SigPnd:")) and int(line.split()[1], 16) >> (signum - 1) & 1:
             return True
     return False

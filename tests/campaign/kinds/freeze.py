@@ -219,7 +219,7 @@ def _woke(pid: int, enough: int) -> bool:
 def _wakes(pid: int) -> int:
     """How often a process has waited for something, -1 where it is gone."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("voluntary_ctxt_switches"):
                 return int(line.split()[1])
     return -1

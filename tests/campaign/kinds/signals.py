@@ -328,13 +328,13 @@ def _heard(job: Job, role: str) -> Sequence[str]:
 
 def _state(pid: int) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     return "X"
 
 
 def _pending(pid: int, number: int) -> bool:
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("ShdPnd:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
