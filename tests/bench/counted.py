@@ -91,7 +91,10 @@ def sample(directory: Path) -> Call:
     native = _page(directory)
     exceptions, flight, groups, sampler, torch_api = (
         importlib.import_module(f"hangwatch.agent.{name}")
-        for name in ("exceptions", "flight", "groups", "sampler", "torch_api")
+        for name in (
+            *("sample.exceptions", "sample.flight", "record.groups", "sample.sampler"),
+            "torch_api",
+        )
     )
     made = [Group() for _ in range(GROUPS)]
     world = SimpleNamespace(
