@@ -5,7 +5,7 @@
 namespace hangwatch::thrown {
 namespace {
 
-constexpr std::size_t kMaxText = 1000;
+constexpr std::size_t kMaxText = 16000;  // what takes out secrets looks at 4,000 characters
 // BaseException.args.__get__: the interpreter's own, whatever a class makes of `args`.
 PyObject* g_args_of = nullptr;
 std::string g_type;

@@ -12,12 +12,13 @@ from typing import Any
 _NAMESPACE = vars(type)["__dict__"].__get__
 _BASES = vars(type)["__mro__"].__get__
 _QUALNAME = vars(type)["__qualname__"].__get__
-_FLAGS = vars(type)["__flags__"].__get__
 _ARGS = vars(BaseException)["args"].__get__
-_FILENAMES = tuple(vars(OSError)[name].__get__ for name in ("filename", "filename2"))
+_OS_FIELDS = tuple(
+    vars(OSError)[name].__get__ for name in ("errno", "strerror", "filename", "filename2")
+)
 """The interpreter's own, whatever a class of the program's makes of them."""
-_MADE_BY_PROGRAMS = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: its methods may be written in Python."""
+_SAYS_ITS_ARGUMENTS = (BaseException, KeyError)
+"""Whose ``__str__`` looks at nothing but the arguments."""
 _PLAIN = (str, int, float, bool, bytes, type(None))
 ITEMS = 20
 """So many arguments, or items of one, are told."""
@@ -26,7 +27,7 @@ ITEMS = 20
 def type_name(kind: type) -> str:
     """The type's name as a traceback prints it."""
     module = _NAMESPACE(kind).get("__module__", "")
-    name = str(_QUALNAME(kind))
+    name = str.__str__(_QUALNAME(kind))
     if type(module) is not str or module in {"", "builtins", "__main__"}:
         return name
     return f"{module}.{name}"
@@ -37,8 +38,8 @@ def text_of(error: BaseException) -> str:
     args = _ARGS(error)
     if all(map(_is_plain, args)) and len(args) <= ITEMS:
         said = next(base for base in _BASES(type(error)) if "__str__" in _NAMESPACE(base))
-        names = [get(error) for get in _FILENAMES] if isinstance(error, OSError) else []
-        if not _FLAGS(said) & _MADE_BY_PROGRAMS and all(map(_is_plain, names)):
+        fields = [get(error) for get in _OS_FIELDS] if said is OSError else []
+        if said in _SAYS_ITS_ARGUMENTS or (fields and all(map(_is_plain, fields))):
             return str(_NAMESPACE(said)["__str__"](error))
     return ", ".join(map(_shown, args[:ITEMS]))
 

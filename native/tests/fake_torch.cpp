@@ -2,12 +2,14 @@
 // Built by the tests, with FAKE_RECORDER as the function's name; with FAKE_BACKEND it takes the
 // name of a backend too, as the general one does since torch 2.15.
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
 namespace {
 std::string g_dump;
 bool g_throws = false;
+std::atomic<bool> g_thrown{false};
 }  // namespace
 
 namespace c10d {
@@ -19,10 +21,15 @@ std::string FAKE_RECORDER(bool include_collectives, bool only_active, const std:
 std::string FAKE_RECORDER(bool include_collectives, bool only_active);
 std::string FAKE_RECORDER(bool include_collectives, bool only_active) {
 #endif
-  if (g_throws || !include_collectives || only_active) throw std::runtime_error("fake torch");
+  if (g_throws || !include_collectives || only_active) {
+    g_thrown.store(true);
+    throw std::runtime_error("fake torch");
+  }
   return g_dump;
 }
 }  // namespace c10d
+
+extern "C" bool fake_has_thrown() { return g_thrown.load(); }
 
 extern "C" void fake_dump(const char* dump) {
   g_throws = dump == nullptr;

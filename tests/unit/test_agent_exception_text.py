@@ -46,7 +46,6 @@ class Text(str):
         KeyError("key"),
         OSError(2, "No such file", "/a"),
         OSError(5, "gone"),
-        UnicodeDecodeError("utf-8", b"x", 0, 1, "bad byte"),
         SystemExit(3),
         json.JSONDecodeError("bad", "{", 1),
         RuntimeError(["a", 1]),

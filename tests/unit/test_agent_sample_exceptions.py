@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing.util
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from hangwatch.agent.sample.exceptions import (
     MESSAGE_BYTES,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
+TORCH = Path(torch.__file__).parent
 PAGE_BYTES = 1024
 """The field of the page (native/page.hpp)."""
 
@@ -114,7 +117,7 @@ def fails() -> None:
 
 
 def fails_in_torch() -> None:
-    exec(compile("raise RuntimeError('no peer')", "/x/torch/distributed/c10d.py", "exec"), {})  # noqa: S102 (as if torch did)
+    exec(compile("raise RuntimeError('no peer')", f"{TORCH}/distributed/c10d.py", "exec"), {})  # noqa: S102 (as if torch did)
 
 
 def wraps() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -177,7 +178,10 @@ def _is_of_torch(error: BaseException) -> bool:
     trace = _TRACEBACK(error)
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and "/torch/" in trace.tb_frame.f_code.co_filename
+    where = getattr(sys.modules.get("torch"), "__file__", None)
+    if trace is None or not isinstance(where, str):
+        return False
+    return bool(trace.tb_frame.f_code.co_filename.startswith(f"{os.path.dirname(where)}/"))
 
 
 def message(error: BaseException) -> str:

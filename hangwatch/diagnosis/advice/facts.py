@@ -183,9 +183,9 @@ def _left_loop(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
         yield "raised", raised.pop()
         yield "cleanup", loop.amid
         yield "raised_in", text
-    elif loop.runs_out:
+    elif loop.runs_out and not loop.jump:
         yield "loop", text
-    elif loop.jump:
+    elif loop.jump and not loop.runs_out:
         yield "endless", text
         yield "jump_line", f"{short_file(loop.file)}:{loop.jump}"
 

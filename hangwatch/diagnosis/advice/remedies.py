@@ -81,8 +81,9 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "batches",
-        "{culprits} left `{endless}` at {jump_line}, and {others} did not: decide on it together, "
-        "such as by an all_reduce of the flag.",
+        "`{endless}` has no end of its own: {culprits} left it by the statement at {jump_line}, or "
+        "by an exception, and {others} did not. Decide on it together, such as by an all_reduce "
+        "of the flag.",
         DISTRIBUTED,
         kinds=(Kind.FINISHED_EARLY,),
     ),

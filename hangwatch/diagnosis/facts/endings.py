@@ -68,7 +68,7 @@ class Ending:
 
 _PEER = re.compile(
     r"gloo/transport|ncclremoteerror|nccl (?:error|communicator)|recvvalue failed"
-    r"|sendbytes failed|aborted comm",
+    r"|sendbytes failed|aborted comm|failed to pass monitoredbarrier",
     re.IGNORECASE,
 )
 """What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore alone say of a lost peer."""
@@ -145,7 +145,7 @@ def _is_its_own(job: Job, rank: int, end: Ending) -> bool:
     error = end.exception
     if error is None:
         return False
-    said = error.thrown
+    said = error.thrown if _failed_last(job, rank) else ""
     if not said:
         call = last_call(job, rank)
         made, raised = call.site if call else None, error.site
