@@ -530,6 +530,40 @@ class TestALivingRank:
         assert read(path).phase is Phase.INIT
 
 
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_a_rank_is_in_init_however_soon_its_first_sample_is_taken(
+    tmp_path: Path, recorder: str
+) -> None:
+    """The thread that samples may run before the one that started it goes on."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    environ = watched(directory, ALONE | {"RANK": "1", "WORLD_SIZE": "2"})
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import _thread, time\n"
+        "import torch.distributed as dist\n"
+        "start = _thread.start_new_thread\n"
+        "def start_and_stay(*args):\n"
+        "    start(*args)\n"
+        "    time.sleep(1)  # two samples\n"
+        "_thread.start_new_thread = start_and_stay\n"
+        f"store = dist.FileStore({str(tmp_path / 'store')!r}, 2)\n"
+        "dist.init_process_group('gloo', store=store, rank=1, world_size=2)\n"
+    )
+    process = subprocess.Popen(  # noqa: S603 (our own interpreter)
+        [sys.executable, script], env=environ | {RECORDER: recorder}
+    )
+    try:
+        path = wait_for(lambda: whole_page(directory))
+        wait_for(lambda: read(path).in_call)
+        before = read(path).gil_ns
+        wait_for(lambda: read(path).gil_ns > before)
+        assert read(path).phase is Phase.INIT
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
 def test_a_rank_that_holds_the_gil_answers_with_its_flight_recorder(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir()

@@ -158,9 +158,11 @@ class Hooks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
+        outermost = process.begin_call(call)
         if call.name == "init_process_group":
-            process.before_init(args, kwargs)  # first, since it may make the page
-        process.enter_call(call, sys._getframe())
+            process.before_init(args, kwargs)  # before the call is shown: it may make the page
+        if outermost:
+            process.show_call(call, sys._getframe())
         if call.name == "destroy_process_group":
             call.leaving = process.before_destroy(group)
             call.destroying = True

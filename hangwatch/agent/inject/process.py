@@ -238,13 +238,16 @@ class Process:
 
     # Around all of them.
 
-    def enter_call(self, call: SetupCall, frame: FrameType | None) -> None:
-        """The rank is in a set-up call that may block; the outermost one counts."""
+    def begin_call(self, call: SetupCall) -> bool:
+        """The rank makes a set-up call that may block; returns whether it is the outermost one."""
         outermost = not self._in_call()
         self._calls[id(call)] = weakref.ref(call)
-        if outermost:
-            self._shown = (call.name, *user_place(frame, self._prefixes))
-            self._recorder.set_in_call(*self._shown)
+        return outermost
+
+    def show_call(self, call: SetupCall, frame: FrameType | None) -> None:
+        """Tell of the call, which is in no other one."""
+        self._shown = (call.name, *user_place(frame, self._prefixes))
+        self._recorder.set_in_call(*self._shown)
 
     def leave_call(self, call: SetupCall) -> None:
         """It has returned or raised."""
