@@ -38,7 +38,7 @@ PARTS = {
 MARGIN = 14
 
 
-def incident() -> dict[str, Any]:
+def incident() -> Any:
     """The report of the run."""
     directory = Path(tempfile.mkdtemp(prefix="hangwatch-pictures-"))
     try:

@@ -22,7 +22,7 @@ from hangwatch.errors import FlightError, PageError, UsageError
 from hangwatch.flight import job_snapshot, newest, parse_dump
 from hangwatch.observe.snapshot import rank_snapshot
 from hangwatch.page.reader import MAX_WORLD, parse_page
-from hangwatch.report.model import SCHEMA
+from hangwatch.report.schema import SCHEMA
 from hangwatch.report.sites import fold_ranks
 from hangwatch.safety import untrusted
 from hangwatch.types.kinds import Certainty, Phase, State

@@ -8,7 +8,8 @@ prints come from the same content.
 
 from hangwatch.report.files import load, open_run, write_incident, write_run
 from hangwatch.report.html import render_page
-from hangwatch.report.model import SCHEMA, build_report
+from hangwatch.report.model import build_report
+from hangwatch.report.schema import SCHEMA
 from hangwatch.report.terminal import format_verdict
 
 __all__ = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.sites import group_label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from hangwatch.report import schema
     from hangwatch.report.groups import Groups, Sites
     from hangwatch.types.snapshot import OpRecord, RankSnapshot
     from hangwatch.types.verdict import Verdict
@@ -50,7 +51,7 @@ def chosen_ranks(
 
 def calls_content(
     rank: RankSnapshot, verdict: Verdict, groups: Groups, sites: Sites
-) -> list[dict[str, Any]]:
+) -> list[schema.Call]:
     """The last calls of one rank, oldest first."""
     last = range(max(0, len(rank.ops) - CALLS), len(rank.ops))
     kept = sorted({*last, *_around(rank.ops, verdict)})
@@ -66,7 +67,7 @@ def _around(ops: Sequence[OpRecord], verdict: Verdict) -> Iterable[int]:
     return sorted(of_group, key=lambda index: abs(ops[index].seq - at))[:OF_GROUP]
 
 
-def _call(op: OpRecord, groups: Groups, sites: Sites) -> dict[str, Any]:
+def _call(op: OpRecord, groups: Groups, sites: Sites) -> schema.Call:
     """Ages are seconds before the snapshot, comparable between ranks."""
     blocked = op.blocked_age_s
     return {

@@ -19,22 +19,23 @@ import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hangwatch.errors import ReportError
 from hangwatch.notice import printable
 from hangwatch.report.html import render_page
-from hangwatch.report.model import SCHEMA, build_report
+from hangwatch.report.model import build_report
 from hangwatch.report.notes import notes_content
+from hangwatch.report.schema import RUN_SCHEMA, SCHEMA
 from hangwatch.safety import untrusted
 from hangwatch.safety.texts import readable_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from hangwatch.report.schema import Report, RunReport, Stack
     from hangwatch.types.report import Evidence, Note
 
-RUN_SCHEMA = "hangwatch.run/1"
 LATEST = "latest"
 REPORT = "report.json"
 PAGE = "index.html"
@@ -117,7 +118,7 @@ def write_incident(
     return path
 
 
-def _add_page(path: Path, report: Mapping[str, Any]) -> str:
+def _add_page(path: Path, report: Report) -> str:
     """Write index.html, and say why that failed: report.json is there already, whatever it is."""
     fresh = path / f".{PAGE}-{secrets.token_hex(8)}"
     try:
@@ -130,7 +131,7 @@ def _add_page(path: Path, report: Mapping[str, Any]) -> str:
     return ""
 
 
-def _fill(path: Path, evidence: Evidence, report: Mapping[str, Any]) -> None:
+def _fill(path: Path, evidence: Evidence, report: Report) -> None:
     for name, content in (
         ("stacks", {f"{key}.txt": _stack_text(stack) for key, stack in report["stacks"].items()}),
         ("flight", {_flight_file(rank, raw): raw for rank, raw in evidence.flights.items()}),
@@ -159,7 +160,7 @@ def _ras_files(evidence: Evidence) -> dict[str, bytes]:
     return {"ras.json" if ras.is_json else "ras.txt": ras.data} if ras else {}
 
 
-def _stack_text(stack: Mapping[str, Any]) -> bytes:
+def _stack_text(stack: Stack) -> bytes:
     lines = [f"ranks {', '.join(map(str, stack['ranks']))}, innermost frame first"]
     for frame in stack["frames"]:
         lines.append(f"  {frame['file']}:{frame['line']} {frame['function']}")
@@ -252,7 +253,7 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
     ``run-<node>.json``. The incidents are those that lie in run_dir.
     """
     node = socket.gethostname()
-    content = {
+    content: RunReport = {
         "schema": RUN_SCHEMA,
         "id": run_id,
         "node": node,
@@ -319,7 +320,7 @@ def _is_of(path: Path, watch: str) -> bool:
     return isinstance(content, dict) and content.get("watch") == watch
 
 
-def load(path: Path) -> tuple[Path, dict[str, Any]]:
+def load(path: Path) -> tuple[Path, Report]:
     """Find the newest incident at path and return its directory and report.json.
 
     path: report.json, an incident's directory, a run's, or the report directory
@@ -335,7 +336,7 @@ def load(path: Path) -> tuple[Path, dict[str, Any]]:
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else None
         raise ReportError(f"{file} is no report that this version reads: schema {found!r}")
-    return file.parent, content
+    return file.parent, cast("Report", content)
 
 
 def latest(root: Path) -> Path | None:

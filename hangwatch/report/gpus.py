@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hangwatch.report.schema import Gpu
     from hangwatch.types.gpu import GpuState
 
 
-def gpu_content(gpu: GpuState | None) -> dict[str, Any] | None:
+def gpu_content(gpu: GpuState | None) -> Gpu | None:
     """Plain values, None where no GPU is known. Units as the names say, utilization 0 to 1."""
     if gpu is None:
         return None

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hangwatch.report.sites import fold_ranks, group_label, site_content
+from hangwatch.report.sites import (
+    fold_ranks,
+    group_label,
+    known_group_label,
+    known_site_content,
+    site_content,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from hangwatch.report import schema
     from hangwatch.types.calls import GroupKey, Site
     from hangwatch.types.snapshot import GroupProgress, RankSnapshot
     from hangwatch.types.verdict import Wait
@@ -36,7 +43,7 @@ class Groups:
         """The index in content() of a group."""
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def progress(self, group: GroupProgress) -> dict[str, Any]:
+    def progress(self, group: GroupProgress) -> schema.GroupProgress:
         """How far a rank has come in a group of it; ``id`` is the group's number."""
         return {
             "id": self.number(group.key),
@@ -50,11 +57,11 @@ class Groups:
             "alive": group.alive,
         }
 
-    def content(self) -> list[dict[str, Any]]:
+    def content(self) -> list[schema.Group]:
         """Every group, its ranks as people write them."""
         return [
             {
-                "label": group_label(key),
+                "label": known_group_label(key),
                 "desc": key.desc,
                 "index": key.index,
                 "size": len(key.ranks),
@@ -76,14 +83,14 @@ class Sites:
         """The index in content() of a line."""
         return self._numbers.setdefault(site, len(self._numbers)) if site else None
 
-    def content(self) -> list[dict[str, Any] | None]:
+    def content(self) -> list[schema.Site]:
         """Every line, without those around it."""
-        return [site_content(site, self._sources, context=False) for site in self._numbers]
+        return [known_site_content(site, self._sources, context=False) for site in self._numbers]
 
 
 def places_content(
     waits: Sequence[Wait], groups: Groups, sources: Mapping[str, str]
-) -> tuple[list[dict[str, Any]], list[int]]:
+) -> tuple[list[schema.WaitPoint], list[int]]:
     """The places that ranks wait in, and for each wait the number of its place.
 
     A place is one call, of one group, at one line, for the same ranks. ``for`` lists all of
@@ -102,7 +109,7 @@ def places_content(
         members[number].append(wait)
         found.append(number)
     left = FOR_BUDGET
-    content = []
+    content: list[schema.WaitPoint] = []
     for wait, alike in zip(first, members, strict=True):
         count = len(wait.waits_for)
         shown = count if count <= left else FOR_SHOWN

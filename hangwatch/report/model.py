@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.calls import calls_content, chosen_ranks
 from hangwatch.report.chains import next_towards
 from hangwatch.report.groups import FOR_SHOWN, Groups, Sites, places_content
 from hangwatch.report.notes import notes_content
 from hangwatch.report.ranks import Stacks, rank_content
+from hangwatch.report.schema import SCHEMA
 from hangwatch.report.sites import group_label, site_content
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hangwatch.report import schema
+    from hangwatch.report.schema import Report
     from hangwatch.types.calls import GroupKey
     from hangwatch.types.report import Evidence, RasAnswer
     from hangwatch.types.verdict import Verdict, Wait
 
-SCHEMA = "hangwatch.report/1"
 
-
-def build_report(evidence: Evidence) -> dict[str, Any]:
-    """Everything that report.json holds, as plain values.
+def build_report(evidence: Evidence) -> Report:
+    """Everything that report.json holds.
 
     ``verdict`` is the most important one; ``also`` holds the others. Besides
     DESIGN's fields a site has ``context`` (the lines around it, where the
@@ -43,11 +44,15 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
     groups, sites = Groups(job.ranks), Sites(job.sources)
     chosen = chosen_ranks(job.ranks, verdict, towards)
     ranks = [
-        {
-            **rank_content(rank, verdict, waits.get(rank.rank), stacks, job.sources),
-            "groups": [groups.progress(group) for group in rank.groups],
-            "calls": calls_content(rank, verdict, groups, sites) if rank.rank in chosen else None,
-        }
+        rank_content(
+            rank,
+            verdict,
+            waits.get(rank.rank),
+            stacks,
+            job.sources,
+            groups,
+            calls_content(rank, verdict, groups, sites) if rank.rank in chosen else None,
+        )
         for rank in job.ranks
     ]
     places, places_of = places_content(verdict.waits, groups, job.sources)
@@ -67,7 +72,7 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
         "ranks": ranks,
         "stacks": stacks.content(),
         "waits": [
-            {**_wait(wait, towards, job.sources), "place": place}
+            _wait(wait, place, towards, job.sources)
             for wait, place in zip(verdict.waits, places_of, strict=True)
         ],
         "places": places,
@@ -86,7 +91,7 @@ def build_report(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict, evidence: Evidence) -> dict[str, Any]:
+def _verdict(verdict: Verdict, evidence: Evidence) -> schema.Verdict:
     sources = evidence.job.sources
     found = verdict.collective
     return {
@@ -117,7 +122,7 @@ def _verdict(verdict: Verdict, evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _ras(ras: RasAnswer | None) -> dict[str, Any] | None:
+def _ras(ras: RasAnswer | None) -> schema.Ras | None:
     if ras is None:
         return None
     return {"version": ras.version, "complete": ras.complete, "findings": list(ras.findings)}
@@ -133,13 +138,15 @@ def _stuck_since(evidence: Evidence) -> str | None:
         return None
 
 
-def _group(key: GroupKey | None, name: str) -> dict[str, Any] | None:
+def _group(key: GroupKey | None, name: str) -> schema.VerdictGroup | None:
     if key is None:
         return None
     return {"name": name, "desc": key.desc, "ranks": list(key.ranks)}
 
 
-def _wait(wait: Wait, towards: Mapping[int, int], sources: Mapping[str, str]) -> dict[str, Any]:
+def _wait(
+    wait: Wait, place: int, towards: Mapping[int, int], sources: Mapping[str, str]
+) -> schema.Wait:
     return {
         "rank": wait.rank,
         "group": group_label(wait.group),
@@ -150,4 +157,5 @@ def _wait(wait: Wait, towards: Mapping[int, int], sources: Mapping[str, str]) ->
         "towards": towards.get(wait.rank) if towards.get(wait.rank) in wait.waits_for else None,
         "age_s": round(wait.age_s, 3),
         "site": site_content(wait.site, sources, context=False),
+        "place": place,
     }

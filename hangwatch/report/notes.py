@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.sites import site_content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+    from hangwatch.report import schema
     from hangwatch.types.report import Note
 
 
-def notes_content(notes: Iterable[Note]) -> list[dict[str, Any]]:
+def notes_content(notes: Iterable[Note]) -> list[schema.Note]:
     """Plain values: ``notes`` of both files."""
     return [
         {
@@ -28,7 +29,7 @@ def notes_content(notes: Iterable[Note]) -> list[dict[str, Any]]:
     ]
 
 
-def note_text(note: Mapping[str, Any]) -> str:
+def note_text(note: schema.Note) -> str:
     """What it is and what it costs, with the line of code where it is known."""
     site = note["site"]
     where = f" ({site['file'].rpartition('/')[2]}:{site['line']})" if site else ""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from hangwatch.report.schema import Report, WaitPoint
 
 
-def places_of(report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def places_of(report: Report) -> Sequence[WaitPoint]:
     """Every place with its ranks and whom they wait for; reports of 0.1 have them in their waits.
 
     Each has what ``places_content`` (groups.py) gives it.
     """
     if report.get("places") is not None:
         return list(report["places"])
-    places: dict[tuple[object, ...], dict[str, Any]] = {}
+    places: dict[tuple[object, ...], WaitPoint] = {}
     for wait in report["waits"]:
-        site = wait["site"] or {}
-        key = (wait["op"], wait["group"], wait["seq"], site.get("file"), site.get("line"))
+        site = wait["site"]
+        line = (site["file"], site["line"]) if site else None
+        key = (wait["op"], wait["group"], wait["seq"], line)
         place = places.setdefault(
             (*key, tuple(wait["for"])),
             {
@@ -38,8 +41,10 @@ def places_of(report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return list(places.values())
 
 
-def towards_of(report: Mapping[str, Any]) -> dict[int, int]:
+def towards_of(report: Report) -> dict[int, int]:
     """Rank to the one that it waits for on its way to a culprit, where that is known."""
     return {
-        wait["rank"]: wait["towards"] for wait in report["waits"] if wait.get("towards") is not None
+        wait["rank"]: towards
+        for wait in report["waits"]
+        if (towards := wait.get("towards")) is not None
     }

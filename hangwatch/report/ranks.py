@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.frames import innermost_user_site, is_user_file, line_of, program_thread
 from hangwatch.report.calls import CULPRITS
@@ -15,6 +15,8 @@ from hangwatch.types.kinds import OpState
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hangwatch.report import schema
+    from hangwatch.report.groups import Groups
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
     from hangwatch.types.verdict import Verdict, Wait
@@ -25,7 +27,7 @@ class Stacks:
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = sources
-        self._frames: dict[str, list[dict[str, Any]]] = {}
+        self._frames: dict[str, list[schema.StackFrame]] = {}
         self._owners: defaultdict[str, set[int]] = defaultdict(set)
 
     def add(self, frames: Sequence[Frame], rank: int) -> str | None:
@@ -39,14 +41,14 @@ class Stacks:
         self._owners[name].add(rank)
         return name
 
-    def content(self) -> dict[str, dict[str, Any]]:
+    def content(self) -> dict[str, schema.Stack]:
         """Every stack with its ranks."""
         return {
             name: {"frames": frames, "ranks": sorted(self._owners[name])}
             for name, frames in self._frames.items()
         }
 
-    def _frame(self, frame: Frame) -> dict[str, Any]:
+    def _frame(self, frame: Frame) -> schema.StackFrame:
         return {
             "file": frame.file,
             "line": frame.line,
@@ -56,14 +58,19 @@ class Stacks:
         }
 
 
-def rank_content(
+def rank_content(  # noqa: PLR0913 (what one entry is made of)
     rank: RankSnapshot,
     verdict: Verdict,
     wait: Wait | None,
     stacks: Stacks,
     sources: Mapping[str, str],
-) -> dict[str, Any]:
-    """The entry of one rank, but for its groups and calls; its stacks go to stacks."""
+    groups: Groups,
+    calls: list[schema.Call] | None,
+) -> schema.Rank:
+    """The entry of one rank; its stacks go to stacks, its groups to groups.
+
+    calls: its last ones, None where they are not kept.
+    """
     threads = rank.threads or ()
     main = program_thread(rank)
     site = _rank_site(rank, verdict, wait, sources)
@@ -90,6 +97,8 @@ def rank_content(
         "gpu": gpu_content(rank.gpu),
         "recorder": rank.recorder,
         "missing_evidence": list(rank.missing_evidence),
+        "groups": [groups.progress(group) for group in rank.groups],
+        "calls": calls,
     }
 
 
@@ -107,7 +116,7 @@ def _rank_site(
     return innermost_user_site(main.frames if main else (), sources) or rank.in_call_site
 
 
-def _process(process: ProcessState) -> dict[str, Any]:
+def _process(process: ProcessState) -> schema.Process:
     return {
         "alive": process.alive,
         "state": process.state,
@@ -123,7 +132,7 @@ def _process(process: ProcessState) -> dict[str, Any]:
 
 def _stuck_in(
     rank: RankSnapshot, wait: Wait | None, sources: Mapping[str, str]
-) -> dict[str, Any] | None:
+) -> schema.BlockedCall | None:
     """The call that the rank is blocked in; None if it is blocked in none."""
     if wait:
         label = group_label(wait.group)
@@ -145,12 +154,12 @@ def _stuck_in(
 
 
 def _blocked(
-    op: str, group: str | None, seq: int, age_s: float, site: dict[str, Any] | None
-) -> dict[str, Any]:
+    op: str, group: str | None, seq: int, age_s: float, site: schema.Site | None
+) -> schema.BlockedCall:
     return {"op": op, "group": group, "seq": seq, "age_s": round(age_s, 3), "site": site}
 
 
-def _thread(thread: ThreadStack, rank: int, stacks: Stacks) -> dict[str, Any]:
+def _thread(thread: ThreadStack, rank: int, stacks: Stacks) -> schema.Thread:
     return {
         "name": thread.name,
         "tid": thread.tid,
@@ -160,7 +169,7 @@ def _thread(thread: ThreadStack, rank: int, stacks: Stacks) -> dict[str, Any]:
     }
 
 
-def _child(child: Child, rank: int, stacks: Stacks) -> dict[str, Any]:
+def _child(child: Child, rank: int, stacks: Stacks) -> schema.Child:
     return {
         "pid": child.pid,
         "command": child.command,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.frames import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from hangwatch.report import schema
     from hangwatch.types.calls import GroupKey, Site
 
 CONTEXT_LINES = 2
@@ -17,14 +18,19 @@ CONTEXT_LINES = 2
 
 def site_content(
     site: Site | None, sources: Mapping[str, str], *, context: bool = True
-) -> dict[str, Any] | None:
-    """A site with its line, and the lines around it where its file is at hand.
+) -> schema.Site | None:
+    """A site with its line, and the lines around it where its file is at hand."""
+    return None if site is None else known_site_content(site, sources, context=context)
+
+
+def known_site_content(
+    site: Site, sources: Mapping[str, str], *, context: bool = True
+) -> schema.Site:
+    """The same of a site that is known.
 
     ``call`` is there where the line has called something of an installed package.
     """
-    if site is None:
-        return None
-    content: dict[str, Any] = {
+    content: schema.Site = {
         "file": site.file,
         "line": site.line,
         "function": site.function,
@@ -41,13 +47,13 @@ def site_content(
     return content
 
 
-def call_text(site: Mapping[str, Any]) -> str:
+def call_text(site: schema.Site) -> str:
     """What a stored site has called, as people read it; empty for nothing of a package."""
     call = site.get("call")
     return f"{call['function']} of {call['package']}" if call else ""
 
 
-def _context(sources: Mapping[str, str], file: str, line: int) -> dict[str, Any] | None:
+def _context(sources: Mapping[str, str], file: str, line: int) -> schema.Context | None:
     """The lines around a site: ``first`` is the number of the first of them."""
     lines = sources.get(file, "").splitlines()
     if not 0 < line <= len(lines):
@@ -57,9 +63,12 @@ def _context(sources: Mapping[str, str], file: str, line: int) -> dict[str, Any]
 
 
 def group_label(key: GroupKey | None) -> str | None:
+    """What a group is called in print; None for none."""
+    return None if key is None else known_group_label(key)
+
+
+def known_group_label(key: GroupKey) -> str:
     """What a group is called in print: its description, else its ranks."""
-    if key is None:
-        return None
     if key.desc and key.desc != "undefined":
         return key.desc
     return f"ranks {fold_ranks(key.ranks)}"

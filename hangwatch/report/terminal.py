@@ -13,7 +13,7 @@ import unicodedata
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from hangwatch.notice import printable
 from hangwatch.report.chains import chain
@@ -23,6 +23,9 @@ from hangwatch.report.sites import call_text, fold_ranks, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from hangwatch.report import schema
+    from hangwatch.report.schema import Report
 
 NARROWEST = 40
 DEFAULT_WIDTH = 100
@@ -69,7 +72,7 @@ PLAIN = Style()
 
 
 def format_verdict(
-    report: Mapping[str, Any],
+    report: Report,
     where: Path | None = None,
     style: Style = PLAIN,
     *,
@@ -99,7 +102,7 @@ def format_verdict(
         yield from _labelled("report", written, style)
 
 
-def format_notes(notes: Sequence[Mapping[str, Any]], style: Style = PLAIN) -> Iterator[str]:
+def format_notes(notes: Sequence[schema.Note], style: Style = PLAIN) -> Iterator[str]:
     """The lines that tell at the end of a run what was done at a cost; none for no notes.
 
     notes: of run.json or report.json.
@@ -114,7 +117,7 @@ def format_notes(notes: Sequence[Mapping[str, Any]], style: Style = PLAIN) -> It
         yield from (f"    {line}" for line in told)
 
 
-def _headline(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
+def _headline(verdict: schema.Verdict, style: Style) -> Iterator[str]:
     state = verdict["state"]
     word = state.upper()
     age_s = verdict["stuck_age_s"]
@@ -130,11 +133,11 @@ def _headline(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _sentence(verdict: Mapping[str, Any]) -> str:
+def _sentence(verdict: schema.Verdict) -> str:
     return f"{verdict['state'].upper()} ({verdict['certainty']}) {verdict['headline']}"
 
 
-def _waits(report: Mapping[str, Any], style: Style) -> Iterator[str]:
+def _waits(report: Report, style: Style) -> Iterator[str]:
     """Who waits where: one line for all ranks that wait for the same in the same place."""
     verdict = report["verdict"]
     places = places_of(report)
@@ -154,7 +157,7 @@ def _waits(report: Mapping[str, Any], style: Style) -> Iterator[str]:
     yield from _labelled("waiting", lines, style)
 
 
-def _place_line(place: Mapping[str, Any], towards: Mapping[int, int]) -> str:
+def _place_line(place: schema.WaitPoint, towards: Mapping[int, int]) -> str:
     what = f"{place['op']} #{place['seq']}" if place["seq"] else place["op"]
     if place["group"]:
         what = f"{what} of {place['group']}"
@@ -178,7 +181,7 @@ def _arrows(way: Sequence[int]) -> str:
     return " -> ".join(shown)
 
 
-def _culprits(report: Mapping[str, Any], style: Style) -> Iterator[str]:
+def _culprits(report: Report, style: Style) -> Iterator[str]:
     verdict = report["verdict"]
     if not verdict["culprits"]:
         return
@@ -194,7 +197,7 @@ def _culprits(report: Mapping[str, Any], style: Style) -> Iterator[str]:
     yield from _labelled("culprit", lines, style)
 
 
-def _site(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
+def _site(verdict: schema.Verdict, style: Style) -> Iterator[str]:
     """The culprit's line of code with the lines around it."""
     site = verdict["site"]
     if not site:
@@ -216,13 +219,13 @@ def _site(verdict: Mapping[str, Any], style: Style) -> Iterator[str]:
         yield style.paint(line, "1") if here else line
 
 
-def _stack(report: Mapping[str, Any], style: Style) -> Iterator[str]:
+def _stack(report: Report, style: Style) -> Iterator[str]:
     """The culprit's stack in short: where it is, and how the user's code got there."""
     verdict = report["verdict"]
     frames = _culprit_stack(report, verdict)
     if not frames:
         return
-    called = _called_frame(frames, verdict["site"] or {})
+    called = _called_frame(frames, verdict["site"])
     shown = [f for i, f in enumerate(frames) if i in (0, called) or f["user"]]
     lines = [f"{frame['function']}  {_place(frame)}" for frame in shown[:MAX_FRAMES]]
     if len(shown) > MAX_FRAMES:
@@ -230,11 +233,10 @@ def _stack(report: Mapping[str, Any], style: Style) -> Iterator[str]:
     yield from _labelled("stack", lines, style)
 
 
-def _culprit_stack(
-    report: Mapping[str, Any], verdict: Mapping[str, Any]
-) -> Sequence[Mapping[str, Any]]:
+def _culprit_stack(report: Report, verdict: schema.Verdict) -> Sequence[schema.StackFrame]:
     """The stack that shows the verdict's site; else that of the culprit's main thread."""
-    site = verdict["site"] or {}
+    site = verdict["site"]
+    at = (site["file"], site["line"]) if site else None
     for rank in report["ranks"]:
         if rank["rank"] not in verdict["culprits"][:1]:
             continue
@@ -242,15 +244,15 @@ def _culprit_stack(
         names = [rank["stack"], *(t["stack"] for t in [*rank["threads"], *children])]
         stacks = [report["stacks"][name]["frames"] for name in names if name]
         for frames in stacks:
-            if any(f["file"] == site.get("file") and f["line"] == site["line"] for f in frames):
+            if any((frame["file"], frame["line"]) == at for frame in frames):
                 return list(frames)
         return list(stacks[0]) if stacks else []
     return []
 
 
-def _called_frame(frames: Sequence[Mapping[str, Any]], site: Mapping[str, Any]) -> int:
+def _called_frame(frames: Sequence[schema.StackFrame], site: schema.Site | None) -> int:
     """Which frame of a stack is the package's function that the site calls; -1 for none."""
-    call = site.get("call")
+    call = site.get("call") if site else None
     if not call:
         return -1
     found = [
@@ -261,7 +263,7 @@ def _called_frame(frames: Sequence[Mapping[str, Any]], site: Mapping[str, Any]) 
     return found[-1] if found else -1
 
 
-def _missing(report: Mapping[str, Any]) -> list[str]:
+def _missing(report: Report) -> list[str]:
     """What could not be had of ranks, each thing once with its ranks."""
     ranks: defaultdict[str, list[int]] = defaultdict(list)
     for rank in report["ranks"]:
@@ -290,7 +292,7 @@ def _words(name: str | None) -> str:
     return (name or "").replace("_", " ")
 
 
-def _place(site: Mapping[str, Any], *, full: bool = False) -> str:
+def _place(site: schema.Site | schema.StackFrame, *, full: bool = False) -> str:
     """File and line; the last two parts of a path are enough to know it by."""
     file = site["file"] if full else "/".join(site["file"].rsplit("/", 2)[-2:])
     return f"{file}:{site['line']}" if site["line"] else str(file)

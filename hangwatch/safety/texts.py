@@ -9,8 +9,9 @@ since orjson, Prometheus and UTF-8 itself refuse lone surrogates.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _LONE = re.compile("[\ud800-\udfff]")
 
 
@@ -30,13 +31,13 @@ def readable_all(value: Any) -> Any:
     return value
 
 
-def readable_report(report: dict[str, Any]) -> dict[str, Any]:
-    """The same content, walked through only where there may be something to spell out."""
+def readable_report(report: T) -> T:
+    """The same plain values, walked through only where there may be something to spell out."""
     import json  # noqa: PLC0415 (ranks need readable() alone)
 
     if "\\ud" not in json.dumps(report):  # a surrogate as json escapes it
         return report
-    found: dict[str, Any] = readable_all(report)
+    found: T = readable_all(report)
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.errors import ReportError
 from hangwatch.report.files import load, read_run, run_files
@@ -20,7 +20,10 @@ from hangwatch.watchdog import state
 from hangwatch.watchdog.incident.incidents import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    from hangwatch.report import schema
+    from hangwatch.report.schema import Report
 
 ODD = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError),
@@ -50,12 +53,12 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StoredReport:
     """A stored report. ``written`` is in seconds of the epoch."""
 
     where: Path
     written: float
-    content: Mapping[str, Any]
+    content: Report
 
 
 def kept(run_dir: Path) -> Kept:
@@ -80,9 +83,9 @@ class Reports:
     """Reads the report of an incident anew only when it has changed."""
 
     def __init__(self) -> None:
-        self._last: Report | None = None
+        self._last: StoredReport | None = None
 
-    def of(self, found: Kept) -> Report | None:
+    def of(self, found: Kept) -> StoredReport | None:
         """The report of the incident at hand, None where it cannot be had."""
         if not found.at_hand or found.report is None:
             return None
@@ -93,11 +96,11 @@ class Reports:
             where, content = load(found.report)
         except (ReportError, OSError, RecursionError):
             return None
-        self._last = Report(where, written, content)
+        self._last = StoredReport(where, written, content)
         return self._last
 
 
-def headline(found: Kept, report: Report | None) -> tuple[str, str]:
+def headline(found: Kept, report: StoredReport | None) -> tuple[str, str]:
     """``HANG (likely)`` and the sentence of the verdict; two empty texts without one."""
     if not found.at_hand:
         return "", ""
@@ -109,7 +112,7 @@ def headline(found: Kept, report: Report | None) -> tuple[str, str]:
     return word, found.elsewhere or "its report cannot be read"
 
 
-def with_report(rows: Iterable[Row], report: Report, now: float) -> list[Row]:
+def with_report(rows: Iterable[Row], report: StoredReport, now: float) -> list[Row]:
     """Rows of this node with what only the report knows, and those of the other nodes.
 
     now: seconds of the epoch.
@@ -126,7 +129,7 @@ def with_report(rows: Iterable[Row], report: Report, now: float) -> list[Row]:
     return here
 
 
-def _completed(row: Row, told: Mapping[str, Any] | None, verdict: Mapping[str, Any]) -> Row:
+def _completed(row: Row, told: schema.Rank | None, verdict: schema.Verdict) -> Row:
     """A rank of this node: a culprit is marked, and C++ calls get their names."""
     if row.ranks[0] in verdict["culprits"]:
         does = row.does or _words(verdict["reason"]) or _words(verdict["kind"])
@@ -140,7 +143,7 @@ def _completed(row: Row, told: Mapping[str, Any] | None, verdict: Mapping[str, A
     return row
 
 
-def _row(entry: Mapping[str, Any], content: Mapping[str, Any], age_s: float) -> Row:
+def _row(entry: schema.Rank, content: Report, age_s: float) -> Row:
     """A rank that only the report knows; content: of the report, age_s: how old that is."""
     verdict = content["verdict"]
     stuck, process = entry["stuck_in"], entry["process"]
@@ -173,22 +176,23 @@ def _row(entry: Mapping[str, Any], content: Mapping[str, Any], age_s: float) -> 
     )
 
 
-def _name(group: Mapping[str, Any]) -> str:
+def _name(group: schema.GroupProgress) -> str:
     return str(group["desc"] or group["name"])
 
 
-def _lag(group: Mapping[str, Any], content: Mapping[str, Any]) -> int:
+def _lag(group: schema.GroupProgress, content: Report) -> int:
     """How far it is behind the furthest member; 0 in a report that does not tell."""
     with suppress(*ODD):
-        return max(0, int(content["groups"][group["id"]]["furthest"]) - int(group["enqueued"]))
+        furthest = content["groups"][group["id"]]["furthest"]
+        return max(0, furthest - int(group["enqueued"])) if furthest is not None else 0
     return 0
 
 
-def _call(stuck: Mapping[str, Any]) -> str:
+def _call(stuck: schema.BlockedCall) -> str:
     return f"{stuck['op']} #{stuck['seq']}" if stuck["seq"] else str(stuck["op"])
 
 
-def _site(content: Mapping[str, Any] | None) -> Site | None:
+def _site(content: schema.Site | None) -> Site | None:
     if not content:
         return None
     return Site(content["file"], content["line"], content["function"], content["source"])

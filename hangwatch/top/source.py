@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hangwatch.observe.pages.look import Look
-    from hangwatch.top.incident import Kept, Report
+    from hangwatch.top.incident import Kept, StoredReport
     from hangwatch.top.runs import Run
     from hangwatch.top.view import Row
 
@@ -137,7 +137,7 @@ class Source:
         return replace(row, site=replace(row.site, source=self._lines.of(row.site, row.pid)))
 
     def _notes(
-        self, kept: Kept, report: Report | None, rows: Sequence[Row], now: float
+        self, kept: Kept, report: StoredReport | None, rows: Sequence[Row], now: float
     ) -> Iterator[str]:
         yield from self._news.lost
         yield from (f"a rank cannot be recorded: {note}" for note in self._pages.notes().values())

@@ -11,7 +11,7 @@ from harness import PROGRAMS, reaches, watch
 from large_incident import large_incident
 
 from hangwatch.report import build_report, load, render_page
-from hangwatch.report.model import SCHEMA
+from hangwatch.report.schema import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
-    Keep = Callable[[dict[str, Any]], Path]
+    Keep = Callable[[Any], Path]
 
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, Scheme] = ("light", "dark")
@@ -101,7 +101,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def incident(kept: Path) -> dict[str, Any]:
+def incident(kept: Path) -> Any:
     """What was reported of it."""
     return load(kept)[1]
 
@@ -110,7 +110,7 @@ def incident(kept: Path) -> dict[str, Any]:
 def keep(tmp_path: Path) -> Keep:
     """Renders a report to a file."""
 
-    def render(report: dict[str, Any]) -> Path:
+    def render(report: Any) -> Path:
         path = tmp_path / "index.html"
         path.write_text(render_page(report), "utf-8")
         return path
@@ -124,15 +124,13 @@ def overflow(page: Page) -> int:
     return wider
 
 
-def test_the_watchdog_leaves_the_page_beside_the_report(
-    kept: Path, incident: dict[str, Any]
-) -> None:
+def test_the_watchdog_leaves_the_page_beside_the_report(kept: Path, incident: Any) -> None:
     assert (kept / "index.html").read_text() == render_page(incident)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_real_incident_is_shown_without_errors_or_requests(
-    browser: Browser, incident: dict[str, Any], keep: Keep, scheme: Scheme
+    browser: Browser, incident: Any, keep: Keep, scheme: Scheme
 ) -> None:
     with opened(browser, keep(incident), scheme=scheme) as found:
         page = found.page
@@ -154,7 +152,7 @@ def test_a_real_incident_is_shown_without_errors_or_requests(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_text_can_be_read_in_both_themes(
-    browser: Browser, incident: dict[str, Any], keep: Keep, scheme: Scheme
+    browser: Browser, incident: Any, keep: Keep, scheme: Scheme
 ) -> None:
     with opened(browser, keep(incident), scheme=scheme) as found:
         low = [item for item in found.page.evaluate(CONTRASTS) if item[0] < CONTRAST]
@@ -163,16 +161,14 @@ def test_every_text_can_be_read_in_both_themes(
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_nothing_is_wider_than_the_window(
-    browser: Browser, incident: dict[str, Any], keep: Keep, width: int
+    browser: Browser, incident: Any, keep: Keep, width: int
 ) -> None:
     with opened(browser, keep(incident), width=width) as found:
         found.page.locator("#unfold").click()
         assert overflow(found.page) == 0
 
 
-def test_the_theme_can_be_chosen_and_stays(
-    browser: Browser, incident: dict[str, Any], keep: Keep
-) -> None:
+def test_the_theme_can_be_chosen_and_stays(browser: Browser, incident: Any, keep: Keep) -> None:
     with opened(browser, keep(incident), scheme="light") as found:
         page = found.page
         light = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -185,9 +181,7 @@ def test_the_theme_can_be_chosen_and_stays(
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == light
 
 
-def test_without_storage_it_works_as_well(
-    browser: Browser, incident: dict[str, Any], keep: Keep
-) -> None:
+def test_without_storage_it_works_as_well(browser: Browser, incident: Any, keep: Keep) -> None:
     refuse = "Object.defineProperty(window, 'localStorage', {get() { throw new Error('no'); }})"
     with opened(browser, keep(incident), script=refuse) as found:
         found.page.get_by_role("button", name="Dark").click()
@@ -195,7 +189,7 @@ def test_without_storage_it_works_as_well(
         assert found.troubles == []
 
 
-def test_stacks_fold_and_unfold(browser: Browser, incident: dict[str, Any], keep: Keep) -> None:
+def test_stacks_fold_and_unfold(browser: Browser, incident: Any, keep: Keep) -> None:
     with opened(browser, keep(incident)) as found:
         page = found.page
         library = page.locator("#stacks .tree details.library").first
@@ -208,9 +202,7 @@ def test_stacks_fold_and_unfold(browser: Browser, incident: dict[str, Any], keep
         assert page.locator("#stacks details[open]").count() == 0
 
 
-def test_a_rank_is_found_wherever_it_is(
-    browser: Browser, incident: dict[str, Any], keep: Keep
-) -> None:
+def test_a_rank_is_found_wherever_it_is(browser: Browser, incident: Any, keep: Keep) -> None:
     with opened(browser, keep(incident)) as found:
         page = found.page
         box = page.get_by_label("Find rank")
@@ -226,7 +218,7 @@ def test_a_rank_is_found_wherever_it_is(
         assert not page.evaluate("document.body.classList.contains('finding')")
 
 
-def test_the_evidence_is_copied(browser: Browser, incident: dict[str, Any], keep: Keep) -> None:
+def test_the_evidence_is_copied(browser: Browser, incident: Any, keep: Keep) -> None:
     takes = (
         "Object.defineProperty(navigator, 'clipboard', {value: "
         "{writeText: async (text) => { window.taken = text; }}})"
@@ -242,7 +234,7 @@ def test_the_evidence_is_copied(browser: Browser, incident: dict[str, Any], keep
 
 
 def test_where_the_clipboard_is_refused_it_is_selected(
-    browser: Browser, incident: dict[str, Any], keep: Keep
+    browser: Browser, incident: Any, keep: Keep
 ) -> None:
     refuses = (
         "Object.defineProperty(navigator, 'clipboard', {value: "
@@ -256,9 +248,7 @@ def test_where_the_clipboard_is_refused_it_is_selected(
         assert found.troubles == []
 
 
-def test_it_is_used_by_keyboard_alone(
-    browser: Browser, incident: dict[str, Any], keep: Keep
-) -> None:
+def test_it_is_used_by_keyboard_alone(browser: Browser, incident: Any, keep: Keep) -> None:
     with opened(browser, keep(incident)) as found:
         page = found.page
         page.keyboard.press("Tab")
@@ -288,9 +278,7 @@ def test_it_is_used_by_keyboard_alone(
         assert page.locator("#stacks .tree details.library").first.get_attribute("open") is not None
 
 
-def test_pictures_are_told_in_words_too(
-    browser: Browser, incident: dict[str, Any], keep: Keep
-) -> None:
+def test_pictures_are_told_in_words_too(browser: Browser, incident: Any, keep: Keep) -> None:
     with opened(browser, keep(incident)) as found:
         page = found.page
         assert page.get_by_role("img", name="Who waits for whom").count() == 1
@@ -322,7 +310,7 @@ def poisoned(value: Any, name: str = "") -> Any:
     return value
 
 
-def test_hostile_text_stays_text(browser: Browser, incident: dict[str, Any], keep: Keep) -> None:
+def test_hostile_text_stays_text(browser: Browser, incident: Any, keep: Keep) -> None:
     report = poisoned(incident)
     for rank in report["ranks"]:
         rank["exception"] = {"type": HOSTILE, "message": HOSTILE, "site": None}
@@ -377,7 +365,7 @@ def test_ten_thousand_ranks_open_at_once(browser: Browser, keep: Keep) -> None:
 
 
 def test_on_paper_everything_is_unfolded_and_fits(
-    browser: Browser, incident: dict[str, Any], keep: Keep
+    browser: Browser, incident: Any, keep: Keep
 ) -> None:
     sees = (
         "addEventListener('afterprint', () => {"

@@ -9,6 +9,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
+import jsonschema
+import report_schema
 from evidence import lessened
 from truth import simulate
 from views import Sight
@@ -41,7 +43,7 @@ GARBAGE: tuple[Any, ...] = (
 
 
 @cache
-def reports() -> list[dict[str, Any]]:
+def reports() -> list[Any]:
     """Reports of simulated jobs, seen at any moment, with more or less evidence."""
     found = []
     for number in range(JOBS):
@@ -60,6 +62,12 @@ def reports() -> list[dict[str, Any]]:
         )
         found.append(json.loads(json.dumps(build_report(evidence))))
     return found
+
+
+def test_every_report_has_what_its_schema_says() -> None:
+    check = jsonschema.Draft202012Validator(report_schema.document(closed=True))
+    for report in reports():
+        check.validate(report)
 
 
 def test_every_job_has_a_whole_page() -> None:

@@ -9,7 +9,7 @@ import pytest
 from made_pages import event, group, page, write
 
 from hangwatch.offline.analyze import analyze
-from hangwatch.report.model import SCHEMA
+from hangwatch.report.schema import SCHEMA
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import Certainty, Kind, OpState, State
 

@@ -27,7 +27,7 @@ from hangwatch.page import json_page
 from hangwatch.page.reader import MAX_WORLD, parse_page
 from hangwatch.report import build_report, format_verdict, render_page
 from hangwatch.safety import untrusted
-from hangwatch.top.incident import Report, with_report
+from hangwatch.top.incident import StoredReport, with_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,4 +187,4 @@ def test_a_report_may_claim_what_it_likes(claims: dict[tuple[Any, ...], int]) ->
             list(format_verdict(content))
         with suppress(*ODD):
             render_page(content)
-        with_report([], Report(Path(), 0.0, content), 1.0)
+        with_report([], StoredReport(Path(), 0.0, content), 1.0)

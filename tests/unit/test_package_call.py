@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from textwrap import dedent
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from incident import EVIDENCE, VERDICT
@@ -150,7 +150,7 @@ CALLED = Site("/home/ada/train.py", 9, "main", call=PackageCall("lightning", "Tr
 
 
 def test_terminal_page_and_report_show_what_the_line_calls() -> None:
-    report = build_report(replace(EVIDENCE, verdicts=(replace(VERDICT, site=CALLED),)))
+    report: Any = build_report(replace(EVIDENCE, verdicts=(replace(VERDICT, site=CALLED),)))
     assert report["verdict"]["site"]["call"] == {
         "package": "lightning",
         "function": "Trainer.fit",
@@ -162,7 +162,7 @@ def test_terminal_page_and_report_show_what_the_line_calls() -> None:
 
 
 def test_a_site_that_calls_nothing_of_a_package_is_reported_as_ever() -> None:
-    report = build_report(EVIDENCE)
+    report: Any = build_report(EVIDENCE)
     assert "call" not in report["verdict"]["site"]
     assert page_of(report).codes[0].calls == ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from incident import BACKWARD, EVIDENCE, TRAIN, VERDICT, WORLD, rank
 
@@ -13,7 +14,7 @@ from hangwatch.types.page import ExceptionRecord
 from hangwatch.types.snapshot import OpRecord
 from hangwatch.types.verdict import OK, Verdict
 
-REPORT = build_report(EVIDENCE)
+REPORT: Any = build_report(EVIDENCE)
 
 
 def test_it_has_what_the_schema_promises() -> None:
@@ -68,7 +69,7 @@ def test_a_site_at_the_edge_of_a_file_has_fewer_lines_around_it() -> None:
 
 
 def test_a_site_in_a_file_that_is_not_at_hand_has_no_context() -> None:
-    bare = build_report(replace(EVIDENCE, job=replace(EVIDENCE.job, sources={})))
+    bare: Any = build_report(replace(EVIDENCE, job=replace(EVIDENCE.job, sources={})))
     assert bare["verdict"]["site"]["context"] is None
     assert bare["verdict"]["victim_site"]["source"] is None
 
@@ -109,14 +110,16 @@ def test_a_rank_that_no_wait_names_is_stuck_in_its_blocked_call() -> None:
         WORLD, "barrier", "barrier", 7, p2p=False, state=OpState.BLOCKED, blocked_age_s=3.0
     )
     job = replace(EVIDENCE.job, ranks=(replace(rank(2), ops=(blocked,)),))
-    (entry,) = build_report(replace(EVIDENCE, job=job))["ranks"]
+    report: Any = build_report(replace(EVIDENCE, job=job))
+    (entry,) = report["ranks"]
     assert (entry["stuck_in"]["op"], entry["stuck_in"]["age_s"]) == ("barrier", 3.0)
 
 
 def test_a_rank_in_a_set_up_call_is_stuck_in_that() -> None:
     entering = replace(rank(2), in_call="new_group", in_call_age_s=4.0, in_call_site=BACKWARD)
     job = replace(EVIDENCE.job, ranks=(entering,))
-    (entry,) = build_report(replace(EVIDENCE, job=job))["ranks"]
+    report: Any = build_report(replace(EVIDENCE, job=job))
+    (entry,) = report["ranks"]
     assert entry["stuck_in"]["op"] == "new_group"
     assert entry["stuck_in"]["group"] is None
 
@@ -129,7 +132,8 @@ def test_an_exception_is_kept_with_its_line() -> None:
         threads=None,
     )
     job = replace(EVIDENCE.job, ranks=(raised,))
-    (entry,) = build_report(replace(EVIDENCE, job=job, verdicts=(OK,)))["ranks"]
+    report: Any = build_report(replace(EVIDENCE, job=job, verdicts=(OK,)))
+    (entry,) = report["ranks"]
     assert entry["exception"]["type"] == "ValueError"
     assert entry["exception"]["site"]["line"] == 9
     assert entry["stack"] is None

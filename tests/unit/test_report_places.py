@@ -22,7 +22,7 @@ ODD = tuple(range(1, 2 * HALF, 2))
 WORLD = GroupKey(tuple(range(2 * HALF)), "default_pg")
 
 
-def report(*waits: Wait, **fields: Any) -> dict[str, Any]:
+def report(*waits: Wait, **fields: Any) -> Any:
     """The report of a job in which these ranks wait."""
     found = replace(VERDICT, waits=waits, culprits=ODD[:1], group=WORLD)
     ranks = tuple(rank(n, WORLD, op(WORLD, 1), blocked(WORLD, 2)) for n in range(2 * HALF))
@@ -99,7 +99,8 @@ def test_the_last_calls_of_a_rank_are_kept_and_those_that_the_verdict_is_about()
     many = [op(group, n) for n in range(1, 60)] + [op(other, n) for n in range(1, 60)]
     found = replace(VERDICT, group=group, culprits=(0,))  # collective 41
     job = JobSnapshot(2, (rank(0, group, *many),))
-    (entry,) = build_report(replace(EVIDENCE, job=job, verdicts=(found,)))["ranks"]
+    report: Any = build_report(replace(EVIDENCE, job=job, verdicts=(found,)))
+    (entry,) = report["ranks"]
     kept = [(call["group"], call["seq"]) for call in entry["calls"]]
     assert kept[-CALLS:] == [("tp", n) for n in range(60 - CALLS, 60)]
     assert ("dp", 41) in kept

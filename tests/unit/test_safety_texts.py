@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import orjson
 import pytest
@@ -43,7 +44,7 @@ def test_any_text_can_be_encoded(text: str) -> None:
 def test_a_report_is_changed_only_where_it_has_to_be() -> None:
     plain = {"a": ["ü", 1, None]}
     assert readable_report(plain) is plain
-    odd = {"a": {"\udcff": ("\udcfe", 2)}}
+    odd: dict[str, Any] = {"a": {"\udcff": ("\udcfe", 2)}}
     assert readable_report(odd) == {"a": {"\\xff": ["\\xfe", 2]}}
     assert "\\ud" not in json.dumps(readable_report(odd))
 

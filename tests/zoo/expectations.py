@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
+import report_schema
 from harness import RECORDED, reaches, watch
 
 from hangwatch.diagnosis.facts.spots import UNNAMED
@@ -156,9 +158,15 @@ def run(case: Expectation, python: str = sys.executable, *, forked: bool = False
 
 def mistakes(case: Expectation, result: Result) -> list[str]:
     """What is not as the header says, one line each."""
-    if case.healthy:
-        return list(_of_a_healthy_job(case, result))
-    return list(_of_a_broken_job(case, result))
+    found = _of_a_healthy_job(case, result) if case.healthy else _of_a_broken_job(case, result)
+    return [*found, *_against_the_schema(result)]
+
+
+def _against_the_schema(result: Result) -> Iterator[str]:
+    check = jsonschema.Draft202012Validator(report_schema.document(closed=True))
+    for report in result.reports:
+        for error in check.iter_errors(report):
+            yield f"a report is not as its schema says: {error.json_path}: {error.message[:200]}"
 
 
 def _of_a_healthy_job(case: Expectation, result: Result) -> Iterator[str]:

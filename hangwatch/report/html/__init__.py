@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.errors import ReportError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from hangwatch.report.schema import Report
 
 _HERE = Path(__file__).parent
 
 
-def render_page(report: Mapping[str, Any]) -> str:
+def render_page(report: Report) -> str:
     """The page for the content of a report.json of this or an earlier version.
 
     Raises ReportError where that is no report, or what draws it is missing.

@@ -7,7 +7,7 @@ import shlex
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hangwatch.report.html.evidence import evidence
 from hangwatch.report.html.graph import Graph, graph
@@ -20,7 +20,10 @@ from hangwatch.report.notes import note_text
 from hangwatch.report.sites import call_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
+
+    from hangwatch.report import schema
+    from hangwatch.report.schema import Report
 
 MOST_MOMENTS = 200
 MOST_UNSEEN = 60
@@ -150,7 +153,7 @@ _CERTAIN = {
 }
 
 
-def page_of(report: Mapping[str, Any]) -> Page:
+def page_of(report: Report) -> Page:
     """The content of the page for a report of this or an earlier version.
 
     Raises what comes of a report that has not the shape of one: KeyError, TypeError,
@@ -194,8 +197,8 @@ def page_of(report: Mapping[str, Any]) -> Page:
 
 def _drawn(
     what: str,
-    draw: Callable[[Mapping[str, Any]], Content],
-    report: Mapping[str, Any],
+    draw: Callable[[Report], Content],
+    report: Report,
     failed: list[str],
 ) -> Content | None:
     """A part of the page; one that cannot be drawn costs nothing but itself."""
@@ -212,7 +215,7 @@ def _advice(text: str) -> Advice:
     return Advice(tuple(text.split("`")), link)
 
 
-def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
     verdict, run = report["verdict"], report["run"]
     if verdict["stuck_age_s"] >= LEAST_S:
         yield "stuck for", seconds(verdict["stuck_age_s"])
@@ -245,7 +248,7 @@ def _moment(text: str) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _codes(verdict: Mapping[str, Any]) -> Iterator[Code]:
+def _codes(verdict: schema.Verdict) -> Iterator[Code]:
     """Where the culprit is, and where the others wait."""
     culprits = RankSet.of(verdict["culprits"])
     site, others = verdict["site"], verdict["victim_site"]
@@ -257,7 +260,7 @@ def _codes(verdict: Mapping[str, Any]) -> Iterator[Code]:
         yield _code(others, "Where the others wait" if site else "Where ranks wait")
 
 
-def _code(site: Mapping[str, Any], title: str) -> Code:
+def _code(site: schema.Site, title: str) -> Code:
     context = site.get("context")
     lines = []
     if context:
@@ -276,7 +279,7 @@ def _code(site: Mapping[str, Any], title: str) -> Code:
     )
 
 
-def _finding(verdict: Mapping[str, Any]) -> Finding:
+def _finding(verdict: schema.Verdict) -> Finding:
     return Finding(
         verdict["state"],
         verdict["certainty"],
@@ -285,7 +288,7 @@ def _finding(verdict: Mapping[str, Any]) -> Finding:
     )
 
 
-def _moments(report: Mapping[str, Any]) -> Iterator[Moment]:
+def _moments(report: Report) -> Iterator[Moment]:
     before = None
     for moment in report["timeline"][-MOST_MOMENTS:]:
         try:
@@ -300,7 +303,7 @@ def _moments(report: Mapping[str, Any]) -> Iterator[Moment]:
         before = at
 
 
-def _unseen(report: Mapping[str, Any]) -> Iterator[str]:
+def _unseen(report: Report) -> Iterator[str]:
     """What could not be had, each thing once with its ranks."""
     yield from report["unseen"]
     missing: defaultdict[str, list[int]] = defaultdict(list)

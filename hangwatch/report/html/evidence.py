@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.notice import printable
 from hangwatch.report.html.ranksets import shortened
 from hangwatch.report.terminal import format_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
+
+    from hangwatch.report.schema import Report
 
 MOST_LINES = 400
 LONGEST = 400
 """Characters of a line."""
 
 
-def evidence(report: Mapping[str, Any]) -> str:
+def evidence(report: Report) -> str:
     """What the terminal said, and what a maintainer asks for next."""
     lines = [shortened(printable(line), LONGEST) for line in _lines(report)]
     if len(lines) > MOST_LINES:
@@ -25,7 +27,7 @@ def evidence(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+def _lines(report: Report) -> Iterator[str]:
     run = report["run"]
     yield from format_verdict(report, stored=False)
     yield ""
@@ -40,7 +42,7 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield from _culprits(report)
 
 
-def _culprits(report: Mapping[str, Any]) -> Iterator[str]:
+def _culprits(report: Report) -> Iterator[str]:
     """Stacks of the first culprits, and of what they wait for."""
     for rank in report["ranks"]:
         if rank["rank"] not in report["verdict"]["culprits"][:2]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.chains import chain
 from hangwatch.report.html.ranksets import RankSet, call_name, place, seconds, shortened, words
@@ -12,6 +12,9 @@ from hangwatch.report.places import places_of, towards_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from hangwatch.report import schema
+    from hangwatch.report.schema import Report
 
 WIDTH, HEIGHT = 244, 70
 GAP_X, GAP_Y = 48, 16
@@ -72,11 +75,11 @@ class _Member:
 
     rank: int
     hops: int
-    place: Mapping[str, Any] | None
+    place: schema.WaitPoint | None
     culprit: bool
 
 
-def graph(report: Mapping[str, Any]) -> Graph | None:
+def graph(report: Report) -> Graph | None:
     """The picture; None where nobody waits."""
     places = places_of(report)
     verdict = report["verdict"]
@@ -103,7 +106,7 @@ def graph(report: Mapping[str, Any]) -> Graph | None:
 
 
 def _members(
-    places: Sequence[Mapping[str, Any]], culprits: Sequence[int], towards: Mapping[int, int]
+    places: Sequence[schema.WaitPoint], culprits: Sequence[int], towards: Mapping[int, int]
 ) -> dict[int, _Member]:
     """Everybody who waits or is waited for."""
     known = set(culprits)
@@ -118,9 +121,7 @@ def _members(
     return found
 
 
-def _folding(
-    members: Mapping[int, _Member], report: Mapping[str, Any]
-) -> Callable[[_Member], Hashable]:
+def _folding(members: Mapping[int, _Member], report: Report) -> Callable[[_Member], Hashable]:
     """What ranks have alike that share a node: as much as leaves few enough nodes."""
     waiting = [member for member in members.values() if member.place and not member.culprit]
     apart = len(report["verdict"]["culprits"]) <= MOST_CULPRITS
@@ -138,22 +139,23 @@ def _folding(
     return key
 
 
-def _place(member: _Member) -> Mapping[str, Any]:
-    return member.place or {}
+def _collective(member: _Member) -> tuple[Hashable, ...]:
+    """The group and the number of the call that it is blocked in."""
+    return (member.place["group"], member.place["seq"]) if member.place else (None, None)
 
 
 def _family(member: _Member) -> tuple[Hashable, ...]:
     """The call and the line, of whichever group of that kind."""
-    at = _place(member)
-    site = at.get("site") or {}
-    group = at.get("group") or ""
+    if member.place is None:
+        return None, "", None
+    site, group = member.place["site"], member.place["group"] or ""
     kind = "ranks" if group.startswith("ranks ") else group
-    return at.get("op"), kind, site.get("file"), site.get("line")
+    return member.place["op"], kind, (site["file"], site["line"]) if site else None
 
 
 _FOLDINGS: tuple[Callable[[_Member], Hashable], ...] = (
     lambda m: (m.hops, id(m.place)),
-    lambda m: (m.hops, _place(m).get("group"), _place(m).get("seq"), _family(m)),
+    lambda m: (m.hops, _collective(m), _family(m)),
     lambda m: (m.hops, _family(m)),
     lambda m: (m.hops, _family(m)[:2]),
     lambda m: (m.hops, _family(m)[:1]),
@@ -162,7 +164,7 @@ _FOLDINGS: tuple[Callable[[_Member], Hashable], ...] = (
 
 
 def _edges(
-    places: Sequence[Mapping[str, Any]], of: Mapping[int, int], towards: Mapping[int, int]
+    places: Sequence[schema.WaitPoint], of: Mapping[int, int], towards: Mapping[int, int]
 ) -> dict[tuple[int, int], bool]:
     """From node to node, and whether that is on the way to a culprit."""
     found: dict[tuple[int, int], bool] = {}
@@ -184,10 +186,11 @@ def _disagreements(nodes: Sequence[Sequence[_Member]]) -> dict[tuple[int, int], 
         (a, b): True
         for a, node in enumerate(nodes)
         for b, other in enumerate(nodes)
-        if node[0].place
-        and not node[0].culprit
+        if not node[0].culprit
         and other[0].culprit
-        and _place(other[0]).get("group") == node[0].place["group"]
+        and node[0].place
+        and other[0].place
+        and other[0].place["group"] == node[0].place["group"]
     }
 
 
@@ -247,7 +250,7 @@ def _path(start: tuple[int, int, int], to: tuple[int, int, int]) -> str:
     return f"M{x1} {y1}C{x1 + out} {y1} {x2 + out} {y2} {x2} {y2}"
 
 
-def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Mapping[str, Any]) -> Node:
+def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Report) -> Node:
     first = members[0]
     ranks = RankSet.of(member.rank for member in members)
     kind = "culprit" if first.culprit else "victim" if first.place else "other"
@@ -273,7 +276,7 @@ def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Mapping[
     return Node(at[1], at[2], kind, ranks, tuple(line for line in lines if line))
 
 
-def _in_what(waits: Sequence[Mapping[str, Any]]) -> str:
+def _in_what(waits: Sequence[schema.WaitPoint]) -> str:
     """``all_reduce #41 of dp``; of several what they share."""
     ops = sorted({at["op"] for at in waits})
     numbers = sorted({at["seq"] for at in waits if at["seq"]})

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.html.ranksets import call_name, place, seconds, shortened
 from hangwatch.report.places import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from hangwatch.report import schema
+    from hangwatch.report.schema import Report
 
 LAST = 8
 """Collectives of a group that are shown: the last ones up to where it is stuck."""
@@ -44,7 +47,7 @@ class Place:
     age_s: float
 
 
-def calls_of(report: Mapping[str, Any]) -> dict[int, list[Call]]:
+def calls_of(report: Report) -> dict[int, list[Call]]:
     """Calls by group."""
     sites = report.get("sites") or ()
     found: defaultdict[int, list[Call]] = defaultdict(list)
@@ -67,13 +70,13 @@ def calls_of(report: Mapping[str, Any]) -> dict[int, list[Call]]:
     return found
 
 
-def _peer(call: Mapping[str, Any]) -> str:
+def _peer(call: schema.Call) -> str:
     if call["peer"] is None:
         return ""
     return f"{'to' if 'send' in call['op'] else 'from'} rank {call['peer']}"
 
 
-def _detail(call: Mapping[str, Any]) -> str:
+def _detail(call: schema.Call) -> str:
     """What tells calls of one operation apart."""
     parts = []
     if call["root"] is not None:
@@ -83,12 +86,12 @@ def _detail(call: Mapping[str, Any]) -> str:
     return shortened(", ".join(parts), 60)
 
 
-def stuck_at(report: Mapping[str, Any]) -> dict[int, list[Place]]:
+def stuck_at(report: Report) -> dict[int, list[Place]]:
     """Where each group is stuck."""
     found: defaultdict[int, list[Place]] = defaultdict(list)
     for at in places_of(report):
-        if at.get("group_id") is not None:
-            found[at["group_id"]].append(
+        if (number := at.get("group_id")) is not None:
+            found[number].append(
                 Place(
                     at["op"], at["seq"], frozenset(at["ranks"]), frozenset(at["for"]), at["age_s"]
                 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.html.axis import Axis, Cut
 from hangwatch.report.html.history import (
@@ -27,7 +27,9 @@ from hangwatch.report.html.ranksets import RankSet, call_name, seconds, shortene
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from hangwatch.report import schema
     from hangwatch.report.html.history import Call, Place
+    from hangwatch.report.schema import Report
 
 LEFT, RIGHT, TOP, BOTTOM = 104.0, 1130.0, 30.0, 30.0
 """Where lanes begin and end, and the room above and below them, in the units of the picture."""
@@ -96,7 +98,7 @@ class Panel:
     labels_at: float = RIGHT - LABELLED + 20
 
 
-def panels(report: Mapping[str, Any]) -> tuple[Panel, ...]:
+def panels(report: Report) -> tuple[Panel, ...]:
     """The groups in which something is stuck; none where no calls were kept."""
     calls = calls_of(report)
     stuck = stuck_at(report)
@@ -106,18 +108,18 @@ def panels(report: Mapping[str, Any]) -> tuple[Panel, ...]:
     return tuple(islice((panel for panel in found if panel), MOST_PANELS))
 
 
-def _weight(report: Mapping[str, Any], places: Sequence[Place], number: int) -> tuple[int, int]:
+def _weight(report: Report, places: Sequence[Place], number: int) -> tuple[int, int]:
     """Groups that wait for a culprit come first, of these that of the verdict."""
     culprits = set(report["verdict"]["culprits"])
-    group = report["verdict"]["group"] or {}
-    known = report["groups"][number]
-    is_verdicts = (known["desc"], known["size"]) == (group.get("desc"), len(group.get("ranks", ())))
+    group = report["verdict"]["group"]
+    known = (report["groups"][number]["desc"], report["groups"][number]["size"])
+    is_verdicts = group is not None and known == (group["desc"], len(group["ranks"]))
     awaited = sum(len(place.awaited & culprits) for place in places)
     return (2 * bool(awaited) + is_verdicts, sum(len(place.waiting) for place in places))
 
 
 def _panel(
-    report: Mapping[str, Any],
+    report: Report,
     number: int,
     by_group: Mapping[int, Sequence[Call]],
     places: Sequence[Place],
@@ -170,7 +172,7 @@ def _missing(lanes: Sequence[Lane]) -> str:
     return "; ".join(parts[:MOST_PANELS])
 
 
-def _title(group: Mapping[str, Any]) -> str:
+def _title(group: schema.Group) -> str:
     label = shortened(group["label"] or "a group", 60)
     members = "" if label.startswith("ranks ") else f", {group['size']:,} ranks"
     if members and group["size"] < 16 and len(group["ranks"]) < 40:  # noqa: PLR2004 (fits)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.html.ranksets import RankSet, seconds, shortened, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from hangwatch.report import schema
+    from hangwatch.report.schema import Report
 
 MOST_ROWS = 24
 EACH_GPU = 16
@@ -74,7 +77,7 @@ class Machines:
     gpus_note: str
 
 
-def machines(report: Mapping[str, Any]) -> Machines:
+def machines(report: Report) -> Machines:
     """What is known of nodes, processes and GPUs."""
     culprits = set(report["verdict"]["culprits"])
     nodes = sorted(_nodes(report, culprits), key=lambda n: (not n.culprit, -n.ranks.count))
@@ -95,9 +98,9 @@ def _left_out(count: int, what: str) -> str:
     return f"{count - MOST_ROWS:,} more {what} are in report.json." if count > MOST_ROWS else ""
 
 
-def _nodes(report: Mapping[str, Any], culprits: set[int]) -> Iterator[Node]:
+def _nodes(report: Report, culprits: set[int]) -> Iterator[Node]:
     """Nodes with a culprit or a dead rank one by one, the others by how many ranks they have."""
-    by_node: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    by_node: defaultdict[str, list[schema.Rank]] = defaultdict(list)
     for rank in report["ranks"]:
         by_node[rank["node"]].append(rank)
     alike: defaultdict[tuple[bool, int, int, str], list[str]] = defaultdict(list)
@@ -115,12 +118,12 @@ def _nodes(report: Mapping[str, Any], culprits: set[int]) -> Iterator[Node]:
         yield Node(shortened(shown), RankSet.of(members), bool(guilty), state)
 
 
-def _is_odd(rank: Mapping[str, Any]) -> bool:
+def _is_odd(rank: schema.Rank) -> bool:
     process = rank["process"]
     return not process["alive"] or bool(rank["exception"]) or process["state"] in ("T", "t", "Z")
 
 
-def _process(rank: Mapping[str, Any], culprit: bool) -> Process:  # noqa: FBT001
+def _process(rank: schema.Rank, culprit: bool) -> Process:  # noqa: FBT001
     exception = rank["exception"]
     text = f"{exception['type']}: {exception['message']}" if exception else ""
     return Process(
@@ -134,7 +137,7 @@ def _process(rank: Mapping[str, Any], culprit: bool) -> Process:  # noqa: FBT001
     )
 
 
-def _state(process: Mapping[str, Any]) -> str:
+def _state(process: schema.Process) -> str:
     """How a process is, or how it ended."""
     if process["alive"]:
         where = f" in {process['wchan']}" if process["wchan"] else ""
@@ -171,15 +174,17 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _gpus(report: Mapping[str, Any], culprits: set[int]) -> tuple[tuple[Gpu, ...], str]:
+def _gpus(report: Report, culprits: set[int]) -> tuple[tuple[Gpu, ...], str]:
     """Of a small job all; of a large one the culprits' and those that stand out."""
-    having = [(rank["rank"], rank["gpu"]) for rank in report["ranks"] if rank.get("gpu")]
+    having = [(rank["rank"], gpu) for rank in report["ranks"] if (gpu := rank.get("gpu"))]
     if not having:
         return (), ""
+    heats = [heat for _, gpu in having if (heat := gpu.get("temperature_c")) is not None]
+    loads = [load for _, gpu in having if (load := gpu.get("utilization")) is not None]
     usual = {
         field: sorted(known)[len(known) // 2]
-        for field in ("utilization", "temperature_c")
-        if (known := [gpu[field] for _, gpu in having if gpu.get(field) is not None])
+        for field, known in (("temperature_c", heats), ("utilization", loads))
+        if known
     }
     shown = [
         (rank, gpu)
@@ -195,14 +200,14 @@ def _gpus(report: Mapping[str, Any], culprits: set[int]) -> tuple[tuple[Gpu, ...
     return tuple(_gpu(rank, gpu, rank in culprits) for rank, gpu in shown[:MOST_ROWS]), note
 
 
-def _stands_out(gpu: Mapping[str, Any], usual: Mapping[str, float]) -> bool:
+def _stands_out(gpu: schema.Gpu, usual: Mapping[str, float]) -> bool:
     heat, busy = gpu.get("temperature_c"), gpu.get("utilization")
     hot = heat is not None and heat > usual["temperature_c"] + HOTTER_C
     idle = busy is not None and busy < usual["utilization"] * IDLE
     return bool(_faults(gpu)) or hot or idle
 
 
-def _faults(gpu: Mapping[str, Any]) -> str:
+def _faults(gpu: schema.Gpu) -> str:
     parts = [f"Xid {number} x {count}" for number, count in (gpu.get("xids") or {}).items()]
     if gpu.get("ecc_uncorrected"):
         parts.append(f"{gpu['ecc_uncorrected']} uncorrected ECC errors")
@@ -214,10 +219,9 @@ def _nth(index: int | None) -> str:
     return "" if index is None else f" {index}"
 
 
-def _gpu(rank: int, gpu: Mapping[str, Any], culprit: bool) -> Gpu:  # noqa: FBT001
-    busy, used, total = (
-        gpu.get(key) for key in ("utilization", "memory_used_bytes", "memory_total_bytes")
-    )
+def _gpu(rank: int, gpu: schema.Gpu, culprit: bool) -> Gpu:  # noqa: FBT001
+    busy = gpu.get("utilization")
+    used, total = gpu.get("memory_used_bytes"), gpu.get("memory_total_bytes")
     memory = "" if used is None else f"{used / GIB:.1f} GiB"
     if used is not None and total:
         memory = f"{used / GIB:.1f} of {total / GIB:.0f} GiB"

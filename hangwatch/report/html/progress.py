@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.html.ranksets import RankSet, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
+
+    from hangwatch.report import schema
+    from hangwatch.report.schema import Report
 
 EACH_RANK = 64
 """Ranks of a job of which each has a row of its own."""
@@ -62,7 +65,7 @@ class _Standing:
 _Standings = dict[int, dict[str, _Standing]]
 
 
-def progress(report: Mapping[str, Any]) -> Progress | None:
+def progress(report: Report) -> Progress | None:
     """The map; None where no rank has issued anything."""
     columns, standings = _standings(report)
     if not any(at.enqueued or at.p2p for found in standings.values() for at in found.values()):
@@ -100,13 +103,13 @@ def _profile(
     return culprit, tuple((s.behind, s.alive, s.enqueued == 0) if s else None for s in at)
 
 
-def _standings(report: Mapping[str, Any]) -> tuple[list[str], _Standings]:
+def _standings(report: Report) -> tuple[list[str], _Standings]:
     """Columns, and what each rank has in them.
 
     A column is a group, or where there are many all groups of the same kind: of one
     description and size, and made at the same point of the program.
     """
-    groups: Sequence[Mapping[str, Any]] = report.get("groups") or ()
+    groups: Sequence[schema.Group] = report.get("groups") or ()
     by_group = 0 < len(groups) <= MOST_COLUMNS
     labels = Counter(group["label"] for group in groups)
     columns: Counter[str] = Counter()
@@ -141,7 +144,7 @@ def _standings(report: Mapping[str, Any]) -> tuple[list[str], _Standings]:
     return [name for name in columns if name in order], standings
 
 
-def _compare(standings: _Standings, furthest: Mapping[str, int], report: Mapping[str, Any]) -> None:
+def _compare(standings: _Standings, furthest: Mapping[str, int], report: Report) -> None:
     """In a report of before only the group of all ranks tells who is behind."""
     size = report["run"]["world_size"]
     for found in standings.values():

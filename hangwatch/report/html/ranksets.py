@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.sites import fold_ranks, ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    from hangwatch.report import schema
 
 SHOWN_RANGES = 6
 BRIEF = 28
@@ -52,7 +54,7 @@ def shortened(text: str, length: int = SHOWN_CHARACTERS) -> str:
     return f"{text[: length - 1 - half]}…{text[len(text) - half :]}"
 
 
-def place(site: Mapping[str, Any] | None, parts: int = 2) -> str:
+def place(site: schema.Site | schema.StackFrame | None, parts: int = 2) -> str:
     """File and line; the last parts of a path are enough to know it by."""
     if not site:
         return ""

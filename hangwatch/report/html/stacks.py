@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.report.html.ranksets import RankSet, place, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from hangwatch.report import schema
+    from hangwatch.report.schema import Report
 
 MOST_STACKS = 40
 MOST_OTHERS = 24
@@ -81,7 +84,7 @@ class _Node:
     children: dict[tuple[str, str], _Node] = field(default_factory=dict)
 
 
-def stacks(report: Mapping[str, Any]) -> Stacks | None:
+def stacks(report: Report) -> Stacks | None:
     """The tree; None where no stack was taken."""
     culprits = set(report["verdict"]["culprits"])
     known = report["stacks"]
@@ -111,7 +114,7 @@ def stacks(report: Mapping[str, Any]) -> Stacks | None:
     )
 
 
-def _others(rank: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _others(rank: schema.Rank) -> Iterator[tuple[str, str]]:
     """Name and stack of what runs beside a rank's main thread."""
     for thread in rank["threads"]:
         if thread["stack"] and thread["stack"] != rank["stack"]:
@@ -127,7 +130,7 @@ def _others(rank: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _shown_others(
     others: Mapping[tuple[str, str], set[int]],
-    known: Mapping[str, Mapping[str, Any]],
+    known: Mapping[str, schema.Stack],
     culprits: set[int],
 ) -> Iterator[Other]:
     """Alike ones once: workers before threads, those of culprits first."""
@@ -152,7 +155,7 @@ def _shown_others(
         yield Other(name, RankSet.of(mine), mine <= culprits, tuple(_runs(lines)))
 
 
-def _grow(root: _Node, frames: Sequence[Mapping[str, Any]], ranks: set[int]) -> None:
+def _grow(root: _Node, frames: Sequence[schema.StackFrame], ranks: set[int]) -> None:
     """Add a stack, given innermost first."""
     node = root
     for frame in reversed(frames[:MOST_FRAMES]):
@@ -161,7 +164,7 @@ def _grow(root: _Node, frames: Sequence[Mapping[str, Any]], ranks: set[int]) -> 
         node.ranks |= ranks
 
 
-def _line(frame: Mapping[str, Any]) -> Line:
+def _line(frame: schema.StackFrame) -> Line:
     return Line(
         shortened(frame["function"], 120),
         place(frame),

@@ -1,0 +1,426 @@
+"""The types of report.json and run.json, schema ``hangwatch.report/1`` and ``hangwatch.run/1``.
+
+``docs/report.schema.json`` is made from those of report.json, docstrings and all, by
+``python tests/integration/report_schema.py``. Ages and durations are in seconds; those of ranks
+count back from the moment when they were looked at, and are comparable between ranks. Ranks are
+global ranks. Times are UTC, ISO 8601. A reader of reports that earlier versions have written takes
+fields that came later by ``get``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NotRequired, TypedDict
+
+from hangwatch.types.kinds import (
+    Certainty,
+    Cost,
+    GpuHealth,
+    Kind,
+    OpState,
+    Phase,
+    Reason,
+    State,
+)
+
+SCHEMA = "hangwatch.report/1"
+RUN_SCHEMA = "hangwatch.run/1"
+
+
+class PackageCall(TypedDict):
+    """A call into an installed package that a line of the program has made."""
+
+    package: str
+    function: str
+    inner: str | None
+    """The function that is being run deeper in that package; null where it is the same."""
+
+
+class Context(TypedDict):
+    """The lines around a site."""
+
+    first: int
+    """Number of the first of them."""
+    lines: list[str]
+
+
+class Site(TypedDict):
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+    source: str | None
+    """The text of the line; null where the file is not at hand."""
+    call: NotRequired[PackageCall]
+    """There where the line has called something of an installed package."""
+    context: NotRequired[Context | None]
+    """Null where the file is not at hand; left out where it would be too much."""
+
+
+class Run(TypedDict):
+    """The run that the incident belongs to."""
+
+    id: str
+    command: list[str]
+    world_size: int
+    nodes: list[str]
+    restart: int
+    """How often the launcher had restarted the ranks."""
+    started_at: str
+    versions: dict[str, str]
+    """Of hangwatch, Python, torch, py-spy and the kernel, where known."""
+
+
+class VerdictGroup(TypedDict):
+    """The process group that a verdict is about."""
+
+    name: str
+    desc: str
+    ranks: list[int]
+
+
+class Collective(TypedDict):
+    """The collective that a verdict is about."""
+
+    op: str
+    seq: int
+    """Collective sequence number in the group."""
+    dtype: str
+    shape: list[int]
+
+
+class Verdict(TypedDict):
+    """What happened, which ranks caused it, and what to do."""
+
+    state: Annotated[str, State]
+    kind: Annotated[str, Kind] | None
+    reason: Annotated[str, Reason]
+    certainty: Annotated[str, Certainty]
+    culprits: list[int]
+    """The ranks that caused it."""
+    victims: list[int]
+    """The ranks that wait for them, or failed after them."""
+    group: VerdictGroup | None
+    collective: Collective | None
+    site: Site | None
+    """Where the culprit is, or the call that it entered."""
+    victim_site: Site | None
+    """Where the victims wait."""
+    headline: str
+    explanation: str
+    advice: list[str]
+    """Best first."""
+    stuck_since: str | None
+    detected_at: str
+    detected_after_s: float
+    """From the moment the job got stuck."""
+    stuck_age_s: float
+    """How long the longest-waiting rank has waited."""
+
+
+class Process(TypedDict):
+    """What the system tells of a process."""
+
+    alive: bool
+    state: str
+    """One letter of proc_pid_stat(5); empty where it is not known."""
+    wchan: str
+    """The function of the kernel that it sleeps in."""
+    tracer_pid: int
+    exit_code: int | None
+    signal: int | None
+    oom_killed: bool
+    gone_age_s: float | None
+    terminated_by_launcher: bool
+
+
+class BlockedCall(TypedDict):
+    """A call that a rank is blocked in."""
+
+    op: str
+    group: str | None
+    """Label of the group; null for a set-up call."""
+    seq: int
+    age_s: float
+    site: Site | None
+
+
+class Thread(TypedDict):
+    """A thread of a process."""
+
+    name: str
+    tid: int
+    active: bool
+    owns_gil: bool
+    stack: str | None
+    """Key in ``stacks``."""
+
+
+class Child(TypedDict):
+    """A process that a rank has started, such as a worker of a data loader."""
+
+    pid: int
+    command: str
+    process: Process
+    threads: list[Thread]
+
+
+class RankException(TypedDict):
+    """The exception that ended a rank, or that it is handling."""
+
+    type: str
+    message: str
+    site: Site | None
+
+
+class Gpu(TypedDict):
+    """The GPU of a rank, from NVML; null for what it does not tell."""
+
+    uuid: str
+    parent: str | None
+    """UUID of the GPU that a MIG instance is part of."""
+    index: int
+    name: str
+    health: Annotated[str, GpuHealth]
+    ranks: list[int]
+    assumed: bool
+    """Whether the rank's GPU is guessed from its local rank."""
+    utilization: float | None
+    """0 to 1."""
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_c: float | None
+    power_w: float | None
+    sm_clock_hz: float | None
+    memory_clock_hz: float | None
+    throttle: list[str] | None
+    ecc_corrected: int | None
+    ecc_uncorrected: int | None
+    ecc_uncorrected_new: int
+    """Since the run began."""
+    remapped_rows: dict[str, int] | None
+    nvlink_errors: int | None
+    xids: dict[str, int]
+    """Number of the Xid to how often it came."""
+    unreadable: list[str]
+
+
+class GroupProgress(TypedDict):
+    """How far a rank has come in a group: collective sequence numbers."""
+
+    id: int
+    """Index in ``groups``."""
+    name: str
+    """What torch calls the group on that rank."""
+    desc: str
+    size: int
+    enqueued: int
+    started: int
+    completed: int
+    p2p: int
+    """Point-to-point calls."""
+    alive: bool
+
+
+class Call(TypedDict):
+    """A recorded call of torch.distributed."""
+
+    op: str
+    group: str | None
+    group_id: int
+    """Index in ``groups``."""
+    seq: int
+    p2p: bool
+    peer: int | None
+    root: int | None
+    dtype: str
+    shape: list[int]
+    state: Annotated[str, OpState]
+    issued_age_s: float
+    blocked_age_s: float | None
+    """How long the rank has been blocked in it; null where it is not."""
+    source: str
+    """What recorded it."""
+    site: int | None
+    """Index in ``sites``."""
+
+
+class Rank(TypedDict):
+    """One rank, as it was when it was looked at."""
+
+    rank: int
+    node: str
+    pid: int
+    phase: Annotated[str, Phase]
+    process: Process
+    stuck_in: BlockedCall | None
+    site: Site | None
+    """Where it is in the program's own code."""
+    stack: str | None
+    """Of the main thread, or of the one that trains: key in ``stacks``."""
+    threads: list[Thread]
+    children: list[Child]
+    exception: RankException | None
+    gpu: Gpu | None
+    recorder: str
+    missing_evidence: list[str]
+    groups: list[GroupProgress]
+    calls: list[Call] | None
+    """The last ones, oldest first; null for ranks that are like others."""
+
+
+class StackFrame(TypedDict):
+    """A frame of a stack."""
+
+    file: str
+    line: int
+    """0 in a function of C or C++."""
+    function: str
+    source: str | None
+    user: bool
+    """Whether it is of the program's own code."""
+
+
+class Stack(TypedDict):
+    """A stack, and the ranks that have it."""
+
+    frames: list[StackFrame]
+    """Innermost first."""
+    ranks: list[int]
+
+
+_Missing = TypedDict("_Missing", {"for": list[int]})
+
+
+class Wait(_Missing):
+    """A rank that waits ``for`` the missing ranks, of which it lists the first."""
+
+    rank: int
+    group: str | None
+    seq: int
+    op: str
+    for_count: int
+    """How many missing ranks there are."""
+    towards: int | None
+    """Of the missing ranks the one through which it waits for a culprit."""
+    age_s: float
+    site: Site | None
+    place: int
+    """Index in ``places``."""
+
+
+class WaitPoint(_Missing):
+    """One call, of one group, at one line, in which ranks wait ``for`` the same missing ranks."""
+
+    op: str
+    group: str | None
+    group_id: int | None
+    """Index in ``groups``; null for a set-up call."""
+    seq: int
+    site: Site | None
+    for_count: int
+    """How many missing ranks there are."""
+    ranks: list[int]
+    """The ranks that wait there."""
+    age_s: float
+    """Of the one that has waited longest."""
+
+
+class Group(TypedDict):
+    """A process group."""
+
+    label: str
+    desc: str
+    index: int
+    """Which it is among the groups with the same members and description."""
+    size: int
+    ranks: str
+    """As people write them: ``0, 1, 3-7``."""
+    furthest: int | None
+    """The highest sequence number that a member has enqueued."""
+
+
+class Moment(TypedDict):
+    """A line of the timeline."""
+
+    at: str
+    what: str
+    rank: int
+    """-1 for the job as a whole."""
+
+
+class Ras(TypedDict):
+    """What NCCL's RAS service has said of the job."""
+
+    version: str
+    complete: bool
+    """Whether it ended in time, and could be read."""
+    findings: list[str]
+
+
+class Nccl(TypedDict):
+    """What NCCL itself has said."""
+
+    ras: Ras | None
+
+
+class Note(TypedDict):
+    """A costly mistake that does not explain the incident."""
+
+    cost: Annotated[str, Cost]
+    ranks: list[int]
+    what: str
+    costs: str
+    advice: str
+    link: str
+    """Where the official documentation tells of it."""
+    site: Site | None
+
+
+class Report(TypedDict):
+    """report.json: one incident, and all that it was concluded from."""
+
+    schema: str
+    """``hangwatch.report/1``: fields are added to it, and none is taken away."""
+    run: Run
+    verdict: Verdict
+    """The most important one."""
+    also: list[Verdict]
+    """The others."""
+    ranks: list[Rank]
+    stacks: dict[str, Stack]
+    waits: list[Wait]
+    places: list[WaitPoint]
+    """The wait points."""
+    groups: list[Group]
+    sites: list[Site]
+    """Of ``calls``; without the lines around them."""
+    timeline: list[Moment]
+    """Oldest first."""
+    environment: dict[str, str]
+    """A few variables of the job."""
+    nccl: Nccl
+    exit_code: int | None
+    """Of the command; null while it runs."""
+    unseen: list[str]
+    """What could not be seen of the job, and why."""
+    lost: list[str]
+    """What hangwatch could not do in this run, and why."""
+    notes: list[Note]
+
+
+class RunReport(TypedDict):
+    """run.json: how the watch of one node ended."""
+
+    schema: str
+    id: str
+    node: str
+    watch: str
+    """Tells the supervisor and its watchdog, which may both write it, from those of other nodes."""
+    command: list[str]
+    started_at: str
+    duration_s: float
+    exit_code: int
+    incidents: list[str]
+    lost: list[str]
+    notes: list[Note]

@@ -1,0 +1,96 @@
+"""Makes docs/report.schema.json, the JSON schema of report.json, from hangwatch/report/schema.py.
+
+Run as ``python tests/integration/report_schema.py > docs/report.schema.json``.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import json
+import sys
+import types
+import typing
+from typing import Any
+
+from hangwatch.report import schema
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+def document(*, closed: bool = False) -> dict[str, Any]:
+    """The schema, JSON Schema 2020-12. closed: it allows no other fields than those it knows."""
+    defined: dict[str, Any] = {}
+    top = _reference(schema.Report, defined)
+    if closed:
+        for kind in defined.values():
+            kind["additionalProperties"] = False
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "hangwatch's report.json",
+        **top,
+        "$defs": dict(sorted(defined.items())),
+    }
+
+
+def text() -> str:
+    """The file."""
+    return json.dumps(document(), indent=1) + "\n"
+
+
+def _of(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 (each kind of type)
+    """The schema of a value with this annotation; objects in it are added to defined."""
+    if hint in _PLAIN:
+        return {"type": _PLAIN[hint]}
+    arguments = typing.get_args(hint)
+    match typing.get_origin(hint):
+        case typing.Annotated:  # a text, and the enum that it is a value of
+            return {"type": "string", "enum": [member.value for member in hint.__metadata__[0]]}
+        case typing.NotRequired:
+            return _of(arguments[0], defined)
+        case typing.Union | types.UnionType:
+            return {"anyOf": [_of(one, defined) for one in arguments]}
+        case builtins.list:
+            return {"type": "array", "items": _of(arguments[0], defined)}
+        case builtins.dict:
+            return {"type": "object", "additionalProperties": _of(arguments[1], defined)}
+    return _reference(hint, defined)
+
+
+def _reference(kind: Any, defined: dict[str, Any]) -> dict[str, Any]:
+    if kind.__name__ not in defined:
+        defined[kind.__name__] = {}  # it may refer to itself
+        told = _docstrings(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
+        defined[kind.__name__] = {
+            "description": inspect.getdoc(kind),
+            "type": "object",
+            "properties": {
+                name: _of(hint, defined) | ({"description": told[name]} if name in told else {})
+                for name, hint in hints.items()
+            },
+            "required": [
+                # Not __required_keys__: it takes an annotation that is a text for required.
+                name
+                for name, hint in hints.items()
+                if typing.get_origin(hint) is not typing.NotRequired
+            ],
+        }
+    return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+def _docstrings(kind: Any) -> dict[str, str]:
+    """The texts below the fields of a class."""
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, said in zip(tree.body, tree.body[1:], strict=False):
+        match field, said:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
+                found[name] = inspect.cleandoc(words).replace("\n", " ")
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())
