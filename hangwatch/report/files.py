@@ -90,16 +90,17 @@ def write_incident(
     run_dir: Path,
     evidence: Evidence,
     *,
+    report: Report | None = None,
     replace: Path | None = None,
     lost: list[str] | None = None,
 ) -> Path:
     """Keep an incident and return its directory.
 
-    replace: the directory of the same incident, reported before (``slow`` that
-    has become a ``hang``). lost: where to say why it has no page. Raises ReportError
-    if it cannot be written.
+    report: what build_report() has made of it, where that is at hand. replace: the directory of
+    the same incident, reported before (``slow`` that has become a ``hang``). lost: where to say
+    why it has no page. Raises ReportError if it cannot be written.
     """
-    report = readable_report(build_report(evidence))
+    report = readable_report(report or build_report(evidence))
     try:
         with untrusted.held_directory(run_dir) as held:
             fresh = Path(tempfile.mkdtemp(prefix=".incident-", dir=held))

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hangwatch.news import News
+    from hangwatch.report.schema import Report
     from hangwatch.types.report import Note
+    from hangwatch.types.verdict import Verdict
     from hangwatch.watchdog.exchange.messages import Published
 
+BUILD_S = 30.0
+"""A report of a hundred thousand ranks takes some seconds to build."""
 WRITE_S = 8.0
 """A report directory that takes longer is on a file system that hangs."""
 
@@ -50,16 +54,11 @@ class Reporter:
 
     async def verdict(self, evidence: Evidence, *, same_incident: bool) -> None:
         """Keep and print a verdict. same_incident: it takes the place of the last report."""
-        self.report = await self._write(evidence, self.report if same_incident else None)
+        report = await self._built(evidence)
+        self.report = await self._write(evidence, report, self.report if same_incident else None)
         self.last = evidence
         reach(Point.REPORTED)
-        try:
-            lines = format_verdict(build_report(evidence), self.report, _style(self.stderr_fd))
-            self.news.write("".join(f"{line}\n" for line in lines))
-        except Exception as error:  # noqa: BLE001 (what is known is to be told all the same)
-            main = evidence.verdicts[0]
-            self.news.say(f"{main.state.upper()} ({main.certainty}) {main.headline}")
-            self.news.fault("terminal", f"the verdict cannot be shown in full: {error!r}", error)
+        self._print(evidence.verdicts[0], report)
         if self.hook:
             told = hook_variables(evidence, self.report)
             task = asyncio.ensure_future(run_hook(self.hook, self.report, told, self.news))
@@ -73,7 +72,7 @@ class Reporter:
             return
         timeline = (*self.last.timeline, Moment(utc_now(), f"{what[0].upper()}{what[1:]}."))
         self.last = replace(self.last, timeline=timeline)
-        await self._write(self.last, self.report)
+        await self._write(self.last, await self._built(self.last), self.report)
 
     def remote(self, published: Published) -> None:
         """Print what the watchdog of another node has found, in one line, as told by that."""
@@ -110,15 +109,38 @@ class Reporter:
         self.report = Path(str(values["report"])) if values["report"] else None
         self.elsewhere = values.get("elsewhere")
 
-    async def _write(self, evidence: Evidence, before: Path | None) -> Path | None:
+    def _print(self, main: Verdict, report: Report | None) -> None:
+        try:
+            if report is not None:
+                lines = format_verdict(report, self.report, _style(self.stderr_fd))
+                self.news.write("".join(f"{line}\n" for line in lines))
+                return
+        except Exception as error:  # noqa: BLE001 (what is known is to be told all the same)
+            self.news.fault("terminal", f"the verdict cannot be shown in full: {error!r}", error)
+        self.news.say(f"{main.state.upper()} ({main.certainty}) {main.headline}")
+
+    async def _built(self, evidence: Evidence) -> Report | None:
+        """What is kept and shown of an incident, None where making it has failed."""
+        try:
+            return await in_thread(lambda: build_report(evidence), BUILD_S)
+        except Exception as error:  # noqa: BLE001 (the verdict is to be printed all the same)
+            self.news.fault("report", f"the report could not be made: {error!r}", error)
+        return None
+
+    async def _write(
+        self, evidence: Evidence, report: Report | None, before: Path | None
+    ) -> Path | None:
         directory = self.report_dir
-        if directory is None:
+        if directory is None or report is None:
             return None
         lost: list[str] = []
         logging = replace(evidence, log=logged(self.news.run_dir))
         try:
             path = await in_thread(
-                lambda: write_incident(directory, logging, replace=before, lost=lost), WRITE_S
+                lambda: write_incident(
+                    directory, logging, report=report, replace=before, lost=lost
+                ),
+                WRITE_S,
             )
         except ReportError as error:
             self.news.lose("report-dir", str(error))
@@ -126,7 +148,7 @@ class Reporter:
             if isinstance(error, TimeoutError):
                 self.news.lose("report-dir", f"the report is not written after {WRITE_S:g} s")
             else:
-                self.news.fault("report", f"the report could not be made: {error!r}", error)
+                self.news.fault("report", f"the report cannot be written: {error!r}", error)
         else:
             for what in lost:
                 self.news.lose("page", what)
