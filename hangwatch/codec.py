@@ -22,7 +22,8 @@ import orjson
 from hangwatch.errors import HangwatchError
 from hangwatch.safety.texts import readable_all
 
-MAX_ITEMS = 100_000
+MAX_ITEMS = 1 << 17
+"""As many ranks as a group of a page may have."""
 MAX_TEXT = 1 << 20
 MAX_VALUES = 100_000
 """In one message, unless its reader says otherwise: they take some 100 bytes each."""
@@ -113,28 +114,35 @@ def decompress(data: bytes, max_bytes: int) -> bytes:
     return found
 
 
-def decode(kind: Any, value: Any, known: Known = _NO_TABLES) -> Any:
-    """A value of the given type (an annotation) from plain values. Raises CodecError."""
+def decode(kind: Any, value: Any, known: Known = _NO_TABLES, *, lenient: bool = False) -> Any:
+    """A value of the given type (an annotation) from plain values. Raises CodecError.
+
+    lenient: fields that a dataclass has not are left out, as those of a later version.
+    """
     try:
-        return _decoder(kind)(value, known)
+        return _decoder(kind, lenient)(value, known)
     except RecursionError as error:
         raise CodecError("nested too deeply") from error
 
 
 @cache
-def _decoder(kind: Any) -> Decoder:
+def _decoder(kind: Any, lenient: bool) -> Decoder:  # noqa: FBT001 (a key of the cache)
     if is_dataclass(kind):
-        return _record(kind)
+        return _record(kind, lenient=lenient)
     origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _union(typing.get_args(kind))
+        chosen = [_decoder(one, lenient) for one in arguments if one is not type(None)]
+        return _union(chosen, optional=type(None) in arguments)
     if origin is tuple:
-        return _tuple(typing.get_args(kind))
+        endless = len(arguments) == 2 and arguments[1] is Ellipsis  # noqa: PLR2004 (tuple[X, ...])
+        items = [_decoder(one, lenient) for one in (arguments[:1] if endless else arguments)]
+        return _list(items[0]) if endless else _tuple(items)
     if origin is dict:
-        return _dict(*typing.get_args(kind))
+        return _dict(arguments[0], _decoder(arguments[1], lenient))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum(kind)
-    return {float: _float, str: _text}.get(kind) or _plain(kind)
+    return {float: _float, int: _integer, str: _text}.get(kind) or _plain(kind)
 
 
 def _said(value: Any) -> str:
@@ -163,6 +171,12 @@ def _text(value: Any, _: Known) -> str:
     return value
 
 
+def _integer(value: Any, _: Known) -> int:
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 64:
+        raise CodecError(f"{_said(value)} is no 64-bit integer")
+    return value
+
+
 def _float(value: Any, _: Known) -> float:
     if type(value) is not float and type(value) is not int:
         raise CodecError(f"{_said(value)} is no float")
@@ -181,14 +195,14 @@ def _enum(kind: type[Enum]) -> Decoder:
     return decode_enum
 
 
-def _record(kind: Any) -> Decoder:
+def _record(kind: Any, *, lenient: bool) -> Decoder:
     hints = typing.get_type_hints(kind)
     required = {name for name, default in _defaults(kind) if default is MISSING}
 
     def mismatch(value: dict[str, Any]) -> str:
-        if unknown := value.keys() - hints.keys():
-            return f"{kind.__name__} has no {min(unknown):.60}"
-        return f"a {kind.__name__} without {min(required - value.keys(), default='sense')}"
+        if missing := required - value.keys():
+            return f"{kind.__name__} lacks {', '.join(sorted(missing))}"
+        return f"{kind.__name__} has no {min(value.keys() - hints.keys(), default='sense'):.60}"
 
     # Looked up when first used: a type may hold values of itself.
     decoders: dict[str, Decoder] = {}
@@ -202,7 +216,9 @@ def _record(kind: Any) -> Decoder:
         if type(value) is not dict:
             raise CodecError(f"{_said(value)} is no {kind.__name__}")
         if not decoders:
-            decoders.update((name, _decoder(hint)) for name, hint in hints.items())
+            decoders.update((name, _decoder(hint, lenient)) for name, hint in hints.items())
+        if lenient and not value.keys() <= decoders.keys():
+            value = {name: item for name, item in value.items() if name in decoders}
         try:
             return kind(**{name: decoders[name](item, known) for name, item in value.items()})
         except (KeyError, TypeError) as error:
@@ -211,10 +227,7 @@ def _record(kind: Any) -> Decoder:
     return decode_record
 
 
-def _union(options: tuple[Any, ...]) -> Decoder:
-    optional = type(None) in options
-    chosen = [_decoder(option) for option in options if option is not type(None)]
-
+def _union(chosen: Sequence[Decoder], *, optional: bool) -> Decoder:
     def decode_union(value: Any, known: Known) -> Any:
         if value is None and optional:
             return None
@@ -228,26 +241,27 @@ def _union(options: tuple[Any, ...]) -> Decoder:
     return decode_union
 
 
-def _tuple(items: tuple[Any, ...]) -> Decoder:
-    endless = len(items) == 2 and items[1] is Ellipsis  # noqa: PLR2004 (tuple[X, ...])
-    decoders = [_decoder(item) for item in (items[:1] if endless else items)]
+def _list(one: Decoder) -> Decoder:
+    """For ``tuple[X, ...]``."""
 
-    def decode_tuple(value: Any, known: Known) -> tuple[Any, ...]:
+    def decode_list(value: Any, known: Known) -> tuple[Any, ...]:
         if type(value) is not list or len(value) > MAX_ITEMS:
-            raise CodecError(f"{_said(value)} is no list, or a very long one")
-        if endless:
-            one = decoders[0]
-            return tuple([one(item, known) for item in value])
-        if len(decoders) != len(value):
-            raise CodecError(f"{len(value)} values where {len(decoders)} belong")
+            raise CodecError(f"{_said(value)} is no list of at most {MAX_ITEMS}")
+        return tuple([one(item, known) for item in value])
+
+    return decode_list
+
+
+def _tuple(decoders: Sequence[Decoder]) -> Decoder:
+    def decode_tuple(value: Any, known: Known) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) != len(decoders):
+            raise CodecError(f"{_said(value)} is no list of {len(decoders)} values")
         return tuple(one(item, known) for one, item in zip(decoders, value, strict=True))
 
     return decode_tuple
 
 
-def _dict(key_kind: Any, value_kind: Any) -> Decoder:
-    one = _decoder(value_kind)
-
+def _dict(key_kind: Any, one: Decoder) -> Decoder:
     def decode_dict(value: Any, known: Known) -> dict[Any, Any]:
         if type(value) is not dict or len(value) > MAX_ITEMS:
             raise CodecError(f"{_said(value)} is no object, or a very large one")

@@ -11,27 +11,16 @@ Of the native recorder, an event's ``issued_ns`` is exact, ``blocked_ns`` and
 
 from __future__ import annotations
 
-import types
-import typing
-from dataclasses import MISSING, fields, is_dataclass
-from enum import StrEnum
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hangwatch import codec
 from hangwatch.errors import PageError
 from hangwatch.page import chain, json_page, native
 from hangwatch.safety import redaction
 from hangwatch.types.page import RankPage
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Convert = Callable[[Any], Any]
-
 MAX_WORLD = 1 << 20
 """Ranks in one job. A page that claims more is not believed: what is built of it would grow."""
-_I64 = 1 << 63
-_U64 = 1 << 64
 
 
 def parse_page(data: Any, *, events: bool = True) -> RankPage:
@@ -51,8 +40,9 @@ def parse_page(data: Any, *, events: bool = True) -> RankPage:
         )
         if not events:
             values["events"] = []
-        return _believed(typing.cast("RankPage", _converter(RankPage)(_legible(values))))
-    except (TypeError, ValueError, BufferError) as error:
+        page: RankPage = codec.decode(RankPage, _legible(values), lenient=True)
+        return _believed(page)
+    except (TypeError, ValueError, BufferError, codec.CodecError) as error:
         raise PageError(f"rank page cannot be read: {error}") from error
 
 
@@ -102,61 +92,3 @@ def _legible(values: dict[str, Any]) -> dict[str, Any]:
             known = f"(first {len(key['ranks'])} of {group.get('members')} members)"
             key["desc"] = f"{key.get('desc', '')} {known}".lstrip()
     return values
-
-
-@cache
-def _converter(hint: Any) -> Convert:
-    """What turns a plain value into one of the type, or raises TypeError or ValueError."""
-    origin = typing.get_origin(hint)
-    if origin in {typing.Union, types.UnionType}:
-        (inner,) = (_converter(arg) for arg in typing.get_args(hint) if arg is not type(None))
-        return lambda value: None if value is None else inner(value)
-    if origin is tuple:
-        return _tuple_converter(_converter(typing.get_args(hint)[0]))
-    if is_dataclass(hint):
-        return _dataclass_converter(typing.cast("type", hint))
-    if issubclass(hint, StrEnum):
-        return typing.cast("Convert", hint)
-    return _integer if hint is int else _exactly(hint)
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int or not -_I64 <= value < _U64:
-        raise TypeError(f"{value!r:.80} is no 64-bit integer")
-    return value
-
-
-def _exactly(kind: type) -> Convert:
-    def convert(value: Any) -> Any:
-        if type(value) is not kind:
-            raise TypeError(f"{value!r:.80} is no {kind.__name__}")
-        return value
-
-    return convert
-
-
-def _tuple_converter(item: Convert) -> Convert:
-    def convert(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list:
-            raise TypeError(f"{value!r:.80} is no list")
-        return tuple([item(element) for element in value])
-
-    return convert
-
-
-def _dataclass_converter(cls: type) -> Convert:
-    hints = typing.get_type_hints(cls)
-    parts = [(f.name, _converter(hints[f.name])) for f in fields(cls)]
-    required = {
-        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
-    }
-
-    def convert(value: Any) -> Any:
-        if type(value) is not dict:
-            raise TypeError(f"{value!r:.80} is no object")
-        if not required <= value.keys():
-            missing = ", ".join(sorted(required - value.keys()))
-            raise ValueError(f"{cls.__name__} lacks {missing}")
-        return cls(**{name: part(value[name]) for name, part in parts if name in value})
-
-    return convert

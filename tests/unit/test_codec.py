@@ -311,7 +311,7 @@ def test_a_missing_field_is_refused_and_one_with_a_default_is_not() -> None:
     assert codec.decode(RankSnapshot, plain) == snapshot()
     assert codec.decode(RankSnapshot, {**plain, "handling": ""}) == snapshot()
     del plain["pid"]
-    with pytest.raises(CodecError, match="without pid"):
+    with pytest.raises(CodecError, match="lacks pid"):
         codec.decode(RankSnapshot, plain)
 
 

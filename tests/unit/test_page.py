@@ -363,11 +363,11 @@ def test_fields_with_a_default_may_be_missing_and_unknown_ones_are_ignored(path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"phase": "asleep"}, "'asleep' is not a valid Phase"),
+        ({"phase": "asleep"}, "'asleep' is no Phase"),
         ({"phase_ns": "soon"}, "'soon' is no 64-bit integer"),
         ({"phase_ns": True}, "True is no 64-bit integer"),
         ({"phase_ns": 2**64}, "is no 64-bit integer"),
-        ({"groups": {}}, "{} is no list"),
+        ({"groups": {}}, "a dict of 0 is no list"),
         ({"identity": {}}, "Identity lacks pid, rank, start_ticks, world_size"),
         ({"groups": [{"truncated": True}]}, "PageGroup lacks key, name, slot"),
         ({"in_call": None}, "None is no str"),
