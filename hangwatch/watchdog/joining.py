@@ -13,12 +13,14 @@ from hangwatch.watchdog.exchange.exchange import Exchange
 from hangwatch.watchdog.exchange.messages import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from hangwatch.news import News
     from hangwatch.observe.pages.look import Look
     from hangwatch.types.page import Identity
-    from hangwatch.watchdog.incident.judge import Judge
+    from hangwatch.watchdog.exchange.messages import Local, Published
+    from hangwatch.watchdog.exchange.peers import Peers
+    from hangwatch.watchdog.hello import Hello
 
 JOIN_AFTER_S = 5.0
 """Ranks of this node that come later than this are not named to the other nodes."""
@@ -30,9 +32,17 @@ AGAIN_S = 15.0
 
 @dataclass(slots=True)
 class Joining:
-    """Keeps the judge in touch with the other nodes, for one restart at a time."""
+    """Keeps this watchdog in touch with those of the other nodes, for one restart at a time.
 
-    judge: Judge
+    name: what it is called among them. answer, heard: for their questions and verdicts.
+    """
+
+    peers: Peers
+    name: str
+    node: str
+    hello: Hello
+    answer: Callable[[bool], Awaitable[Local]]
+    heard: Callable[[Published], None]
     news: News
     _full_house_ns: int = 0
     _joined_ns: int = 0
@@ -41,7 +51,7 @@ class Joining:
 
     def under_way(self, now_ns: int) -> bool:
         """Whether the others can be asked in a moment: worth waiting for with a verdict."""
-        if self.judge.exchange is None:
+        if self.peers.exchange is None:
             since_ns, due = self._full_house_ns, self._full_house_ns > 0
         else:
             since_ns, due = self._joined_ns, self._join is not None and not self._join.done()
@@ -56,14 +66,14 @@ class Joining:
         ]
         if not running or running[0].world_size <= len(look.seen):
             return  # nobody is elsewhere
-        exchange = self.judge.exchange
+        exchange = self.peers.exchange
         if exchange is not None:
             self._join_again(exchange, running[0], look)
             return
         self._full_house_ns = self._full_house_ns or look.now_ns
         waited_s = (look.now_ns - self._full_house_ns) / 1e9
         if len(look.seen) == self._expected(running[0]) or waited_s >= JOIN_AFTER_S:
-            node = Node(self.judge.name, self.judge.node, tuple(look.seen))
+            node = Node(self.name, self.node, tuple(look.seen))
             self._begin(node, running[0], look)
 
     def leave(self) -> None:
@@ -71,7 +81,7 @@ class Joining:
         self._full_house_ns = 0
         if self._join is not None:
             self._join.cancel()
-        old, self.judge.exchange = self.judge.exchange, None
+        old, self.peers.exchange = self.peers.exchange, None
         if old is not None:
             self._start(old.close())
 
@@ -82,7 +92,7 @@ class Joining:
 
     def _expected(self, rank: Identity) -> int:
         """How many ranks this node has, as far as that is known."""
-        hello = self.judge.hello
+        hello = self.hello
         if rank.local_world_size <= 0 and hello.shared and not hello.self_started:
             return len(hello.commands())  # each a rank; now that one runs, all are there
         return rank.local_world_size
@@ -94,14 +104,14 @@ class Joining:
         if lost.joined or under_way or not rested or look.longest_wait_s < QUIET_S:
             return
         self._start(lost.close())
-        (own,) = (node for node in lost.roster if node.node == self.judge.name)
+        (own,) = (node for node in lost.roster if node.node == self.name)
         self._begin(own, rank, look)
-        if self.judge.exchange is not None:
-            self.judge.exchange.roster = lost.roster
+        if self.peers.exchange is not None:
+            self.peers.exchange.roster = lost.roster
 
     def _begin(self, node: Node, rank: Identity, look: Look) -> None:
-        exchange = Exchange(node, self.news, self.judge.answer, self.judge.heard)
-        self.judge.exchange = exchange
+        exchange = Exchange(node, self.news, self.answer, self.heard)
+        self.peers.exchange = exchange
         self._joined_ns = look.now_ns
         self._join = self._start(self._connect(exchange, rank))
 
@@ -109,7 +119,7 @@ class Joining:
         with suppress(OSError):
             loop = asyncio.get_running_loop()
             found = await loop.getaddrinfo(rank.store_host, rank.store_port)
-            self.judge.store_address = str(found[0][4][0])
+            self.peers.store_address = str(found[0][4][0])
         prefix = f"hangwatch/{rank.run_id or 'job'}/{rank.world_size}"
         await exchange.join(rank.store_host, rank.store_port, prefix, rank.world_size)
 

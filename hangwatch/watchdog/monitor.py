@@ -87,7 +87,9 @@ class Monitor:
         self._progress = Progress()
         self._agreement = Agreement()
         self._asked_incarnation = -1
-        self._joining = Joining(judge, news)
+        self._joining = Joining(
+            judge.peers, judge.name, judge.node, hello, judge.answer, judge.heard, news
+        )
         self._last_look: Look | None = None
         self._saved_ns = 0
         self._wake = asyncio.Event()
@@ -177,7 +179,7 @@ class Monitor:
         if age_s >= QUIET_S:
             self._suspect()
         self._joining.look(look)
-        asking = self._judge.exchange is not None and self._judge.exchange.joined
+        asking = self._judge.peers.can_be_asked
         if not self._joining.under_way(look.now_ns) and self._schedule.due(
             age_s, thresholds, moved=look.moved, asking=asking
         ):

@@ -12,12 +12,12 @@ import pytest
 from hangwatch.types.kinds import Phase
 from hangwatch.watchdog import joining
 from hangwatch.watchdog.exchange.messages import Node
+from hangwatch.watchdog.exchange.peers import Peers
 from hangwatch.watchdog.joining import AGAIN_S, HOLD_S, JOIN_AFTER_S, Joining
 
 if TYPE_CHECKING:
-    from hangwatch.news import News
     from hangwatch.observe.pages.look import Look
-    from hangwatch.watchdog.incident.judge import Judge
+    from hangwatch.watchdog.hello import Hello
 
 OTHER = Node("there:run", "there", (2, 3), "127.0.0.2")
 
@@ -50,8 +50,12 @@ class Scene:
     """Ranks of this node at some second."""
 
     joining: Joining
-    judge: SimpleNamespace
     local_world_size: int = 2
+
+    @property
+    def exchange(self) -> Any:
+        """With the other nodes."""
+        return self.joining.peers.exchange
 
     def at(self, now_s: float, *, ranks: int = 2, running: bool = True, wait_s: float = 0) -> bool:
         """Look; whether a verdict should wait."""
@@ -75,17 +79,10 @@ class Scene:
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     FakeExchange.made, FakeExchange.endless = [], False
     monkeypatch.setattr(joining, "Exchange", FakeExchange)
-    judge = SimpleNamespace(
-        name="here:run",
-        node="here",
-        hello=SimpleNamespace(shared=False),
-        exchange=None,
-        store_address="",
-        answer=None,
-        heard=None,
-    )
+    unused: Any = None
+    hello: Any = SimpleNamespace(shared=False)
     news: Any = SimpleNamespace(debug=lambda _: None)
-    return Scene(Joining(cast("Judge", judge), cast("News", news)), judge)
+    return Scene(Joining(Peers(), "here:run", "here", hello, unused, unused, news))
 
 
 def test_they_are_joined_once_all_ranks_of_this_node_are_there(scene: Scene) -> None:
@@ -93,24 +90,26 @@ def test_they_are_joined_once_all_ranks_of_this_node_are_there(scene: Scene) -> 
         assert scene.at(10, ranks=1)
         assert not FakeExchange.made
         assert scene.at(11, ranks=2)
-        await scene.judge.exchange.done.wait()
+        await scene.exchange.done.wait()
         assert not scene.at(12)
         (exchange,) = FakeExchange.made
         assert exchange.node == Node("here:run", "here", (0, 1))
-        assert scene.judge.store_address == "127.0.0.1"
+        assert scene.joining.peers.store_address == "127.0.0.1"
 
     asyncio.run(work())
 
 
 def test_ranks_that_started_the_watch_may_be_followed_by_more(scene: Scene) -> None:
     scene.local_world_size = -1
-    scene.judge.hello = SimpleNamespace(shared=True, self_started=True, commands=lambda: [1])
+    scene.joining.hello = cast(
+        "Hello", SimpleNamespace(shared=True, self_started=True, commands=lambda: [1])
+    )
 
     async def work() -> None:
         scene.at(10, ranks=1)
         assert not FakeExchange.made
         scene.at(10 + JOIN_AFTER_S, ranks=2)
-        await scene.judge.exchange.done.wait()
+        await scene.exchange.done.wait()
         assert FakeExchange.made[0].node.ranks == (0, 1)
 
     asyncio.run(work())
@@ -120,7 +119,7 @@ def test_ranks_that_do_not_come_are_not_waited_for(scene: Scene) -> None:
     async def work() -> None:
         scene.at(10, ranks=1)
         scene.at(10 + JOIN_AFTER_S, ranks=1)
-        await scene.judge.exchange.done.wait()
+        await scene.exchange.done.wait()
         assert FakeExchange.made[0].node.ranks == (0,)
 
     asyncio.run(work())
@@ -142,13 +141,13 @@ def test_a_verdict_waits_for_a_moment_and_no_longer(scene: Scene) -> None:
 def test_a_store_that_was_lost_is_joined_anew_where_ranks_wait(scene: Scene) -> None:
     async def work() -> None:
         scene.at(10)
-        await scene.judge.exchange.done.wait()
+        await scene.exchange.done.wait()
         (first,) = FakeExchange.made
         first.joined, first.roster = False, (first.node, OTHER)
         scene.at(10 + 2 * AGAIN_S)  # nobody waits
         assert len(FakeExchange.made) == 1
         scene.at(10 + 2 * AGAIN_S, wait_s=5)
-        await scene.judge.exchange.done.wait()
+        await scene.exchange.done.wait()
         _, second = FakeExchange.made
         assert second.roster == (first.node, OTHER)
         second.joined = False

@@ -89,6 +89,8 @@ class Collected:
     flights: dict[int, bytes] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     """Costly mistakes of these ranks."""
+    local_size: int = 0
+    """How many ranks this node should have, as far as they know; 0 if unknown."""
 
 
 class Gatherer:
@@ -123,11 +125,6 @@ class Gatherer:
     def incarnation(self) -> int:
         """Number of the incarnation of the job that is watched."""
         return self._pages.incarnation
-
-    @property
-    def local_size(self) -> int:
-        """How many ranks this node should have, as far as they know; 0 if unknown."""
-        return max((local_size(one.light) for one in self._pages.look().values()), default=0)
 
     def standing(self) -> dict[int, Standing]:
         """Where each rank of this node that lives stands at this moment, by its page."""
@@ -205,6 +202,7 @@ class Gatherer:
             pages=dict(_raw_pages(seen)) if level >= Level.FULL else {},
             flights={rank: one.raw_flight for rank, one in found.items() if one.raw_flight},
             notes=self._notes() if level >= Level.FULL else (),
+            local_size=_expected(seen),
         )
 
     def _state(self, seen: Seen) -> ProcessState:
@@ -227,8 +225,7 @@ class Gatherer:
 
     def _launched_without_page(self, seen: dict[int, Seen]) -> list[LaunchedRank]:
         """Ranks of this node that a launcher started and that have no page."""
-        expected = max((local_size(one.light) for one in seen.values()), default=0)
-        if seen and len(seen) >= expected:
+        if seen and len(seen) >= _expected(seen):
             return []
         tree = Tree(self._proc)
         ranks = [one for pid in self._commands() for one in tree.launched_ranks(pid)]
@@ -300,6 +297,11 @@ def local_size(light: RankPage) -> int:
     """How many ranks this node has as far as one of them knows."""
     identity = light.identity
     return identity.local_world_size if identity.local_world_size > 0 else identity.world_size
+
+
+def _expected(seen: Mapping[int, Seen]) -> int:
+    """How many ranks this node should have, as far as those that were seen know; 0 if unknown."""
+    return max((local_size(one.light) for one in seen.values()), default=0)
 
 
 def _page(seen: Seen) -> RankPage | None:

@@ -16,6 +16,7 @@ from hangwatch.types.kinds import Certainty, Kind, State
 from hangwatch.types.snapshot import JobSnapshot, Thresholds
 from hangwatch.watchdog.exchange.last_words import LastWords
 from hangwatch.watchdog.exchange.messages import Local, Published
+from hangwatch.watchdog.exchange.peers import Peers
 from hangwatch.watchdog.exchange.reach import Missing, missing
 from hangwatch.watchdog.incident.aborting import Aborting
 from hangwatch.watchdog.incident.account import Account, Judged
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from hangwatch.news import News
     from hangwatch.types.snapshot import ProcessState
     from hangwatch.types.verdict import Verdict
-    from hangwatch.watchdog.exchange.exchange import Exchange, Gathered
+    from hangwatch.watchdog.exchange.exchange import Gathered
     from hangwatch.watchdog.hello import Hello
     from hangwatch.watchdog.incident.evidence import Gatherer
     from hangwatch.watchdog.incident.reporter import Reporter
@@ -62,9 +63,7 @@ class Judge:
     incidents: Incidents = field(default_factory=Incidents)
     hang_after_s: Callable[[], float] = lambda: math.inf
     """How long a hang takes in this job, as far as this node has learnt."""
-    exchange: Exchange | None = None
-    store_address: str = ""
-    """The IP address of the host that has the job's store, empty while unknown."""
+    peers: Peers = field(default_factory=Peers)
     aborting: Aborting = field(init=False)
     _account: Account = field(init=False)
     _telling: asyncio.Task[None] | None = None
@@ -181,8 +180,9 @@ class Judge:
 
     def rank_failed(self) -> None:
         """A rank of this node has failed: ask the others while they are there."""
-        if self.exchange is not None and self.exchange.joined and not self._is_hung():
-            self._last_words.ask(self.exchange, self._first_guess, self._is_told)
+        exchange = self.peers.exchange
+        if exchange is not None and exchange.joined and not self._is_hung():
+            self._last_words.ask(exchange, self._first_guess, self._is_told)
 
     def _is_told(self) -> bool:
         """Whether the failure has been told, here or elsewhere."""
@@ -296,21 +296,22 @@ class Judge:
 
     async def _ask(self, *, full: bool) -> Gathered | None:
         """The other nodes' evidence, None where there are none that could be asked."""
-        if self.exchange is None or not self.exchange.joined:
+        exchange = self.peers.exchange
+        if exchange is None or not exchange.joined:
             return None
         if full:
             self.news.debug("asks the other nodes for all that they know")
-        return await self.exchange.ask(full=full)
+        return await exchange.ask(full=full)
 
     async def _look_for(self, gathered: Gathered | None) -> Missing:
         """Whether the nodes that were not heard are still there."""
-        if self.exchange is None:
+        if self.peers.exchange is None:
             return Missing()
-        roster = self.exchange.roster
+        roster = self.peers.exchange.roster
         own = next((node for node in roster if node.node == self.name), None)
         asked = gathered is not None and gathered.round > 0
         silent = gathered.silent if gathered is not None and asked else None
-        return await missing(own, roster, silent, self.store_address) if own else Missing()
+        return await missing(own, roster, silent, self.peers.store_address) if own else Missing()
 
     def _job(
         self,
@@ -323,11 +324,12 @@ class Judge:
 
     def _why_unknown(self, collected: Collected, gathered: Gathered | None) -> str:
         """Why nothing is known of some ranks."""
-        expected = self.gatherer.local_size
+        exchange = self.peers.exchange
+        here = len(collected.ranks) >= collected.local_size
         if gathered is None and (
-            self.exchange is not None or len(collected.ranks) >= expected < collected.world_size
+            exchange is not None or (here and collected.local_size < collected.world_size)
         ):
-            why = f" ({self.exchange.why_not})" if self.exchange is not None else ""
+            why = f" ({exchange.why_not})" if exchange is not None else ""
             return f"the watchdogs of other nodes could not be asked{why}"
         return "no watchdog has found a page or a process of theirs"
 
@@ -361,10 +363,11 @@ class Judge:
         reach(Point.TOLD)
 
     async def _publish(self, judged: Judged, *, told: bool) -> None:
-        if self.exchange is not None and judged.round:
+        exchange = self.peers.exchange
+        if exchange is not None and judged.round:
             report = str(self.reporter.report or "") if told else ""
             verdicts = judged.verdicts if told else ()
-            await self.exchange.publish(judged.round, Published(self.node, verdicts, report))
+            await exchange.publish(judged.round, Published(self.node, verdicts, report))
 
     def _proved_here(self, judged: Judged, thresholds: Thresholds) -> bool:
         """Whether a hang is proved also by what this node has seen itself, and by that alone.
