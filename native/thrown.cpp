@@ -14,8 +14,12 @@ std::string g_text;
 // UTF-8 of an exact str, else nothing; an exception of ours is cleared.
 std::string text_of(PyObject* object) {
   if (object == nullptr || PyUnicode_CheckExact(object) == 0) return "";
+  // Not all of it: the object would keep its UTF-8, as large as the text may be.
+  const auto most = static_cast<Py_ssize_t>(kMaxText);
+  const Ref part(PyUnicode_GetLength(object) > most ? PyUnicode_Substring(object, 0, most)
+                                                    : Py_NewRef(object));
   Py_ssize_t size = 0;
-  const char* utf8 = PyUnicode_AsUTF8AndSize(object, &size);
+  const char* utf8 = part ? PyUnicode_AsUTF8AndSize(part.get(), &size) : nullptr;
   if (utf8 == nullptr) {
     PyErr_Clear();
     return "";

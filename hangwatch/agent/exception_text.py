@@ -17,11 +17,17 @@ _OS_FIELDS = tuple(
     vars(OSError)[name].__get__ for name in ("errno", "strerror", "filename", "filename2")
 )
 """The interpreter's own, whatever a class of the program's makes of them."""
-_SAYS_ITS_ARGUMENTS = (BaseException, KeyError)
+_SAYS_ITS_ARGUMENTS = (BaseException, KeyError, OSError)
 """Whose ``__str__`` looks at nothing but the arguments."""
-_PLAIN = (str, int, float, bool, bytes, type(None))
+_SAYS_ITS_FIRST = (ImportError, SyntaxError, BaseExceptionGroup)
+"""Whose ``__str__`` adds to the first of them: where, or how many there are."""
+_PLAIN = (str, int, float, bool, type(None))
 ITEMS = 20
 """So many arguments, or items of one, are told."""
+CHARS = 4000
+"""Of a text. What is larger is not looked at: it may be gigabytes that could not be decoded."""
+_MAX_BITS = 64
+"""Of a number: to write out one of many digits takes long, and Python refuses it."""
 
 
 def type_name(kind: type) -> str:
@@ -34,21 +40,58 @@ def type_name(kind: type) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What the exception says by its arguments; one that is no plain value is told by its type."""
+    """What the exception says by its arguments; one that is no plain value is told by its type.
+
+    Empty where its class makes the text by a method of its own: that may leave out what the
+    exception was made with, and have its reasons.
+    """
     args = _ARGS(error)
-    if all(map(_is_plain, args)) and len(args) <= ITEMS:
-        said = next(base for base in _BASES(type(error)) if "__str__" in _NAMESPACE(base))
+    said = next(base for base in _BASES(type(error)) if "__str__" in _NAMESPACE(base))
+    if said is UnicodeDecodeError or said is UnicodeEncodeError:
+        return _of_a_codec(args)
+    if any(said is kind for kind in _SAYS_ITS_FIRST):
+        args = args[:1]
+    elif not any(said is kind for kind in _SAYS_ITS_ARGUMENTS):
+        return ""
+    elif len(args) <= ITEMS and all(map(_is_plain, args)):
         fields = [get(error) for get in _OS_FIELDS] if said is OSError else []
-        if said in _SAYS_ITS_ARGUMENTS or (fields and all(map(_is_plain, fields))):
+        if all(map(_is_plain, fields)):
             return str(_NAMESPACE(said)["__str__"](error))
     return ", ".join(map(_shown, args[:ITEMS]))
 
 
+def _of_a_codec(args: tuple[Any, ...]) -> str:
+    """As UnicodeError tells it: where, and of what is there one byte or character at most."""
+    if len(args) != 5 or not all(map(_is_plain, (args[0], *args[2:]))):  # noqa: PLR2004 (fields)
+        return ""
+    codec, what, start, end, reason = args
+    verb = "decode byte" if type(what) is bytes else "encode character"
+    if type(start) is not int or type(end) is not int:
+        return ""
+    if (type(what) is bytes or type(what) is str) and 0 <= start < len(what) and end == start + 1:
+        item = ascii(what[start]) if type(what) is str else f"0x{what[start]:02x}"
+        return f"{codec!r} codec can't {verb} {item} in position {start}: {reason}"
+    return f"{codec!r} codec can't {verb}s in position {start}-{end - 1}: {reason}"
+
+
 def _is_plain(value: Any) -> bool:
-    if type(value) in {list, tuple}:
-        return len(value) <= ITEMS and all(type(item) in _PLAIN for item in value)
-    return type(value) in _PLAIN
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return len(value) <= ITEMS and all(map(_is_plain_item, value))
+    return _is_plain_item(value)
+
+
+def _is_plain_item(value: Any) -> bool:
+    # By identity: a class of the program's may have a metaclass that compares and hashes.
+    kind = type(value)
+    if not any(kind is one for one in _PLAIN):
+        return False
+    if kind is str:
+        return len(value) <= CHARS
+    return kind is not int or value.bit_length() <= _MAX_BITS
 
 
 def _shown(value: Any) -> str:
-    return str(value) if _is_plain(value) else f"<{type_name(type(value))}>"
+    if _is_plain(value):
+        return str(value)
+    return value[:CHARS] if type(value) is str else f"<{type_name(type(value))}>"

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_TRACEBACK = vars(BaseException)["__traceback__"].__get__
+_ARGS = vars(BaseException)["args"].__get__
+"""The interpreter's own, whatever a class of the program's makes of them."""
 _RAISED_WITHOUT_A_WORD = (MemoryError, StopIteration, AssertionError, RecursionError)
 """What may come up in our own frames without arguments."""
 
@@ -47,7 +50,7 @@ def is_foreign(error: BaseException) -> bool:
     if not isinstance(error, Exception) or is_sent(error):
         return True
     before: FrameType | None = None
-    trace = error.__traceback__
+    trace: TracebackType | None = _TRACEBACK(error)
     while trace is not None:
         before, trace = trace.tb_frame, trace.tb_next
     if before is None:
@@ -62,7 +65,7 @@ def is_sent(error: BaseException) -> bool:
     """Whether a signal handler has raised an exception."""
     handlers = _handlers()
     before: FrameType | None = None
-    trace = error.__traceback__
+    trace: TracebackType | None = _TRACEBACK(error)
     while trace is not None:
         frame = trace.tb_frame
         if frame.f_code in handlers or (before is not None and _was_given(frame, before)):
@@ -129,4 +132,4 @@ def _is_bare(error: Exception) -> bool:
 
     A class is sent, of which the interpreter makes an instance without arguments.
     """
-    return not error.args and not isinstance(error, _RAISED_WITHOUT_A_WORD)
+    return not _ARGS(error) and not isinstance(error, _RAISED_WITHOUT_A_WORD)

@@ -19,7 +19,7 @@ from hangwatch.agent.practice.practice import Practice
 from hangwatch.agent.record.custom_groups import CustomCalls
 from hangwatch.agent.record.groups import Groups
 from hangwatch.agent.record.streams import use_current_streams
-from hangwatch.agent.sample.exceptions import Exceptions, at_end_of_child
+from hangwatch.agent.sample.exceptions import Exceptions, at_end_of_child, error_of_child
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.sample.sampler import PERIOD_S, Sampler
 from hangwatch.agent.turn import Ticket
@@ -310,10 +310,11 @@ class Process:
             # Nobody can ask later what C++ had issued, and a mismatch shows only there.
             self._flight.leave(self.page)
 
-    def _end_of_child(self, error: BaseException) -> None:
+    def _end_of_child(self) -> None:
         """Threads of the program may live on: only how its main one ended is known."""
         with self.guard:
-            if self.active and self.page:
+            error = error_of_child()
+            if error is not None and self.active and self.page:
                 self._exceptions.record(error)
 
     def _set_phase(self, phase: str) -> None:

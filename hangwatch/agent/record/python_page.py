@@ -18,7 +18,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import user_place
-from hangwatch.agent.exception_text import text_of
+from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.agent.periodic import LockBell
 from hangwatch.agent.record.numbering import Numbering
 from hangwatch.agent.turn import Ticket, Turn
@@ -117,7 +117,7 @@ class PythonPage(LockBell):
     def keep_thrown(self, error: BaseException | None) -> None:
         """Keep what a call of torch's has raised."""
         if error is not None:
-            self._thrown = type(error).__qualname__, text_of(error)
+            self._thrown = type_name(type(error)), text_of(error)
 
     def set_disarmed(self, reason: str) -> None:
         self._values["disarmed"] = reason

@@ -98,14 +98,14 @@ def _recording(
             return result
         finally:
             with guard:
-                if failed:
-                    recorder.keep_thrown(sys.exc_info()[1])
                 index, numbering, before = call
                 numbering.end(method, self, before)
                 if failed or result is None:
                     recorder.record_end(index, failed)
                 else:
                     recorder.record_issued(index, result)
+                if failed:
+                    recorder.keep_thrown(sys.exc_info()[1])
 
     return wrapper
 
@@ -147,8 +147,8 @@ def _waiting(recorder: PythonPage, guard: Guard, original: Any) -> Any:
             return result
         finally:
             with guard:
+                recorder.record_end(index, failed)
                 if failed:
                     recorder.keep_thrown(sys.exc_info()[1])
-                recorder.record_end(index, failed)
 
     return wrapper

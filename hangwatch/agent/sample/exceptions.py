@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from hangwatch.agent.call_site import raised_at
 from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.page.chain import packed
-from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import FrameType, TracebackType
 
     from hangwatch.agent.record.recorder import Recorder
 
@@ -28,6 +27,7 @@ TOLD = 3
 LED_BYTES = 100
 THROWN_BYTES = 200
 """All has room in the page's field of 1,024 bytes."""
+_BASES = vars(type)["__mro__"].__get__
 _CAUSE = vars(BaseException)["__cause__"].__get__
 _CONTEXT = vars(BaseException)["__context__"].__get__
 _IS_HIDDEN = vars(BaseException)["__suppress_context__"].__get__
@@ -89,8 +89,8 @@ class Exceptions:
         return frame.f_code.co_name == "<module>" or frame.f_code.co_filename == "<frozen runpy>"
 
 
-def at_end_of_child(call: Callable[[BaseException], None]) -> None:
-    """Be called with the exception that ends this process, where multiprocessing started it.
+def at_end_of_child(call: Callable[[], None]) -> None:
+    """Be called when this process ends, where multiprocessing started it: see error_of_child().
 
     It keeps an exception from the interpreter. Nothing comes of it in another process, where
     the program ends itself by ``sys.exit``, and from Python 3.13 on, which handles the
@@ -101,17 +101,18 @@ def at_end_of_child(call: Callable[[BaseException], None]) -> None:
         return
     from multiprocessing.util import Finalize
 
-    def end() -> None:
-        error = sys.exc_info()[1]
-        if error is not None and not _is_in(error, "_bootstrap", "multiprocessing/process.py"):
-            error = None  # what the parent was handling when it forked this one
-        elif isinstance(error, SystemExit):
-            last = _is_in(error, "_wrap", "torch/multiprocessing/spawn.py", innermost=True)
-            error = error.__context__ if last else None
-        if error is not None:
-            call(error)
+    Finalize(None, call, exitpriority=0)
 
-    Finalize(None, end, exitpriority=0)
+
+def error_of_child() -> BaseException | None:
+    """The exception that ends a process that multiprocessing has started, in its finalizers."""
+    error = sys.exc_info()[1]
+    if error is None or not _is_in(error, "_bootstrap", "multiprocessing/process.py"):
+        return None  # or what the parent was handling when it forked this one
+    if not any(base is SystemExit for base in _BASES(type(error))):
+        return error
+    last = _is_in(error, "_wrap", "torch/multiprocessing/spawn.py", innermost=True)
+    return _CONTEXT(error) if last else None
 
 
 def _is_in(error: BaseException, function: str, file: str, *, innermost: bool = False) -> bool:
@@ -119,7 +120,7 @@ def _is_in(error: BaseException, function: str, file: str, *, innermost: bool = 
 
     innermost: that which it was raised in, instead.
     """
-    trace = error.__traceback__
+    trace: TracebackType | None = _TRACEBACK(error)
     while innermost and trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
@@ -186,12 +187,7 @@ def _is_of_torch(error: BaseException) -> bool:
 
 def message(error: BaseException) -> str:
     """What the exception says, without secrets."""
-    try:
-        return redacted(text_of(error))
-    except Exception as failure:
-        if is_foreign(failure):
-            raise
-        return f"<its text cannot be had: {type_name(type(failure))}>"
+    return redacted(text_of(error))
 
 
 def redacted(text: str) -> str:
