@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from hangwatch.diagnosis.source.control_flow import Source
+from hangwatch.diagnosis.source.control_flow import LeftLoop, Source
 from hangwatch.diagnosis.source.syntax import MAX_SOURCE_CHARS
 from hangwatch.types.snapshot import Frame
 
@@ -386,21 +386,84 @@ WAYS = source(
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "runs_out", "jump", "amid"),
+    ("here", "there", "runs_out", "jumps", "swallows", "amid"),
     [
-        (6, 4, False, 5, ""),
-        (11, 7, True, 8, ""),
-        (13, 12, False, 0, ""),
-        (20, 14, True, 0, ""),
-        (17, 12, False, 0, "except"),
-        (19, 7, True, 8, "finally"),
+        (6, 4, False, (5,), 0, ""),
+        (11, 7, True, (8,), 0, ""),
+        (13, 12, False, (), 0, ""),
+        (20, 14, True, (14, 15), 16, ""),
+        (17, 12, False, (), 0, "except"),
+        (19, 7, True, (8,), 16, "finally"),
+        (20, 7, True, (8,), 16, ""),
     ],
 )
-def test_how_a_loop_may_have_been_left(
-    *, here: int, there: int, runs_out: bool, jump: int, amid: str
+def test_how_a_loop_may_have_been_left(  # noqa: PLR0913 (what is known of it)
+    *, here: int, there: int, runs_out: bool, jumps: tuple[int, ...], swallows: int, amid: str
 ) -> None:
     fork = WAYS.fork([at(here)], [at(there)])
     assert fork is not None
     left = WAYS.left_loop(fork)
     assert left is not None
-    assert (left.runs_out, left.jump, left.amid) == (runs_out, jump, amid)
+    assert (left.runs_out, left.jumps, left.swallows, left.amid) == (
+        runs_out,
+        jumps,
+        swallows,
+        amid,
+    )
+
+
+def left_last(text: str) -> LeftLoop:
+    """How the loop in a text may have been left by a rank that is in its last line.
+
+    The others are in the line below the loop's first one.
+    """
+    code = dedent(text).strip("\n")
+    lines = code.splitlines()
+    inside = next(n for n, line in enumerate(lines, 1) if line.strip().startswith(("for", "while")))
+    found = source(code)
+    fork = found.fork([at(len(lines))], [at(inside + 1)])
+    assert fork is not None
+    left = found.left_loop(fork)
+    assert left is not None
+    return left
+
+
+@pytest.mark.parametrize(
+    ("text", "ways"),
+    [
+        ("for b in l:\n  f()\n  for c in b:\n    g()\n  else:\n    break\nh()", (True, (6,), 0)),
+        ("for b in l:\n  f()\n  while c:\n    break\nh()", (True, (), 0)),
+        ("for i in range(2 * 50):\n  f()\nh()", (False, (), 0)),
+        ("for i in range(n):\n  f()\nh()", (True, (), 0)),
+        ("for i in itertools.count():\n  f()\nh()", (False, (), 0)),
+        ("while not False:\n  f()\nh()", (False, (), 0)),
+        ("with suppress(OSError):\n  for b in l:\n    f()\nh()", (True, (), 1)),
+        ("with open(x) as y:\n  for b in l:\n    f()\nh()", (True, (), 0)),
+        ("try:\n  for b in l:\n    f()\nexcept* OSError:\n  g()\nh()", (True, (), 4)),
+        ("try:\n  for b in l:\n    f()\nexcept OSError:\n  raise\nh()", (True, (), 0)),
+    ],
+)
+def test_what_may_have_led_out_of_a_loop(
+    text: str, ways: tuple[bool, tuple[int, ...], int]
+) -> None:
+    left = left_last(text)
+    assert (left.runs_out, left.jumps, left.swallows) == ways
+
+
+@pytest.mark.parametrize(
+    ("text", "amid"),
+    [
+        ("try:\n  for b in l:\n    f()\nexcept* OSError:\n  h()", "except"),
+        ("try:\n  for b in l:\n    f()\nfinally:\n  h()", "finally"),
+        (
+            "try:\n  for b in l:\n    f()\nfinally:\n  try:\n    g()\n  except OSError:\n    h()",
+            "",
+        ),
+        (
+            "try:\n  for b in l:\n    f()\nexcept A:\n  try:\n    g()\n  except B:\n    h()",
+            "",
+        ),
+    ],
+)
+def test_a_handler_amid_a_cleanup_handles_something_else(text: str, amid: str) -> None:
+    assert left_last(text).amid == amid

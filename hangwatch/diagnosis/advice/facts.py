@@ -75,6 +75,7 @@ _SOURCE: tuple[tuple[Use, re.Pattern[str]], ...] = (
 )
 """What the text of the files tells in which ranks are."""
 
+_EXHAUSTED = {"StopIteration", "StopAsyncIteration"}
 OUTERMOST = 2
 """So many functions from the user's line inwards are what the user called, not how it works."""
 _CALLED = re.compile(r"(\w+)\s*\(")
@@ -179,15 +180,25 @@ def _left_loop(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
     # What all handle is no news: a program may run inside of an `except`.
     others = {case.job.ranks[wait.rank].handling for wait in finding.waits} - handling
     raised = handling - {""}
+    at = [f"{short_file(loop.file)}:{number}" for number in (*loop.jumps, loop.swallows) if number]
     if loop.amid and len(raised) == 1 and others:
+        if raised <= _EXHAUSTED:
+            yield "exhausted", text
+            return
         yield "raised", raised.pop()
         yield "cleanup", loop.amid
         yield "raised_in", text
-    elif loop.runs_out and not loop.jump:
+    elif loop.runs_out and not at:
         yield "loop", text
-    elif loop.jump and not loop.runs_out:
+    elif len(loop.jumps) == 1 and not loop.runs_out and not loop.swallows:
         yield "endless", text
-        yield "jump_line", f"{short_file(loop.file)}:{loop.jump}"
+        yield "jump_line", at[0]
+    elif at:
+        ways = ["as it ran out"] if loop.runs_out else []
+        ways += [f"by the jump at {number}" for number in at[: len(loop.jumps)]]
+        ways += [f"by an exception that {at[-1]} swallows"] if loop.swallows else []
+        yield "left", text
+        yield "ways", " or ".join(ways)
 
 
 def _error(case: Case, culprits: Iterable[int]) -> str:

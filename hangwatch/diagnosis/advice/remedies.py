@@ -97,6 +97,22 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "batches",
+        "{culprits} ran out of batches in `{exhausted}` while {others} still had some: give every "
+        "rank the same number with DistributedSampler (drop_last alike on all ranks), equal "
+        "shards, or a step count agreed upon before the loop.",
+        DATA,
+        kinds=(Kind.FINISHED_EARLY,),
+    ),
+    Remedy(
+        "batches",
+        "{culprits} left `{left}` before {others} did, {ways}: find out which it was. Then make "
+        "all ranks leave it in the same step: give each as many batches, and decide by an "
+        "all_reduce of a flag where one has to stop.",
+        DISTRIBUTED,
+        kinds=(Kind.FINISHED_EARLY,),
+    ),
+    Remedy(
+        "batches",
         "Find out what ended the program early there: fewer batches than others have "
         "(DistributedSampler makes them even), a return, a break or sys.exit() that depends on "
         "the rank or its data, an exception that was caught, or a library that ends the process.",

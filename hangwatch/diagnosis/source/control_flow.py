@@ -23,7 +23,7 @@ from hangwatch.diagnosis.source.syntax import (
     following,
     for_one_rank,
     in_body,
-    jump_out,
+    jumps_out,
     jumps_to,
     leaves,
     names_the_rank,
@@ -33,6 +33,7 @@ from hangwatch.diagnosis.source.syntax import (
     runs_out,
     scope_at,
     spans,
+    swallows,
 )
 
 if TYPE_CHECKING:
@@ -80,8 +81,10 @@ class LeftLoop:
     runs_out: bool = True
     """Whether it may come to its end on one rank before it does on others: no ``while True``,
     and none over a range of literals."""
-    jump: int = 0
-    """The line of the one statement in it that leaves it (break, return), 0 for none or several."""
+    jumps: tuple[int, ...] = ()
+    """The lines of the statements in it that leave it: break, return."""
+    swallows: int = 0
+    """The line of the handler, or ``with suppress``, by which an exception may lead past it."""
     amid: str = ""
     """The ``finally`` or ``except`` around it that the rank is in: what an exception leads to."""
 
@@ -163,7 +166,8 @@ class Source:
             self.text(fork.file, inner),
             outer,
             runs_out(inner),
-            jump_out(inner),
+            jumps_out(inner),
+            swallows(fork.scope, inner, fork.here),
             amid,
         )
 

@@ -30,6 +30,9 @@ _COMMUNICATES = re.compile(
     r"|gather\w*|scatter\w*|backward|batch_isend_irecv|reduce_tensor|synchronize)$"
 )
 
+_ENDLESS = frozenset({"count", "cycle"})
+"""Of itertools."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 Loop = ast.For | ast.AsyncFor | ast.While
 
@@ -110,15 +113,25 @@ def in_body(loop: Loop, line: int) -> bool:
 def runs_out(loop: Loop) -> bool:
     """Whether it depends on more than the text how often a loop is run."""
     if isinstance(loop, ast.While):
-        return not isinstance(loop.test, ast.Constant)
-    if not isinstance(loop.iter, ast.Call) or called(loop.iter) != "range":
+        return not _is_fixed(loop.test)
+    if not isinstance(loop.iter, ast.Call):
         return True
-    return not all(isinstance(arg, ast.Constant) for arg in loop.iter.args)
+    if called(loop.iter) == "range":
+        return not all(map(_is_fixed, loop.iter.args))
+    return called(loop.iter) not in _ENDLESS
 
 
-def jump_out(loop: Loop) -> int:
-    """The line of the one statement that leaves a loop (break, return), 0 for none or several."""
-    lines = []
+def _is_fixed(expression: ast.expr) -> bool:
+    """Whether an expression is the same on all ranks, whatever they do."""
+    return not any(
+        isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Await)
+        for node in ast.walk(expression)
+    )
+
+
+def jumps_out(loop: Loop) -> tuple[int, ...]:
+    """The lines of the statements that leave a loop: break, return."""
+    lines: list[int] = []
     todo: deque[tuple[ast.AST, bool]] = deque((node, True) for node in loop.body)
     while todo:
         node, is_direct = todo.popleft()
@@ -126,20 +139,50 @@ def jump_out(loop: Loop) -> int:
             continue
         if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and is_direct):
             lines.append(node.lineno)
-        is_direct = is_direct and not isinstance(node, Loop)
-        todo.extend((child, is_direct) for child in ast.iter_child_nodes(node))
-    return lines[0] if len(lines) == 1 else 0
+        # A break in the `else` of a loop leaves the one around it.
+        after = node.orelse if isinstance(node, Loop) else []
+        todo.extend(
+            (child, is_direct and (not isinstance(node, Loop) or child in after))
+            for child in ast.iter_child_nodes(node)
+        )
+    return tuple(sorted(lines))
 
 
 def cleanup_of(scope: Function, loop: Loop, line: int) -> str:
-    """``finally`` or ``except``, if a line is in that of a try that holds a loop; else empty."""
-    for node in own(scope):
-        if isinstance(node, ast.Try) and spans(node.body, loop.lineno):
+    """``finally`` or ``except``, if a line is in that of a try that holds a loop; else empty.
+
+    Nor if it is in a handler there, of something else.
+    """
+    tries = [node for node in own(scope) if isinstance(node, ast.Try | ast.TryStar)]
+    handlers = [handler for node in tries for handler in node.handlers]
+    around = [handler for handler in handlers if spans(handler.body, line)]
+    for node in tries:
+        if spans(node.body, loop.lineno):
             if spans(node.finalbody, line):
-                return "finally"
-            if any(spans(handler.body, line) for handler in node.handlers):
-                return "except"
+                inner = [one for one in around if spans(node.finalbody, one.lineno)]
+                return "" if inner else "finally"
+            if any(handler in node.handlers for handler in around):
+                return "except" if around[-1] in node.handlers else ""
     return ""
+
+
+def swallows(scope: Function, loop: Loop, line: int) -> int:
+    """The line of what may have swallowed an exception of a loop, on the way to a line; or 0."""
+    for node in own(scope):
+        if not isinstance(node, ast.stmt):
+            continue
+        last = node.finalbody if isinstance(node, ast.Try | ast.TryStar) else []
+        if (node.end_lineno or 0) >= line and not spans(last, line):
+            continue
+        if isinstance(node, ast.Try | ast.TryStar) and spans(node.body, loop.lineno):
+            for handler in node.handlers:
+                if not isinstance(handler.body[-1], ast.Raise | ast.Return):
+                    return handler.lineno
+        if isinstance(node, ast.With | ast.AsyncWith) and spans(node.body, loop.lineno):
+            managers = [item.context_expr for item in node.items]
+            if any(isinstance(one, ast.Call) and called(one) == "suppress" for one in managers):
+                return node.lineno
+    return 0
 
 
 def names_the_rank(node: ast.AST) -> bool:
