@@ -251,4 +251,4 @@ def _importance(case: Case, finding: Finding, verdict: Verdict) -> tuple[float, 
     gone_s = max(
         (seconds(case.ended[r].age_s) for r in finding.ended if r in case.ended), default=0
     )
-    return -len(verdict.victims), -max(verdict.stuck_age_s, gone_s)
+    return -len(verdict.victims), -max(verdict.stuck_age_s, gone_s), -gone_s

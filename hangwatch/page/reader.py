@@ -77,9 +77,10 @@ def _legible(values: dict[str, Any]) -> dict[str, Any]:
     """
     exception = values.get("exception")
     if isinstance(exception, dict) and isinstance(exception.get("message"), str):
-        message, thrown, after = chain.unpacked(exception["message"])
+        message, thrown, sent, after = chain.unpacked(exception["message"])
         exception["message"] = redaction.text(message)
         exception["thrown"] = redaction.text(thrown)
+        exception["sent"] = sent
         exception["after"] = [redaction.text(text) for text in after]
     groups = values.get("groups")
     if not isinstance(groups, list):

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
+from types import FunctionType, MethodType
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
+    from typing import Any
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_NAMESPACE = vars(type)["__dict__"].__get__
+_BASES = vars(type)["__mro__"].__get__
 _TRACEBACK = vars(BaseException)["__traceback__"].__get__
 _ARGS = vars(BaseException)["args"].__get__
 """The interpreter's own, whatever a class of the program's makes of them."""
+_NAMED = frozenset(signal.Signals)
+_ASKS_TO_END = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _RAISED_WITHOUT_A_WORD = (MemoryError, StopIteration, AssertionError, RecursionError)
 """What may come up in our own frames without arguments."""
 
@@ -74,19 +81,41 @@ def is_sent(error: BaseException) -> bool:
     return False
 
 
-def _handlers() -> set[CodeType]:
-    """The code of the signal handlers that are installed now."""
-    found: set[CodeType] = set()
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        handler = getattr(handler, "func", handler)  # functools.partial
-        if not hasattr(handler, "__code__") and callable(handler):
-            handler = type(handler).__call__
-        handler = getattr(handler, "__func__", handler)  # a bound method
-        code = getattr(handler, "__code__", None)
+def signal_of(error: BaseException) -> str:
+    """The name of the signal whose handler has raised an exception, empty where none has.
+
+    Of one that handles several that which asks a program to end, where it is among them.
+    """
+    handlers = _handlers()
+    trace: TracebackType | None = _TRACEBACK(error)
+    while trace is not None:
+        name = handlers.get(trace.tb_frame.f_code)
+        if name is not None:
+            return name
+        trace = trace.tb_next
+    return ""
+
+
+def _handlers() -> dict[CodeType, str]:
+    """The code of the signal handlers that are installed now, and the signal of each."""
+    found: dict[CodeType, str] = {}
+    for number in (*signal.valid_signals(), *_ASKS_TO_END):
+        code = _code_of(signal.getsignal(number))
         if code is not None:
-            found.add(code)
+            found[code] = signal.Signals(number).name if number in _NAMED else f"signal {number}"
     return found
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """What a call of a handler runs; nothing of the program's is asked for it."""
+    while type(handler) is functools.partial:
+        handler = handler.func
+    if type(handler) is MethodType:
+        handler = handler.__func__
+    if type(handler) is not FunctionType:
+        spaces = (_NAMESPACE(base) for base in _BASES(type(handler)))
+        handler = next((space["__call__"] for space in spaces if "__call__" in space), None)
+    return handler.__code__ if type(handler) is FunctionType else None
 
 
 def _is_ours(frame: FrameType) -> bool:

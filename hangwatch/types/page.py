@@ -32,6 +32,7 @@ class ExceptionRecord:
 
     thrown: what the last call of torch's that failed has raised, be it this exception, one that
         the program has made this one of, or long forgotten; ``TYPE: TEXT``, empty where none has.
+    sent: the name of the signal whose handler has raised it, empty where none has.
     after: exceptions that led to it, the latest first, as far as a traceback shows them;
         ``TYPE: TEXT`` each.
     """
@@ -41,6 +42,7 @@ class ExceptionRecord:
     site: Site | None = None
     at_ns: int = 0
     thrown: str = ""
+    sent: str = ""
     after: tuple[str, ...] = ()
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing.util
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +102,7 @@ def test_the_exception_that_the_main_thread_handles_is_told_by_its_type() -> Non
 
 
 def _told(raises: Callable[[], object], thrown: tuple[str, str] = ("", "")) -> tuple[Any, ...]:
-    """What is recorded of the exception that it raises: message, thrown, after."""
+    """What is recorded of the exception that it raises: message, thrown, sent, after."""
     recorder: Any = Recorder()
     recorder.thrown = thrown
     try:
@@ -114,6 +116,10 @@ def _told(raises: Callable[[], object], thrown: tuple[str, str] = ("", "")) -> t
 
 def fails() -> None:
     raise RuntimeError("no such row")
+
+
+def fails_for(number: int, _: object) -> None:
+    raise RuntimeError(f"asked to by {number}")
 
 
 def fails_in_torch() -> None:
@@ -134,10 +140,10 @@ def test_what_led_to_an_exception_is_told_as_a_traceback_does() -> None:
         except ValueError:
             raise OSError("no training")  # noqa: B904 (a chain without a cause)
 
-    assert _told(fails) == ("no such row", "", ())
-    assert _told(wraps) == ("step 5 failed", "", ("RuntimeError: no such row",))
+    assert _told(fails) == ("no such row", "", "", ())
+    assert _told(wraps) == ("step 5 failed", "", "", ("RuntimeError: no such row",))
     led = ("ValueError: step 5 failed", "RuntimeError: no such row")
-    assert _told(wraps_twice) == ("no training", "", led)
+    assert _told(wraps_twice) == ("no training", "", "", led)
 
 
 def test_what_the_program_hides_is_told_only_where_torch_has_raised_it() -> None:
@@ -153,9 +159,9 @@ def test_what_the_program_hides_is_told_only_where_torch_has_raised_it() -> None
         except ValueError as error:
             raise OSError("no training") from error
 
-    assert _told(lambda: hides(fails)) == ("step 5 failed", "", ())
-    assert _told(wraps_what_hides)[2] == ("ValueError: step 5 failed",)
-    assert _told(lambda: hides(fails_in_torch))[2] == ("RuntimeError: no peer",)
+    assert _told(lambda: hides(fails)) == ("step 5 failed", "", "", ())
+    assert _told(wraps_what_hides)[3] == ("ValueError: step 5 failed",)
+    assert _told(lambda: hides(fails_in_torch))[3] == ("RuntimeError: no peer",)
 
 
 def test_what_a_call_of_torchs_has_raised_is_told_whatever_the_program_made_of_it() -> None:
@@ -163,6 +169,37 @@ def test_what_a_call_of_torchs_has_raised_is_told_whatever_the_program_made_of_i
     assert told[1].startswith("DistBackendError: NCCL error")
     assert "hunter2" not in told[1]
     assert len(_told(fails, ("RuntimeError", "x" * 900))[1]) <= 200
+
+
+def test_an_exception_of_a_signal_handler_is_told_with_the_signal() -> None:
+    class Handler:
+        def __call__(self, *_: object) -> None:
+            fails()
+
+        def stop(self, *_: object) -> None:
+            fails()
+
+        def __getattr__(self, name: str) -> object:
+            return pytest.fail("asked")
+
+    handlers: list[Any] = [fails_for, functools.partial(fails_for), Handler(), Handler().stop]
+    for handler in handlers:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            before = signal.signal(number, handler)
+            try:
+                assert _told(functools.partial(signal.raise_signal, number))[2] == number.name
+                assert _told(fails)[2] == ""
+            finally:
+                signal.signal(number, before)
+
+
+def test_of_a_handler_of_several_signals_that_which_asks_to_end_is_told() -> None:
+    before = {n: signal.signal(n, fails_for) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        assert _told(lambda: signal.raise_signal(signal.SIGUSR1))[2] == "SIGTERM"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_of_many_that_led_to_an_exception_the_latest_the_first_and_torchs_are_told() -> None:
@@ -175,12 +212,12 @@ def test_of_many_that_led_to_an_exception_the_latest_the_first_and_torchs_are_to
         finally:
             raise ValueError(f"{depth} {'é' * 600}")
 
-    message, _, after = _told(lambda: nested(9))
+    message, _, _, after = _told(lambda: nested(9))
     assert message.startswith("9 é")
     assert [text[:13] for text in after] == ["ValueError: 8", "ValueError: 7", "ValueError: 0"]
-    texts = _told(lambda: nested(9, of_torch=4))[2]
+    texts = _told(lambda: nested(9, of_torch=4))[3]
     assert [text[:13] for text in texts] == ["ValueError: 8", "RuntimeError:"]
-    texts = _told(lambda: nested(9, of_torch=0))[2]
+    texts = _told(lambda: nested(9, of_torch=0))[3]
     assert texts[-1] == "RuntimeError: no peer"
 
 
@@ -191,14 +228,14 @@ def test_exceptions_that_lead_back_to_one_another_are_followed_once() -> None:
     def raises() -> None:
         raise first
 
-    assert _told(raises)[2] == ("ValueError: second",)
+    assert _told(raises)[3] == ("ValueError: second",)
     third = ValueError("third")
     third.__cause__ = first
 
     def enters() -> None:
         raise third
 
-    assert _told(enters)[2][0] == "ValueError: first"
+    assert _told(enters)[3][0] == "ValueError: first"
 
 
 def test_nothing_of_the_programs_is_run_to_tell_of_its_exceptions() -> None:
@@ -225,7 +262,7 @@ def test_nothing_of_the_programs_is_run_to_tell_of_its_exceptions() -> None:
 
     asked.clear()
     assert _told(raises)[0] == "a, 7, <object>"
-    assert _told(wraps_it)[2] == (f"{__name__}.Careful: a, 7, <object>",)
+    assert _told(wraps_it)[3] == (f"{__name__}.Careful: a, 7, <object>",)
     assert asked == []
 
 

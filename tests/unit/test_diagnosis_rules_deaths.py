@@ -482,6 +482,122 @@ def test_what_a_programs_own_server_says_of_a_worker_is_no_word_of_a_lost_peer()
     assert "(after ConnectionError: data server" in verdict.headline
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        (
+            "[enforce fail at ../gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find "
+            "address for: eth9"
+        ),
+        (
+            "NCCL error in: NCCLUtils.cpp:90, unhandled cuda error, NCCL version 2.28.3\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'"
+        ),
+        (
+            "NCCL error in: NCCLUtils.cpp:90, invalid usage, NCCL version 2.28.3\nncclInvalidUsage: "
+            "This usually reflects invalid usage of NCCL library. Duplicate GPU detected"
+        ),
+    ],
+)
+def test_what_the_libraries_say_of_the_ranks_own_machine_is_no_word_of_a_peer(text: str) -> None:
+    wrong = replace(rank(1, **raised("RuntimeError", text, 12, age=5.0)), in_call="new_group")
+    victims = [failed(number, age=3.0) for number in (0, 2)]
+    verdict = diagnose(job(wrong, *victims, ended=True, exit_code=1), THRESHOLDS)[0]
+    assert verdict.culprits == (1,)
+
+
+def test_a_peer_that_was_lost_in_a_life_before_explains_nothing() -> None:
+    lost = op(W, 5, state=OpState.FAILED)
+    error = ExceptionRecord("ValueError", "bad row", after=(f"RuntimeError: {PEER}",))
+    again = rank(1, W, lost, op(W, 6), op(W, 7), **raised("ValueError", "bad row", 20, age=5.0))
+    again = replace(again, exception=error)
+    victims = [
+        rank(n, W, op(W, 7), op(W, 8, state=OpState.FAILED), **raised("RuntimeError", PEER, 20))
+        for n in (0, 2)
+    ]
+    verdict = only(job(again, *victims, ended=True, exit_code=1))
+    assert (verdict.culprits, verdict.certainty) == ((1,), Certainty.PROVED)
+
+
+def in_backward(number: int, age: float, *, waits: bool = True) -> RankSnapshot:
+    """A rank that has raised an error of its own making; C++ has issued what it was in."""
+    found = rank(number, W, op(W, 5), **raised("TrainingFailed", "backward failed", 20, age=age))
+    (progress,) = found.groups
+    count = replace(progress, enqueued=9, completed=8 if waits else 9)
+    return replace(found, groups=(count,), pending_age_s=2.0 if waits else None)
+
+
+def test_who_raises_amid_collectives_of_cpp_after_a_member_did_is_a_victim() -> None:
+    first = rank(2, W, op(W, 5), **raised("KeyError", "'label'", 14, age=5.0))
+    victims = (in_backward(0, 4.9), in_backward(1, 4.8))
+    verdict = only(job(*victims, first, ended=True, exit_code=1))
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1))
+
+
+def test_who_raises_amid_collectives_of_cpp_before_all_others_is_none() -> None:
+    later = rank(2, W, op(W, 5), **raised("RuntimeError", PEER, 14, age=4.0))
+    verdict = only(job(in_backward(0, 5.0), in_backward(1, 4.8), later, ended=True, exit_code=1))
+    assert verdict.culprits == (0,)
+
+
+def test_who_has_nothing_unfinished_raised_for_itself_whoever_did_before() -> None:
+    first = rank(2, W, op(W, 5), **raised("KeyError", "'label'", 14, age=5.0))
+    found = job(in_backward(0, 4.9, waits=False), first, ended=True, exit_code=1)
+    told = diagnose(found, THRESHOLDS)
+    assert {culprit for verdict in told for culprit in verdict.culprits} == {0, 2}
+
+
+def test_who_was_asked_to_end_and_raises_is_not_to_blame() -> None:
+    first = rank(2, W, op(W, 5), **raised("ValueError", "bad row", 14, age=5.0))
+    asked = rank(1, W, op(W, 5), **raised("Preempted", "asked to stop", 20, age=4.5))
+    assert asked.exception is not None
+    by_term = replace(asked, exception=replace(asked.exception, sent="SIGTERM"))
+    found = (first, by_term, rank(0, W, blocked(W, 6)))
+    assert only(job(*found, ended=True, exit_code=1)).culprits == (2,)
+    by_alarm = replace(asked, exception=replace(asked.exception, sent="SIGALRM"))
+    told = diagnose(job(first, by_alarm, rank(0, W, blocked(W, 6)), ended=True), THRESHOLDS)
+    assert [verdict.culprits for verdict in told] == [(2,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "after", "reason"),
+    [
+        ("TrainingFailed", "OutOfMemoryError: CUDA out of memory", Reason.OUT_OF_MEMORY),
+        ("KeyError", "MemoryError: ", Reason.EXCEPTION),
+        ("TrainingFailed", "OSError: no such file", Reason.EXCEPTION),
+    ],
+)
+def test_memory_is_the_reason_only_of_what_was_made_of_it(
+    kind: str, after: str, reason: Reason
+) -> None:
+    error = ExceptionRecord(kind, "step 5", after=(after,))
+    died = replace(rank(1, W, op(W, 5), **raised(kind, "step 5")), exception=error)
+    assert only(job(died, rank(0, W, blocked(W, 6)), ended=True, exit_code=1)).reason is reason
+
+
+def test_one_exception_is_told_once_however_it_was_cut() -> None:
+    text = f"invalid tensor size {'(1, 1, 1) ' * 30}"
+    error = ExceptionRecord(
+        "StepFailed",
+        "step 21",
+        thrown=f"RuntimeError: {text}"[:200],
+        after=(f"RuntimeError: {text}"[:100],),
+    )
+    call = op(W, 6, state=OpState.FAILED)
+    died = replace(rank(1, W, op(W, 5), call, **raised("StepFailed", "step 21")), exception=error)
+    verdict = only(job(died, rank(0, W, blocked(W, 6)), ended=True, exit_code=1))
+    assert verdict.headline.count("RuntimeError") == 1
+
+
+def test_an_error_is_not_in_a_call_that_failed_before_others_of_cpp() -> None:
+    old = op(W, 1, state=OpState.FAILED)
+    died = rank(1, W, old, **raised("ValueError", "bad row", 20))
+    (progress,) = died.groups
+    went_on = replace(died, groups=(replace(progress, enqueued=40, completed=40),))
+    others = job(went_on, rank(0, W, blocked(W, 41)), ended=True, exit_code=1)
+    assert "all_reduce #1" not in only(others).headline
+
+
 def test_but_who_failed_in_a_collective_long_before_did() -> None:
     gone = rank(2, W, op(W, 5), process=ProcessState(alive=False, gone_age_s=5.0, exit_code=3))
     verdict = diagnose(job(wraps(0), gone, ended=True, exit_code=1), THRESHOLDS)[0]

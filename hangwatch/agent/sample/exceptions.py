@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hangwatch.agent.call_site import raised_at
 from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.page.chain import packed
+from hangwatch.safety.foreign import signal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ class Exceptions:
             after = [
                 cut(f"{type_name(type(one))}: {message(one)}", LED_BYTES) for one in _led_to(error)
             ]
-            field = packed(cut(message(error), MESSAGE_BYTES), thrown, after)
+            field = packed(cut(message(error), MESSAGE_BYTES), thrown, signal_of(error), after)
             self._recorder.set_exception(type_name(type(error)), field, *place)
 
     def _runs(self) -> bool:

@@ -67,11 +67,12 @@ class Ending:
 
 
 _PEER = re.compile(
-    r"gloo/transport|ncclremoteerror|nccl (?:error|communicator)|recvvalue failed"
+    r"gloo/transport/(?:\w+/)+(?!device|address)|ncclremoteerror|nccl communicator|recvvalue failed"
     r"|sendbytes failed|aborted comm|failed to pass monitoredbarrier",
     re.IGNORECASE,
 )
-"""What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore alone say of a lost peer."""
+"""What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore alone say of a lost peer.
+An address that gloo does not find, or what NCCL says of CUDA, is the rank's own."""
 
 _ECHO = re.compile(
     r"connection (?:was )?(?:reset|refused|aborted|lost)|connection.{0,20}by peer"
@@ -86,10 +87,18 @@ _ECHO = re.compile(
 _MEMORY = re.compile(
     r"OutOfMemory|MemoryError|out of memory|(?:can't|cannot|unable to) allocate", re.IGNORECASE
 )
+_MISTAKES = frozenset(
+    {"AttributeError", "AssertionError", "ImportError", "IndexError", "KeyError"}
+    | {"ModuleNotFoundError", "NameError", "TypeError", "UnboundLocalError", "ZeroDivisionError"}
+)
+"""What nobody raises to tell of another exception."""
 NOTICED_S = 1.0
 """So long after a rank has ended that is seen at the latest. Its peers are told at once, by the
 connection that closes, and what they raise has the time at which they did."""
+_CUT_AT_LEAST = 40
+"""No text that the agent has cut is shorter."""
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_ENDED_BY = {number.name for number in _ASKED_TO_END}
 _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "GeneratorExit"}
 
 
@@ -135,6 +144,36 @@ def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
             age_s = own[member].age_s
             if bisect_left(raised_s, age_s + NOTICED_S) > bisect_left(raised_s, age_s):
                 found[member] = replace(own[member], contested=True)
+    _find_echoes_in_cpp(job, {rank: end for rank, end in own.items() if rank not in raised}, found)
+
+
+def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], found: dict[int, Ending]) -> None:
+    """The same of those that raised amid collectives of C++, such as those of backward.
+
+    No record tells whether it was out of one: only who ended after a member of the group did.
+    """
+    first: dict[int, float] = {}
+    known = dict(found)
+    for rank, end in own.items():
+        if end.how is not How.RAISED or job.ranks[rank].pending_age_s is None:
+            continue
+        for gid, progress in job.progress.get(rank, {}).items():
+            if progress.completed >= progress.enqueued or not progress.alive:
+                continue
+            if gid not in first:
+                ends = [known[member] for member in job.members(gid) if member in known]
+                first[gid] = max(map(_seen_at_s, ends), default=0.0)
+            if end.age_s < first[gid]:
+                found[rank] = replace(end, cause=Cause.ECHO)
+                break
+
+
+def _seen_at_s(end: Ending) -> float:
+    """How long ago a rank ended by itself, at most: that it was killed is seen a little later."""
+    if end.cause is not Cause.OWN:
+        return 0.0
+    killed = end.how is How.SIGNAL and end.signal != signal.SIGABRT
+    return end.age_s + NOTICED_S if killed else end.age_s
 
 
 def _is_its_own(job: Job, rank: int, end: Ending) -> bool:
@@ -243,8 +282,12 @@ def last_call(job: Job, rank: int) -> OpRecord | None:
     for _, record in reversed(ops):
         if record.state is OpState.BLOCKED:
             return record
-    last = next((record for _, record in reversed(ops)), None)
-    return last if last is not None and last.state is OpState.FAILED else None
+    gid, last = next(reversed(ops), (0, None))
+    if last is None or last.state is not OpState.FAILED:
+        return None
+    # C++ may have made calls since, which nobody has recorded.
+    progress = job.progress.get(rank, {}).get(gid)
+    return last if last.p2p or progress is None or progress.enqueued <= last.seq else None
 
 
 def _thrown_out_of(job: Job, rank: int, end: Ending) -> OpRecord | None:
@@ -284,9 +327,16 @@ def _with_what_was_thrown(rank: RankSnapshot, job: Job) -> ExceptionRecord | Non
     error = rank.exception
     if error is None or not error.thrown or not _failed_last(job, rank.rank):
         return error
-    known = {error.message, *(text.partition(": ")[2] for text in error.after)}
-    is_news = error.thrown.partition(": ")[2] not in known
+    thrown = error.thrown.partition(": ")[2]
+    known = (error.message, *(text.partition(": ")[2] for text in error.after))
+    is_news = not any(_is_one_text(thrown, text) for text in known)
     return replace(error, after=(*error.after, error.thrown)) if is_news else error
+
+
+def _is_one_text(first: str, second: str) -> bool:
+    """Whether two texts are the same, as far as they are there: each may have been cut."""
+    shorter, longer = sorted((first, second), key=len)
+    return longer.startswith(shorter) if len(shorter) >= _CUT_AT_LEAST else longer == shorter
 
 
 def _failed_last(job: Job, rank: int) -> bool:
@@ -312,8 +362,8 @@ def _how(rank: RankSnapshot, *, lost: bool) -> How:
 
 def _reason(rank: RankSnapshot, how: How) -> Reason:
     exception = rank.exception
-    text = f"{exception.type} {exception.story}" if exception and how is How.RAISED else ""
-    if rank.process.oom_killed or _MEMORY.search(text):
+    of_memory = exception is not None and how is How.RAISED and _is_of_memory(exception)
+    if rank.process.oom_killed or of_memory:
         return Reason.OUT_OF_MEMORY
     return {
         How.CLEAN: Reason.EXITED,
@@ -325,10 +375,17 @@ def _reason(rank: RankSnapshot, how: How) -> Reason:
     }[how]
 
 
+def _is_of_memory(exception: ExceptionRecord) -> bool:
+    """Whether it is of memory itself, or made of one that is; a mistake in a handler is neither."""
+    text = f"{exception.type}: {exception.message}"
+    wrapped = exception.after[:1] if exception.type not in _MISTAKES else ()
+    return any(map(_MEMORY.search, (text, *wrapped)))
+
+
 def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
     exception = rank.exception
     if how is How.RAISED and exception is not None:
-        if exception.type.rpartition(".")[2] in _END_EXCEPTIONS:
+        if exception.type.rpartition(".")[2] in _END_EXCEPTIONS or exception.sent in _ENDED_BY:
             return Cause.TERMINATED
         vague = _ECHO.search(exception.message) and _was_communicating(job, rank)
         return Cause.ECHO if vague or _tells_of_a_peer(job, rank.rank, exception) else Cause.OWN
@@ -337,9 +394,27 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
 
 
 def _tells_of_a_peer(job: Job, rank: int, exception: ExceptionRecord) -> bool:
-    """Whether a lost peer led to it: the library says so, there or where its last call failed."""
+    """Whether a lost peer led to it: the library says so, there or where its last call failed.
+
+    Not that which it had lost in a life before, as where it restarts within its process.
+    """
     thrown = exception.thrown if _failed_last(job, rank) else ""
-    return any(map(_PEER.search, (exception.message, *exception.after, thrown)))
+    after = exception.after
+    if any(map(_PEER.search, after)) and _has_met_again(job, rank):
+        after = ()
+    return any(map(_PEER.search, (exception.message, *after, thrown)))
+
+
+def _has_met_again(job: Job, rank: int) -> bool:
+    """Whether the members of a group in which a call of its failed have completed one since."""
+    met: set[int] = set()
+    for gid, record in reversed(job.ops.get(rank, [])):
+        if record.state is OpState.FAILED:
+            members = job.members(gid)
+            return any(job.members(other) == members for other in met)
+        if record.state is OpState.DONE and not record.p2p:
+            met.add(gid)
+    return False
 
 
 def _was_communicating(job: Job, rank: RankSnapshot) -> bool:
