@@ -115,6 +115,7 @@ def group_progress(group: PageGroup, now_ns: int) -> GroupProgress:
         in_order=in_order,
         made_age_s=_age_s(group.made_ns, now_ns) if group.made_ns else None,
         ended_age_s=_age_s(group.ended_ns, now_ns) if group.ended_ns else None,
+        changed_age_s=_age_s(group.changed_ns, now_ns) if group.changed_ns else None,
     )
 
 

@@ -102,7 +102,8 @@ class GroupProgress:
     ``by_python``: how many of its collectives Python issued, -1 where unknown.
     ``in_order``: its calls complete in their order, so that all up to ``completed`` have.
     ``made_age_s``, ``ended_age_s``: how long ago the rank made and destroyed it, None where
-    unknown, or not yet.
+    unknown, or not yet. ``changed_age_s``: how long ago a call in it was last seen to be issued,
+    which is half a second late where C++ has.
     """
 
     key: GroupKey
@@ -116,6 +117,7 @@ class GroupProgress:
     in_order: bool = False
     made_age_s: float | None = None
     ended_age_s: float | None = None
+    changed_age_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

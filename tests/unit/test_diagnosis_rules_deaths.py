@@ -486,16 +486,16 @@ def test_what_a_programs_own_server_says_of_a_worker_is_no_word_of_a_lost_peer()
     "text",
     [
         (
-            "[enforce fail at ../gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find "
+            "[enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find "
             "address for: eth9"
         ),
         (
             "NCCL error in: NCCLUtils.cpp:90, unhandled cuda error, NCCL version 2.28.3\n"
-            "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'"
+            "ncclUnhandledCudaError: Call to CUDA function failed: failure 2"
         ),
         (
-            "NCCL error in: NCCLUtils.cpp:90, invalid usage, NCCL version 2.28.3\nncclInvalidUsage: "
-            "This usually reflects invalid usage of NCCL library. Duplicate GPU detected"
+            "NCCL error in: NCCLUtils.cpp:90, invalid usage, NCCL version 2.28.3 ncclInvalidUsage: "
+            "This usually reflects invalid usage. Duplicate GPU detected"
         ),
     ],
 )
@@ -519,12 +519,14 @@ def test_a_peer_that_was_lost_in_a_life_before_explains_nothing() -> None:
     assert (verdict.culprits, verdict.certainty) == ((1,), Certainty.PROVED)
 
 
-def in_backward(number: int, age: float, *, waits: bool = True) -> RankSnapshot:
-    """A rank that has raised an error of its own making; C++ has issued what it was in."""
+def in_backward(number: int, age: float, issued: int = 9) -> RankSnapshot:
+    """A rank that has raised an error of its own making; C++ has issued what it was in.
+
+    c10d counts what has failed as complete.
+    """
     found = rank(number, W, op(W, 5), **raised("TrainingFailed", "backward failed", 20, age=age))
     (progress,) = found.groups
-    count = replace(progress, enqueued=9, completed=8 if waits else 9)
-    return replace(found, groups=(count,), pending_age_s=2.0 if waits else None)
+    return replace(found, groups=(replace(progress, enqueued=issued, completed=issued),))
 
 
 def test_who_raises_amid_collectives_of_cpp_after_a_member_did_is_a_victim() -> None:
@@ -536,13 +538,13 @@ def test_who_raises_amid_collectives_of_cpp_after_a_member_did_is_a_victim() -> 
 
 def test_who_raises_amid_collectives_of_cpp_before_all_others_is_none() -> None:
     later = rank(2, W, op(W, 5), **raised("RuntimeError", PEER, 14, age=4.0))
-    verdict = only(job(in_backward(0, 5.0), in_backward(1, 4.8), later, ended=True, exit_code=1))
+    verdict = only(job(in_backward(0, 5.0), later, ended=True, exit_code=1))
     assert verdict.culprits == (0,)
 
 
-def test_who_has_nothing_unfinished_raised_for_itself_whoever_did_before() -> None:
+def test_who_issued_no_more_than_the_first_to_end_raised_for_itself() -> None:
     first = rank(2, W, op(W, 5), **raised("KeyError", "'label'", 14, age=5.0))
-    found = job(in_backward(0, 4.9, waits=False), first, ended=True, exit_code=1)
+    found = job(in_backward(0, 4.9, issued=5), first, ended=True, exit_code=1)
     told = diagnose(found, THRESHOLDS)
     assert {culprit for verdict in told for culprit in verdict.culprits} == {0, 2}
 
@@ -596,6 +598,20 @@ def test_an_error_is_not_in_a_call_that_failed_before_others_of_cpp() -> None:
     went_on = replace(died, groups=(replace(progress, enqueued=40, completed=40),))
     others = job(went_on, rank(0, W, blocked(W, 41)), ended=True, exit_code=1)
     assert "all_reduce #1" not in only(others).headline
+
+
+@pytest.mark.parametrize(
+    ("age", "waited", "is_in"), [(19.5, False, True), (12.0, False, False), (12.0, True, True)]
+)
+def test_an_error_is_not_in_a_call_that_was_followed_by_those_of_another_group(
+    *, age: float, waited: bool, is_in: bool
+) -> None:
+    old = replace(op(W, 5, state=OpState.FAILED, age=20.0), is_async=waited)
+    died = rank(1, W, op(W, 4), old, **raised("ValueError", "bad row", 20))
+    elsewhere = GroupProgress(world(4, "dp"), "1", 40, 40, changed_age_s=age)
+    died = replace(died, groups=(*died.groups, elsewhere))
+    told = only(job(died, rank(0, W, op(W, 4), **killed(15, 2.0)), ended=True, exit_code=1))
+    assert ("all_reduce #5" in told.headline) is is_in
 
 
 def test_but_who_failed_in_a_collective_long_before_did() -> None:

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.endings import Cause, How
+from hangwatch.diagnosis.facts.endings import Cause, How, went_on
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.diagnosis.facts.spots import Place, Wait
 from hangwatch.diagnosis.facts.waits import (
@@ -116,10 +116,12 @@ def _ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterato
 def _last_position(job: Job, rank: int) -> int | None:
     ops = job.ops.get(rank, [])
     for position in range(len(ops) - 1, -1, -1):
-        record = ops[position][1]
+        gid, record = ops[position]
+        if record.state is OpState.BLOCKED:
+            return position
         # One that is waited for raises as late as that.
         late = position >= len(ops) - FAILED_WITHIN or record.is_async
-        if record.state is OpState.BLOCKED or (record.state is OpState.FAILED and late):
+        if record.state is OpState.FAILED and late and not went_on(job, rank, gid, record):
             return position
     return None
 

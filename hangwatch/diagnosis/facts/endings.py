@@ -7,12 +7,14 @@ buffer. What counts is who was gone first, and what it was doing.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.job import seconds
@@ -92,6 +94,8 @@ _MISTAKES = frozenset(
     | {"ModuleNotFoundError", "NameError", "TypeError", "UnboundLocalError", "ZeroDivisionError"}
 )
 """What nobody raises to tell of another exception."""
+SAMPLED_S = 1.0
+"""So long after a call that C++ has issued it is seen at the latest."""
 NOTICED_S = 1.0
 """So long after a rank has ended that is seen at the latest. Its peers are told at once, by the
 connection that closes, and what they raise has the time at which they did."""
@@ -150,22 +154,36 @@ def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
 def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], found: dict[int, Ending]) -> None:
     """The same of those that raised amid collectives of C++, such as those of backward.
 
-    No record tells whether it was out of one: only who ended after a member of the group did.
+    No record tells whether it was out of one. But it had issued one that a member never came
+    to which had ended before.
     """
-    first: dict[int, float] = {}
     known = dict(found)
+    behind: dict[int, tuple[list[int], list[float]]] = {}
     for rank, end in own.items():
-        if end.how is not How.RAISED or job.ranks[rank].pending_age_s is None:
+        if end.how is not How.RAISED or end.reason is Reason.OUT_OF_MEMORY:
             continue
         for gid, progress in job.progress.get(rank, {}).items():
-            if progress.completed >= progress.enqueued or not progress.alive:
-                continue
-            if gid not in first:
-                ends = [known[member] for member in job.members(gid) if member in known]
-                first[gid] = max(map(_seen_at_s, ends), default=0.0)
-            if end.age_s < first[gid]:
+            if gid not in behind:
+                behind[gid] = _ended_behind(job, gid, known)
+            counts, seen_s = behind[gid]
+            fewer = bisect_left(counts, progress.enqueued)
+            if fewer and end.age_s < seen_s[fewer - 1]:
                 found[rank] = replace(end, cause=Cause.ECHO)
                 break
+
+
+def _ended_behind(job: Job, gid: int, ends: dict[int, Ending]) -> tuple[list[int], list[float]]:
+    """How far members that have ended had come, in order; and for each how long ago one ended.
+
+    It is the first by itself of those that had come so far or less, 0 where none ended so.
+    """
+    ended = sorted(
+        (job.progress[member][gid].enqueued, _seen_at_s(ends[member]))
+        for member in job.members(gid)
+        if member in ends and gid in job.progress.get(member, {})
+    )
+    counts = [count for count, _ in ended]
+    return counts, list(accumulate((age_s for _, age_s in ended), max))
 
 
 def _seen_at_s(end: Ending) -> float:
@@ -283,11 +301,25 @@ def last_call(job: Job, rank: int) -> OpRecord | None:
         if record.state is OpState.BLOCKED:
             return record
     gid, last = next(reversed(ops), (0, None))
-    if last is None or last.state is not OpState.FAILED:
+    if last is None or last.state is not OpState.FAILED or went_on(job, rank, gid, last):
         return None
-    # C++ may have made calls since, which nobody has recorded.
-    progress = job.progress.get(rank, {}).get(gid)
-    return last if last.p2p or progress is None or progress.enqueued <= last.seq else None
+    return last
+
+
+def went_on(job: Job, rank: int, gid: int, call: OpRecord) -> bool:
+    """Whether a rank has made calls after one of group gid that nobody has recorded: C++ has.
+
+    Of one that it waits for later that is not known.
+    """
+    if call.is_async:
+        return False
+    groups = job.progress.get(rank, {})
+    own = groups.get(gid)
+    if own is not None and not call.p2p and own.enqueued > call.seq:
+        return True
+    ages = (group.changed_age_s for group in groups.values())
+    since_s = min((seconds(age) for age in ages if age is not None), default=math.inf)
+    return since_s < seconds(call.issued_age_s) - SAMPLED_S
 
 
 def _thrown_out_of(job: Job, rank: int, end: Ending) -> OpRecord | None:

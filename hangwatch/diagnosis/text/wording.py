@@ -131,6 +131,7 @@ def died(
     if scene.where and not scene.others:
         tail = f" in {scene.where}{'' if end.exception else at_line(scene.site)}."
     victims = verb(scene.others, "is a victim", "are victims")
+    report = verb(scene.others, "it reports", "they report")
     over = ""
     if end.in_shutdown and end.how is How.EXIT_CODE:
         over = "Its program ended itself with that code, as by sys.exit()."
@@ -150,7 +151,7 @@ def died(
             f"It is not known which left the common program: {the_ranks(scene.culprits)}, or "
             f"{the_ranks(rivals)}."
             if rivals
-            else f"{capital(the_ranks(scene.others))} {victims}: what they report came "
+            else f"{capital(the_ranks(scene.others))} {victims}: what {report} came "
             f"{_AT_ONCE if end.contested else 'after it'}."
             if scene.others
             else "",

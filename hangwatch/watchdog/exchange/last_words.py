@@ -95,7 +95,12 @@ def aged(rank: RankSnapshot, by_s: float) -> RankSnapshot:
         pending_age_s=older(rank.pending_age_s),
         born_age_s=older(rank.born_age_s),
         groups=tuple(
-            replace(group, made_age_s=older(group.made_age_s), ended_age_s=older(group.ended_age_s))
+            replace(
+                group,
+                made_age_s=older(group.made_age_s),
+                ended_age_s=older(group.ended_age_s),
+                changed_age_s=older(group.changed_age_s),
+            )
             for group in rank.groups
         ),
     )
