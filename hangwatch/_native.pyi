@@ -152,11 +152,13 @@ def examine_beacons(library: str = "libcuda.so.1") -> tuple[int, str]:
     Loads the library; makes no context.
     """
 
-def set_internal_prefixes(prefixes: Sequence[str]) -> None:
+def set_prefixes(internal: Sequence[str], program: Sequence[str]) -> None:
     """Name the directories whose files are not the user's own code.
 
-    torch, the standard library, site-packages, hangwatch; each with its trailing
-    slash. Frozen and generated code (``<frozen ...>``, torch.fx's
+    internal: torch, the standard library, site-packages, hangwatch; each with its trailing
+    slash. program: what is the user's own all the same, of those.
+
+    Frozen and generated code (``<frozen ...>``, torch.fx's
     ``<eval_with_key>``, what inductor writes) is internal too.
     """
 

@@ -26,6 +26,8 @@ _INTERNAL = re.compile(
     r"|/torchinductor_[^/]+/"
     r"|\.(?:so|c|cc|cpp|h|pyx|S)(?:[.\d]*)$"
 )
+_TYPED = ("<stdin>", "<string>", "<ipython-input", "<python-input")
+"""What people type to Python, or hand it by -c, has no file."""
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 _RESTS = re.compile(
     r"/python3(?:\.\d+)?t?/(?:threading\.py|queue\.py|selectors\.py|concurrent/futures/|asyncio/)"
@@ -39,20 +41,43 @@ _NO_PACKAGES = frozenset({"torch", "functorch", "hangwatch", "typing_extensions"
 (no_grad, Module.__call__), as does typing_extensions (deprecated())."""
 
 
-def is_user_file(file: str) -> bool:
-    """Whether a file is the user's own code.
+def is_user_file(file: str, program: str = "") -> bool:
+    """Whether a file is the user's own code. program: as in Identity (types/page.py).
 
-    Not so: installed packages, the standard library, hangwatch's agent, what
+    Not so: other installed packages, the standard library, hangwatch's agent, what
     inductor generated, native code, and names such as ``<frozen runpy>``.
     """
-    if not file or file.startswith("<"):
+    if program and file.startswith(program):
+        return True
+    if not file or (file.startswith("<") and not file.startswith(_TYPED)):
         return False
     return not _INTERNAL.search(file)
 
 
+def is_user_frame(frame: Frame) -> bool:
+    """Whether a frame is of the user's own code: that of the program is, wherever it lies."""
+    return frame.program or is_user_file(frame.file)
+
+
+def marked(threads: Iterable[ThreadStack], program: str) -> tuple[ThreadStack, ...]:
+    """Stacks of a process with its program marked (types/page.py: Identity)."""
+    if not program:
+        return tuple(threads)
+    return tuple(
+        replace(
+            thread,
+            frames=tuple(
+                replace(frame, program=True) if frame.file.startswith(program) else frame
+                for frame in thread.frames
+            ),
+        )
+        for thread in threads
+    )
+
+
 def user_frames(frames: Iterable[Frame]) -> list[Frame]:
     """The frames of user code that have a line, in the order given."""
-    return [frame for frame in frames if frame.line > 0 and is_user_file(frame.file)]
+    return [frame for frame in frames if frame.line > 0 and is_user_frame(frame)]
 
 
 def site_of(frame: Frame, sources: Mapping[str, str]) -> Site:
@@ -85,7 +110,7 @@ def _lines(text: str) -> list[str]:
 def innermost_user_site(frames: Sequence[Frame], sources: Mapping[str, str]) -> Site | None:
     """Where the user's code is in a stack given innermost first, or None."""
     for depth, frame in enumerate(frames):
-        if frame.line > 0 and is_user_file(frame.file):
+        if frame.line > 0 and is_user_frame(frame):
             return replace(site_of(frame, sources), call=package_call(frames[:depth]))
     return None
 
@@ -162,13 +187,13 @@ def know_trainers(ranks: Iterable[RankSnapshot]) -> tuple[RankSnapshot, ...]:
 
 def _is_in_torch(thread: ThreadStack | None) -> bool:
     """Whether it has called torch from a line of the user's."""
-    files = [frame.file for frame in thread.frames] if thread else []
-    inside = list(takewhile(lambda file: not is_user_file(file), files))
-    return len(inside) < len(files) and any(map(_TORCH.search, inside))
+    frames = thread.frames if thread else ()
+    inside = [frame.file for frame in takewhile(lambda frame: not is_user_frame(frame), frames)]
+    return len(inside) < len(frames) and any(map(_TORCH.search, inside))
 
 
 def _rests(thread: ThreadStack) -> bool:
     """Whether it waits by nothing but Python's own means; a data loader waits by them, too."""
-    python = (frame.file for frame in thread.frames if frame.file.endswith(".py"))
-    inside = list(takewhile(lambda file: not is_user_file(file), python))
+    python = (frame for frame in thread.frames if frame.file.endswith(".py"))
+    inside = [frame.file for frame in takewhile(lambda frame: not is_user_frame(frame), python)]
     return bool(inside) and all(map(_RESTS.search, inside))

@@ -89,7 +89,8 @@ bool identity_from(PyObject* dict, writer::Identity& identity) {
       !int_item(dict, "store_port", identity.store_port) ||
       !text_item(dict, "host", identity.host) ||
       !text_item(dict, "store_host", identity.store_host) ||
-      !text_item(dict, "run_id", identity.run_id) || !text_item(dict, "script", identity.script)) {
+      !text_item(dict, "run_id", identity.run_id) ||
+      !text_item(dict, "program", identity.program)) {
     return false;
   }
   identity.start_ticks = static_cast<std::uint64_t>(start_ticks);

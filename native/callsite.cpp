@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "foreign.hpp"
@@ -25,7 +26,11 @@ GetLasti g_get_lasti = nullptr;
 PyObject* g_name_f_back = nullptr;
 PyObject* g_name_f_lasti = nullptr;
 
-std::vector<std::string>* g_prefixes = nullptr;
+struct Prefixes {
+  std::vector<std::string> internal;
+  std::vector<std::string> program;
+};
+Prefixes* g_prefixes = nullptr;
 
 enum class Code : std::uint32_t { unknown, user, internal, c10d };
 
@@ -61,17 +66,23 @@ bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
+bool starts_with_any(std::string_view text, const std::vector<std::string>& starts) {
+  return std::any_of(starts.begin(), starts.end(),
+                     [&](const std::string& start) { return starts_with(text, start); });
+}
+
+// Has no file, and people have not typed it: frozen modules, what torch.fx makes.
+bool is_generated(std::string_view file) {
+  if (!starts_with(file, "<")) return file.find("/torchinductor_") != std::string_view::npos;
+  return !starts_with(file, "<stdin>") && !starts_with(file, "<string>") &&
+         !starts_with(file, "<ipython-input") && !starts_with(file, "<python-input");
+}
+
+// The rule of hangwatch/agent/call_site.py and hangwatch/frames.py, on the same cases of a test.
 bool is_internal(std::string_view file) {
-  // Frozen modules, graph code of torch.fx, and what inductor generates.
-  if (starts_with(file, "<frozen") || starts_with(file, "<eval_with_key>") ||
-      file.find("/torchinductor_") != std::string_view::npos) {
-    return true;
-  }
-  if (g_prefixes == nullptr) return false;
-  for (const std::string& prefix : *g_prefixes) {
-    if (starts_with(file, prefix)) return true;
-  }
-  return false;
+  if (g_prefixes == nullptr) return is_generated(file);
+  if (starts_with_any(file, g_prefixes->program)) return false;
+  return is_generated(file) || starts_with_any(file, g_prefixes->internal);
 }
 
 // A text attribute; the view lives as long as `holder`. False with an exception set.
@@ -194,9 +205,9 @@ bool setup() {
   return g_name_f_back != nullptr && g_name_f_lasti != nullptr;
 }
 
-void set_internal_prefixes(std::vector<std::string> prefixes) {
+void set_prefixes(std::vector<std::string> internal, std::vector<std::string> program) {
   auto* before = g_prefixes;
-  g_prefixes = new std::vector<std::string>(std::move(prefixes));
+  g_prefixes = new Prefixes{std::move(internal), std::move(program)};
   delete before;
   forget();
 }

@@ -19,8 +19,9 @@ struct Site {
 // Looks up functions that the limited API lacks. Returns false with an exception set.
 bool setup();
 
-// Files below these directories, or of generated code, are not the user's own.
-void set_internal_prefixes(std::vector<std::string> prefixes);
+// Files whose names begin so, or of generated code, are not the user's own; but for those of
+// the program.
+void set_prefixes(std::vector<std::string> internal, std::vector<std::string> program);
 
 // Forgets what it knows of the page's tables; for a new page.
 void forget();

@@ -122,7 +122,7 @@ IdentityData to_data(const Identity& identity, std::uint64_t created_ns) {
   data.host.set(identity.host);
   data.store_host.set(identity.store_host);
   data.run_id.set(identity.run_id);
-  data.script.set(identity.script);
+  data.program.set(identity.program);
   return data;
 }
 

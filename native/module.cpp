@@ -324,13 +324,14 @@ PyObject* py_examine_beacons(PyObject*, PyObject* args) {
   });
 }
 
-PyObject* py_set_internal_prefixes(PyObject*, PyObject* args) {
-  PyObject* sequence = nullptr;
-  if (PyArg_ParseTuple(args, "O", &sequence) == 0) return nullptr;
+PyObject* py_set_prefixes(PyObject*, PyObject* args) {
+  PyObject* sequences[2];
+  if (PyArg_ParseTuple(args, "OO", &sequences[0], &sequences[1]) == 0) return nullptr;
   return guarded([&]() -> PyObject* {
-    std::vector<std::string> prefixes;
-    if (!texts(sequence, prefixes)) return nullptr;
-    callsite::set_internal_prefixes(std::move(prefixes));
+    std::vector<std::string> internal;
+    std::vector<std::string> program;
+    if (!texts(sequences[0], internal) || !texts(sequences[1], program)) return nullptr;
+    callsite::set_prefixes(std::move(internal), std::move(program));
     return none();
   });
 }
@@ -414,7 +415,7 @@ PyMethodDef kFunctions[] = {
     {"disarm", py_disarm, METH_NOARGS, nullptr},
     {"use_streams", py_use_streams, METH_VARARGS, nullptr},
     {"examine_beacons", py_examine_beacons, METH_VARARGS, nullptr},
-    {"set_internal_prefixes", py_set_internal_prefixes, METH_VARARGS, nullptr},
+    {"set_prefixes", py_set_prefixes, METH_VARARGS, nullptr},
     {"record_begin", py_record_begin, METH_VARARGS, nullptr},
     {"record_end", py_record_end, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

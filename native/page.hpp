@@ -150,7 +150,7 @@ struct IdentityData {
   Text<128> host;
   Text<256> store_host;
   Text<160> run_id;
-  Text<512> script;
+  Text<512> program;
 };
 
 struct PhaseData {

@@ -69,7 +69,7 @@ PyObject* identity_dict(const IdentityData& identity) {
       .set("store_host", text(identity.store_host.str()))
       .set("store_port", number(identity.store_port))
       .set("run_id", text(identity.run_id.str()))
-      .set("script", text(identity.script.str()))
+      .set("program", text(identity.program.str()))
       .release();
 }
 

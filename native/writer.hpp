@@ -22,7 +22,7 @@ struct Identity {
   std::int32_t local_world_size = -1;
   std::int32_t restart = 0;
   std::int32_t store_port = 0;
-  std::string host, store_host, run_id, script;
+  std::string host, store_host, run_id, program;
 };
 
 std::uint64_t now_ns() noexcept;  // CLOCK_MONOTONIC

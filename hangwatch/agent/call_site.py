@@ -10,41 +10,69 @@ from __future__ import annotations
 import os
 import sys
 
+from hangwatch.agent.program import LIBRARIES, program_code
+
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType, TracebackType
 
 _C10D = "/torch/distributed/distributed_c10d.py"
-_GENERATED = ("<frozen", "<eval_with_key>")
+_TYPED = ("<stdin>", "<string>", "<ipython-input", "<python-input")
+"""What people type to Python, or hand it by -c; else a name in brackets is generated code's."""
 _INDUCTOR = "/torchinductor_"
-_LIBRARIES = ("site-packages", "dist-packages")
 
 Place = tuple[str, int, str]
 """File, line and function."""
 NOWHERE: Place = ("", 0, "")
 
 
-def internal_prefixes() -> list[str]:
-    """Directories, with a trailing slash, whose files are not the user's own code.
+class Prefixes:
+    """Beginnings of the names of files: directories with a trailing slash, or whole names.
 
-    torch's, the standard library's, hangwatch's and all that is installed; under
-    the names that sys.path has for them, and under their real ones.
+    internal: what is not the user's own code. program: what is all the same, of that.
+    """
+
+    __slots__ = ("internal", "program")
+
+    def __init__(self, internal: Sequence[str] = (), program: Sequence[str] = ()) -> None:
+        self.internal = tuple(internal)
+        self.program = tuple(program)
+
+
+def known_prefixes() -> Prefixes:
+    """Those of this process.
+
+    Internal is what torch, the standard library and hangwatch are made of, and all that is
+    installed but for the program that was started; under the names that sys.path has for
+    them, and under their real ones.
     """
     places = [os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(__file__))]
-    places += [entry for entry in sys.path if os.path.basename(entry) in _LIBRARIES]
+    places += [entry for entry in sys.path if os.path.basename(entry) in LIBRARIES]
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch, "__file__", None):
         places.append(os.path.dirname(str(torch.__file__)))
-    both = [name for place in places for name in (os.path.abspath(place), os.path.realpath(place))]
-    return list(dict.fromkeys(name.rstrip("/") + "/" for name in both))
+    program = program_code(sys.orig_argv)
+    names = list(dict.fromkeys(name for place in places for name in _both(f"{place}/")))
+    return Prefixes(names, _both(program) if program else ())
 
 
-def is_internal(file: str, prefixes: tuple[str, ...]) -> bool:
-    """Whether a code object's file belongs to no user: installed, or generated."""
-    return file.startswith((*_GENERATED, *prefixes)) or _INDUCTOR in file
+def _both(name: str) -> list[str]:
+    """A name and the real one, each with the slash at its end."""
+    end = "/" if name.endswith("/") else ""
+    return list(dict.fromkeys((os.path.abspath(name) + end, os.path.realpath(name) + end)))
 
 
-def user_place(frame: FrameType | None, prefixes: tuple[str, ...]) -> Place:
+def is_internal(file: str, prefixes: Prefixes) -> bool:
+    """Whether a code object's file belongs to no user: a library's, or generated."""
+    if file.startswith(prefixes.program):
+        return False
+    if file.startswith("<"):
+        return not file.startswith(_TYPED) or file.startswith(prefixes.internal)
+    return file.startswith(prefixes.internal) or _INDUCTOR in file
+
+
+def user_place(frame: FrameType | None, prefixes: Prefixes) -> Place:
     """The innermost user frame at or above ``frame``."""
     while frame is not None:
         code = frame.f_code
@@ -54,7 +82,7 @@ def user_place(frame: FrameType | None, prefixes: tuple[str, ...]) -> Place:
     return NOWHERE
 
 
-def public_name(frame: FrameType | None, prefixes: tuple[str, ...]) -> str:
+def public_name(frame: FrameType | None, prefixes: Prefixes) -> str:
     """The function of torch.distributed that the user's innermost frame has called.
 
     It is the outermost public one of distributed_c10d below that frame: object
@@ -69,7 +97,7 @@ def public_name(frame: FrameType | None, prefixes: tuple[str, ...]) -> str:
     return name
 
 
-def raised_at(trace: TracebackType | None, prefixes: tuple[str, ...]) -> Place:
+def raised_at(trace: TracebackType | None, prefixes: Prefixes) -> Place:
     """The innermost user frame of a traceback, else the innermost of all."""
     innermost = own = NOWHERE
     while trace is not None:

@@ -75,7 +75,7 @@ def rank_ops(
     for place, call in known.items():
         if place not in seen:
             issued_ns = call.first.created_unix_ns - offset
-            record = _from_flight(call, groups[place[0]], issued_ns, now_ns)
+            record = _from_flight(call, groups[place[0]], issued_ns, now_ns, page.identity.program)
             if waiting.get(place[0], place[1]) < place[1]:
                 # A group's calls run in their order, and an earlier one has not begun.
                 record = replace(record, begun=False)
@@ -270,7 +270,9 @@ def _from_page(event: PageEvent, group: PageGroup, call: Call | None, now_ns: in
     )
 
 
-def _from_flight(call: Call, group: PageGroup, issued_ns: int, now_ns: int) -> OpRecord:
+def _from_flight(
+    call: Call, group: PageGroup, issued_ns: int, now_ns: int, program: str
+) -> OpRecord:
     entry = call.first
     return OpRecord(
         group=group.key,
@@ -282,7 +284,7 @@ def _from_flight(call: Call, group: PageGroup, issued_ns: int, now_ns: int) -> O
         dtype=entry.dtype,
         shape=entry.shape,
         is_async=True,
-        site=_innermost_user(entry.frames),
+        site=_innermost_user(entry.frames, program),
         issued_age_s=_age_s(issued_ns, now_ns),
         source="flight",
         device=is_device(entry),
@@ -290,8 +292,8 @@ def _from_flight(call: Call, group: PageGroup, issued_ns: int, now_ns: int) -> O
     )
 
 
-def _innermost_user(frames: Iterable[Site]) -> Site | None:
-    return next((site for site in frames if site.line > 0 and is_user_file(site.file)), None)
+def _innermost_user(frames: Iterable[Site], program: str) -> Site | None:
+    return next((one for one in frames if one.line > 0 and is_user_file(one.file, program)), None)
 
 
 def _age_s(then_ns: int, now_ns: int) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.text import phrases
 from hangwatch.errors import UsageError
-from hangwatch.frames import is_user_file, line_of, main_thread
+from hangwatch.frames import is_user_frame, line_of, main_thread
 from hangwatch.inspect import found
 from hangwatch.inspect.look import look
 from hangwatch.inspect.summary import ONE_MOMENT, by_stack, named, sentences
@@ -156,7 +156,7 @@ def _frames(
 ) -> Iterator[str]:
     """A stack, innermost first, each frame of the user's with its line."""
     for run in _runs(frames[:MAX_FRAMES] if not full else frames):
-        inside = not is_user_file(run[0].file)
+        inside = not is_user_frame(run[0])
         shown = run[:2] if inside and len(run) >= FOLDED_FROM and not full else run
         for frame in shown:
             where = f"{_short(frame.file) if inside else frame.file}:{frame.line}"
@@ -178,7 +178,7 @@ def _runs(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
     """Frames in a row that are the user's, or are not."""
     run: list[Frame] = []
     for frame in frames:
-        if run and is_user_file(frame.file) is not is_user_file(run[-1].file):
+        if run and is_user_frame(frame) is not is_user_frame(run[-1]):
             yield run
             run = []
         run.append(frame)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.activity import activity, waits_in_collective
 from hangwatch.diagnosis.text import phrases
-from hangwatch.frames import innermost_user_site, is_user_file, program_thread
+from hangwatch.frames import innermost_user_site, is_user_frame, program_thread
 from hangwatch.types.kinds import Reason
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _inside(frames: Sequence[Frame]) -> list[Frame]:
     """The frames inside the innermost one of the user's."""
     inside = []
     for frame in frames:
-        if is_user_file(frame.file):
+        if is_user_frame(frame):
             break
         inside.append(frame)
     return inside

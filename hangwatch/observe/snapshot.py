@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.flight import group_progress, rank_ops
+from hangwatch.frames import marked
 from hangwatch.observe.pages.left_out import counted
 from hangwatch.types.kinds import Phase
 from hangwatch.types.snapshot import RankSnapshot
@@ -42,6 +43,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         missing = (*missing, f"with its version of torch, {page.torch_lacks}")
     if page.beacons and any("nccl" in group.backend for group in page.groups):
         missing = (*missing, f"its GPU does not tell how far it has come: {page.beacons}")
+    program = page.identity.program
     return RankSnapshot(
         rank=page.identity.rank,
         node=node,
@@ -61,8 +63,11 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         heartbeat_age_s=_age_s(page.heartbeat_ns, now_ns),
         pending_age_s=_age_s(page.pending_since_ns, now_ns),
         born_age_s=_age_s(page.created_ns, now_ns),
-        threads=threads,
-        children=children,
+        threads=marked(threads, program) if threads is not None else None,
+        children=tuple(
+            replace(child, threads=marked(child.threads, program)) for child in children
+        ),
+        program=program,
         flight=flight is not None and bool(flight.entries),  # with a buffer of size 0 it has none
         recorder=page.recorder,
         missing_evidence=missing,

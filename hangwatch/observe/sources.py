@@ -32,7 +32,7 @@ def files_of(ranks: Iterable[RankSnapshot]) -> dict[str, int]:
     found: dict[str, int] = {}
     for rank in ranks:
         for file in _named(rank):
-            if is_user_file(file):
+            if is_user_file(file, rank.program):
                 found.setdefault(file, rank.pid)
     return found
 

@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hangwatch.frames import innermost_user_site, is_user_file, line_of, program_thread
+from hangwatch.frames import innermost_user_site, is_user_frame, line_of, program_thread
 from hangwatch.report.calls import CULPRITS
 from hangwatch.report.gpus import gpu_content
 from hangwatch.report.sites import group_label, site_content
@@ -54,7 +54,7 @@ class Stacks:
             "line": frame.line,
             "function": frame.function,
             "source": line_of(self._sources, frame.file, frame.line),
-            "user": is_user_file(frame.file),
+            "user": is_user_frame(frame),
         }
 
 

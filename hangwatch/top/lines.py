@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from hangwatch.frames import is_user_file, line_of
+from hangwatch.frames import line_of
 from hangwatch.observe import sources
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ class Lines:
         """The line of a site of a process, None where it is not read, or not yet."""
         if site.file not in self._asked and len(self._asked) < sources.MAX_FILES:
             self._asked.add(site.file)
-            if is_user_file(site.file):
-                reading = threading.Thread(target=self._read, args=(site.file, pid), daemon=True)
-                reading.start()
+            reading = threading.Thread(target=self._read, args=(site.file, pid), daemon=True)
+            reading.start()
         return line_of(self._texts, site.file, site.line)
 
     def _read(self, file: str, pid: int) -> None:

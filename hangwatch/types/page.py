@@ -23,7 +23,9 @@ class Identity:
     store_host: str = ""
     store_port: int = 0
     run_id: str = ""
-    script: str = ""
+    program: str = ""
+    """Of installed code what is the program that was started: a directory with a trailing slash,
+    or a file. Empty where the program is not installed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,15 @@ from hangwatch.types.page import ExceptionRecord
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of a Python stack (native frames have no line: 0)."""
+    """One frame of a Python stack (native frames have no line: 0).
+
+    program: it is installed, and of the program that was started.
+    """
 
     file: str
     line: int
     function: str
+    program: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,8 @@ class RankSnapshot:
     flight: bool = False
     """Whether its Flight Recorder is merged into ``ops``."""
     recorder: str = "native"
+    program: str = ""
+    """As in Identity (types/page.py)."""
     gpu: GpuState | None = None
     """The GPU that it uses most, None where none is known."""
     missing_evidence: tuple[str, ...] = ()

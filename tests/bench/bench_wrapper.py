@@ -67,7 +67,7 @@ def main() -> None:
     torch = importlib.import_module("torch")
     dist = importlib.import_module("torch.distributed")
     library = [f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib")]
-    _native.set_internal_prefixes(library)
+    _native.set_prefixes(library, [])
     torch.set_num_threads(1)
     # gloo works in a thread of its own; on one CPU the hand-over takes one fixed way.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

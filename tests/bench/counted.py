@@ -154,7 +154,8 @@ def _page(directory: Path) -> Any:
     path = directory / "counted.page"
     path.unlink(missing_ok=True)
     call_site = importlib.import_module("hangwatch.agent.call_site")
-    native.set_internal_prefixes(call_site.internal_prefixes())
+    known = call_site.known_prefixes()
+    native.set_prefixes(known.internal, known.program)
     identity = {"pid": os.getpid(), "rank": 0, "world_size": GROUPS}
     native.open_page(str(path), identity)
     for slot in range(GROUPS):

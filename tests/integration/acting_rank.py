@@ -72,7 +72,7 @@ class _Actor:
             "store_host": "",
             "store_port": 0,
             "run_id": "",
-            "script": "train.py",
+            "program": "",
             **readable_all(told),  # as the agent does
         }
         name = f"r{identity['restart']}-{identity['rank']}-{pid}.page"

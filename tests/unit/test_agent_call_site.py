@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,7 @@ import pytest
 
 from hangwatch.agent.call_site import (
     NOWHERE,
-    internal_prefixes,
-    is_internal,
+    Prefixes,
     public_name,
     raised_at,
     user_place,
@@ -20,7 +18,7 @@ from hangwatch.agent.call_site import (
 if TYPE_CHECKING:
     from types import FrameType
 
-PREFIXES = ("/site-packages/torch/", "/lib/python/")
+PREFIXES = Prefixes(("/site-packages/torch/", "/lib/python/"))
 C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 FSDP = "/site-packages/torch/distributed/fsdp.py"
 USER = "/home/user/train.py"
@@ -49,7 +47,7 @@ def test_the_innermost_user_frame_is_the_place() -> None:
 
 
 def test_without_a_user_frame_there_is_no_place() -> None:
-    everywhere = (*PREFIXES, "/", "<string>")
+    everywhere = Prefixes((*PREFIXES.internal, "/", "<string>"))
     assert user_place(stack((C10D, "all_reduce")), everywhere) == NOWHERE
     assert user_place(None, PREFIXES) == NOWHERE
 
@@ -70,32 +68,6 @@ def test_the_outermost_function_of_c10d_below_the_user_is_the_name(
     assert public_name(stack(*calls), PREFIXES) == name
 
 
-@pytest.mark.parametrize(
-    ("file", "internal"),
-    [
-        ("/site-packages/torch/nn/modules.py", True),
-        ("/lib/python/threading.py", True),
-        ("<frozen runpy>", True),
-        ("<eval_with_key>.3", True),
-        ("/var/torchinductor_me/ab/cab.py", True),
-        ("/home/user/torch/model.py", False),
-        ("train.py", False),
-        ("<stdin>", False),
-    ],
-)
-def test_installed_and_generated_code_is_not_the_users(file: str, internal: bool) -> None:  # noqa: FBT001 (a parameter of the test)
-    assert is_internal(file, PREFIXES) is internal
-
-
-def test_the_standard_library_and_hangwatch_are_internal() -> None:
-    prefixes = tuple(internal_prefixes())
-    assert all(prefix.endswith("/") for prefix in prefixes)
-    assert is_internal(os.__file__, prefixes)
-    assert is_internal(pytest.__file__, prefixes)
-    assert is_internal(sys.modules["hangwatch.agent.call_site"].__file__ or "", prefixes)
-    assert not is_internal(__file__, prefixes)
-
-
 def test_an_exception_is_placed_at_its_innermost_user_frame() -> None:
     def fail() -> None:
         int("no number")
@@ -103,7 +75,7 @@ def test_an_exception_is_placed_at_its_innermost_user_frame() -> None:
     try:
         fail()
     except ValueError as error:
-        place = raised_at(error.__traceback__, ("/lib/",))
+        place = raised_at(error.__traceback__, Prefixes(("/lib/",)))
     assert place[0] == __file__
     assert place[2] == "fail"
 
@@ -111,5 +83,5 @@ def test_an_exception_is_placed_at_its_innermost_user_frame() -> None:
 def test_an_exception_of_installed_code_alone_is_placed_where_it_was_raised() -> None:
     with pytest.raises(ValueError, match="abc") as caught:
         int("abc")
-    assert raised_at(caught.tb, ("/",))[0] == __file__
-    assert raised_at(None, ()) == NOWHERE
+    assert raised_at(caught.tb, Prefixes(("/",)))[0] == __file__
+    assert raised_at(None, Prefixes()) == NOWHERE

@@ -122,7 +122,7 @@ class Told(Exception):  # noqa: N818 (as above)
 
 @pytest.mark.parametrize("kind", [Stop, Told, TimeoutError, KeyboardInterrupt])
 def test_what_another_thread_sends_into_our_code_passes(guard: Guard, kind: type) -> None:
-    from hangwatch.agent.call_site import user_place  # noqa: PLC0415 (code of ours to be struck)
+    from hangwatch.agent.call_site import Prefixes, user_place  # noqa: PLC0415 (code of ours to be struck)
 
     class Frame:
         """A stack without an end, all of it ours."""
@@ -138,7 +138,7 @@ def test_what_another_thread_sends_into_our_code_passes(guard: Guard, kind: type
     )
     sender.start()
     with pytest.raises(kind), guard:
-        user_place(walked, ("/",))
+        user_place(walked, Prefixes(("/",)))
     sender.join()
     assert guard.swallowed == 0
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.guard import LIMIT
 from hangwatch.agent.practice import replicas
 from hangwatch.agent.practice.batches import digest
@@ -97,7 +98,7 @@ def test_facts_are_left_for_the_owner_alone_and_only_when_there_are_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    practice = Practice(GROUPS, (), lambda: now)
+    practice = Practice(GROUPS, Prefixes(), lambda: now)
     page = str(tmp_path / "r0-0-1.page")
     file = Path(page + SUFFIX)
     now = WRITE_S
@@ -117,7 +118,7 @@ def test_facts_are_left_for_the_owner_alone_and_only_when_there_are_new_ones(
 
 
 def test_errors_of_ours_end_the_observation_and_nothing_else(tmp_path: Path) -> None:
-    practice = Practice(GROUPS, ())
+    practice = Practice(GROUPS, Prefixes())
     practice.loaders.facts = lambda: FACTS  # type: ignore[method-assign]
     for _ in range(LIMIT):
         assert practice.active

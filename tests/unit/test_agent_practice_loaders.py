@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.practice.loaders import Loaders, _length
 from hangwatch.agent.practice.replicas import Progress
@@ -79,7 +80,7 @@ class Training:
 @pytest.fixture
 def loaders() -> Loaders:
     training: Any = Training()
-    return Loaders(training, Guard(lambda: None, lambda _: None), ())
+    return Loaders(training, Guard(lambda: None, lambda _: None), Prefixes())
 
 
 def begin(loaders: Loaders, loader: DataLoader[int]) -> Iterator[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.record.custom_groups import CustomCalls, wrap_class
 from hangwatch.agent.record.groups import Known
@@ -71,7 +72,7 @@ def recorder() -> Recorder:
 @pytest.fixture
 def calls(recorder: Any) -> CustomCalls:
     groups: Any = Groups()
-    return CustomCalls(recorder, groups, Guard(lambda: None, lambda _: None), ())
+    return CustomCalls(recorder, groups, Guard(lambda: None, lambda _: None), Prefixes())
 
 
 def wrapped(kind: type, calls: CustomCalls | None) -> Any:

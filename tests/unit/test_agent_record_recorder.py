@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hangwatch
-from hangwatch.agent.call_site import internal_prefixes
+from hangwatch.agent.call_site import known_prefixes
 from hangwatch.agent.inject.rank import identity
 from hangwatch.agent.record.python_page import RING_EVENTS
 from hangwatch.agent.record.python_recorder import PythonRecorder
@@ -37,7 +37,8 @@ class Page:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.recorder = PythonRecorder("asked for by a test")
-        self.recorder.set_internal_prefixes(internal_prefixes())
+        known = known_prefixes()
+        self.recorder.set_prefixes(known.internal, known.program)
         self.recorder.open_page(str(path), identity({}, 3, 8))
 
     def read(self) -> RankPage:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.sample.exceptions import (
     MESSAGE_BYTES,
     Exceptions,
@@ -61,7 +62,7 @@ def test_the_uncaught_exception_is_recorded_once(
     recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "last_value", raised(), raising=False)
-    exceptions = Exceptions(recorder, (), lambda: None)
+    exceptions = Exceptions(recorder, Prefixes(), lambda: None)
     assert exceptions.record_uncaught()
     assert exceptions.record_uncaught()
     ((kind, text, file, line, function),) = recorder.told
@@ -72,7 +73,7 @@ def test_the_uncaught_exception_is_recorded_once(
 
 def test_without_one_nothing_is_recorded(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys, "last_value", raising=False)
-    assert not Exceptions(recorder, (), lambda: None).record_uncaught()
+    assert not Exceptions(recorder, Prefixes(), lambda: None).record_uncaught()
     assert recorder.told == []
 
 
@@ -81,14 +82,14 @@ def test_an_interactive_session_goes_on_after_its_errors(
 ) -> None:
     monkeypatch.setattr(sys, "last_value", raised(), raising=False)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    assert not Exceptions(recorder, (), lambda: None).record_uncaught()
+    assert not Exceptions(recorder, Prefixes(), lambda: None).record_uncaught()
 
 
 def test_a_test_runner_goes_on_after_its_errors(
     recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "last_value", raised(), raising=False)
-    assert not Exceptions(recorder, ()).record_uncaught()
+    assert not Exceptions(recorder, Prefixes()).record_uncaught()
 
 
 def test_the_exception_that_the_main_thread_handles_is_told_by_its_type() -> None:
@@ -108,7 +109,7 @@ def _told(raises: Callable[[], object], thrown: tuple[str, str] = ("", "")) -> t
     try:
         raises()
     except Exception as error:  # noqa: BLE001 (whichever it is)
-        Exceptions(recorder, ()).record(error)
+        Exceptions(recorder, Prefixes()).record(error)
     ((_, field, *_),) = recorder.told
     assert len(field.encode()) <= PAGE_BYTES
     return unpacked(field)

@@ -33,7 +33,8 @@ HOUSE = (
 """Rooms, and modules that are in none, lowest first: each imports only from what stands before."""
 WITHIN: dict[str, tuple[str, ...]] = {
     "agent": (
-        *("turn", "guard", "exception_text", "torch_api", "environment", "call_site", "periodic"),
+        *("turn", "guard", "exception_text", "torch_api", "environment", "program", "call_site"),
+        *("periodic",),
         *("record", "sample", "practice", "inject"),
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),

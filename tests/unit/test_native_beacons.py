@@ -137,7 +137,7 @@ def rank(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setitem(sys.modules, "torch", torch)
     rank = Rank(tmp_path / "r0-0-1.page", cuda)
     _native.open_page(str(rank.path), {"pid": os.getpid(), "rank": 0, "world_size": 2})
-    _native.set_internal_prefixes([])
+    _native.set_prefixes([], [])
     _native.wrap_methods(Group, Work, lambda group: 0 if group is rank.group else -1)
     _native.use_streams(cuda.current_stream, str(cuda.library))
     rank.define()

@@ -128,7 +128,7 @@ class Recording:
 def recording(tmp_path: Path) -> Iterator[Recording]:
     recording = Recording(tmp_path / "r0-0-1.page")
     _native.open_page(str(recording.path), {"pid": os.getpid(), "rank": 0, "world_size": 2})
-    _native.set_internal_prefixes([])
+    _native.set_prefixes([], [])
     _native.wrap_methods(Group, Work, recording.resolve)
     yield recording
     _native.unwrap_methods()
@@ -760,7 +760,7 @@ C10D = "/lib/site-packages/torch/distributed/distributed_c10d.py"
 
 
 def test_the_op_is_what_the_user_called_and_the_site_where(recording: Recording) -> None:
-    _native.set_internal_prefixes(["/lib/"])
+    _native.set_prefixes(["/lib/"], [])
     library = (
         "def all_gather_object(): _private()\n"
         "def _private(): all_gather()\n"
@@ -815,7 +815,7 @@ def test_code_without_end_does_not_grow_our_memory_without_end(recording: Record
 
 
 def test_deep_recursion_costs_the_site_and_no_more(recording: Recording) -> None:
-    _native.set_internal_prefixes(["/lib/"])
+    _native.set_prefixes(["/lib/"], [])
     deep = "def down(n):\n    if n: down(n - 1)\n    else: group.allreduce([1])\ndown(300)\n"
     run_as("/lib/deep.py", deep, group=recording.group())
     assert recording.last.site is None

@@ -37,7 +37,7 @@ IDENTITY: dict[str, Any] = {
     "store_host": "10.0.0.1",
     "store_port": 29500,
     "run_id": "run-1",
-    "script": "/home/me/train.py",
+    "program": "/opt/site-packages/company/",
 }
 
 

@@ -9,7 +9,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.call_site import NOWHERE, internal_prefixes, user_place
+from hangwatch.agent.call_site import NOWHERE, known_prefixes, user_place
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.inject import rank as ranks
 from hangwatch.agent.inject.post_import import keep_fault, record_failure, say_unwatched
@@ -24,6 +24,7 @@ from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.sample.sampler import PERIOD_S, Sampler
 from hangwatch.agent.turn import Ticket
 from hangwatch.safety.foreign import Ignoring, is_foreign
+from hangwatch.safety.texts import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,7 +88,7 @@ class Process:
         self._directory = directory
         self._unwrapped = None if directory else Unwrapped(environ)
         self._environ = environ
-        self._prefixes = tuple(internal_prefixes())
+        self._prefixes = known_prefixes()
         self._phase = self._phase_before = "born"
         self._phase_shown = "born"
         self._joining = False
@@ -109,7 +110,7 @@ class Process:
         self._flight = FlightRecorder(recorders, answer_request=recorder.answer_request)
         self._exceptions = Exceptions(recorder, self._prefixes)
         self._practice = Practice(self.groups, self._prefixes)
-        recorder.set_internal_prefixes(self._prefixes)
+        recorder.set_prefixes(self._prefixes.internal, self._prefixes.program)
 
     @property
     def active(self) -> bool:
@@ -147,6 +148,7 @@ class Process:
 
     def _make_page(self, rank: int, world_size: int) -> None:
         identity = ranks.identity(self._environ, rank, world_size)
+        identity["program"] = readable(next(iter(self._prefixes.program), ""))
         path = ranks.page_path(self._directory, identity["restart"], rank, self.pid)
         # An exception that is not ours may have struck when it was just made.
         if path != self._making or not os.path.exists(path):

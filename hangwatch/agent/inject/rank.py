@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 
 from hangwatch.agent.environment import carried
+from hangwatch.agent.program import started
 from hangwatch.safety.foreign import is_foreign
 from hangwatch.safety.texts import readable
 
@@ -30,8 +30,6 @@ _LAUNCHER_MODULES = frozenset(
         "deepspeed.launcher.runner",
     }
 )
-_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-"""Options of Python that take the next word."""
 _ANCESTORS = 32
 """How far up the tree of processes a rank is looked for."""
 
@@ -77,7 +75,6 @@ def identity(environ: Mapping[str, str], rank: int, world_size: int) -> dict[str
         "store_port": number(environ, "MASTER_PORT", 0),
         # The same on every node: torchrun's comes first, since --run-id may be missing on some.
         "run_id": readable(environ.get("TORCHELASTIC_RUN_ID") or named_run(environ)),
-        "script": readable(script()),
     }
 
 
@@ -94,26 +91,8 @@ def is_launcher(words: Sequence[str]) -> bool:
     A pod may have RANK and WORLD_SIZE set for itself (Kubeflow's PyTorchJob does), and
     torchrun, which it runs, sets others for its ranks.
     """
-    program = ""
-    rest = iter(words[1:])
-    for word in rest:
-        if word == "-m":
-            return next(rest, "") in _LAUNCHER_MODULES
-        if word in _WITH_VALUE:
-            next(rest, "")
-        elif word.startswith("-"):
-            if word.startswith(("-c", "-m")):
-                return word.removeprefix("-m") in _LAUNCHER_MODULES
-        else:
-            program = word
-            break
-    return os.path.basename(program) in _LAUNCHERS
-
-
-def script() -> str:
-    """The program that runs here, for people."""
-    first = sys.argv[0] if getattr(sys, "argv", None) else ""
-    return os.path.abspath(first) if first and not first.startswith("-") else first
+    module, file = started(words)
+    return module in _LAUNCHER_MODULES or os.path.basename(file) in _LAUNCHERS
 
 
 def start_ticks(pid: int, proc: str = "/proc") -> int:

@@ -21,7 +21,7 @@ from hangwatch.safety.foreign import Ignoring
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hangwatch.agent.call_site import Place
+    from hangwatch.agent.call_site import Place, Prefixes
     from hangwatch.agent.guard import Guard
     from hangwatch.agent.practice.replicas import Replicas
 
@@ -67,7 +67,7 @@ class _Loop(NamedTuple):
 class Loaders:
     """The loaders of this process. begin() is called by the thread that loops."""
 
-    def __init__(self, replicas: Replicas, guard: Guard, prefixes: tuple[str, ...]) -> None:
+    def __init__(self, replicas: Replicas, guard: Guard, prefixes: Prefixes) -> None:
         self._replicas = replicas
         self._guard = guard
         self._prefixes = prefixes

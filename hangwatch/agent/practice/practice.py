@@ -26,6 +26,7 @@ from hangwatch.safety.foreign import Ignoring
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hangwatch.agent.call_site import Prefixes
     from hangwatch.agent.record.groups import Groups
 
 SUFFIX = ".practice"
@@ -43,7 +44,7 @@ class Practice:
     def __init__(
         self,
         groups: Groups,
-        prefixes: tuple[str, ...],
+        prefixes: Prefixes,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.guard = Guard(lambda: None, lambda _reason: None)

@@ -18,7 +18,7 @@ from hangwatch.safety.foreign import is_foreign
 if TYPE_CHECKING:
     from types import FrameType
 
-    from hangwatch.agent.call_site import Place
+    from hangwatch.agent.call_site import Place, Prefixes
     from hangwatch.agent.record.groups import Groups
 
 MAX_REPLICAS = 16
@@ -73,7 +73,7 @@ class Replica:
 class Replicas:
     """The modules and optimizers of this process. look() is called by the sampler alone."""
 
-    def __init__(self, groups: Groups, prefixes: tuple[str, ...]) -> None:
+    def __init__(self, groups: Groups, prefixes: Prefixes) -> None:
         self._groups = groups
         self._prefixes = prefixes
         self._replicas: list[Replica] = []

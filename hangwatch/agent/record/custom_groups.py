@@ -24,6 +24,7 @@ from hangwatch.operations import METHODS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hangwatch.agent.call_site import Prefixes
     from hangwatch.agent.guard import Guard
     from hangwatch.agent.record.groups import Groups
     from hangwatch.agent.record.recorder import Recorder
@@ -54,7 +55,7 @@ class CustomCalls:
     """
 
     def __init__(
-        self, recorder: Recorder, groups: Groups, guard: Guard, prefixes: tuple[str, ...]
+        self, recorder: Recorder, groups: Groups, guard: Guard, prefixes: Prefixes
     ) -> None:
         self.guard = guard
         self._recorder = recorder

@@ -17,7 +17,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.call_site import user_place
+from hangwatch.agent.call_site import Prefixes, user_place
 from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.agent.periodic import LockBell
 from hangwatch.agent.record.numbering import Numbering
@@ -43,7 +43,7 @@ class PythonPage(LockBell):
 
     def __init__(self, reason: str) -> None:
         super().__init__()
-        self.prefixes: tuple[str, ...] = ()
+        self.prefixes = Prefixes()
         self.numbering: dict[int, Numbering] = {}
         self._reason = reason
         self._memory: mmap.mmap | None = None
@@ -206,8 +206,8 @@ class PythonPage(LockBell):
         ranks: list[int] = self._groups[slot]["key"]["ranks"]
         return ranks
 
-    def set_internal_prefixes(self, prefixes: Sequence[str]) -> None:
-        self.prefixes = tuple(prefixes)
+    def set_prefixes(self, internal: Sequence[str], program: Sequence[str]) -> None:
+        self.prefixes = Prefixes(internal, program)
 
     def record_begin(
         self,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
+    from hangwatch.agent.call_site import Prefixes
     from hangwatch.agent.record.recorder import Recorder
 
 MESSAGE_BYTES = 500
@@ -46,7 +47,7 @@ class Exceptions:
     def __init__(
         self,
         recorder: Recorder,
-        prefixes: tuple[str, ...],
+        prefixes: Prefixes,
         outermost: Callable[[], FrameType | None] | None = None,
     ) -> None:
         self._recorder = recorder

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.text.phrases import line, short_file, the_ranks
-from hangwatch.frames import is_user_file, program_thread
+from hangwatch.frames import is_user_frame, program_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -142,7 +142,7 @@ def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
         return
     inside: list[str] = []
     for frame in frames:
-        if is_user_file(frame.file):
+        if is_user_frame(frame):
             if (frame.file, frame.line) == (site.file, site.line):
                 yield from inside[: -1 - OUTERMOST : -1]
                 return

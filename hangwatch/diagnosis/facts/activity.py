@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.frames import (
     innermost_user_site,
-    is_user_file,
+    is_user_frame,
     line_of,
     main_thread,
     program_thread,
@@ -98,7 +98,7 @@ def waits_in_collective(rank: RankSnapshot, sources: Mapping[str, str]) -> bool 
     if thread is None or not thread.frames:
         return None
     for frame in thread.frames:
-        if is_user_file(frame.file):
+        if is_user_frame(frame):
             text = line_of(sources, frame.file, frame.line) or ""
             return frame is thread.frames[0] and bool(_SYNC_LINE.search(text))
         if _IN_C10D.search(frame.file) or _MAY_WAIT.search(frame.file):
@@ -115,7 +115,7 @@ def may_wait(rank: RankSnapshot, sources: Mapping[str, str]) -> bool:
     if rank.pending_age_s is None or thread is None or not thread.frames:
         return False
     inner = thread.frames[0]
-    unknown = is_user_file(inner.file) and line_of(sources, inner.file, inner.line) is None
+    unknown = is_user_frame(inner) and line_of(sources, inner.file, inner.line) is None
     return unknown or waits_in_collective(rank, sources) is True
 
 
@@ -135,7 +135,7 @@ def _waiting_outside(
 ) -> Activity | None:
     """For data, a file or the store: what it calls says more than who has the GIL."""
     text = (site.source if site else None) or ""
-    innermost = bool(frames) and is_user_file(frames[0].file)
+    innermost = bool(frames) and is_user_frame(frames[0])
     if _any(_DATA, frames):
         worker, worker_site = _stuck_worker(rank.children, sources)
         return Activity(Reason.DATA_LOADING, worker_site or site, worker, worker_site)
@@ -164,7 +164,7 @@ def _busy(
 
 def _waits_in(frames: Sequence[Frame]) -> str:
     """What the user's line has called that waits for others of the program."""
-    inside = list(takewhile(lambda frame: not is_user_file(frame.file), frames))
+    inside = list(takewhile(lambda frame: not is_user_frame(frame), frames))
     outermost = inside[-1] if inside else None
     found = _WAITS.search(outermost.file) if outermost else None
     if found is None or outermost is None:

@@ -166,7 +166,7 @@ def main() -> None:
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     _native.open_page(str(PAGE), {"pid": os.getpid(), "rank": rank, "world_size": world})
     library = [sysconfig.get_path(name) + "/" for name in ("stdlib", "purelib", "platlib")]
-    _native.set_internal_prefixes(library)
+    _native.set_prefixes(library, [])
     _native.wrap_methods(c10d.ProcessGroup, c10d.Work, resolve)
     _native.start_heartbeat(50)
     if world > 1:

@@ -55,7 +55,7 @@ def main() -> None:
     path = Path(tempfile.mkdtemp()) / "rank.page"
     _native.open_page(str(path), {"pid": os.getpid(), "rank": 0, "world_size": 1})
     library = [sysconfig.get_path(name) + "/" for name in ("stdlib", "purelib", "platlib")]
-    _native.set_internal_prefixes(library)
+    _native.set_prefixes(library, [])
     _native.define_group(0, "0", "default_pg", [0], 0, "gloo")
     _native.wrap_methods(c10d.ProcessGroup, c10d.Work, lambda _: 0)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

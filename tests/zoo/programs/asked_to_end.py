@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 
-class Preempted(Exception):
+class PreemptedError(Exception):
     pass
 
 
 def leave(*_):
-    raise Preempted("asked to stop")
+    raise PreemptedError("asked to stop")
 
 
 def main():

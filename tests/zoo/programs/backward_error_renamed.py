@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-class TrainingFailed(Exception):
+class TrainingError(Exception):
     pass
 
 
@@ -32,7 +32,7 @@ def main():
         except RuntimeError:
             problem = "backward failed"
         if problem:
-            raise TrainingFailed(f"step {step}: {problem}")
+            raise TrainingError(f"step {step}: {problem}")
     dist.destroy_process_group()
 
 

@@ -3,23 +3,24 @@
 # expect: state=failed kind=died reason=exception certainty=proved culprits=1 victims=0,2
 # expect: site=culprit op=all_reduce exit=1 text=ValueError
 
-import datetime
+import datetime as dt
 import os
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 
 def live(number, seconds):
-    path = os.path.join(tempfile.gettempdir(), f"lives-{os.environ['MASTER_PORT']}-{number}")
+    path = Path(tempfile.gettempdir(), f"lives-{os.environ['MASTER_PORT']}-{number}")
     dist.init_process_group(
         "gloo",
         init_method=f"file://{path}",
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=datetime.timedelta(seconds=seconds),
+        timeout=dt.timedelta(seconds=seconds),
     )
     for step in range(100):
         if dist.get_rank() == 1 and step == 20:

@@ -30,7 +30,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from hangwatch.agent.call_site import internal_prefixes
+from hangwatch.agent.call_site import known_prefixes
 from hangwatch.agent.practice.practice import SUFFIX, Practice
 from hangwatch.efficiency import RankFacts, find_costs, parse_facts
 from hangwatch.types.calls import GroupKey
@@ -420,7 +420,7 @@ def seen(name: str, number: int, directory: Path) -> RankFacts:
     known = SimpleNamespace(ranks=WORLD, slot=0)
     practice = Practice(
         SimpleNamespace(find=lambda _group: known),  # type: ignore[arg-type]
-        tuple(internal_prefixes()),
+        known_prefixes(),
     )
     practice.attach()
     page = str(directory / f"{name}-{number}.page")

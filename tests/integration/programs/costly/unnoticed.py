@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from hangwatch.agent.call_site import internal_prefixes
+from hangwatch.agent.call_site import known_prefixes
 from hangwatch.agent.practice.practice import Practice
 
 DATA = TensorDataset(torch.randn(64, 4), torch.zeros(64))
@@ -72,7 +72,7 @@ def main() -> None:
     before = compiled()
     known = SimpleNamespace(ranks=(0,), slot=0)
     groups: Any = SimpleNamespace(find=lambda _group: known)
-    practice = Practice(groups, tuple(internal_prefixes()))
+    practice = Practice(groups, known_prefixes())
     practice.attach()
     practice.attach()
     after = compiled()

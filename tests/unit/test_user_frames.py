@@ -1,0 +1,141 @@
+"""Whose a frame is: one rule, which the agent has in Python and in C++, and the watchdog too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hangwatch import _native
+from hangwatch.agent.call_site import Prefixes, is_internal, known_prefixes
+from hangwatch.agent.program import program_code, started
+from hangwatch.frames import is_user_file, is_user_frame, marked
+from hangwatch.page.reader import parse_page
+from hangwatch.types.snapshot import Frame, ThreadStack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LIBRARY = "/venv/lib/python3.11/site-packages/"
+PYTHON = "/usr/lib/python3.11/"
+OURS = f"{LIBRARY}hangwatch/"
+COMPANY = f"{LIBRARY}company/"
+CASES = [
+    ("/home/me/train.py", "", True),
+    ("train.py", "", True),
+    ("/home/me/torch/model.py", "", True),
+    ("<stdin>", "", True),
+    ("<string>", "", True),
+    ("<ipython-input-3-0a1b>", "", True),
+    ("<frozen runpy>", "", False),
+    ("<eval_with_key>.3", "", False),
+    ("<attrs generated init company.Batch>", "", False),
+    ("/var/torchinductor_me/ab/cab.py", "", False),
+    (f"{PYTHON}threading.py", "", False),
+    (f"{LIBRARY}torch/nn/modules/module.py", "", False),
+    (f"{OURS}agent/guard.py", "", False),
+    (f"{COMPANY}train.py", "", False),
+    (f"{COMPANY}train.py", COMPANY, True),
+    (f"{COMPANY}data/loader.py", COMPANY, True),
+    (f"{LIBRARY}company_tools/io.py", COMPANY, False),
+    (f"{LIBRARY}torch/nn/modules/module.py", COMPANY, False),
+    ("/home/me/train.py", COMPANY, True),
+    (f"{LIBRARY}solo.py", f"{LIBRARY}solo.py", True),
+    (f"{OURS}demo/train.py", f"{OURS}demo/", True),
+    (f"{OURS}agent/guard.py", f"{OURS}demo/", False),
+]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "rank.page"
+    _native.open_page(str(path), {"pid": os.getpid(), "rank": 0, "world_size": 1})
+    _native.define_group(0, "0", "default_pg", [0], 0, "gloo")
+    yield path
+    _native.set_prefixes([], [])
+    _native.close_page()
+
+
+@pytest.mark.parametrize(("file", "program", "users"), CASES)
+def test_all_three_know_whose_a_file_is(
+    *, page: Path, file: str, program: str, users: bool
+) -> None:
+    assert is_user_file(file, program) is users
+    (thread,) = marked([ThreadStack("MainThread", 1, True, False, (Frame(file, 1, "f"),))], program)  # noqa: FBT003
+    assert is_user_frame(thread.frames[0]) is users
+    prefixes = Prefixes((LIBRARY, PYTHON), [program] if program else [])
+    assert is_internal(file, prefixes) is not users
+    _native.set_prefixes([*prefixes.internal, __file__], prefixes.program)
+    code = "index = record(0, 'all_reduce', 'all_reduce', 1, False, '', (), -1, -1, 0, False)"
+    scope: dict[str, Any] = {"record": _native.record_begin}
+    exec(compile(code, file, "exec"), scope)  # noqa: S102 (a file that is not there)
+    site = parse_page(page.read_bytes()).events[-1].site
+    assert (site is not None and site.file == file) is users
+
+
+def test_what_is_no_program_is_internal_here() -> None:
+    prefixes = known_prefixes()
+    assert prefixes.program == ()  # pytest runs programs of others
+    assert all(prefix.endswith("/") for prefix in prefixes.internal)
+    assert is_internal(os.__file__, prefixes)
+    assert is_internal(pytest.__file__, prefixes)
+    assert is_internal(sys.modules["hangwatch.agent.call_site"].__file__ or "", prefixes)
+    assert not is_internal(__file__, prefixes)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["python", "train.py", "-m", "x"], ("", "train.py")),
+        (["python", "-u", "-X", "dev", "-m", "company.train", "--lr", "1"], ("company.train", "")),
+        (["python", "-mcompany.train"], ("company.train", "")),
+        (["python", "-c", "print(1)", "-m", "x"], ("", "")),
+        (["python", "-", "-m", "x"], ("", "")),
+        (["python"], ("", "")),
+    ],
+)
+def test_what_a_command_line_runs(words: list[str], found: tuple[str, str]) -> None:
+    assert started(words) == found
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A directory of installed packages."""
+    found = tmp_path / "lib" / "site-packages"
+    for name in ("company/train.py", "torch/distributed/run.py", "hangwatch/demo/train.py"):
+        file = found / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (found / "solo.py").touch()
+    return found
+
+
+def test_the_package_of_a_module_that_is_run_is_the_program(library: Path) -> None:
+    path = [str(library.parent), str(library)]
+    for words, code in (
+        (["-m", "company.train"], f"{library}/company/"),
+        (["-m", "company"], f"{library}/company/"),
+        (["-m", "solo"], f"{library}/solo.py"),
+        (["-m", "hangwatch.demo.train"], f"{library}/hangwatch/demo/"),
+        (["-m", "torch.distributed.run", "train.py"], ""),
+        (["-m", "nowhere.train"], ""),
+    ):
+        assert program_code(["python", *words], path) == code
+    (library.parent / "company").mkdir()  # an entry before it has one of that name
+    assert program_code(["python", "-m", "company.train"], path) == ""
+
+
+def test_so_is_that_of_a_file_and_of_a_console_script(library: Path, tmp_path: Path) -> None:
+    path = [str(library)]
+    file = library / "hangwatch" / "demo" / "train.py"
+    assert program_code(["python", str(file)], path) == f"{file.parent}/"
+    script = tmp_path / "bin" / "company-train"
+    script.parent.mkdir()
+    script.write_text("#!/usr/bin/python\nimport sys\nfrom company.train import main\nmain()\n")
+    assert program_code(["python", str(script)], path) == f"{library}/company/"
+    script.write_bytes(b"\xff" * 9000)
+    for other in (str(script), str(tmp_path / "bin" / "gone"), "/home/me/train.py"):
+        assert program_code(["python", other], path) == ""
