@@ -16,10 +16,10 @@ from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.facts.shares import is_half
 from hangwatch.diagnosis.facts.signatures import Differs, split
-from hangwatch.diagnosis.facts.spots import Place
+from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.rules.drift import Drift, drift, shifted
 from hangwatch.diagnosis.text import disagreement
-from hangwatch.diagnosis.text.phrases import spot_text
+from hangwatch.diagnosis.text.phrases import wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import Certainty, Kind, Reason, State
@@ -76,13 +76,13 @@ def _out_of_step(
             model, first = next(iter(others.items()))
             # One that nowhere differs from the others has only not come far enough to tell.
             apart = {one for one in ranks if one not in others and _differ(steps, one, model)}
-            camps = (
+            sides = (
                 tuple(one for one in ranks if one in apart or one == rank),
                 tuple(one for one in ranks if one not in apart and one != rank),
             )
-            if not first.known and len(camps[0]) >= len(camps[1]):
+            if not first.known and len(sides[0]) >= len(sides[1]):
                 return  # neither when it began nor who it was: too little to alarm people
-            yield _verdict_of_drift(job, Place(gid, first.seq), first, camps, places)
+            yield _verdict_of_drift(job, Place(gid, first.seq), first, sides, places)
             return
 
 
@@ -105,20 +105,20 @@ def _verdict_of_drift(
     job: Job,
     place: Place,
     found: Drift,
-    camps: tuple[Ranks, Ranks],
+    sides: tuple[Ranks, Ranks],
     places: Mapping[int, Mapping[int, OpRecord]],
 ) -> Verdict:
     records = places[place.seq]
-    mine, theirs = (next(records[rank] for rank in camp if rank in records) for camp in camps)
+    mine, theirs = (next(records[rank] for rank in side if rank in records) for side in sides)
     about = theirs if found.shift > 0 else mine
     texts = job.snapshot.sources
     scene = Scene(
-        *camps,
-        spot_text(job, place, about.op),
+        *sides,
+        wait_point_text(job, place, about.op),
         with_source(mine.site, texts),
         with_source(theirs.site, texts),
     )
-    even = len(camps[0]) == len(camps[1])
+    even = len(sides[0]) == len(sides[1])
     text = disagreement.drifting(scene, found.shift, known=found.known, even=even)
     return _verdict(job, place, Kind.OP_MISMATCH, scene, about, text, even=even)
 
@@ -144,7 +144,7 @@ def _verdict_of_split(
     culprits = tuple(sorted(rank for ranks in rest for rank in ranks))
     about = records[culprits[0]]
     site = with_source(about.site, job.snapshot.sources)
-    scene = Scene(culprits, most, spot_text(job, place, about.op), site, site)
+    scene = Scene(culprits, most, wait_point_text(job, place, about.op), site, site)
     text = disagreement.unnoticed(scene, found)
     return _verdict(job, place, Kind.SIGNATURE_MISMATCH, scene, about, text, even=even)
 

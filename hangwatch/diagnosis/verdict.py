@@ -13,7 +13,7 @@ from hangwatch.diagnosis.facts.aftermath import find_waits
 from hangwatch.diagnosis.facts.devices import needed, stuck_devices, without_company
 from hangwatch.diagnosis.facts.endings import Cause, How, endings, last_call
 from hangwatch.diagnosis.facts.job import index, seconds
-from hangwatch.diagnosis.facts.spots import UNNAMED, Channel, Place
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
 from hangwatch.diagnosis.graph.build import build
 from hangwatch.diagnosis.graph.wait_for import roots
 from hangwatch.diagnosis.rules.blame import with_fault
@@ -31,7 +31,7 @@ from hangwatch.types.verdict import Wait as ShownWait
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.spots import Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Finding
     from hangwatch.types.snapshot import JobSnapshot, Thresholds
 
@@ -120,10 +120,17 @@ def _findings(case: Case) -> list[Finding]:
         elif root.ranks:
             terminals.extend(root.ranks)
         else:
-            spot = root.spots[0]
-            disputed = isinstance(spot, Place) and case.disputed.get(spot.gid) == spot.seq
-            finding = judge_dispute(case, spot) if isinstance(spot, Place) and disputed else None
-            found.append(finding or judge_stuck(case, spot))
+            wait_point = root.wait_points[0]
+            disputed = (
+                isinstance(wait_point, Place)
+                and case.disputed.get(wait_point.gid) == wait_point.seq
+            )
+            finding = (
+                judge_dispute(case, wait_point)
+                if isinstance(wait_point, Place) and disputed
+                else None
+            )
+            found.append(finding or judge_stuck(case, wait_point))
     found.extend(judge_terminals(case, terminals))
     kept = [finding for finding in found if not _is_idle_guess(finding, found)]
     return [with_fault(case, with_drift(case, finding)) for finding in kept]
@@ -154,8 +161,8 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     certainty = finding.certainty
     if certainty is Certainty.PROVED and not _old_enough(case, age_s):
         certainty = Certainty.LIKELY
-    spot = finding.spot
-    gid = spot.gid if isinstance(spot, Place | Channel) else None
+    wait_point = finding.wait_point
+    gid = wait_point.gid if isinstance(wait_point, Place | Channel) else None
     return Verdict(
         state=state,
         kind=finding.kind,
@@ -183,8 +190,8 @@ def _unless_guessed(case: Case, finding: Finding) -> Finding:
     """
     ranks = (case.job.ranks.get(culprit) for culprit in finding.culprits)
     replaced = any(rank.process.replaced for rank in ranks if rank is not None)
-    spots = (finding.spot, *(wait.spot for wait in finding.waits))
-    guessed = any(isinstance(s, Place | Channel) and s.gid in case.job.guessed for s in spots)
+    wait_points = (finding.wait_point, *(wait.wait_point for wait in finding.waits))
+    guessed = any(isinstance(s, Place | Channel) and s.gid in case.job.guessed for s in wait_points)
     if not replaced and (not guessed or finding.kind is Kind.DIED):
         return finding
     sure = finding.certainty is Certainty.PROVED
@@ -222,10 +229,12 @@ def _waits(case: Case, finding: Finding) -> tuple[ShownWait, ...]:
     return tuple(
         ShownWait(
             rank=rank,
-            group=case.job.keys[wait.spot.gid] if isinstance(wait.spot, Place | Channel) else None,
+            group=case.job.keys[wait.wait_point.gid]
+            if isinstance(wait.wait_point, Place | Channel)
+            else None,
             seq=_seq(wait),
-            op=wait.op or case.op_at((), wait.spot) or UNNAMED,
-            waits_for=graph.missing.get(wait.spot, ()),
+            op=wait.op or case.op_at((), wait.wait_point) or UNNAMED,
+            waits_for=graph.missing.get(wait.wait_point, ()),
             age_s=wait.age_s,
             site=case.wait_site(wait),
         )
@@ -235,8 +244,8 @@ def _waits(case: Case, finding: Finding) -> tuple[ShownWait, ...]:
 
 
 def _seq(wait: Wait) -> int:
-    if isinstance(wait.spot, Place):
-        return wait.spot.seq
+    if isinstance(wait.wait_point, Place):
+        return wait.wait_point.seq
     return wait.record.seq if wait.record is not None else 0
 
 

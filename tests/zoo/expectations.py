@@ -24,7 +24,7 @@ import jsonschema
 import report_schema
 from harness import RECORDED, reaches, watch
 
-from hangwatch.diagnosis.facts.spots import UNNAMED
+from hangwatch.diagnosis.facts.wait_points import UNNAMED
 from hangwatch.diagnosis.rules.unrecorded import BY_CPP
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import Cause, How, went_on
 from hangwatch.diagnosis.facts.job import seconds
-from hangwatch.diagnosis.facts.spots import Place, Wait
+from hangwatch.diagnosis.facts.wait_points import Place, Wait
 from hangwatch.diagnosis.facts.waits import (
     awaited_setups,
     by_counters,
     living,
     pending,
     setup_of,
-    spot_of,
+    wait_point_of,
 )
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import OpState
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.types.snapshot import RankSnapshot
 
 FAILED_WITHIN = 4
@@ -54,7 +54,7 @@ def find_waits(
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
             found = list(_ended(job, rank, ended))
             in_dispute = _in_dispute(job, rank, end, disputed or {})
-            if all(_is_before(wait.spot, in_dispute) for wait in found):
+            if all(_is_before(wait.wait_point, in_dispute) for wait in found):
                 found = in_dispute or found
             waits.extend(wait._replace(over=True) for wait in found)
     return waits
@@ -73,10 +73,12 @@ def _in_dispute(
     ]
 
 
-def _is_before(spot: Spot, waits: Iterable[Wait]) -> bool:
+def _is_before(wait_point: WaitPoint, waits: Iterable[Wait]) -> bool:
     """Whether a place comes before one that a rank waits in: it has been there long ago."""
-    return isinstance(spot, Place) and any(
-        isinstance(wait.spot, Place) and spot.gid == wait.spot.gid and spot.seq < wait.spot.seq
+    return isinstance(wait_point, Place) and any(
+        isinstance(wait.wait_point, Place)
+        and wait_point.gid == wait.wait_point.gid
+        and wait_point.seq < wait.wait_point.seq
         for wait in waits
     )
 
@@ -96,11 +98,11 @@ def _ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterato
     position = _last_position(job, rank.rank)
     if position is not None:
         record = job.ops[rank.rank][position][1]
-        spot = spot_of(job, rank.rank, position)
-        if spot is not None:
+        wait_point = wait_point_of(job, rank.rank, position)
+        if wait_point is not None:
             yield Wait(
                 rank.rank,
-                spot,
+                wait_point,
                 seconds(record.issued_age_s),
                 firm=True,
                 op=record.op,

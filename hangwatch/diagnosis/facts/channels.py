@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.shares import is_minority
-from hangwatch.diagnosis.facts.spots import ANYONE, Channel
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel
 from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.types.snapshot import OpRecord
 
 MAX_SENDERS = 4096
@@ -36,45 +36,49 @@ def turn(job: Job, rank: int, position: int) -> tuple[int, int]:
     return under_way, len(alike) if known else -1
 
 
-def answers(other: Spot, spot: Channel) -> bool:
-    """Whether a rank at ``other`` makes the call that ``spot`` needs of it."""
+def answers(other: WaitPoint, wait_point: Channel) -> bool:
+    """Whether a rank at ``other`` makes the call that ``wait_point`` needs of it."""
     return (
         isinstance(other, Channel)
-        and (other.gid, other.sends) == (spot.gid, not spot.sends)
-        and other.peer in (spot.waiter, ANYONE)
+        and (other.gid, other.sends) == (wait_point.gid, not wait_point.sends)
+        and other.peer in (wait_point.waiter, ANYONE)
     )
 
 
-def is_posted(job: Job, spot: Channel, peer: int) -> bool:
+def is_posted(job: Job, wait_point: Channel, peer: int) -> bool:
     """Whether ``peer`` has made the call that a send or recv needs of it."""
-    calls = _in_group(job, peer, spot.gid)
-    alike = _answering(calls, spot)
-    if spot.nth >= 0 and _is_whole(calls) and not _any_from_anyone(calls, _wanted(spot)):
-        return len(alike) > spot.nth
-    return _under_way(alike) > spot.turn
+    calls = _in_group(job, peer, wait_point.gid)
+    alike = _answering(calls, wait_point)
+    if (
+        wait_point.nth >= 0
+        and _is_whole(calls)
+        and not _any_from_anyone(calls, _wanted(wait_point))
+    ):
+        return len(alike) > wait_point.nth
+    return _under_way(alike) > wait_point.turn
 
 
-def senders(job: Job, spot: Channel) -> tuple[int, ...]:
+def senders(job: Job, wait_point: Channel) -> tuple[int, ...]:
     """Who may send what a recv from any source waits for."""
-    members = job.members(spot.gid)[: MAX_SENDERS + 1]
-    return tuple(rank for rank in members if rank != spot.waiter)
+    members = job.members(wait_point.gid)[: MAX_SENDERS + 1]
+    return tuple(rank for rank in members if rank != wait_point.waiter)
 
 
-def sending(job: Job, spot: Channel, peer: int) -> int:
+def sending(job: Job, wait_point: Channel, peer: int) -> int:
     """How many messages for a recv from any source ``peer`` has under way."""
-    return _under_way(_answering(_in_group(job, peer, spot.gid), spot))
+    return _under_way(_answering(_in_group(job, peer, wait_point.gid), wait_point))
 
 
-def sent(job: Job, spot: Channel, ranks: Sequence[int]) -> dict[int, int]:
+def sent(job: Job, wait_point: Channel, ranks: Sequence[int]) -> dict[int, int]:
     """How many messages for a recv each of some ranks has sent since the same moment.
 
     Ever, where that is known; else since the first collective that all of them have on
     record. Empty where their rings have no such moment in common.
     """
-    known = all(r in job.ranks and _is_whole(_in_group(job, r, spot.gid)) for r in ranks)
+    known = all(r in job.ranks and _is_whole(_in_group(job, r, wait_point.gid)) for r in ranks)
     since = dict.fromkeys(ranks, 0) if known else _first_in_common(job, ranks)
     return {
-        rank: len(_answering(_in_group(job, rank, spot.gid, start), spot))
+        rank: len(_answering(_in_group(job, rank, wait_point.gid, start), wait_point))
         for rank, start in since.items()
     }
 
@@ -104,19 +108,19 @@ def _first_in_common(job: Job, ranks: Sequence[int]) -> dict[int, int]:
     return {rank: places[first] for rank, places in zip(ranks, at, strict=True)}
 
 
-def _answering(calls: Iterable[OpRecord], spot: Channel) -> list[OpRecord]:
-    """Those of a peer's calls that match the spot's."""
+def _answering(calls: Iterable[OpRecord], wait_point: Channel) -> list[OpRecord]:
+    """Those of a peer's calls that match the wait point's."""
     return [
         call
         for call in calls
-        if call.wire.startswith(_wanted(spot))
-        and call.peer in (spot.waiter, ANYONE)
-        and call.tag == spot.tag
+        if call.wire.startswith(_wanted(wait_point))
+        and call.peer in (wait_point.waiter, ANYONE)
+        and call.tag == wait_point.tag
     ]
 
 
-def _wanted(spot: Channel) -> str:
-    return "recv" if spot.sends else "send"
+def _wanted(wait_point: Channel) -> str:
+    return "recv" if wait_point.sends else "send"
 
 
 def _under_way(calls: Iterable[OpRecord]) -> int:

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hangwatch.diagnosis.facts.spots import Channel, Place
+from hangwatch.diagnosis.facts.wait_points import Channel, Place
 from hangwatch.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.spots import Spot, Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
 
 
 class Stuck(NamedTuple):
@@ -66,26 +66,31 @@ def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait
     if not behind:
         return now
     known = {wait.rank for wait in now}
-    for spot in {wait.spot for wait in now}:
-        known.update(_lacking(job, spot, stuck) if isinstance(spot, Place) else ())
-        if isinstance(spot, Channel):
-            known.add(spot.peer)
-    new = {spot for spot in {wait.spot for wait in behind} if _lacking(job, spot, stuck) - known}
-    return now + [wait for wait in behind if wait.spot in new]
+    for wait_point in {wait.wait_point for wait in now}:
+        known.update(_lacking(job, wait_point, stuck) if isinstance(wait_point, Place) else ())
+        if isinstance(wait_point, Channel):
+            known.add(wait_point.peer)
+    new = {
+        wait_point
+        for wait_point in {wait.wait_point for wait in behind}
+        if _lacking(job, wait_point, stuck) - known
+    }
+    return now + [wait for wait in behind if wait.wait_point in new]
 
 
 def _is_behind(wait: Wait) -> bool:
     return wait.apart and wait.record is not None and wait.record.device
 
 
-def _lacking(job: Job, spot: Spot, stuck: Collection[int]) -> set[int]:
+def _lacking(job: Job, wait_point: WaitPoint, stuck: Collection[int]) -> set[int]:
     """The members that have not issued a call, or that will not run it."""
-    if not isinstance(spot, Place):
+    if not isinstance(wait_point, Place):
         return set()
     return {
         member
-        for member in job.members(spot.gid)
-        if not job.arrived(member, spot) or (member in stuck and not job.passed(member, spot))
+        for member in job.members(wait_point.gid)
+        if not job.arrived(member, wait_point)
+        or (member in stuck and not job.passed(member, wait_point))
     }
 
 

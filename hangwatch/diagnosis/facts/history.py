@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.spots import Place
+from hangwatch.diagnosis.facts.wait_points import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +32,7 @@ class Habit:
     here_known_there: bool
     """The ranks that entered ``there`` have entered ``here`` at other places."""
     here_is_new: bool
-    """Neither camp has made this call at another place: the program may just go on."""
+    """Neither side has made this call at another place: the program may just go on."""
     by_line: bool
     """One of the calls has a line; else only their sizes tell them from others."""
     apart: bool
@@ -47,7 +47,7 @@ def step(record: OpRecord) -> Step:
 
 
 def habit(job: Job, place: Place, here: Iterable[int], there: Iterable[int]) -> Habit | None:
-    """Compare what two camps entered at a place with what each did before."""
+    """Compare what two sides entered at a place with what each did before."""
     mine, other = _one(job, place, here), _one(job, place, there)
     if mine is None or other is None:
         return None

@@ -17,7 +17,7 @@ from hangwatch.types.kinds import OpState, Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hangwatch.diagnosis.facts.spots import Place
+    from hangwatch.diagnosis.facts.wait_points import Place
     from hangwatch.types.calls import GroupKey
     from hangwatch.types.snapshot import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
 

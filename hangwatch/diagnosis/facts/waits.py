@@ -1,6 +1,6 @@
 """Who waits, and where: the edges of the wait-for graph that start at living ranks.
 
-A rank waits at a *spot*: a place (the n-th collective of a group), a channel (a
+A rank waits at a *wait point*: a place (the n-th collective of a group), a channel (a
 send or recv that its peer has to match), or a set-up call that all ranks make
 together. What a rank merely issued and works on beside is no wait.
 """
@@ -14,7 +14,7 @@ from hangwatch.diagnosis.facts.activity import GIL_STALE_S, waits_in_collective
 from hangwatch.diagnosis.facts.channels import turn
 from hangwatch.diagnosis.facts.devices import oldest
 from hangwatch.diagnosis.facts.job import seconds
-from hangwatch.diagnosis.facts.spots import Channel, Place, Setup, Spot, Wait
+from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.frames import program_thread
 from hangwatch.types.kinds import OpState, Phase
 
@@ -59,8 +59,8 @@ def living(job: Job, rank: RankSnapshot, setups: frozenset[Setup]) -> Iterator[W
         # Autograd runs its hooks in threads of the device, for which main waits.
         yield from (wait._replace(firm=in_collective is True) for wait in others)
     if main or in_collective is not False:
-        taken = {wait.spot for wait in blocked}
-        yield from (wait for wait in pending(job, rank) if wait.spot not in taken)
+        taken = {wait.wait_point for wait in blocked}
+        yield from (wait for wait in pending(job, rank) if wait.wait_point not in taken)
         if not blocked and not _is_stale(rank):
             yield from by_counters(job, rank)
 
@@ -82,11 +82,11 @@ def _of_device(job: Job, rank: int, positions: Sequence[int]) -> Iterator[Wait]:
         if behind and (gid in groups or record.p2p):
             continue
         groups.add(gid)
-        spot = spot_of(job, rank, position)
-        if spot is not None:
+        wait_point = wait_point_of(job, rank, position)
+        if wait_point is not None:
             yield Wait(
                 rank,
-                spot,
+                wait_point,
                 min(seconds(record.issued_age_s), math.inf if still_s is None else still_s),
                 firm=False,
                 op=record.op,
@@ -130,14 +130,20 @@ def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
         age_s = seconds(
             record.issued_age_s if record.blocked_age_s is None else record.blocked_age_s
         )
-        spot = spot_of(job, rank.rank, position)
-        if spot is not None:
+        wait_point = wait_point_of(job, rank.rank, position)
+        if wait_point is not None:
             yield Wait(
-                rank.rank, spot, age_s, firm=True, op=record.op, record=record, site=record.site
+                rank.rank,
+                wait_point,
+                age_s,
+                firm=True,
+                op=record.op,
+                record=record,
+                site=record.site,
             )
 
 
-def spot_of(job: Job, rank: int, position: int) -> Spot | None:
+def wait_point_of(job: Job, rank: int, position: int) -> WaitPoint | None:
     """Where a call of a rank waits, None for one that can wait for nobody."""
     gid, record = job.ops[rank][position]
     if not record.p2p:

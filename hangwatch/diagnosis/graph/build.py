@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.graph.missing import missing_at, missing_at_place
 from hangwatch.diagnosis.graph.wait_for import Graph
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.spots import Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait
 
 
 def build(
@@ -37,18 +37,18 @@ def build(
         if wait.rank in stuck:
             continue
         if wait.record is not None and wait.record.device and not wait.apart:
-            graph.devices.setdefault(wait.rank, set()).add(wait.spot)
-        graph.at[wait.spot].append(wait)
+            graph.devices.setdefault(wait.rank, set()).add(wait.wait_point)
+        graph.at[wait.wait_point].append(wait)
         if not wait.apart:
             graph.by_rank[wait.rank].append(wait)
-    for spot in list(graph.at):
-        first = disputed.get(spot.gid) if isinstance(spot, Place) else None
-        if isinstance(spot, Place) and first is not None and spot.seq >= first:
-            graph.missing[spot] = ()
-            if spot.seq > first:
-                graph.because[spot] = Place(spot.gid, first)
+    for wait_point in list(graph.at):
+        first = disputed.get(wait_point.gid) if isinstance(wait_point, Place) else None
+        if isinstance(wait_point, Place) and first is not None and wait_point.seq >= first:
+            graph.missing[wait_point] = ()
+            if wait_point.seq > first:
+                graph.because[wait_point] = Place(wait_point.gid, first)
             continue
-        graph.missing[spot] = missing_at(job, spot, graph, ended)
+        graph.missing[wait_point] = missing_at(job, wait_point, graph, ended)
     _link_earlier(graph)
     _link_pairs(graph)
     _link_queues(graph)
@@ -66,7 +66,7 @@ def _without_idle_guesses(
     kept: list[Wait] = []
     idle: dict[int, list[Wait]] = defaultdict(list)
     for wait in waits:
-        place = wait.spot if wait.vague and isinstance(wait.spot, Place) else None
+        place = wait.wait_point if wait.vague and isinstance(wait.wait_point, Place) else None
         full = place is not None and not missing_at_place(job, place, Graph(), ended)
         if full and not wait.over:
             idle[wait.rank].append(wait)
@@ -79,15 +79,23 @@ def _without_idle_guesses(
 def _link_pairs(graph: Graph) -> None:
     """A recv that is matched is stuck together with its send."""
     sends: dict[tuple[int, int, int], dict[int, Channel]] = defaultdict(dict)
-    for spot in graph.at:
-        if isinstance(spot, Channel) and spot.sends:
-            sends[spot.gid, spot.peer, spot.tag][spot.waiter] = spot
-    for spot in graph.at:
-        if isinstance(spot, Channel) and not spot.sends and not graph.missing[spot]:
-            known = sends.get((spot.gid, spot.waiter, spot.tag), {})
-            send = next(iter(known.values()), None) if spot.peer == ANYONE else known.get(spot.peer)
+    for wait_point in graph.at:
+        if isinstance(wait_point, Channel) and wait_point.sends:
+            sends[wait_point.gid, wait_point.peer, wait_point.tag][wait_point.waiter] = wait_point
+    for wait_point in graph.at:
+        if (
+            isinstance(wait_point, Channel)
+            and not wait_point.sends
+            and not graph.missing[wait_point]
+        ):
+            known = sends.get((wait_point.gid, wait_point.waiter, wait_point.tag), {})
+            send = (
+                next(iter(known.values()), None)
+                if wait_point.peer == ANYONE
+                else known.get(wait_point.peer)
+            )
             if send is not None:
-                graph.because[spot] = send
+                graph.because[wait_point] = send
 
 
 def _link_queues(graph: Graph) -> None:
@@ -97,26 +105,30 @@ def _link_queues(graph: Graph) -> None:
     can wait for another group's on one of its members.
     """
     for waits in graph.by_rank.values():
-        issued = [wait.spot for wait in waits if not wait.firm and wait.record is not None]
-        for before, spot in pairwise(issued):
-            if isinstance(spot, Place) and _is_full(graph, spot):
-                graph.queued[spot].append(before)
+        issued = [wait.wait_point for wait in waits if not wait.firm and wait.record is not None]
+        for before, wait_point in pairwise(issued):
+            if isinstance(wait_point, Place) and _is_full(graph, wait_point):
+                graph.queued[wait_point].append(before)
 
 
 def _link_earlier(graph: Graph) -> None:
     """A place that all have reached waits for the unfinished ones before it."""
     waited: dict[int, list[int]] = defaultdict(list)
-    for spot in graph.at:
-        if isinstance(spot, Place):
-            waited[spot.gid].append(spot.seq)
+    for wait_point in graph.at:
+        if isinstance(wait_point, Place):
+            waited[wait_point.gid].append(wait_point.seq)
     for gid, seqs in waited.items():
         seqs.sort()
         for earlier, seq in pairwise(seqs):
-            spot = Place(gid, seq)
-            if _is_full(graph, spot):
-                graph.because[spot] = Place(gid, earlier)
+            wait_point = Place(gid, seq)
+            if _is_full(graph, wait_point):
+                graph.because[wait_point] = Place(gid, earlier)
 
 
-def _is_full(graph: Graph, spot: Place) -> bool:
+def _is_full(graph: Graph, wait_point: Place) -> bool:
     """Whether all have reached a place and nothing yet tells why it is not complete."""
-    return not graph.missing[spot] and spot not in graph.because and spot not in graph.disputed
+    return (
+        not graph.missing[wait_point]
+        and wait_point not in graph.because
+        and wait_point not in graph.disputed
+    )

@@ -1,4 +1,4 @@
-"""Whom a spot waits for: the edges of the wait-for graph that end at ranks."""
+"""Whom a wait point waits for: the edges of the wait-for graph that end at ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.channels import answers, fewest, is_posted, senders, sending, sent
 from hangwatch.diagnosis.facts.endings import Cause, How
-from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
@@ -14,50 +14,57 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.diagnosis.graph.wait_for import Graph
 
 
-def missing_at(job: Job, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) -> tuple[int, ...]:
-    """The ranks that a spot waits for."""
-    if isinstance(spot, Setup):
-        return _missing_at_setup(job, spot, graph, ended)
-    if isinstance(spot, Place):
-        return missing_at_place(job, spot, graph, ended)
-    if spot.peer == ANYONE:
-        return _missing_senders(job, spot, graph, ended)
-    there = is_posted(job, spot, spot.peer) and not _is_gone(spot.peer, spot, graph, ended)
-    return () if there and not _is_away(graph, spot) else (spot.peer,)
+def missing_at(
+    job: Job, wait_point: WaitPoint, graph: Graph, ended: Mapping[int, Ending]
+) -> tuple[int, ...]:
+    """The ranks that a wait point waits for."""
+    if isinstance(wait_point, Setup):
+        return _missing_at_setup(job, wait_point, graph, ended)
+    if isinstance(wait_point, Place):
+        return missing_at_place(job, wait_point, graph, ended)
+    if wait_point.peer == ANYONE:
+        return _missing_senders(job, wait_point, graph, ended)
+    there = is_posted(job, wait_point, wait_point.peer) and not _is_gone(
+        wait_point.peer, wait_point, graph, ended
+    )
+    return () if there and not _is_away(graph, wait_point) else (wait_point.peer,)
 
 
 def _missing_senders(
-    job: Job, spot: Channel, graph: Graph, ended: Mapping[int, Ending]
+    job: Job, wait_point: Channel, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
     """Of all that may send what a recv from any source waits for those who should have.
 
     Any of them would do: the one that has sent less than the others is missing, else all.
     """
-    several = senders(job, spot)
-    gone = {rank for rank in several if _is_gone(rank, spot, graph, ended)}
-    if sum(sending(job, spot, rank) for rank in several if rank not in gone) > spot.turn:
+    several = senders(job, wait_point)
+    gone = {rank for rank in several if _is_gone(rank, wait_point, graph, ended)}
+    if (
+        sum(sending(job, wait_point, rank) for rank in several if rank not in gone)
+        > wait_point.turn
+    ):
         return ()
     dead = tuple(rank for rank in several if _died_by_itself(rank, ended))
     if dead:
         return dead
-    finished = {rank for rank in several if rank in ended or job.has_left(rank, spot.gid)}
+    finished = {rank for rank in several if rank in ended or job.has_left(rank, wait_point.gid)}
     left = tuple(rank for rank in several if rank not in finished) or several
-    return fewest(sent(job, spot, left)) or left
+    return fewest(sent(job, wait_point, left)) or left
 
 
-def _is_gone(rank: int, spot: Channel, graph: Graph, ended: Mapping[int, Ending]) -> bool:
+def _is_gone(rank: int, wait_point: Channel, graph: Graph, ended: Mapping[int, Ending]) -> bool:
     """Whether a peer has ended without completing what it posted."""
-    return _died_by_itself(rank, ended) or _went_elsewhere(rank, spot, graph, ended)
+    return _died_by_itself(rank, ended) or _went_elsewhere(rank, wait_point, graph, ended)
 
 
-def _is_away(graph: Graph, spot: Channel) -> bool:
+def _is_away(graph: Graph, wait_point: Channel) -> bool:
     """Whether the peer has issued its call, and its device is at something else."""
-    at = graph.devices.get(spot.peer)
-    return at is not None and not any(answers(other, spot) for other in at)
+    at = graph.devices.get(wait_point.peer)
+    return at is not None and not any(answers(other, wait_point) for other in at)
 
 
 def missing_at_place(
@@ -82,17 +89,19 @@ def missing_at_place(
     )
 
 
-def _went_elsewhere(rank: int, spot: Spot, graph: Graph, ended: Mapping[int, Ending]) -> bool:
-    """Whether a rank was in a spot, asynchronously, and ended in, or after, something else."""
+def _went_elsewhere(
+    rank: int, wait_point: WaitPoint, graph: Graph, ended: Mapping[int, Ending]
+) -> bool:
+    """Whether a rank left a wait point, asynchronously, and ended in, or after, something else."""
     end = ended.get(rank)
     if end is None:
         return False
     if end.how is How.CLEAN:
-        return isinstance(spot, Place)
-    at = [wait.spot for wait in graph.by_rank.get(rank, ())]
-    if not isinstance(spot, Channel):
-        return bool(at) and spot not in at
-    return bool(at) and not any(answers(other, spot) for other in at)
+        return isinstance(wait_point, Place)
+    at = [wait.wait_point for wait in graph.by_rank.get(rank, ())]
+    if not isinstance(wait_point, Channel):
+        return bool(at) and wait_point not in at
+    return bool(at) and not any(answers(other, wait_point) for other in at)
 
 
 def _died_by_itself(rank: int, ended: Mapping[int, Ending]) -> bool:
@@ -101,10 +110,10 @@ def _died_by_itself(rank: int, ended: Mapping[int, Ending]) -> bool:
 
 
 def _missing_at_setup(
-    job: Job, spot: Setup, graph: Graph, ended: Mapping[int, Ending]
+    job: Job, wait_point: Setup, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
-    there = {wait.rank for wait in graph.at[spot]}
-    if spot.call == "init_process_group":
+    there = {wait.rank for wait in graph.at[wait_point]}
+    if wait_point.call == "init_process_group":
         # Who has come through it has been there.
         there.update(
             number
@@ -112,7 +121,7 @@ def _missing_at_setup(
             if rank.phase is Phase.RUNNING and number not in ended
         )
     missing = tuple(rank for rank in job.world() if rank not in there)
-    if spot.call == "new_group":
+    if wait_point.call == "new_group":
         # Who is no member is let through, and may have come to its end since.
         left = tuple(r for r in missing if r not in ended or ended[r].how is not How.CLEAN)
         return left or missing

@@ -1,6 +1,6 @@
-"""The wait-for graph of ranks and spots, and its roots.
+"""The wait-for graph of ranks and wait points, and its roots.
 
-Bipartite: a rank has an edge to each spot that it waits at, a spot one to each
+Bipartite: a rank has an edge to each wait point that it waits at, a wait point one to each
 rank that it waits for. What is left when everything that something else explains
 is taken away are the sinks of its strongly connected components.
 """
@@ -11,37 +11,37 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.spots import Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hangwatch.diagnosis.facts.spots import Spot, Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
 
 Node = int | Place | Channel | Setup
 
 
 @dataclass(slots=True)
 class Graph:
-    """Waits by rank and by spot, and whom each spot waits for."""
+    """Waits by rank and by wait point, and whom each wait point waits for."""
 
     by_rank: dict[int, list[Wait]] = field(default_factory=lambda: defaultdict(list))
-    at: dict[Spot, list[Wait]] = field(default_factory=lambda: defaultdict(list))
-    missing: dict[Spot, tuple[int, ...]] = field(default_factory=dict)
-    because: dict[Spot, Spot] = field(default_factory=dict)
-    """A spot to another that explains it: an earlier place, the send of a recv."""
-    queued: dict[Spot, list[Spot]] = field(default_factory=lambda: defaultdict(list))
+    at: dict[WaitPoint, list[Wait]] = field(default_factory=lambda: defaultdict(list))
+    missing: dict[WaitPoint, tuple[int, ...]] = field(default_factory=dict)
+    because: dict[WaitPoint, WaitPoint] = field(default_factory=dict)
+    """A wait point to another that explains it: an earlier place, the send of a recv."""
+    queued: dict[WaitPoint, list[WaitPoint]] = field(default_factory=lambda: defaultdict(list))
     """A full place to those that a member issued before it and that are unfinished."""
-    disputed: set[Spot] = field(default_factory=set)
+    disputed: set[WaitPoint] = field(default_factory=set)
     """Places whose members differ: nothing earlier explains them."""
-    devices: dict[int, set[Spot]] = field(default_factory=dict)
+    devices: dict[int, set[WaitPoint]] = field(default_factory=dict)
     """Where the devices of ranks are that have unfinished work for them; a stuck one nowhere."""
     _before: dict[Node, list[Node]] | None = None
 
     def after(self, node: Node) -> Sequence[Node]:
         """What a node waits for."""
         if isinstance(node, int):
-            return [wait.spot for wait in self.by_rank.get(node, ())]
+            return [wait.wait_point for wait in self.by_rank.get(node, ())]
         earlier = self.because.get(node)
         if earlier is not None:
             return (earlier,)
@@ -52,24 +52,24 @@ class Graph:
         """The edges the other way round: node to all that wait for it."""
         if self._before is None:
             self._before = defaultdict(list)
-            for spot, waits in self.at.items():
-                self._before[spot].extend(wait.rank for wait in waits)
-                for node in self.after(spot):
-                    self._before[node].append(spot)
+            for wait_point, waits in self.at.items():
+                self._before[wait_point].extend(wait.rank for wait in waits)
+                for node in self.after(wait_point):
+                    self._before[node].append(wait_point)
         return self._before
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What nothing else explains: ranks that wait for nothing, a spot, or a cycle."""
+    """What nothing else explains: ranks that wait for nothing, a wait point, or a cycle."""
 
     ranks: tuple[int, ...]
-    spots: tuple[Spot, ...]
+    wait_points: tuple[WaitPoint, ...]
 
     @property
     def is_cycle(self) -> bool:
         """Whether its parts wait for each other."""
-        return len(self.ranks) + len(self.spots) > 1
+        return len(self.ranks) + len(self.wait_points) > 1
 
 
 def roots(graph: Graph, also: Iterable[int] = ()) -> list[Root]:

@@ -9,7 +9,7 @@ from hangwatch.diagnosis.facts.channels import senders, sent
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.history import made_before
 from hangwatch.diagnosis.facts.shares import is_half
-from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, group_text, now, verb
@@ -20,28 +20,32 @@ from hangwatch.types.snapshot import Frame
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hangwatch.diagnosis.facts.spots import Spot, Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop
     from hangwatch.types.calls import Site
 
 
-def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
+def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     """Ranks that are busy with something else; all do the same kind of thing."""
     activity = case.activity(culprits[0])
     doing = now(culprits, activity)
-    if isinstance(spot, Setup):
-        return init_incomplete(case, spot, culprits, doing, activity.reason)
-    if isinstance(spot, Channel):
-        return missing_peer(case, spot, culprits, doing, activity.reason)
-    if is_half(culprits, case.job.members(spot.gid)):
-        found = subset(case, spot, culprits, f"never did: {doing}", final=False)
+    if isinstance(wait_point, Setup):
+        return init_incomplete(case, wait_point, culprits, doing, activity.reason)
+    if isinstance(wait_point, Channel):
+        return missing_peer(case, wait_point, culprits, doing, activity.reason)
+    if is_half(culprits, case.job.members(wait_point.gid)):
+        found = subset(case, wait_point, culprits, f"never did: {doing}", final=False)
         if found is not None:
             return found
-    waits = case.waits_at(spot)
-    loop = _left_loop(case, spot, culprits[0], waits)
+    waits = case.waits_at(wait_point)
+    loop = _left_loop(case, wait_point, culprits[0], waits)
     scene = Scene(
-        culprits, case.direct(spot), case.where(spot), activity.site, case.victims_site(waits)
+        culprits,
+        case.direct(wait_point),
+        case.where(wait_point),
+        activity.site,
+        case.victims_site(waits),
     )
     seen = activity.reason is not Reason.UNKNOWN and activity.sure
     if activity.reason is not Reason.GPU_FAULT:
@@ -57,8 +61,8 @@ def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
             if loop is None
             else wording.left_loop(scene, "", loop)
         ),
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
@@ -66,11 +70,13 @@ def living(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     )
 
 
-def _left_loop(case: Case, spot: Place, culprit: int, waits: Iterable[Wait]) -> LeftLoop | None:
+def _left_loop(
+    case: Case, wait_point: Place, culprit: int, waits: Iterable[Wait]
+) -> LeftLoop | None:
     """The loop that the culprit has left for good and those who wait are in."""
     mine = case.stack(culprit)
     for wait in waits:
-        theirs = case.frames_at(wait.rank, spot)
+        theirs = case.frames_at(wait.rank, wait_point)
         if mine and theirs:
             fork = case.source.fork(mine, theirs)
             loop = case.source.left_loop(fork) if fork else None
@@ -78,20 +84,22 @@ def _left_loop(case: Case, spot: Place, culprit: int, waits: Iterable[Wait]) -> 
     return None
 
 
-def subset(case: Case, spot: Place, others: Ranks, went_on: str, *, final: bool) -> Finding | None:
+def subset(
+    case: Case, wait_point: Place, others: Ranks, went_on: str, *, final: bool
+) -> Finding | None:
     """A minority waits in a collective that the others do not come to.
 
     None unless the source says that those who wait took a condition on the rank.
     """
-    waits = case.waits_at(spot)
+    waits = case.waits_at(wait_point)
     guard = _rank_guard(case, waits)
     if guard is None or _others_made_it(case, waits, others):
         return None
-    culprits = case.direct(spot)
+    culprits = case.direct(wait_point)
     scene = Scene(
         culprits,
         others,
-        case.where(spot),
+        case.where(wait_point),
         case.victims_site(waits),
         case.waiting_site(others[0]),
     )
@@ -103,8 +111,8 @@ def subset(case: Case, spot: Place, others: Ranks, went_on: str, *, final: bool)
         victims=tuple(sorted(set(case.victims_of(others)) - set(culprits))),
         text=disagreement.subset(scene, guard, went_on),
         final=final,
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
@@ -135,15 +143,18 @@ def _rank_guard(case: Case, waits: Iterable[Wait]) -> Guard | None:
     return None
 
 
-def absent_ranks(case: Case, spot: Spot, culprits: Ranks) -> Finding:
+def absent_ranks(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     """Ranks without a snapshot: not started, or on a node that does not tell."""
     snapshot = case.job.snapshot
-    if isinstance(spot, Setup):
+    if isinstance(wait_point, Setup):
         they = verb(culprits, "it has", "they have")
-        return init_incomplete(case, spot, culprits, f"{they} not been seen", Reason.UNKNOWN)
-    waits = case.waits_at(spot)
+        return init_incomplete(case, wait_point, culprits, f"{they} not been seen", Reason.UNKNOWN)
+    waits = case.waits_at(wait_point)
     scene = Scene(
-        culprits, case.direct(spot), case.where(spot), other_site=case.victims_site(waits)
+        culprits,
+        case.direct(wait_point),
+        case.where(wait_point),
+        other_site=case.victims_site(waits),
     )
     causes = {end.cause for end in case.ended.values() if end.how is not How.CLEAN}
     # All that is seen has failed of a peer that was gone: of one that is not seen.
@@ -157,19 +168,19 @@ def absent_ranks(case: Case, spot: Spot, culprits: Ranks) -> Finding:
         culprits=culprits,
         victims=case.victims_of(culprits),
         text=wording.unseen(scene, snapshot.unseen, failed=failed),
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         victim_site=scene.other_site,
         waits=waits,
         ended=culprits if failed else (),
     )
 
 
-def lost(case: Case, awaited: Iterable[int], spots: Iterable[Spot | None]) -> Finding:
+def lost(case: Case, awaited: Iterable[int], wait_points: Iterable[WaitPoint | None]) -> Finding:
     """Ranks whose nodes cannot be reached, with all others of these nodes.
 
     awaited: those that others wait for, or that were gone when the job ended.
-    spots: where they are waited for.
+    wait_points: where they are waited for.
     """
     nodes = sorted({case.job.ranks[rank].node for rank in awaited})
     culprits = tuple(
@@ -177,11 +188,14 @@ def lost(case: Case, awaited: Iterable[int], spots: Iterable[Spot | None]) -> Fi
         for rank, end in sorted(case.ended.items())
         if end.how is How.LOST and case.job.ranks[rank].node in nodes
     )
-    known = [spot for spot in spots if spot is not None]
-    spot = max(known, key=lambda spot: len(case.graph.at[spot]), default=None)
-    waits = case.waits_at(spot)
+    known = [wait_point for wait_point in wait_points if wait_point is not None]
+    wait_point = max(known, key=lambda wait_point: len(case.graph.at[wait_point]), default=None)
+    waits = case.waits_at(wait_point)
     scene = Scene(
-        culprits, case.direct(spot), case.where(spot), other_site=case.victims_site(waits)
+        culprits,
+        case.direct(wait_point),
+        case.where(wait_point),
+        other_site=case.victims_site(waits),
     )
     alone = case.job.snapshot.cut_off
     here = sorted({snap.node for snap in case.job.ranks.values() if snap.node} - {*nodes})
@@ -195,34 +209,40 @@ def lost(case: Case, awaited: Iterable[int], spots: Iterable[Spot | None]) -> Fi
         text=wording.lost(
             scene, nodes, here if alone else (), failed=all(wait.over for wait in waits)
         ),
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         victim_site=scene.other_site,
         waits=waits,
         ended=culprits,
     )
 
 
-def missing_peer(case: Case, spot: Channel, culprits: Ranks, doing: str, reason: Reason) -> Finding:
+def missing_peer(
+    case: Case, wait_point: Channel, culprits: Ranks, doing: str, reason: Reason
+) -> Finding:
     """A send that its peer never receives, or a recv that it never sends.
 
     Several culprits: of a recv from any source those who sent less than the others, or
     all who might have sent.
     """
-    waits = case.waits_at(spot)
+    waits = case.waits_at(wait_point)
     gone = reason is Reason.EXITED
     busy = [case.job.ranks[r] for r in culprits if r in case.job.ranks and r not in case.ended]
     seen = reason is not Reason.UNKNOWN and not any(may_wait(rank, case.texts) for rank in busy)
     # What one that is stopped waited for may have come.
-    frozen = case.is_frozen(spot.waiter)
+    frozen = case.is_frozen(wait_point.waiter)
     certainty = Certainty.LIKELY if seen and not frozen else Certainty.POSSIBLE
     if gone and not frozen:
-        certainty = Certainty.PROVED if spot.peer != ANYONE else Certainty.LIKELY
-    everyone = spot.peer == ANYONE and len(culprits) > 1 and not _sent_less(case, spot, culprits)
+        certainty = Certainty.PROVED if wait_point.peer != ANYONE else Certainty.LIKELY
+    everyone = (
+        wait_point.peer == ANYONE
+        and len(culprits) > 1
+        and not _sent_less(case, wait_point, culprits)
+    )
     scene = Scene(
         culprits,
-        (spot.waiter,),
-        group_text(case.job, spot.gid),
+        (wait_point.waiter,),
+        group_text(case.job, wait_point.gid),
         _site_of(case, culprits[0]),
         case.victims_site(waits),
     )
@@ -233,36 +253,39 @@ def missing_peer(case: Case, spot: Channel, culprits: Ranks, doing: str, reason:
         culprits=culprits,
         victims=case.victims_of(culprits),
         text=wording.missing_peer(
-            scene, "send" if spot.sends else "recv", doing, _sent_less(case, spot, culprits)
+            scene,
+            "send" if wait_point.sends else "recv",
+            doing,
+            _sent_less(case, wait_point, culprits),
         ),
         final=gone and not frozen,
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
     )
 
 
-def _sent_less(case: Case, spot: Channel, culprits: Ranks) -> tuple[int, int] | None:
+def _sent_less(case: Case, wait_point: Channel, culprits: Ranks) -> tuple[int, int] | None:
     """(messages of each culprit, of each other rank) for a recv from any source, if known."""
-    if spot.peer != ANYONE:
+    if wait_point.peer != ANYONE:
         return None
-    counts = sent(case.job, spot, senders(case.job, spot))
+    counts = sent(case.job, wait_point, senders(case.job, wait_point))
     mine = {counts[rank] for rank in culprits if rank in counts}
     others = {count for rank, count in counts.items() if rank not in culprits}
     return (mine.pop(), others.pop()) if len(mine) == len(others) == 1 else None
 
 
 def init_incomplete(
-    case: Case, spot: Setup, culprits: Ranks, doing: str, reason: Reason
+    case: Case, wait_point: Setup, culprits: Ranks, doing: str, reason: Reason
 ) -> Finding:
     """Ranks missing from a call that all ranks make."""
-    waits = case.waits_at(spot)
+    waits = case.waits_at(wait_point)
     scene = Scene(
         culprits,
-        case.direct(spot),
-        spot.call,
+        case.direct(wait_point),
+        wait_point.call,
         _site_of(case, culprits[0]) if culprits else None,
         case.victims_site(waits),
     )
@@ -272,22 +295,22 @@ def init_incomplete(
         reason=reason,
         certainty=Certainty.LIKELY if known else Certainty.POSSIBLE,
         culprits=culprits,
-        victims=case.victims_of(culprits, [spot]),
+        victims=case.victims_of(culprits, [wait_point]),
         text=wording.init_incomplete(scene, doing),
-        spot=spot,
+        wait_point=wait_point,
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
     )
 
 
-def frozen_setup(case: Case, spot: Setup) -> Finding | None:
+def frozen_setup(case: Case, wait_point: Setup) -> Finding | None:
     """A set-up call that ranks are in which were stopped, if there are any."""
-    frozen = tuple(rank for rank in case.direct(spot) if case.is_frozen(rank))
+    frozen = tuple(rank for rank in case.direct(wait_point) if case.is_frozen(rank))
     if not frozen:
         return None
     doing = case.activity(frozen[0])
-    return init_incomplete(case, spot, frozen, now(frozen, doing), doing.reason)
+    return init_incomplete(case, wait_point, frozen, now(frozen, doing), doing.reason)
 
 
 def _site_of(case: Case, culprit: int) -> Site | None:

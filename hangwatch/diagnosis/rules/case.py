@@ -11,9 +11,9 @@ from hangwatch.diagnosis.facts.activity import Activity, activity
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
 from hangwatch.diagnosis.facts.job import seconds
-from hangwatch.diagnosis.facts.spots import UNNAMED, Channel, Place
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
 from hangwatch.diagnosis.graph.wait_for import held_up
-from hangwatch.diagnosis.text.phrases import spot_text
+from hangwatch.diagnosis.text.phrases import wait_point_text
 from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
 from hangwatch.types.kinds import Reason
 from hangwatch.types.snapshot import Frame
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.faults import Fault
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.spots import Spot, Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
     from hangwatch.diagnosis.graph.wait_for import Graph
     from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop, Source
     from hangwatch.diagnosis.text.wording import Text
@@ -51,7 +51,7 @@ class Finding:
     victims: tuple[int, ...]
     text: Text
     final: bool = False
-    spot: Spot | None = None
+    wait_point: WaitPoint | None = None
     collective: Collective | None = None
     site: Site | None = None
     victim_site: Site | None = None
@@ -143,7 +143,7 @@ class Case:
         """
         record = self.job.record(rank, place)
         stack = self.stack(rank)
-        here = any(wait.spot == place for wait in self.graph.by_rank.get(rank, ()))
+        here = any(wait.wait_point == place for wait in self.graph.by_rank.get(rank, ()))
         site = (record.site if record else None) or self._raised_at(rank)
         if stack and here and (site is None or _same_line(stack[-1], site)):
             return stack
@@ -211,42 +211,46 @@ class Case:
         same = here is not None and (here.file, here.line) == (site.file, site.line)
         return replace(site, call=here.call) if here is not None and same else site
 
-    def waits_at(self, spot: Spot | None) -> tuple[Wait, ...]:
-        """All waits at a spot."""
-        return tuple(self.graph.at.get(spot, ())) if spot is not None else ()
+    def waits_at(self, wait_point: WaitPoint | None) -> tuple[Wait, ...]:
+        """All waits at a wait point."""
+        return tuple(self.graph.at.get(wait_point, ())) if wait_point is not None else ()
 
-    def direct(self, spot: Spot | None) -> tuple[int, ...]:
-        """The ranks that wait at a spot itself."""
-        return tuple(sorted({wait.rank for wait in self.waits_at(spot)}))
+    def direct(self, wait_point: WaitPoint | None) -> tuple[int, ...]:
+        """The ranks that wait at a wait point itself."""
+        return tuple(sorted({wait.rank for wait in self.waits_at(wait_point)}))
 
-    def victims_of(self, culprits: Iterable[int], spots: Iterable[Spot] = ()) -> tuple[int, ...]:
-        """All ranks that wait, however indirectly, for the culprits or at the spots."""
+    def victims_of(
+        self, culprits: Iterable[int], wait_points: Iterable[WaitPoint] = ()
+    ) -> tuple[int, ...]:
+        """All ranks that wait, however indirectly, for the culprits or at the wait points."""
         guilty = set(culprits)
-        return tuple(sorted(held_up(self.graph, [*guilty, *spots]) - guilty))
+        return tuple(sorted(held_up(self.graph, [*guilty, *wait_points]) - guilty))
 
-    def where(self, spot: Spot | None) -> str:
-        """A spot as people read it."""
-        if spot is None:
+    def where(self, wait_point: WaitPoint | None) -> str:
+        """A wait point as people read it."""
+        if wait_point is None:
             return ""
-        return spot_text(self.job, spot, self.op_at(self.waits_at(spot), spot))
+        return wait_point_text(
+            self.job, wait_point, self.op_at(self.waits_at(wait_point), wait_point)
+        )
 
-    def op_at(self, waits: Sequence[Wait], spot: Spot | None) -> str:
-        """What most of those who wait at a spot call it."""
+    def op_at(self, waits: Sequence[Wait], wait_point: WaitPoint | None) -> str:
+        """What most of those who wait at a wait point call it."""
         names = Counter(wait.op for wait in waits if wait.op)
-        if not names and isinstance(spot, Place):
-            records = self.job.places(spot.gid).get(spot.seq, {})
+        if not names and isinstance(wait_point, Place):
+            records = self.job.places(wait_point.gid).get(wait_point.seq, {})
             names = Counter(record.op for record in records.values() if record.op)
         return _most_common(names) or ""
 
-    def collective(self, spot: Spot | None, waits: Sequence[Wait]) -> Collective | None:
+    def collective(self, wait_point: WaitPoint | None, waits: Sequence[Wait]) -> Collective | None:
         """The call that a finding is about, as those who wait know it."""
-        if isinstance(spot, Place):
+        if isinstance(wait_point, Place):
             records = [wait.record for wait in waits if wait.record is not None]
-            op = self.op_at(waits, spot)
+            op = self.op_at(waits, wait_point)
             record = next((r for r in records if r.op == op), None)
             dtype, shape = (record.dtype, record.shape) if record else ("", ())
-            return Collective(op or UNNAMED, spot.seq, dtype, shape)
-        if isinstance(spot, Channel):
+            return Collective(op or UNNAMED, wait_point.seq, dtype, shape)
+        if isinstance(wait_point, Channel):
             record = next((wait.record for wait in waits if wait.record is not None), None)
             if record is not None:
                 return Collective(record.op, record.seq, record.dtype, record.shape)

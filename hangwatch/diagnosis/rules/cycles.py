@@ -10,7 +10,7 @@ from hangwatch.diagnosis.facts.channels import senders, sending
 from hangwatch.diagnosis.facts.endings import Cause
 from hangwatch.diagnosis.facts.history import has_history, made_before, step
 from hangwatch.diagnosis.facts.shares import is_minority
-from hangwatch.diagnosis.facts.spots import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete, missing_peer
 from hangwatch.diagnosis.rules.beside import unless_beside
 from hangwatch.diagnosis.rules.case import Finding
@@ -28,7 +28,7 @@ from hangwatch.types.kinds import Certainty, Kind, Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hangwatch.diagnosis.facts.spots import Spot, Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
     from hangwatch.diagnosis.graph.wait_for import Root
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.rules.divergence import Divergence
@@ -38,70 +38,83 @@ if TYPE_CHECKING:
 Ranks = tuple[int, ...]
 
 
-def judge_stuck(case: Case, spot: Spot) -> Finding:
-    """A spot that everyone has reached and that does not complete."""
-    if isinstance(spot, Setup):
-        return frozen_setup(case, spot) or init_incomplete(case, spot, (), "", Reason.NETWORK)
-    waits = case.waits_at(spot)
-    members = case.job.members(spot.gid) if isinstance(spot, Place) else _both_ends(case, spot)
-    known = case.job.places(spot.gid).get(spot.seq, {}) if isinstance(spot, Place) else {}
+def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
+    """A wait point that everyone has reached and that does not complete."""
+    if isinstance(wait_point, Setup):
+        return frozen_setup(case, wait_point) or init_incomplete(
+            case, wait_point, (), "", Reason.NETWORK
+        )
+    waits = case.waits_at(wait_point)
+    members = (
+        case.job.members(wait_point.gid)
+        if isinstance(wait_point, Place)
+        else _both_ends(case, wait_point)
+    )
+    known = (
+        case.job.places(wait_point.gid).get(wait_point.seq, {})
+        if isinstance(wait_point, Place)
+        else {}
+    )
     alike = len(known) == len(members)
     broken = any(_raised(case, wait.rank) for wait in waits)
     site = case.victims_site(waits)
     gone = tuple(sorted({wait.rank for wait in waits if _gone_before(case, wait.rank)}))
     if gone and len(gone) < len(members):
-        return died(case, spot, gone, Certainty.LIKELY)
+        return died(case, wait_point, gone, Certainty.LIKELY)
     found = None
-    if isinstance(spot, Place):
-        found = judge_names(case, spot)
+    if isinstance(wait_point, Place):
+        found = judge_names(case, wait_point)
         if found is None and not broken:
-            found = judge_unrecorded(case, spot) or judge_lines(case, spot)
+            found = judge_unrecorded(case, wait_point) or judge_lines(case, wait_point)
     if found is not None:
         return found
     frozen = tuple(sorted(r for r in members if case.is_frozen(r)))
     if frozen:
-        return _frozen(case, spot, frozen, case.activity(frozen[0]))
+        return _frozen(case, wait_point, frozen, case.activity(frozen[0]))
     faults = {rank: fault for rank in members if (fault := case.fault(rank)) is not None}
     if faults:
         sure = any(fault.sure for fault in faults.values())
         faulty = tuple(sorted(rank for rank, fault in faults.items() if fault.sure is sure))
         doing = Activity(Reason.GPU_FAULT, fault=faults[faulty[0]].what, sure=sure)
-        return replace(_frozen(case, spot, faulty, doing), final=broken)
+        return replace(_frozen(case, wait_point, faulty, doing), final=broken)
     before = all(wait.record is not None and wait.record.begun is False for wait in waits)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=Reason.NETWORK if broken else Reason.GPU_KERNEL if before else Reason.UNKNOWN,
         certainty=Certainty.LIKELY if alike else Certainty.POSSIBLE,
         culprits=(),
-        victims=case.victims_of((), [spot]),
+        victims=case.victims_of((), [wait_point]),
         text=(wording.all_before if before else wording.stuck)(
-            members, case.where(spot), site, alike=alike
+            members, case.where(wait_point), site, alike=alike
         ),
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         victim_site=site,
         final=broken,
         waits=waits,
     )
 
 
-def _both_ends(case: Case, spot: Channel) -> Ranks:
+def _both_ends(case: Case, wait_point: Channel) -> Ranks:
     """The waiter and its peer; of a recv from any source those whose message is under way."""
-    if spot.peer != ANYONE:
-        return tuple(sorted((spot.waiter, spot.peer)))
-    several = [rank for rank in senders(case.job, spot) if sending(case.job, spot, rank)]
-    return tuple(sorted((spot.waiter, *several)))
+    if wait_point.peer != ANYONE:
+        return tuple(sorted((wait_point.waiter, wait_point.peer)))
+    several = [
+        rank for rank in senders(case.job, wait_point) if sending(case.job, wait_point, rank)
+    ]
+    return tuple(sorted((wait_point.waiter, *several)))
 
 
-def _frozen(case: Case, spot: Place | Channel, culprits: Ranks, doing: Activity) -> Finding:
+def _frozen(case: Case, wait_point: Place | Channel, culprits: Ranks, doing: Activity) -> Finding:
     """All are there, and a few of them were stopped, or their GPUs, before it was complete."""
-    waits = case.waits_at(spot)
-    others = tuple(rank for rank in case.direct(spot) if rank not in culprits)
+    waits = case.waits_at(wait_point)
+    others = tuple(rank for rank in case.direct(wait_point) if rank not in culprits)
     scene = Scene(
         culprits,
         others,
-        case.where(spot),
-        (case.site_at(culprits[0], spot) if isinstance(spot, Place) else None) or doing.site,
+        case.where(wait_point),
+        (case.site_at(culprits[0], wait_point) if isinstance(wait_point, Place) else None)
+        or doing.site,
         case.victims_site(wait for wait in waits if wait.rank in others),
     )
     return Finding(
@@ -109,10 +122,10 @@ def _frozen(case: Case, spot: Place | Channel, culprits: Ranks, doing: Activity)
         reason=doing.reason,
         certainty=Certainty.LIKELY if doing.sure else Certainty.POSSIBLE,
         culprits=culprits,
-        victims=tuple(sorted(set(case.victims_of(culprits, [spot])) - set(culprits))),
+        victims=tuple(sorted(set(case.victims_of(culprits, [wait_point])) - set(culprits))),
         text=wording.frozen(scene, doing),
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
@@ -137,7 +150,7 @@ def judge_cycle(case: Case, root: Root) -> Finding:
 
 def _judge_cycle(case: Case, root: Root) -> Finding:
     inside = set(root.ranks)
-    setups = [spot for spot in root.spots if isinstance(spot, Setup)]
+    setups = [wait_point for wait_point in root.wait_points if isinstance(wait_point, Setup)]
     frozen = tuple(rank for rank in root.ranks if case.is_frozen(rank))
     if frozen and setups:
         doing = case.activity(frozen[0])
@@ -150,26 +163,26 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
         told = _setup_in_cycle(case, setups, inside)
     if told is not None:
         return told
-    camps: dict[Spot, list[Wait]] = {}
+    sides: dict[WaitPoint, list[Wait]] = {}
     beside: list[Wait] = []
-    for spot in root.spots:
-        there = case.waits_at(spot)
-        camps[spot] = [
+    for wait_point in root.wait_points:
+        there = case.waits_at(wait_point)
+        sides[wait_point] = [
             wait
             for wait in there
             if wait.rank in inside or (not inside and _first(case, root, wait))
         ]
         beside.extend(wait for wait in there if inside and wait.rank not in inside)
     # What they have done before they came to wait might tell who has left the way.
-    waits = [wait for camp in camps.values() for wait in camp]
+    waits = [wait for side in sides.values() for wait in side]
     silent = any(not has_history(case.job, wait.rank, wait.record) for wait in (*waits, *beside))
-    beside = [wait for wait in beside if _had_a_choice(case, wait, camps)]
+    beside = [wait for wait in beside if _had_a_choice(case, wait, sides)]
     left = divergence(case, waits, beside)
-    halves = [s for s in root.spots if isinstance(s, Channel) and _tells(case, s, left)]
+    halves = [s for s in root.wait_points if isinstance(s, Channel) and _tells(case, s, left)]
     if len({_peers(case, half) for half in halves}) == 1:
-        oldest = max(halves, key=lambda half: (camps[half][0].age_s, half.sends, half.tag))
+        oldest = max(halves, key=lambda half: (sides[half][0].age_s, half.sends, half.tag))
         return _channel_in_cycle(case, oldest, inside, silent=silent and left is None)
-    found = _inversion(case, camps, left)
+    found = _inversion(case, sides, left)
     if left is None and silent and found.certainty is Certainty.PROVED:
         # One of two sides may have left the way, and the other is named with it.
         outvoted = len(found.culprits) < len({wait.rank for wait in waits})
@@ -182,24 +195,26 @@ def _left_group(case: Case, root: Root) -> Finding | None:
 
     Whatever those wait for: that they went on to it is the rest of their way.
     """
-    for spot in root.spots:
-        if isinstance(spot, Place):
-            missing = case.graph.missing.get(spot, ())
-            gone = tuple(sorted(rank for rank in missing if case.job.has_left(rank, spot.gid)))
+    for wait_point in root.wait_points:
+        if isinstance(wait_point, Place):
+            missing = case.graph.missing.get(wait_point, ())
+            gone = tuple(
+                sorted(rank for rank in missing if case.job.has_left(rank, wait_point.gid))
+            )
             if gone:
-                return finished(case, spot, gone)
+                return finished(case, wait_point, gone)
     return None
 
 
-def _had_a_choice(case: Case, wait: Wait, camps: Mapping[Spot, Sequence[Wait]]) -> bool:
-    """Whether a rank could as well be at another of the spots.
+def _had_a_choice(case: Case, wait: Wait, sides: Mapping[WaitPoint, Sequence[Wait]]) -> bool:
+    """Whether a rank could as well be at another of the wait points.
 
     One that has no part in what the other side waits in takes no side by where it is.
     """
-    for spot, others in camps.items():
-        if spot == wait.spot:
+    for wait_point, others in sides.items():
+        if wait_point == wait.wait_point:
             continue
-        if isinstance(spot, Place) and wait.rank in case.job.members(spot.gid):
+        if isinstance(wait_point, Place) and wait.rank in case.job.members(wait_point.gid):
             return True
         mine = step(wait.record) if wait.record is not None else None
         records = [o.record for o in others if o.record is not None and step(o.record) != mine]
@@ -208,54 +223,62 @@ def _had_a_choice(case: Case, wait: Wait, camps: Mapping[Spot, Sequence[Wait]]) 
     return False
 
 
-def _tells(case: Case, spot: Channel, left: Divergence | None) -> bool:
+def _tells(case: Case, wait_point: Channel, left: Divergence | None) -> bool:
     """Whether a send or recv without its other half is what the cycle is about."""
-    peers = _peers(case, spot)
+    peers = _peers(case, wait_point)
     if left is not None:
         by_source = left.loop is not None or left.guard is not None
         known = bool(peers) and set(peers) <= set(left.culprits)
-        return not by_source and known and spot.waiter in left.others
+        return not by_source and known and wait_point.waiter in left.others
     return bool(peers) and all(
         _is_elsewhere(case, peer)
-        and any(spot.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
+        and any(wait_point.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
         for peer in peers
     )
 
 
-def _peers(case: Case, spot: Channel) -> Ranks:
+def _peers(case: Case, wait_point: Channel) -> Ranks:
     """Who has to match a send or recv; of a recv from any source those who sent too little."""
-    if spot.peer != ANYONE:
-        return (spot.peer,)
-    missing, several = case.graph.missing[spot], senders(case.job, spot)
+    if wait_point.peer != ANYONE:
+        return (wait_point.peer,)
+    missing, several = case.graph.missing[wait_point], senders(case.job, wait_point)
     return missing if len(several) == 1 or is_minority(missing, several) else ()
 
 
 def _missed(case: Case, wait: Wait) -> Ranks:
-    return case.graph.missing.get(wait.spot, ())
+    return case.graph.missing.get(wait.wait_point, ())
 
 
 def _first(case: Case, root: Root, wait: Wait) -> bool:
-    """Whether of the root's spots this is the one that the rank came to first."""
-    spots = (own.spot for own in case.graph.by_rank[wait.rank] if own.spot in root.spots)
-    return next(spots, None) == wait.spot
+    """Whether of the root's wait points this is the one that the rank came to first."""
+    wait_points = (
+        own.wait_point
+        for own in case.graph.by_rank[wait.rank]
+        if own.wait_point in root.wait_points
+    )
+    return next(wait_points, None) == wait.wait_point
 
 
 def _is_elsewhere(case: Case, rank: int) -> bool:
     """Whether a rank waits in something else than a send or recv."""
-    return any(not isinstance(wait.spot, Channel) for wait in case.graph.by_rank.get(rank, ()))
+    return any(
+        not isinstance(wait.wait_point, Channel) for wait in case.graph.by_rank.get(rank, ())
+    )
 
 
 def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Finding:
     """Some are in a set-up call, and the others wait for them elsewhere."""
-    spot = max(setups, key=lambda one: (len(case.direct(one)), one))
-    named = judge_names(case, spot) if spot.call == "new_group" else None
+    wait_point = max(setups, key=lambda one: (len(case.direct(one)), one))
+    named = judge_names(case, wait_point) if wait_point.call == "new_group" else None
     if named is not None:
         return named
-    culprits = tuple(sorted(inside & set(case.graph.missing.get(spot, ()))))
+    culprits = tuple(sorted(inside & set(case.graph.missing.get(wait_point, ()))))
     wait = _wait_of(case, culprits[0])
     they = verb(culprits, "it waits", "they wait")
-    waiting = f"{they} in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
-    found = init_incomplete(case, spot, culprits, waiting, Reason.USER_CODE)
+    waiting = (
+        f"{they} in {case.where(wait.wait_point)}{at_line(case.wait_site(wait))}" if wait else ""
+    )
+    found = init_incomplete(case, wait_point, culprits, waiting, Reason.USER_CODE)
     if len(setups) > 1:
         # Each makes another group: who left one out cannot be told from the lines.
         gone = {rank for rank in case.ended if rank not in found.victims}
@@ -268,52 +291,62 @@ def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Fi
     return found
 
 
-def _channel_in_cycle(case: Case, spot: Channel, inside: set[int], *, silent: bool) -> Finding:
+def _channel_in_cycle(
+    case: Case, wait_point: Channel, inside: set[int], *, silent: bool
+) -> Finding:
     """A send or recv whose peer waits in something else, and that for the waiter.
 
     silent: nothing tells but it may be the one that waits for it that has left the way.
     """
-    peers = _peers(case, spot)
+    peers = _peers(case, wait_point)
     wait = _wait_of(case, peers[0])
     they = verb(peers, "it waits", "they wait")
-    waiting = f"{they} in {case.where(wait.spot)}{at_line(case.wait_site(wait))}" if wait else ""
-    found = missing_peer(case, spot, peers, waiting, Reason.USER_CODE)
+    waiting = (
+        f"{they} in {case.where(wait.wait_point)}{at_line(case.wait_site(wait))}" if wait else ""
+    )
+    found = missing_peer(case, wait_point, peers, waiting, Reason.USER_CODE)
     firm = all(w.firm for r in inside for w in case.graph.by_rank.get(r, ()))
-    sure = firm and spot.peer != ANYONE and not silent
+    sure = firm and wait_point.peer != ANYONE and not silent
     return replace(found, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=firm)
 
 
-def _inversion(case: Case, camps: dict[Spot, list[Wait]], left: Divergence | None) -> Finding:
-    ordered = sorted(camps.items(), key=lambda camp: len(camp[1]))
+def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: Divergence | None) -> Finding:
+    ordered = sorted(sides.items(), key=lambda side: len(side[1]))
     parts = [
-        (tuple(sorted({wait.rank for wait in waits})), case.where(spot), case.victims_site(waits))
-        for spot, waits in ordered
+        (
+            tuple(sorted({wait.rank for wait in waits})),
+            case.where(wait_point),
+            case.victims_site(waits),
+        )
+        for wait_point, waits in ordered
         if waits
     ]
-    waits = tuple(wait for _, camp in ordered for wait in camp)
+    waits = tuple(wait for _, side in ordered for wait in side)
     culprits = left.culprits if left is not None else _fewer(ordered)
     guilty = [wait for wait in waits if wait.rank in culprits]
     rest = [wait for wait in waits if wait.rank not in culprits]
     kind, text = _told(case, left, guilty, rest) if left else (Kind.ORDER_INVERSION, None)
     firm = all(wait.firm for wait in waits)
     sure = Certainty.PROVED if firm else Certainty.LIKELY
-    if left is None and any(isinstance(s, Channel) and s.peer == ANYONE for s in camps):
+    if left is None and any(isinstance(s, Channel) and s.peer == ANYONE for s in sides):
         sure = Certainty.POSSIBLE  # nothing tells whose message is missing, or if any is
     parted = left is not None and left.parted
     if parted:
         sure = Certainty.POSSIBLE
     # Who finished early is to blame for where the others wait, else for where it waits.
-    about = (rest if kind is Kind.FINISHED_EARLY else guilty)[0].spot if left else ordered[0][0]
+    about = (
+        (rest if kind is Kind.FINISHED_EARLY else guilty)[0].wait_point if left else ordered[0][0]
+    )
     sites = (case.victims_site(guilty), case.victims_site(rest)) if left else _sites(parts)
     return Finding(
         kind=kind,
         reason=Reason.USER_CODE,
         certainty=sure,
         culprits=culprits,
-        victims=case.victims_of(culprits, camps),
+        victims=case.victims_of(culprits, sides),
         text=text or wording.cycle(parts, culprits if left else (), parted=parted),
         final=firm,
-        spot=about,
+        wait_point=about,
         collective=case.collective(about, case.waits_at(about)),
         site=sites[0],
         victim_site=sites[1],
@@ -323,9 +356,9 @@ def _inversion(case: Case, camps: dict[Spot, list[Wait]], left: Divergence | Non
     )
 
 
-def _fewer(ordered: Sequence[tuple[Spot, list[Wait]]]) -> Ranks:
+def _fewer(ordered: Sequence[tuple[WaitPoint, list[Wait]]]) -> Ranks:
     """Of two sides the one with fewer ranks; else all that wait for each other."""
-    sides = [tuple(sorted({wait.rank for wait in camp})) for _, camp in ordered if camp]
+    sides = [tuple(sorted({wait.rank for wait in side})) for _, side in ordered if side]
     if len(sides) == 2 and len(sides[0]) < len(sides[1]):  # noqa: PLR2004 (one or the other)
         return sides[0]
     return tuple(sorted({rank for ranks in sides for rank in ranks}))
@@ -342,11 +375,11 @@ def _told(
     sites = case.victims_site(guilty), case.victims_site(rest)
     mine, theirs = (case.op_at(waits, None) or "a collective" for waits in (guilty, rest))
     if left.loop is not None:
-        scene = Scene(left.culprits, left.others, case.where(rest[0].spot), *sites)
+        scene = Scene(left.culprits, left.others, case.where(rest[0].wait_point), *sites)
         over = all(wait.over for wait in rest)
         return Kind.FINISHED_EARLY, wording.left_loop(scene, mine, left.loop, failed=over)
     if left.guard is not None:
-        scene = Scene(left.culprits, left.others, case.where(guilty[0].spot), *sites)
+        scene = Scene(left.culprits, left.others, case.where(guilty[0].wait_point), *sites)
         text = disagreement.subset(scene, left.guard, f"went on to {theirs}")
         return Kind.SUBSET_ENTERED, text
     return Kind.ORDER_INVERSION, None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import How, last_call
 from hangwatch.diagnosis.facts.shares import is_majority
-from hangwatch.diagnosis.facts.spots import Place
+from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.mismatch import judge_aborted
 from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
@@ -21,41 +21,44 @@ from hangwatch.types.kinds import Certainty, Kind, OpState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
 
 
 def died(
-    case: Case, spot: Spot | None, culprits: Ranks, certainty: Certainty = Certainty.PROVED
+    case: Case,
+    wait_point: WaitPoint | None,
+    culprits: Ranks,
+    certainty: Certainty = Certainty.PROVED,
 ) -> Finding:
     """Ranks that are gone, and not by coming to their end."""
     first = max(culprits, key=lambda rank: case.ended[rank].age_s)
     end = case.ended[first]
-    waits = case.waits_at(spot)
-    spot = spot or _last_place(case, first)
+    waits = case.waits_at(wait_point)
+    wait_point = wait_point or _last_place(case, first)
     failed = bool(waits) and all(wait.over for wait in waits)
     # One that has just raised out of it neither waits any more nor has ended yet.
-    leaving = {rank for rank in _raised_out_of(case, spot) if rank not in culprits}
+    leaving = {rank for rank in _raised_out_of(case, wait_point) if rank not in culprits}
     victims = tuple(sorted({*case.victims_of(culprits), *leaving}))
-    waiting = {rank for rank in case.direct(spot) if rank not in culprits}
+    waiting = {rank for rank in case.direct(wait_point) if rank not in culprits}
     direct = tuple(sorted(waiting | leaving))
     site = with_source(end.exception.site, case.texts) if end.exception else None
     scene = Scene(
         culprits,
         direct,
-        case.where(spot),
+        case.where(wait_point),
         site or last_site(case, first),
         case.victims_site(waits),
     )
     # gloo aborts the rank that is sent more than it expects, who need not be the one at fault.
     aborted = end.signal == signal.SIGABRT and _communicated(case, first)
-    mismatch = _mismatch(case, spot, first) if aborted else None
+    mismatch = _mismatch(case, wait_point, first) if aborted else None
     if mismatch is not None:
         return mismatch
     vague = aborted or end.how is How.GONE or end.contested
-    peers = _rivals(case, spot, culprits, direct) if aborted else ()
+    peers = _rivals(case, wait_point, culprits, direct) if aborted else ()
     # Of several nobody saw the end of, one may have failed and taken the others along.
     several = len(culprits) > 1 and end.how is How.GONE
     return Finding(
@@ -68,8 +71,8 @@ def died(
         victims=tuple(rank for rank in victims if rank not in peers),
         text=wording.died(scene, end, failed=failed, aborted=aborted, rivals=peers),
         final=True,
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
@@ -77,9 +80,9 @@ def died(
     )
 
 
-def _mismatch(case: Case, spot: Spot | None, aborted: int) -> Finding | None:
+def _mismatch(case: Case, wait_point: WaitPoint | None, aborted: int) -> Finding | None:
     """What gloo aborted a rank for, where it is known enough of what all entered there."""
-    places = [one for one in (spot, _last_recorded(case, aborted)) if isinstance(one, Place)]
+    places = [one for one in (wait_point, _last_recorded(case, aborted)) if isinstance(one, Place)]
     for place in places:
         found = judge_aborted(case, place)
         if found is not None:
@@ -102,7 +105,7 @@ def _communicated(case: Case, rank: int) -> bool:
     return not case.ended[rank].in_shutdown and any(g.enqueued > 0 or g.p2p > 0 for g in groups)
 
 
-def _rivals(case: Case, spot: Spot | None, aborted: Ranks, others: Ranks) -> Ranks:
+def _rivals(case: Case, wait_point: WaitPoint | None, aborted: Ranks, others: Ranks) -> Ranks:
     """Who may be at fault instead of ranks that were aborted where others were.
 
     Where it is known what those did, and nobody is known to have done otherwise: who is
@@ -111,10 +114,10 @@ def _rivals(case: Case, spot: Spot | None, aborted: Ranks, others: Ranks) -> Ran
     where most of the group's members made one and the same call.
     """
     place = _last_recorded(case, aborted[0])
-    if isinstance(spot, Place):
+    if isinstance(wait_point, Place):
         # The others wait by counters that may be half a second old: it may have gone on since.
-        later = place is not None and place.gid == spot.gid and place.seq > spot.seq
-        place = place if later else spot
+        later = place is not None and place.gid == wait_point.gid and place.seq > wait_point.seq
+        place = place if later else wait_point
     if place is None:
         return ()
     records = case.job.places(place.gid).get(place.seq, {})
@@ -133,17 +136,17 @@ def _last_recorded(case: Case, rank: int) -> Place | None:
     return next((Place(gid, call.seq) for gid, call in calls if not call.p2p and call.seq), None)
 
 
-def _raised_out_of(case: Case, spot: Spot | None) -> Iterator[int]:
+def _raised_out_of(case: Case, wait_point: WaitPoint | None) -> Iterator[int]:
     """Living ranks whose last call was at a place, and failed."""
-    if not isinstance(spot, Place):
+    if not isinstance(wait_point, Place):
         return
-    for rank in case.job.members(spot.gid):
+    for rank in case.job.members(wait_point.gid):
         if rank in case.job.ranks and rank not in case.ended:
             last = last_call(case.job, rank)
             if (
                 last is not None
                 and last.state is OpState.FAILED
-                and (case.job.gid(last.group), last.seq) == (spot.gid, spot.seq)
+                and (case.job.gid(last.group), last.seq) == (wait_point.gid, wait_point.seq)
             ):
                 yield rank
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import last_call
 from hangwatch.diagnosis.facts.signatures import split
-from hangwatch.diagnosis.facts.spots import Place
+from hangwatch.diagnosis.facts.wait_points import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.diagnosis.facts.signatures import Split
-    from hangwatch.diagnosis.facts.spots import Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait
 
 HARMLESS_AFTER = 3
 """A difference that nobody is stuck at, and after which the members agree this many
@@ -29,8 +29,8 @@ def disputes(job: Job, waits: Iterable[Wait], ended: Mapping[int, Ending]) -> di
     """
     stuck: dict[int, set[int]] = {}
     for wait in waits:
-        if isinstance(wait.spot, Place):
-            stuck.setdefault(wait.spot.gid, set()).add(wait.spot.seq)
+        if isinstance(wait.wait_point, Place):
+            stuck.setdefault(wait.wait_point.gid, set()).add(wait.wait_point.seq)
     for rank in ended:
         call = last_call(job, rank)
         if call is not None and not call.p2p:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import is_usual, made_before, step
 from hangwatch.diagnosis.facts.shares import is_minority
-from hangwatch.diagnosis.facts.spots import Channel, Place
+from hangwatch.diagnosis.facts.wait_points import Channel, Place
 from hangwatch.diagnosis.rules.departure import departed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hangwatch.diagnosis.facts.spots import Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop
     from hangwatch.diagnosis.text.phrases import Ranks
@@ -54,7 +54,7 @@ class _Camp:
 def divergence(case: Case, waits: Sequence[Wait], beside: Sequence[Wait] = ()) -> Divergence | None:
     """Judge the ranks of a cycle, each with the one wait that it stands in.
 
-    ``beside`` are waits of ranks outside it at the same spots: each is on the side of
+    ``beside`` are waits of ranks outside it at the same wait points: each is on the side of
     those whom it is with.
     """
     found = _judged(case, [*waits, *beside], {wait.rank for wait in waits})
@@ -80,19 +80,19 @@ def _judged(case: Case, waits: Sequence[Wait], inside: set[int]) -> Divergence |
 
 
 def _by_source(case: Case, waits: Sequence[Wait]) -> Divergence | None:
-    camps = _camps(case, waits)
+    sides = _sides(case, waits)
     everyone = tuple(sorted({wait.rank for wait in waits}))
-    if not 1 < len(camps) <= MAX_CAMPS:
+    if not 1 < len(sides) <= MAX_CAMPS:
         return None
-    return _by_loop(case, camps, everyone) or _by_guard(case, camps, everyone, waits)
+    return _by_loop(case, sides, everyone) or _by_guard(case, sides, everyone, waits)
 
 
-def _camps(case: Case, waits: Iterable[Wait]) -> list[_Camp]:
+def _sides(case: Case, waits: Iterable[Wait]) -> list[_Camp]:
     at: dict[tuple[str, int], list[int]] = defaultdict(list)
     frames: dict[tuple[str, int], list[Frame]] = {}
     for wait in waits:
-        spot = wait.spot
-        stack = case.frames_at(wait.rank, spot) if isinstance(spot, Place) else []
+        wait_point = wait.wait_point
+        stack = case.frames_at(wait.rank, wait_point) if isinstance(wait_point, Place) else []
         stack = stack or case.stack(wait.rank)
         line = (stack[-1].file, stack[-1].line) if stack else ("", 0)
         at[line].append(wait.rank)
@@ -100,15 +100,15 @@ def _camps(case: Case, waits: Iterable[Wait]) -> list[_Camp]:
     return [_Camp(tuple(sorted(ranks)), frames[line]) for line, ranks in at.items()]
 
 
-def _by_loop(case: Case, camps: list[_Camp], everyone: Ranks) -> Divergence | None:
+def _by_loop(case: Case, sides: list[_Camp], everyone: Ranks) -> Divergence | None:
     """A minority is past the loop in which all others are."""
-    for camp in camps:
-        others = [other for other in camps if other is not camp]
-        if not is_minority(camp.ranks, everyone):
+    for side in sides:
+        others = [other for other in sides if other is not side]
+        if not is_minority(side.ranks, everyone):
             continue
-        loops = [_left_loop(case, camp.frames, other.frames) for other in others]
+        loops = [_left_loop(case, side.frames, other.frames) for other in others]
         if loops and all(loop is not None and not loop.returns for loop in loops):
-            return Divergence(camp.ranks, _rest(camp.ranks, everyone), loop=loops[0])
+            return Divergence(side.ranks, _rest(side.ranks, everyone), loop=loops[0])
     return None
 
 
@@ -120,24 +120,24 @@ def _left_loop(case: Case, here: list[Frame], there: list[Frame]) -> LeftLoop | 
 
 
 def _by_guard(
-    case: Case, camps: list[_Camp], everyone: Ranks, waits: Sequence[Wait]
+    case: Case, sides: list[_Camp], everyone: Ranks, waits: Sequence[Wait]
 ) -> Divergence | None:
     """A minority took a condition on the rank, and calls there what the others never do."""
-    for camp in camps:
-        rest = _rest(camp.ranks, everyone)
-        if not is_minority(camp.ranks, everyone) or not camp.frames:
+    for side in sides:
+        rest = _rest(side.ranks, everyone)
+        if not is_minority(side.ranks, everyone) or not side.frames:
             continue
-        wait = next(wait for wait in waits if wait.rank == camp.ranks[0])
-        if isinstance(wait.spot, Channel):
+        wait = next(wait for wait in waits if wait.rank == side.ranks[0])
+        if isinstance(wait.wait_point, Channel):
             continue  # to send and receive below such a condition is what it is for
-        if isinstance(wait.spot, Place) and _most_are_there(case, wait.spot):
+        if isinstance(wait.wait_point, Place) and _most_are_there(case, wait.wait_point):
             continue
         if wait.record and any(made_before(case.job, rank, wait.record) for rank in rest):
             continue
-        for frame in camp.frames:
+        for frame in side.frames:
             guard = case.source.rank_guard(frame)
             if guard is not None and guard.for_few and not guard.other_branch_communicates:
-                return Divergence(camp.ranks, rest, guard=guard)
+                return Divergence(side.ranks, rest, guard=guard)
     return None
 
 

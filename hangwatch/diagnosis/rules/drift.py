@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import step
-from hangwatch.diagnosis.facts.spots import Place
+from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.text import disagreement
-from hangwatch.diagnosis.text.phrases import spot_text
+from hangwatch.diagnosis.text.phrases import wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import Kind
@@ -51,7 +51,7 @@ class Drift:
 
 def with_drift(case: Case, finding: Finding) -> Finding:
     """The finding, or the earlier place where its culprit fell out of step."""
-    place = finding.spot
+    place = finding.wait_point
     if finding.kind not in _KINDS or not isinstance(place, Place) or not finding.culprits:
         return finding
     members = case.job.members(place.gid)
@@ -141,7 +141,7 @@ def _told(case: Case, finding: Finding, place: Place, found: Drift, others: Rank
     scene = Scene(
         finding.culprits,
         others,
-        spot_text(case.job, place, about.op),
+        wait_point_text(case.job, place, about.op),
         with_source(mine.site, case.texts),
         with_source(theirs.site, case.texts),
     )

@@ -10,19 +10,19 @@ from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.history import habit, step
 from hangwatch.diagnosis.facts.shares import is_majority
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split
-from hangwatch.diagnosis.facts.spots import UNNAMED, Place
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.departure import departed
 from hangwatch.diagnosis.rules.threads import judge_threads
 from hangwatch.diagnosis.text import disagreement, wording
-from hangwatch.diagnosis.text.phrases import Ranks, spot_text
+from hangwatch.diagnosis.text.phrases import Ranks, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
 from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.history import Habit
-    from hangwatch.diagnosis.facts.spots import Wait
+    from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.source.control_flow import Fork, Guard, LeftLoop
     from hangwatch.types.snapshot import OpRecord
@@ -108,13 +108,13 @@ def judge_lines(case: Case, place: Place) -> Finding | None:
     (common, most), (_, next_most) = lines.most_common(2)
     others = tuple(sorted(rank for rank, record in records.items() if step(record) == common))
     culprits = tuple(sorted(records.keys() - set(others)))
-    shapes = [{records[rank].shape for rank in camp} for camp in (others, culprits)]
+    shapes = [{records[rank].shape for rank in side} for side in (others, culprits)]
     if shapes[0] & shapes[1]:
         return None
     decided = most > next_most
     found = Split(
         Differs.SHAPE,
-        tuple((f"shape {list(records[camp[0]].shape)}", camp) for camp in (others, culprits)),
+        tuple((f"shape {list(records[side[0]].shape)}", side) for side in (others, culprits)),
     )
     finding = _other_signature(case, place, found, culprits, Certainty.POSSIBLE)
     if not decided:
@@ -140,18 +140,18 @@ def judge_aborted(case: Case, place: Place) -> Finding | None:
     others = tuple(sorted(records.keys() - set(culprits)))
     found = Split(
         Differs.SHAPE,
-        tuple((f"shape {list(records[camp[0]].shape)}", camp) for camp in (others, culprits)),
+        tuple((f"shape {list(records[side[0]].shape)}", side) for side in (others, culprits)),
     )
     finding = _other_signature(case, place, found, culprits, Certainty.LIKELY)
     return replace(finding, victims=others, final=True)
 
 
 def _blame(
-    case: Case, place: Place, found: Split, camps: tuple[Ranks, Ranks], certainty: Certainty
+    case: Case, place: Place, found: Split, sides: tuple[Ranks, Ranks], certainty: Certainty
 ) -> Finding:
-    if found.differs is Differs.OP or _evidence(case, place, *camps).elsewhere:
-        return _other_op(case, place, camps, certainty)
-    return _other_signature(case, place, found, camps[0], certainty)
+    if found.differs is Differs.OP or _evidence(case, place, *sides).elsewhere:
+        return _other_op(case, place, sides, certainty)
+    return _other_signature(case, place, found, sides[0], certainty)
 
 
 def _without_majority(case: Case, place: Place, found: Split) -> Finding:
@@ -159,14 +159,14 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
     known = sum(len(ranks) for _, ranks in found.parts)
     # Where members are not known it may be that they are the majority.
     whole = known == len(case.job.members(place.gid))
-    if len(found.parts) == 2 and whole:  # noqa: PLR2004 (a pair of camps)
+    if len(found.parts) == 2 and whole:  # noqa: PLR2004 (a pair of sides)
         one, other = found.parts[0][1], found.parts[1][1]
         alone = departed(case.job, case.ended, (*one, *other))
         if alone and (alone <= set(one) or alone <= set(other)):
-            camps = (one, other) if alone <= set(one) else (other, one)
-            return _blame(case, place, found, camps, Certainty.LIKELY)
-        seen = {camps: _evidence(case, place, *camps) for camps in ((one, other), (other, one))}
-        decided = [camps for camps, evidence in seen.items() if evidence.decides]
+            sides = (one, other) if alone <= set(one) else (other, one)
+            return _blame(case, place, found, sides, Certainty.LIKELY)
+        seen = {sides: _evidence(case, place, *sides) for sides in ((one, other), (other, one))}
+        decided = [sides for sides, evidence in seen.items() if evidence.decides]
         if len(decided) == 1 and not seen[decided[0]].is_weak:
             return _blame(case, place, found, decided[0], Certainty.LIKELY)
     candidates = tuple(sorted(rank for _, ranks in found.parts for rank in ranks))
@@ -178,10 +178,10 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
         reason=Reason.USER_CODE,
         certainty=Certainty.POSSIBLE,
         culprits=candidates,
-        victims=case.victims_of(candidates, _spots(case, place)),
-        text=disagreement.undecided(found, spot_text(case.job, place, named), sites),
+        victims=case.victims_of(candidates, _wait_points(case, place)),
+        text=disagreement.undecided(found, wait_point_text(case.job, place, named), sites),
         final=_is_final(case, place),
-        spot=place,
+        wait_point=place,
         collective=_collective(case, place, candidates[0]),
         site=sites[0][1] if sites else None,
         victim_site=sites[1][1] if len(sites) > 1 else None,
@@ -198,11 +198,11 @@ def _is_final(case: Case, place: Place) -> bool:
     places = case.job.places(place.gid)
     ends = (case.ended[rank] for rank in case.job.members(place.gid) if rank in case.ended)
     return any(end.cause is Cause.ECHO and end.how is How.SIGNAL for end in ends) or any(
-        isinstance(spot, Place)
-        and spot.gid == place.gid
-        and spot.seq >= place.seq
-        and (spot == place or split(places.get(spot.seq, {})) is not None)
-        for spot in case.graph.at
+        isinstance(wait_point, Place)
+        and wait_point.gid == place.gid
+        and wait_point.seq >= place.seq
+        and (wait_point == place or split(places.get(wait_point.seq, {})) is not None)
+        for wait_point in case.graph.at
     )
 
 
@@ -245,14 +245,14 @@ def _skips(case: Case, fork: Fork | None, back: Fork | None, usual: Habit | None
 
 
 def _other_op(
-    case: Case, place: Place, camps: tuple[Ranks, Ranks], certainty: Certainty
+    case: Case, place: Place, sides: tuple[Ranks, Ranks], certainty: Certainty
 ) -> Finding:
-    culprits, others = camps
+    culprits, others = sides
     seen = _evidence(case, place, culprits, others)
     kind, skipped = _kind(seen)
     ops = _op(case, place, culprits[0]), _op(case, place, others[0])
     sites = case.site_at(culprits[0], place), case.site_at(others[0], place)
-    mine, theirs, both = (spot_text(case.job, place, op) for op in (*ops, UNNAMED))
+    mine, theirs, both = (wait_point_text(case.job, place, op) for op in (*ops, UNNAMED))
 
     def scene(where: str) -> Scene:
         return Scene(culprits, others, where, *sites)
@@ -274,10 +274,10 @@ def _other_op(
         reason=Reason.USER_CODE,
         certainty=certainty,
         culprits=culprits,
-        victims=case.victims_of(culprits, _spots(case, place)),
+        victims=case.victims_of(culprits, _wait_points(case, place)),
         text=text,
         final=_is_final(case, place),
-        spot=place,
+        wait_point=place,
         collective=_collective(case, place, about),
         site=sites[0],
         victim_site=sites[1],
@@ -311,7 +311,7 @@ def _other_signature(
 ) -> Finding:
     site = case.site_at(culprits[0], place)
     others = next(ranks for _, ranks in found.parts if not set(ranks) & set(culprits))
-    where = spot_text(case.job, place, _op(case, place, culprits[0]))
+    where = wait_point_text(case.job, place, _op(case, place, culprits[0]))
     scene = Scene(culprits, others, where, site, case.site_at(others[0], place))
     by_cpp = _by_cpp(case, place, culprits, others)
     return Finding(
@@ -319,10 +319,10 @@ def _other_signature(
         reason=Reason.USER_CODE,
         certainty=certainty,
         culprits=culprits,
-        victims=case.victims_of(culprits, _spots(case, place)),
+        victims=case.victims_of(culprits, _wait_points(case, place)),
         text=disagreement.signature(scene, found, by_cpp),
         final=_is_final(case, place),
-        spot=place,
+        wait_point=place,
         collective=_collective(case, place, culprits[0]),
         site=site,
         victim_site=scene.other_site,
@@ -331,13 +331,13 @@ def _other_signature(
     )
 
 
-def _by_cpp(case: Case, place: Place, *camps: Ranks) -> Ranks:
+def _by_cpp(case: Case, place: Place, *sides: Ranks) -> Ranks:
     """The ranks of which only the Flight Recorder knows the call, if it is not so of all."""
-    records = {camp: case.job.record(camp[0], place) for camp in camps}
-    of_flight = [camp for camp, record in records.items() if record and record.source == "flight"]
-    if len(of_flight) == len(camps):
+    records = {side: case.job.record(side[0], place) for side in sides}
+    of_flight = [side for side, record in records.items() if record and record.source == "flight"]
+    if len(of_flight) == len(sides):
         return ()  # where the call of all is one of C++'s, only its tensor differs
-    return tuple(rank for camp in of_flight for rank in camp)
+    return tuple(rank for side in of_flight for rank in side)
 
 
 def _op(case: Case, place: Place, rank: int) -> str:
@@ -352,17 +352,19 @@ def _collective(case: Case, place: Place, rank: int) -> Collective:
     return Collective(record.op or record.wire, place.seq, record.dtype, record.shape)
 
 
-def _spots(case: Case, place: Place) -> list[Place]:
+def _wait_points(case: Case, place: Place) -> list[Place]:
     """The disputed place and the later ones of its group in which ranks wait."""
     return [
         place,
         *(
-            spot
-            for spot, cause in case.graph.because.items()
-            if cause == place and isinstance(spot, Place)
+            wait_point
+            for wait_point, cause in case.graph.because.items()
+            if cause == place and isinstance(wait_point, Place)
         ),
     ]
 
 
 def _waits(case: Case, place: Place) -> tuple[Wait, ...]:
-    return tuple(wait for spot in _spots(case, place) for wait in case.waits_at(spot))
+    return tuple(
+        wait for wait_point in _wait_points(case, place) for wait in case.waits_at(wait_point)
+    )

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.spots import Place
+from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import wording
 from hangwatch.types.kinds import Certainty, Kind, Reason
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.spots import Setup
+    from hangwatch.diagnosis.facts.wait_points import Setup
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.text.phrases import Ranks
 
@@ -39,12 +39,12 @@ class _Claim:
         return set(self.members) <= set(self.ranks)
 
 
-def judge_names(case: Case, spot: Place | Setup) -> Finding | None:
+def judge_names(case: Case, wait_point: Place | Setup) -> Finding | None:
     """Blame who made groups in another order, if groups of other members share a name.
 
-    spot: a stuck place, whose group it is about, or a new_group, where it may be any.
+    wait_point: a stuck place, whose group it is about, or a new_group, where it may be any.
     """
-    claims = _claims(case.job, spot.gid if isinstance(spot, Place) else None)
+    claims = _claims(case.job, wait_point.gid if isinstance(wait_point, Place) else None)
     if len(claims) < 2:  # noqa: PLR2004 (a pair of groups)
         return None
     right = [claim for claim in claims if claim.complete]
@@ -53,8 +53,8 @@ def judge_names(case: Case, spot: Place | Setup) -> Finding | None:
         return None
     decided = bool(right)
     culprits = tuple(sorted(r for claim in (wrong if decided else claims) for r in claim.ranks))
-    waits = case.waits_at(spot)
-    victims = set(case.victims_of(culprits, [spot])) - set(culprits)
+    waits = case.waits_at(wait_point)
+    victims = set(case.victims_of(culprits, [wait_point])) - set(culprits)
     return Finding(
         kind=Kind.INIT_INCOMPLETE,
         reason=Reason.USER_CODE,
@@ -64,11 +64,11 @@ def judge_names(case: Case, spot: Place | Setup) -> Finding | None:
         text=wording.cross_wired(
             culprits if decided else (),
             [(claim.ranks, claim.members) for claim in claims],
-            case.where(spot),
+            case.where(wait_point),
             case.victims_site(waits),
         ),
-        spot=spot,
-        collective=case.collective(spot, waits) if isinstance(spot, Place) else None,
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits) if isinstance(wait_point, Place) else None,
         victim_site=case.victims_site(waits),
         waits=waits,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.history import call_of, next_of
 from hangwatch.diagnosis.facts.shares import is_half, is_majority
-from hangwatch.diagnosis.facts.spots import Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.absentees import (
     absent_ranks,
     frozen_setup,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.history import Call
-    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.types.calls import Site
 
@@ -56,22 +56,22 @@ class Fate(Enum):
 
 
 def judge_terminals(case: Case, terminals: Iterable[int]) -> Iterator[Finding]:
-    """One finding for each spot and each way in which ranks are missing from it."""
+    """One finding for each wait point and each way in which ranks are missing from it."""
     ranks = _without_followers(case, terminals)
-    spots = {rank: _main_spot(case, rank) for rank in ranks}
+    wait_points = {rank: _main_wait_point(case, rank) for rank in ranks}
     ends = {rank: case.ended[rank] for rank in ranks if rank in case.ended}
     gone = [rank for rank, end in ends.items() if end.how is How.LOST]
     if gone:
-        yield lost(case, gone, [spots[rank] for rank in gone])
+        yield lost(case, gone, [wait_points[rank] for rank in gone])
     # Who is merely not seen may wait for those in turn.
-    explained = {spots[rank] for rank, end in ends.items() if end.how is not How.CLEAN}
-    by_spot: dict[Spot | None, list[int]] = defaultdict(list)
+    explained = {wait_points[rank] for rank, end in ends.items() if end.how is not How.CLEAN}
+    by_wait_point: dict[WaitPoint | None, list[int]] = defaultdict(list)
     for rank in ranks:
         seen = rank in case.job.ranks
-        if rank not in gone and (seen or spots[rank] not in explained):
-            by_spot[spots[rank]].append(rank)
-    for spot, missing in by_spot.items():
-        yield from _judge_spot(case, spot, missing)
+        if rank not in gone and (seen or wait_points[rank] not in explained):
+            by_wait_point[wait_points[rank]].append(rank)
+    for wait_point, missing in by_wait_point.items():
+        yield from _judge_wait_point(case, wait_point, missing)
 
 
 def _without_followers(case: Case, terminals: Iterable[int]) -> list[int]:
@@ -83,50 +83,58 @@ def _without_followers(case: Case, terminals: Iterable[int]) -> list[int]:
     return [rank for rank in ranks if causes.get(rank, Cause.OWN) is Cause.OWN]
 
 
-def _main_spot(case: Case, rank: int) -> Spot | None:
-    """Of the spots that wait for a rank the one that it should have come to first.
+def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
+    """Of the wait points that wait for a rank the one that it should have come to first.
 
     What it used to do next tells; else the oldest, and among those of the same
     moment the one with most ranks in it.
     """
 
-    def call(spot: Spot) -> Call | None:
-        record = next((w.record for w in case.graph.at[spot] if w.record is not None), None)
-        if isinstance(spot, Place) and record is not None:
-            return call_of(spot.gid, record)
+    def call(wait_point: WaitPoint) -> Call | None:
+        record = next((w.record for w in case.graph.at[wait_point] if w.record is not None), None)
+        if isinstance(wait_point, Place) and record is not None:
+            return call_of(wait_point.gid, record)
         return None
 
-    def weight(spot: Spot) -> tuple[object, ...]:
-        waits = case.graph.at[spot]
+    def weight(wait_point: WaitPoint) -> tuple[object, ...]:
+        waits = case.graph.at[wait_point]
         oldest_s = max(wait.age_s for wait in waits)
-        expected = usual is not None and calls.get(spot) == usual
+        expected = usual is not None and calls.get(wait_point) == usual
         firm = not all(wait.vague for wait in waits)
-        seq = spot.seq if isinstance(spot, Place) else 0
-        kind = type(spot).__name__, seq, case.op_at(waits, spot)
+        seq = wait_point.seq if isinstance(wait_point, Place) else 0
+        kind = type(wait_point).__name__, seq, case.op_at(waits, wait_point)
         return firm, expected, round(oldest_s, 1), len(waits), kind
 
-    spots = [spot for spot in case.graph.before().get(rank, ()) if not isinstance(spot, int)]
-    calls = {spot: known for spot in spots if (known := call(spot)) is not None}
-    usual = next_of(case.job, rank, calls.values()) if len(spots) > 1 else None
-    return max(spots, key=weight, default=None)
+    wait_points = [
+        wait_point
+        for wait_point in case.graph.before().get(rank, ())
+        if not isinstance(wait_point, int)
+    ]
+    calls = {
+        wait_point: known for wait_point in wait_points if (known := call(wait_point)) is not None
+    }
+    usual = next_of(case.job, rank, calls.values()) if len(wait_points) > 1 else None
+    return max(wait_points, key=weight, default=None)
 
 
-def _judge_spot(case: Case, spot: Spot | None, missing: list[int]) -> Iterator[Finding]:
-    frozen = frozen_setup(case, spot) if isinstance(spot, Setup) else None
+def _judge_wait_point(
+    case: Case, wait_point: WaitPoint | None, missing: list[int]
+) -> Iterator[Finding]:
+    frozen = frozen_setup(case, wait_point) if isinstance(wait_point, Setup) else None
     if frozen is not None:
         yield frozen
         return
     parts: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank in missing:
-        parts[_fate(case, spot, rank)].append(rank)
+        parts[_fate(case, wait_point, rank)].append(rank)
     for (fate, *_), ranks in parts.items():
         if fate is Fate.DIED:
-            yield _deserted(case, spot, tuple(ranks)) or died(case, spot, tuple(ranks))
-        elif spot is not None:
-            yield _JUDGES[fate](case, spot, tuple(ranks))
+            yield _deserted(case, wait_point, tuple(ranks)) or died(case, wait_point, tuple(ranks))
+        elif wait_point is not None:
+            yield _JUDGES[fate](case, wait_point, tuple(ranks))
 
 
-def _fate(case: Case, spot: Spot | None, rank: int) -> tuple[object, ...]:
+def _fate(case: Case, wait_point: WaitPoint | None, rank: int) -> tuple[object, ...]:
     """What became of a rank; those whose tuples are equal share one finding."""
     end = case.ended.get(rank)
     if end is not None and end.how is How.CLEAN:
@@ -137,23 +145,23 @@ def _fate(case: Case, spot: Spot | None, rank: int) -> tuple[object, ...]:
         return Fate.DIED, end.how, end.signal, name, site and (site.file, site.line)
     if rank not in case.job.ranks:
         return (Fate.ABSENT,)
-    if _has_finished(case, rank, spot):
+    if _has_finished(case, rank, wait_point):
         return (Fate.FINISHED,)
     return Fate.ALIVE, end is None, case.activity(rank).reason
 
 
-def _deserted(case: Case, spot: Spot | None, dead: Ranks) -> Finding | None:
+def _deserted(case: Case, wait_point: WaitPoint | None, dead: Ranks) -> Finding | None:
     """Most ranks raised because a few were in another collective than they.
 
     DDP's constructor compares the model across ranks; the collectives of those
     few answer it. Only the source can tell it from a model that does differ.
     """
-    if not isinstance(spot, Place) or not is_half(dead, case.job.members(spot.gid)):
+    if not isinstance(wait_point, Place) or not is_half(dead, case.job.members(wait_point.gid)):
         return None
     end = case.ended[dead[0]]
     if end.exception is None or not _FOUND_A_DIFFERENCE.search(end.exception.story):
         return None
-    return subset(case, spot, dead, f"went on without it, and {ended(end)}", final=True)
+    return subset(case, wait_point, dead, f"went on without it, and {ended(end)}", final=True)
 
 
 def left_behind(case: Case, end: Ending) -> bool:
@@ -161,41 +169,41 @@ def left_behind(case: Case, end: Ending) -> bool:
     return len(case.ended) < len(case.job.ranks) and end.age_s >= SHUTDOWN_S
 
 
-def _has_finished(case: Case, rank: int, spot: Spot | None) -> bool:
-    if isinstance(spot, Setup):
+def _has_finished(case: Case, rank: int, wait_point: WaitPoint | None) -> bool:
+    if isinstance(wait_point, Setup):
         return False
     # To be at destroying one of its groups is not to leave the others.
     leaving = case.job.ranks[rank].phase is Phase.FINALIZING
-    if not isinstance(spot, Place | Channel):
+    if not isinstance(wait_point, Place | Channel):
         return leaving
-    if spot.gid not in case.job.progress[rank]:
+    if wait_point.gid not in case.job.progress[rank]:
         return False  # what it leaves, or has left, is another: it may come to this one yet
-    return leaving or case.job.has_left(rank, spot.gid)
+    return leaving or case.job.has_left(rank, wait_point.gid)
 
 
-def finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
+def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     """They have come to their end, or have left the group, and others wait for them."""
     how = _how_finished(case, culprits)
-    if isinstance(spot, Channel):
-        peerless = missing_peer(case, spot, culprits, how, Reason.EXITED)
+    if isinstance(wait_point, Channel):
+        peerless = missing_peer(case, wait_point, culprits, how, Reason.EXITED)
         several = peerless.certainty is Certainty.POSSIBLE and len(culprits) > 1
-        return _outlasted(case, spot, culprits, how) if several else peerless
-    if isinstance(spot, Setup):
-        early = init_incomplete(case, spot, culprits, how, Reason.EXITED)
+        return _outlasted(case, wait_point, culprits, how) if several else peerless
+    if isinstance(wait_point, Setup):
+        early = init_incomplete(case, wait_point, culprits, how, Reason.EXITED)
         # Who is no member of a group is let through, and may have come to its end since.
         return replace(early, certainty=Certainty.POSSIBLE) if len(culprits) > 1 else early
-    members = case.job.members(spot.gid)
+    members = case.job.members(wait_point.gid)
     if is_half(culprits, members):
-        found = subset(case, spot, culprits, f"went on without it: {how}", final=True)
+        found = subset(case, wait_point, culprits, f"went on without it: {how}", final=True)
         if found is not None:
             return found
-    if is_majority(culprits, members) or _went_on_alone(case, spot, culprits):
-        return _outlasted(case, spot, culprits, how)
-    waits = case.waits_at(spot)
+    if is_majority(culprits, members) or _went_on_alone(case, wait_point, culprits):
+        return _outlasted(case, wait_point, culprits, how)
+    waits = case.waits_at(wait_point)
     scene = Scene(
         culprits,
-        case.direct(spot),
-        case.where(spot),
+        case.direct(wait_point),
+        case.where(wait_point),
         _finished_site(case, culprits[0]),
         case.victims_site(waits),
     )
@@ -216,8 +224,8 @@ def finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
             scene, how, failed=all(wait.over for wait in waits), lives_on=lives_on
         ),
         final=sure,
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
@@ -225,24 +233,24 @@ def finished(case: Case, spot: Spot, culprits: Ranks) -> Finding:
     )
 
 
-def _went_on_alone(case: Case, spot: Place, finished: Ranks) -> bool:
+def _went_on_alone(case: Case, wait_point: Place, finished: Ranks) -> bool:
     """Whether what all ranks did shows that those who wait have left the common program."""
-    waiting = case.direct(spot)
+    waiting = case.direct(wait_point)
     alone = departed(case.job, case.ended, (*waiting, *finished))
     return bool(alone) and alone == frozenset(waiting)
 
 
-def _outlasted(case: Case, spot: Place | Channel, finished: Ranks, how: str) -> Finding:
+def _outlasted(case: Case, wait_point: Place | Channel, finished: Ranks, how: str) -> Finding:
     """Most members are finished, and a few still go on."""
-    waits = case.waits_at(spot)
+    waits = case.waits_at(wait_point)
     firm = tuple(sorted({wait.rank for wait in waits if not wait.vague}))
-    culprits = firm or case.direct(spot)
+    culprits = firm or case.direct(wait_point)
     # Whether one message was sent too little or awaited too much, nothing tells.
-    sure = Certainty.PROVED if isinstance(spot, Place) else Certainty.LIKELY
+    sure = Certainty.PROVED if isinstance(wait_point, Place) else Certainty.LIKELY
     scene = Scene(
         culprits,
         finished,
-        case.where(spot),
+        case.where(wait_point),
         case.victims_site(waits),
         _finished_site(case, finished[0]),
     )
@@ -254,8 +262,8 @@ def _outlasted(case: Case, spot: Place | Channel, finished: Ranks, how: str) -> 
         victims=tuple(sorted(set(case.victims_of(finished)) - set(culprits))),
         text=wording.outlasted(scene, how),
         final=bool(firm),
-        spot=spot,
-        collective=case.collective(spot, waits),
+        wait_point=wait_point,
+        collective=case.collective(wait_point, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
@@ -288,7 +296,7 @@ def _finished_site(case: Case, rank: int) -> Site | None:
     return last_site(case, rank)
 
 
-_JUDGES: dict[object, Callable[[Case, Spot, Ranks], Finding]] = {
+_JUDGES: dict[object, Callable[[Case, WaitPoint, Ranks], Finding]] = {
     Fate.ALIVE: living,
     Fate.FINISHED: finished,
     Fate.ABSENT: absent_ranks,

@@ -19,7 +19,7 @@ from hangwatch.types.verdict import Collective
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hangwatch.diagnosis.facts.spots import Place
+    from hangwatch.diagnosis.facts.wait_points import Place
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.snapshot import OpRecord
@@ -40,7 +40,7 @@ def judge_threads(case: Case, place: Place) -> Finding | None:
     if not all(_uses_both(case, rank, place.gid) for rank in both):
         return None
     sure = all(is_started(case.job.ranks[rank], records[rank]) is not None for rank in beside)
-    named = {camp: _op(records, camp) for camp in (main, beside)}
+    named = {side: _op(records, side) for side in (main, beside)}
     waits = case.waits_at(place)
     about = records[main[0]]
     return Finding(
@@ -56,7 +56,7 @@ def judge_threads(case: Case, place: Place) -> Finding | None:
             case.site_at(main[0], place),
         ),
         final=True,
-        spot=place,
+        wait_point=place,
         collective=Collective(named[main], place.seq, about.dtype, about.shape),
         site=case.site_at(main[0], place),
         waits=waits,

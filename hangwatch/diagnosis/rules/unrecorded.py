@@ -3,7 +3,7 @@
 Without a Flight Recorder (gloo before PyTorch 2.8, or a buffer of size 0) the
 counters say only that a rank has reached the place. Where its page, which knows
 all that Python issues, knows of no call there, C++ made it: DDP's reducer, a
-functional collective. Members for whom Python made it are another camp then.
+functional collective. Members for whom Python made it are another side then.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hangwatch.types.kinds import Certainty, OpState
 from hangwatch.types.snapshot import OpRecord
 
 if TYPE_CHECKING:
-    from hangwatch.diagnosis.facts.spots import Place
+    from hangwatch.diagnosis.facts.wait_points import Place
     from hangwatch.diagnosis.rules.case import Case, Finding
 
 BY_CPP = "a collective issued by C++"
 
 
 def judge_unrecorded(case: Case, place: Place) -> Finding | None:
-    """What the camps disagree in, as far as it can be known; None where all are known."""
+    """What the sides disagree in, as far as it can be known; None where all are known."""
     members = case.job.members(place.gid)
     unknown = [rank for rank in members if case.job.record(rank, place) is None]
     if not 0 < len(unknown) < len(members):

@@ -134,10 +134,10 @@ def undecided(found: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> 
 
 
 def two_threads(
-    ranks: Ranks, camps: Sequence[tuple[Ranks, str]], where: str, site: Site | None
+    ranks: Ranks, sides: Sequence[tuple[Ranks, str]], where: str, site: Site | None
 ) -> Text:
-    """A group that two threads of each rank use. camps: by the main thread, by another."""
-    (main, mine), (beside, theirs) = camps
+    """A group that two threads of each rank use. sides: by the main thread, by another."""
+    (main, mine), (beside, theirs) = sides
     return Text(
         f"{capital(the_ranks(ranks))} use one group from two threads each, and nothing orders "
         f"their calls: as {where}, {the_ranks(main)} entered {mine} from the main thread"
@@ -188,9 +188,9 @@ def _took(scene: Scene, guard: Guard | None) -> str:
 
 def _both(scene: Scene) -> list[str]:
     """The two lines."""
-    camps = ((scene.culprits, scene.site), (scene.others, scene.other_site))
+    sides = ((scene.culprits, scene.site), (scene.others, scene.other_site))
     return [
         f"{capital(the_ranks(ranks))}: {place_in_code(site)}."
-        for ranks, site in camps
+        for ranks, site in sides
         if site is not None
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.spots import ANYONE, UNNAMED, Channel, Place
+from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Place
 from hangwatch.types.kinds import Reason
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.activity import Activity
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.spots import Spot
+    from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.types.calls import PackageCall, Site
     from hangwatch.types.page import ExceptionRecord
 
@@ -151,17 +151,17 @@ def group_text(job: Job, gid: int) -> str:
     return f"the group of {the_ranks(job.members(gid))}"
 
 
-def spot_text(job: Job, spot: Spot, op: str) -> str:
+def wait_point_text(job: Job, wait_point: WaitPoint, op: str) -> str:
     """``all_reduce #41 of group default_pg``."""
-    if isinstance(spot, Place):
-        number = f" #{spot.seq}" if spot.seq > 0 else ""
-        return f"{op or UNNAMED}{number} of {group_text(job, spot.gid)}"
-    if isinstance(spot, Channel):
-        towards = "to" if spot.sends else "from"
-        call = op or ("send" if spot.sends else "recv")
-        peer = f"rank {spot.peer}" if spot.peer != ANYONE else "any rank"
-        return f"{call} {towards} {peer} in {group_text(job, spot.gid)}"
-    return spot.call
+    if isinstance(wait_point, Place):
+        number = f" #{wait_point.seq}" if wait_point.seq > 0 else ""
+        return f"{op or UNNAMED}{number} of {group_text(job, wait_point.gid)}"
+    if isinstance(wait_point, Channel):
+        towards = "to" if wait_point.sends else "from"
+        call = op or ("send" if wait_point.sends else "recv")
+        peer = f"rank {wait_point.peer}" if wait_point.peer != ANYONE else "any rank"
+        return f"{call} {towards} {peer} in {group_text(job, wait_point.gid)}"
+    return wait_point.call
 
 
 def now(ranks: Sequence[int], activity: Activity) -> str:

@@ -42,7 +42,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Who stands where. ``where`` names the spot that it is about."""
+    """Who stands where. ``where`` names the wait point that it is about."""
 
     culprits: Ranks
     others: Ranks
@@ -336,12 +336,14 @@ def frozen(scene: Scene, activity: Activity) -> Text:
 def cycle(
     parts: Sequence[tuple[Ranks, str, Site | None]], strange: Ranks = (), *, parted: bool = False
 ) -> Text:
-    """Ranks that wait for each other in different spots.
+    """Ranks that wait for each other in different wait points.
 
     strange: those that did not do so before. parted: one of them, nothing tells which.
     """
     everyone = {rank for ranks, _, _ in parts for rank in ranks}
-    where = ", ".join(f"{the_ranks(ranks)} in {spot}{at_line(site)}" for ranks, spot, site in parts)
+    where = ", ".join(
+        f"{the_ranks(ranks)} in {wait_point}{at_line(site)}" for ranks, wait_point, site in parts
+    )
     return Text(
         f"{capital(the_ranks(everyone))} wait for each other: {where}.",
         sentences(

@@ -50,14 +50,14 @@ class Setup(NamedTuple):
     """The line that makes it, for calls that a program makes more than once."""
 
 
-Spot = Place | Channel | Setup
+WaitPoint = Place | Channel | Setup
 
 
 class Wait(NamedTuple):
-    """A rank that waits at a spot."""
+    """A rank that waits at a wait point."""
 
     rank: int
-    spot: Spot
+    wait_point: WaitPoint
     age_s: float
     firm: bool
     """It is known to be blocked; else its unfinished work is all that is known."""
