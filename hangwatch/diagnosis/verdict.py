@@ -11,7 +11,7 @@ from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.advice.facts import facts_of
 from hangwatch.diagnosis.facts.aftermath import find_waits
 from hangwatch.diagnosis.facts.devices import needed, stuck_devices, without_company
-from hangwatch.diagnosis.facts.endings import Cause, How, endings, last_call
+from hangwatch.diagnosis.facts.endings import Cause, How, endings, gave_up, last_call
 from hangwatch.diagnosis.facts.job import index, seconds
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
 from hangwatch.diagnosis.graph.build import build
@@ -208,7 +208,7 @@ def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -
     if case.job.snapshot.ended or over:
         # Somebody may just have ended a job that was well: then nobody waited for long.
         wrong = finding.final or finding.ended or age_s >= thresholds.suspect_after_s
-        return State.FAILED if wrong else None
+        return State.FAILED if wrong or gave_up(case.ended, finding.waits) else None
     if finding.final and _old_enough(case, age_s) and not _is_failing(case):
         return State.HANG
     if age_s >= thresholds.hang_after_s:

@@ -28,7 +28,13 @@ from hangwatch.diagnosis.verdict import LAUNCHER_S
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, Reason, State
 from hangwatch.types.page import ExceptionRecord
-from hangwatch.types.snapshot import GroupProgress, JobSnapshot, ProcessState, RankSnapshot
+from hangwatch.types.snapshot import (
+    GroupProgress,
+    JobSnapshot,
+    ProcessState,
+    RankSnapshot,
+    Thresholds,
+)
 from hangwatch.types.verdict import OK, Verdict
 
 if TYPE_CHECKING:
@@ -612,6 +618,20 @@ def test_an_error_is_not_in_a_call_that_was_followed_by_those_of_another_group(
     died = replace(died, groups=(*died.groups, elsewhere))
     told = only(job(died, rank(0, W, op(W, 4), **killed(15, 2.0)), ended=True, exit_code=1))
     assert ("all_reduce #5" in told.headline) is is_in
+
+
+def test_a_time_out_that_ends_a_job_tells_of_the_rank_that_did_not_come() -> None:
+    text = "[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for recv"
+    ended = ProcessState(alive=False, signal=15, gone_age_s=0.5, terminated_by_launcher=True)
+    busy = rank(1, W, op(W, 4), process=ended)
+    patient = Thresholds(10.0, 300.0)
+    (verdict,) = diagnose(
+        job(failed(0, text, 1.0), busy, failed(2, text, 1.0), ended=True, exit_code=1), patient
+    )
+    assert (verdict.state, verdict.kind) == (State.FAILED, Kind.NEVER_ENTERED)
+    assert (verdict.culprits, verdict.victims) == ((1,), (0, 2))
+    lost = job(failed(0, age=1.0), busy, failed(2, age=1.0), ended=True, exit_code=1)
+    assert diagnose(lost, patient) == (OK,)  # somebody has ended a job that was well
 
 
 def test_but_who_failed_in_a_collective_long_before_did() -> None:

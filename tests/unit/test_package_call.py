@@ -122,7 +122,8 @@ def test_the_verdict_names_the_call_and_the_users_line() -> None:
     assert (found.kind, found.culprits) == (Kind.SUBSET_ENTERED, (0,))
     assert found.headline == (
         "Only rank 0 entered all_gather #3 of group default_pg in Accelerator.gather_for_metrics "
-        "of accelerate, called at train.py:6: rank 1 went on to all_reduce."
+        "of accelerate, called at train.py:6: rank 1 is in all_reduce in "
+        "Accelerator.backward of accelerate, called at train.py:4."
     )
     assert "`gather_metrics()`, in Accelerator.gather_for_metrics of accelerate." in (
         found.explanation

@@ -159,6 +159,8 @@ def _values(finding: Finding) -> Iterator[tuple[str, str]]:
         yield "culprits", the_ranks(finding.culprits)
     if others:
         yield "others", the_ranks(others)
+    if finding.differs in {"dtype", "shape", "root"}:
+        yield finding.differs, finding.differs
     if finding.guard is not None:
         yield "guard", finding.guard.text.rstrip(":")
         yield "guard_line", f"{short_file(finding.guard.file)}:{finding.guard.line}"

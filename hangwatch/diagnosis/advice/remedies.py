@@ -189,6 +189,19 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "same tensor",
+        "Bring the tensor to one {dtype} on all ranks before the call, and look for what makes "
+        "another one on {culprits}: an empty batch, a default, a constant, mixed precision.",
+        kinds=(Kind.SIGNATURE_MISMATCH,),
+        apart=False,
+    ),
+    Remedy(
+        "same tensor",
+        "Name the same {root} rank on all ranks: look for how it is computed on {culprits}.",
+        kinds=(Kind.SIGNATURE_MISMATCH,),
+        apart=False,
+    ),
+    Remedy(
+        "same tensor",
         "Make the tensor the same on all ranks: pad it, or gather the sizes first and use a "
         "collective that allows uneven ones.",
         DISTRIBUTED,
@@ -211,8 +224,15 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "move out",
-        "Call the collective on every rank of its group: move it out of the condition and keep "
-        "only the use of its result (printing, saving) inside.",
+        "Call the collective on every rank of its group: move it out of `{guard}` and keep only "
+        "the use of its result (printing, saving) inside.",
+        kinds=(Kind.SUBSET_ENTERED,),
+    ),
+    Remedy(
+        "move out",
+        "Either a rank left a collective out, or made one more, before: look for a loop with "
+        "fewer turns, an early exit, an exception that was caught. Or only those that entered it "
+        "ever come to this call: then make it on every rank of its group.",
         kinds=(Kind.SUBSET_ENTERED,),
     ),
     Remedy(

@@ -21,7 +21,10 @@ from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.types.kinds import OpState, Phase, Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.types.page import ExceptionRecord
     from hangwatch.types.snapshot import OpRecord, RankSnapshot
 
@@ -85,6 +88,8 @@ _ECHO = re.compile(
     re.IGNORECASE,
 )
 """What may be said of a lost peer, and of other things that a program talks to."""
+
+_TIME_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
 _MEMORY = re.compile(
     r"OutOfMemory|MemoryError|out of memory|(?:can't|cannot|unable to) allocate", re.IGNORECASE
@@ -292,6 +297,17 @@ def _blame_the_vague(job: Job, found: dict[int, Ending]) -> None:
     ]
     if len(vague) == 1 and len(found) > 1:
         found[vague[0]] = replace(found[vague[0]], cause=Cause.OWN)
+
+
+def gave_up(ended: Mapping[int, Ending], waits: Iterable[Wait]) -> bool:
+    """Whether the time-out of a rank's own wait has ended it: that comes of no peer's end."""
+    for wait in waits:
+        end = ended.get(wait.rank)
+        if end is not None and end.how is How.RAISED and end.exception is not None:
+            told = (end.exception.message, *end.exception.after, end.exception.thrown)
+            if any(map(_TIME_OUT.search, told)):
+                return True
+    return False
 
 
 def last_call(job: Job, rank: int) -> OpRecord | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.activity import may_wait
 from hangwatch.diagnosis.facts.channels import senders, sent
-from hangwatch.diagnosis.facts.endings import Cause, How
+from hangwatch.diagnosis.facts.endings import Cause, How, gave_up
 from hangwatch.diagnosis.facts.history import made_before
 from hangwatch.diagnosis.facts.shares import is_half
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
@@ -57,7 +57,7 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         culprits=culprits,
         victims=case.victims_of(culprits),
         text=(
-            wording.never_entered(scene, activity)
+            wording.never_entered(scene, activity, timed_out=gave_up(case.ended, waits))
             if loop is None
             else wording.left_loop(scene, "", loop)
         ),

@@ -65,6 +65,8 @@ class Finding:
     """The loop that the culprits have left, and the others have not."""
     apart: bool = False
     """The culprits and the others are in different calls of the program, of one operation."""
+    differs: str = ""
+    """What is not the same in their calls (facts/signatures.py: Differs), where they match else."""
 
 
 @dataclass(slots=True)

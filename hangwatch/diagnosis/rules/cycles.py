@@ -380,7 +380,7 @@ def _told(
         return Kind.FINISHED_EARLY, wording.left_loop(scene, mine, left.loop, failed=over)
     if left.guard is not None:
         scene = Scene(left.culprits, left.others, case.where(guilty[0].wait_point), *sites)
-        text = disagreement.subset(scene, left.guard, f"went on to {theirs}")
+        text = disagreement.subset(scene, left.guard, disagreement.elsewhere(scene, theirs))
         return Kind.SUBSET_ENTERED, text
     return Kind.ORDER_INVERSION, None
 

@@ -187,6 +187,7 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
         victim_site=sites[1][1] if len(sites) > 1 else None,
         waits=_waits(case, place),
         apart=bool(_by_cpp(case, place, *(ranks for _, ranks in found.parts))),
+        differs=found.differs,
     )
 
 
@@ -263,7 +264,9 @@ def _other_op(
     elif kind is Kind.FINISHED_EARLY:
         text = wording.outlasted(scene(mine), f"they are in {ops[1]} after the loop")
     elif kind is Kind.SUBSET_ENTERED:
-        text = disagreement.subset(scene(mine), seen.guard, f"went on to {ops[1]}")
+        text = disagreement.subset(
+            scene(mine), seen.guard, disagreement.elsewhere(scene(mine), ops[1])
+        )
     elif skipped:
         text = disagreement.skipped(scene(theirs), ops[0], seen.skips)
     else:
@@ -328,6 +331,7 @@ def _other_signature(
         victim_site=scene.other_site,
         waits=_waits(case, place),
         apart=bool(by_cpp),
+        differs=found.differs,
     )
 
 

@@ -34,6 +34,11 @@ def subset(scene: Scene, guard: Guard | None, went_on: str) -> Text:
     return Text(headline, sentences(_took(scene, guard), *_both(scene)))
 
 
+def elsewhere(scene: Scene, op: str) -> str:
+    """Where those are who do not enter a collective: before it or past it, nobody may know."""
+    return f"{verb(scene.others, 'is', 'are')} in {op}{at_line(scene.other_site)}"
+
+
 def other_op(scene: Scene, ops: tuple[str, str], guard: Guard | None) -> Text:
     """Different collectives (the culprits', the others') at one place."""
     mine, theirs, end = at_line(scene.site), at_line(scene.other_site), ""

@@ -87,12 +87,16 @@ class Scene:
         return verb(self.culprits, "it", "them")
 
 
-def never_entered(scene: Scene, activity: Activity) -> Text:
-    """A living rank that others wait for."""
+def never_entered(scene: Scene, activity: Activity, *, timed_out: bool = False) -> Text:
+    """A living rank that others wait for, or waited for until their time-out."""
     headline = f"{scene.they} never entered {scene.where}: {now(scene.culprits, activity)}"
     worker = f"Its data worker {activity.worker} is at {place_in_code(activity.worker_site)}."
+    waited = (
+        f"; {the_ranks(scene.others)} waited for {verb(scene.culprits, 'it', 'them')} until the "
+        "time-out of that call."
+    )
     return Text(
-        headline + scene.awaited(),
+        headline + (waited if timed_out else scene.awaited()),
         sentences(worker if activity.worker_site else scene.seen(), scene.waiting()),
     )
 
