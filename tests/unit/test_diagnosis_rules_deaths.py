@@ -630,8 +630,24 @@ def test_a_time_out_that_ends_a_job_tells_of_the_rank_that_did_not_come() -> Non
     )
     assert (verdict.state, verdict.kind) == (State.FAILED, Kind.NEVER_ENTERED)
     assert (verdict.culprits, verdict.victims) == ((1,), (0, 2))
+    assert any("time-out of ranks 0 and 2" in advice for advice in verdict.advice)
     lost = job(failed(0, age=1.0), busy, failed(2, age=1.0), ended=True, exit_code=1)
     assert diagnose(lost, patient) == (OK,)  # somebody has ended a job that was well
+
+
+def test_so_does_a_time_out_in_collectives_of_cpp() -> None:
+    text = "[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for recv"
+    ended = ProcessState(alive=False, signal=15, gone_age_s=0.5, terminated_by_launcher=True)
+
+    def counted(number: int, issued: int, **fields: Any) -> RankSnapshot:
+        # c10d counts what has failed as complete.
+        return replace(rank(number, W, **fields), groups=(GroupProgress(W, "0", issued, issued),))
+
+    victims = [counted(n, 18, **raised("RuntimeError", text, 20, 1.0)) for n in (0, 2)]
+    late = counted(1, 17, process=ended)
+    (verdict,) = diagnose(job(*victims, late, ended=True, exit_code=1), Thresholds(10.0, 300.0))
+    assert (verdict.state, verdict.kind) == (State.FAILED, Kind.NEVER_ENTERED)
+    assert (verdict.culprits, verdict.certainty) == ((1,), Certainty.POSSIBLE)
 
 
 def test_but_who_failed_in_a_collective_long_before_did() -> None:

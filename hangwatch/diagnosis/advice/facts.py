@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.endings import gave_up
 from hangwatch.diagnosis.text.phrases import line, short_file, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
 
@@ -120,6 +121,8 @@ def facts_of(case: Case, finding: Finding) -> Facts:
     if calls and (mine or calls[0] == values.get("op")):
         values["entered"] = calls[0]
     values |= dict(_left_loop(case, finding))
+    if "others" in values and gave_up(case.ended, finding.waits):
+        values["impatient"] = values["others"]
     living = [case.activity(rank) for rank in culprits if rank not in case.ended]
     if living and living[0].waits_in:
         values["waits_in"] = living[0].waits_in

@@ -64,6 +64,19 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "slow rank",
+        "Find out what kept {culprits} there. The time-out of {impatient} ended the job before "
+        "anybody looked: make it longer than --hang-after, and the line will be told.",
+        kinds=(Kind.NEVER_ENTERED,),
+    ),
+    Remedy(
+        "wait",
+        "If it is meant to take so long, give {impatient} a longer timeout in init_process_group "
+        "or new_group.",
+        DISTRIBUTED,
+        kinds=(Kind.NEVER_ENTERED,),
+    ),
+    Remedy(
+        "slow rank",
         "Find out what keeps this rank, and no other, at the line shown.",
         kinds=(Kind.NEVER_ENTERED,),
     ),

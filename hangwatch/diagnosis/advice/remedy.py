@@ -23,6 +23,7 @@ VALUES = frozenset(
         "dtype",
         "shape",
         "root",
+        "impatient",
         "exhausted",
         "left",
         "ways",

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.endings import Cause, How, went_on
+from hangwatch.diagnosis.facts.endings import Cause, How, timed_out, went_on
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.diagnosis.facts.wait_points import Place, Wait
 from hangwatch.diagnosis.facts.waits import (
@@ -145,7 +145,10 @@ def _beside_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) 
         reached = job.reached[gid]
         causes = {m: ended[m].cause for m in job.members(gid) if m in ended}
         gone = [member for member, cause in causes.items() if cause is Cause.OWN]
-        seqs = [reached.get(m, 0) for m, cause in causes.items() if cause is not Cause.OWN]
+        if not gone and timed_out(end):
+            # The launcher has ended those that it had waited for in vain.
+            gone = [member for member, cause in causes.items() if cause is Cause.TERMINATED]
+        seqs = [reached.get(member, 0) for member in causes if member not in gone]
         # Who came to its end is missing from the place after its last one.
         seqs += [reached.get(m, 0) + (ended[m].how is How.CLEAN) for m in gone]
         place = Place(gid, max(seqs, default=0))

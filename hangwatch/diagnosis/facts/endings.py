@@ -301,13 +301,15 @@ def _blame_the_vague(job: Job, found: dict[int, Ending]) -> None:
 
 def gave_up(ended: Mapping[int, Ending], waits: Iterable[Wait]) -> bool:
     """Whether the time-out of a rank's own wait has ended it: that comes of no peer's end."""
-    for wait in waits:
-        end = ended.get(wait.rank)
-        if end is not None and end.how is How.RAISED and end.exception is not None:
-            told = (end.exception.message, *end.exception.after, end.exception.thrown)
-            if any(map(_TIME_OUT.search, told)):
-                return True
-    return False
+    return any(timed_out(ended[wait.rank]) for wait in waits if wait.rank in ended)
+
+
+def timed_out(end: Ending) -> bool:
+    """Whether a rank raised what tells of a time-out, or was made of that."""
+    if end.how is not How.RAISED or end.exception is None:
+        return False
+    told = (end.exception.message, *end.exception.after, end.exception.thrown)
+    return any(map(_TIME_OUT.search, told))
 
 
 def last_call(job: Job, rank: int) -> OpRecord | None:
