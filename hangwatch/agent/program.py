@@ -59,7 +59,7 @@ def started(words: Sequence[str]) -> tuple[str, str]:
     return "", ""
 
 
-def program_code(words: Sequence[str], path: Sequence[str] | None = None) -> str:
+def program_code(words: Sequence[str], path: Sequence[object] | None = None) -> str:
     """The directory of the package that is the program, with a trailing slash; or its one file.
 
     words: sys.orig_argv. path: sys.path. Empty where the program is not installed, or where a
@@ -70,10 +70,10 @@ def program_code(words: Sequence[str], path: Sequence[str] | None = None) -> str
         module = _imported_by(file)  # a console script
     if module:
         return _code_of(module, sys.path if path is None else path)
+    with Ignoring(OSError):  # the working directory may be gone
+        file = os.path.abspath(file) if file else ""
     for name in LIBRARIES:
-        before, library, inside = (
-            os.path.abspath(file).partition(f"/{name}/") if file else ("",) * 3
-        )
+        before, library, inside = file.partition(f"/{name}/")
         if library:
             return _below(before + library, inside)
     return ""
@@ -95,10 +95,12 @@ def _imported_by(script: str) -> str:
     return ""
 
 
-def _code_of(module: str, path: Sequence[str]) -> str:
+def _code_of(module: str, path: Sequence[object]) -> str:
     """The code of the package that a module is of, by the first entry of sys.path that has it."""
     top = module.partition(".")[0]
     for entry in path:
+        if not isinstance(entry, str):
+            continue  # a program may put anything there
         single = os.path.exists(os.path.join(entry, f"{top}.py"))
         if single or os.path.exists(os.path.join(entry, top)):
             inside = f"{top}.py" if single else f"{module.replace('.', '/')}/"

@@ -114,7 +114,8 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_the_package_of_a_module_that_is_run_is_the_program(library: Path) -> None:
-    path = [str(library.parent), str(library)]
+    odd: Any = [b"/odd", None, library]
+    path = [*odd, str(library.parent), str(library)]
     for words, code in (
         (["-m", "company.train"], f"{library}/company/"),
         (["-m", "company"], f"{library}/company/"),
