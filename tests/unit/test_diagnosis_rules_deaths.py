@@ -635,6 +635,17 @@ def test_a_time_out_that_ends_a_job_tells_of_the_rank_that_did_not_come() -> Non
     assert diagnose(lost, patient) == (OK,)  # somebody has ended a job that was well
 
 
+def test_a_time_out_of_long_before_tells_nothing_of_who_is_interrupted() -> None:
+    error = ExceptionRecord("KeyboardInterrupt", "", thrown="RuntimeError: Timed out waiting")
+    stopped = [
+        replace(rank(n, W, op(W, 4), blocked(W, 5, age=2.0), **raised("X", "")), exception=error)
+        for n in (0, 2, 3)
+    ]
+    ended = ProcessState(alive=False, signal=15, gone_age_s=0.5, terminated_by_launcher=True)
+    found = job(*stopped, rank(1, W, op(W, 4), process=ended), ended=True, exit_code=1)
+    assert diagnose(found, Thresholds(10.0, 300.0)) == (OK,)
+
+
 def test_so_does_a_time_out_in_collectives_of_cpp() -> None:
     text = "[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for recv"
     ended = ProcessState(alive=False, signal=15, gone_age_s=0.5, terminated_by_launcher=True)

@@ -305,11 +305,10 @@ def gave_up(ended: Mapping[int, Ending], waits: Iterable[Wait]) -> bool:
 
 
 def timed_out(end: Ending) -> bool:
-    """Whether a rank raised what tells of a time-out, or was made of that."""
-    if end.how is not How.RAISED or end.exception is None:
+    """Whether a rank raised what tells of a time-out of a collective, or was made of that."""
+    if end.how is not How.RAISED or end.cause is not Cause.ECHO or end.exception is None:
         return False
-    told = (end.exception.message, *end.exception.after, end.exception.thrown)
-    return any(map(_TIME_OUT.search, told))
+    return any(map(_TIME_OUT.search, (end.exception.message, *end.exception.after)))
 
 
 def last_call(job: Job, rank: int) -> OpRecord | None:
