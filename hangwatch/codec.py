@@ -34,6 +34,8 @@ Known = Mapping[type, Sequence[Any]]
 """Type to its values, in the order of their numbers."""
 Decoder = Callable[[Any, Known], Any]
 _SIMPLE = (str, int, float, bool, int | None, float | None, str | None, tuple[int, ...])
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+"""Integers that JSON can tell."""
 _NO_TABLES: dict[type, Any] = {}
 
 
@@ -172,7 +174,7 @@ def _text(value: Any, _: Known) -> str:
 
 
 def _integer(value: Any, _: Known) -> int:
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 64:
+    if type(value) is not int or not _LEAST <= value <= _MOST:
         raise CodecError(f"{_said(value)} is no 64-bit integer")
     return value
 
@@ -208,7 +210,7 @@ def _record(kind: Any, *, lenient: bool) -> Decoder:
     decoders: dict[str, Decoder] = {}
 
     def decode_record(value: Any, known: Known) -> Any:
-        table = known.get(kind)
+        table = known.get(kind) if known else None
         if table is not None:
             if type(value) is not int or not 0 <= value < len(table):
                 raise CodecError(f"{_said(value)} is not the number of a {kind.__name__}")
@@ -217,9 +219,12 @@ def _record(kind: Any, *, lenient: bool) -> Decoder:
             raise CodecError(f"{_said(value)} is no {kind.__name__}")
         if not decoders:
             decoders.update((name, _decoder(hint, lenient)) for name, hint in hints.items())
-        if lenient and not value.keys() <= decoders.keys():
-            value = {name: item for name, item in value.items() if name in decoders}
         try:
+            if lenient:
+                parts = decoders.items()
+                return kind(
+                    **{name: one(value[name], known) for name, one in parts if name in value}
+                )
             return kind(**{name: decoders[name](item, known) for name, item in value.items()})
         except (KeyError, TypeError) as error:
             raise CodecError(mismatch(value)) from error
@@ -243,6 +248,8 @@ def _union(chosen: Sequence[Decoder], *, optional: bool) -> Decoder:
 
 def _list(one: Decoder) -> Decoder:
     """For ``tuple[X, ...]``."""
+    if one is _integer:
+        return _integers
 
     def decode_list(value: Any, known: Known) -> tuple[Any, ...]:
         if type(value) is not list or len(value) > MAX_ITEMS:
@@ -250,6 +257,15 @@ def _list(one: Decoder) -> Decoder:
         return tuple([one(item, known) for item in value])
 
     return decode_list
+
+
+def _integers(value: Any, known: Known) -> tuple[int, ...]:
+    """For ``tuple[int, ...]``, which may be the ranks of a large group: in few steps."""
+    if type(value) is not list or len(value) > MAX_ITEMS:
+        raise CodecError(f"{_said(value)} is no list of at most {MAX_ITEMS}")
+    if value and (set(map(type, value)) != {int} or min(value) < _LEAST or max(value) > _MOST):
+        return tuple([_integer(item, known) for item in value])  # says which
+    return tuple(value)
 
 
 def _tuple(decoders: Sequence[Decoder]) -> Decoder:
