@@ -1,6 +1,9 @@
 # make demo    see hangwatch find a planted hang
-# make test    checks, and the tests (needs a C++ compiler; see tests/packages.sh)
-# make check   in two minutes: lint, types, unit and property tests
+# make check   in three minutes: lint, types, unit and property tests
+# make test    in ten: the checks, the ratchets, and some sixty real jobs that between them touch
+#              everything once (needs a C++ compiler; see tests/packages.sh)
+# make test-all  in forty: all real jobs, and a slice of the campaign
+# make soak    the real jobs of make test beside two busy processes, N=20 times: who is late
 # make precision  how exactly the rank at fault is named in simulated jobs, by kind of fault
 # make zoo     real programs with planted faults: what is expected, what hangwatch finds
 # make campaign  all the tests that make test has no time for, and faults injected into real
@@ -17,27 +20,41 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP_OPTIONS := --quiet --disable-pip-version-check -c tests/constraints.txt
+# Python compiles what is imported; all of torch, twice, is minutes.
+PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile -c tests/constraints.txt
 PIP := $(BIN)/pip install $(PIP_OPTIONS)
 # The launchers and frameworks, apart: they bring much that hangwatch must do without.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/pip install $(PIP_OPTIONS) -c tests/frameworks/constraints.txt
-# Most tests wait more than they compute.
-PYTEST := $(BIN)/pytest -n 4 --dist worksteal
+# Of the order of the tests.
+SEED ?= 1
+# As many real jobs at a time as there are cores: one that starves answers late, or not at all.
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal --randomly-seed=$(SEED)
+REAL := tests/integration tests/zoo tests/frameworks tests/gpu_fake
+GATE := $(BIN)/python tests/suite/gate.py
+N ?= 20
 # What the installed package is built from; its Python files are read in place.
 BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*)
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
        $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
 
-.PHONY: demo test check lint types unit tests precision instructions slice packages zoo campaign \
-        matrix bench docs clean
+.PHONY: demo check test test-all soak lint types unit real quiet everything apart precision \
+        instructions slice packages zoo campaign matrix bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
 
-test: packages lint types tests precision instructions slice
+check: $(VENV)/tested
+	$(GATE) --minutes 3 check lint types unit
 
-check: lint types unit
+test: packages $(VENV)/tested $(FRAMEWORKS)/installed
+	$(GATE) --minutes 10 --cpu-minutes 14 test lint types unit precision instructions real quiet
+
+test-all: packages $(VENV)/tested $(FRAMEWORKS)/installed
+	$(GATE) --minutes 40 test-all lint types unit precision instructions everything apart slice
+
+soak: packages $(VENV)/tested $(FRAMEWORKS)/installed
+	$(GATE) --soak $(N) soak real quiet
 
 lint: $(VENV)/tested
 	$(BIN)/ruff check
@@ -48,10 +65,21 @@ types: $(VENV)/tested
 	$(BIN)/mypy
 
 unit: $(VENV)/tested
-	$(PYTEST) -q -m 'not campaign' tests/unit tests/property
+	$(PYTEST) -q -m 'not campaign' tests/unit tests/property tests/campaign tests/gpu
 
-tests: $(VENV)/tested $(FRAMEWORKS)/installed
-	$(PYTEST) -m 'not campaign'
+# What make test runs of the real jobs (tests/suite/chosen.py), then those that want a quiet machine.
+real: $(VENV)/tested $(FRAMEWORKS)/installed
+	$(PYTEST) -m 'chosen and not quiet' $(REAL)
+
+quiet: $(VENV)/tested $(FRAMEWORKS)/installed
+	$(PYTEST) -n 0 -m 'chosen and quiet' $(REAL)
+
+# All of them, but for those that make campaign runs.
+everything: $(VENV)/tested $(FRAMEWORKS)/installed
+	$(PYTEST) -m 'not campaign and not quiet' $(REAL)
+
+apart: $(VENV)/tested $(FRAMEWORKS)/installed
+	$(PYTEST) -n 0 -m 'not campaign and quiet' $(REAL)
 
 precision: $(VENV)/tested
 	$(BIN)/python tests/property/precision.py
@@ -70,7 +98,7 @@ zoo: $(VENV)/tested
 	$(BIN)/python tests/zoo/table.py
 
 campaign: $(VENV)/tested $(FRAMEWORKS)/installed
-	$(if $(FAULT)$(KIND)$(SLICE)$(RESUME),,$(PYTEST) -m campaign)
+	$(if $(FAULT)$(KIND)$(SLICE)$(RESUME),,$(PYTEST) -m campaign --hypothesis-profile=chance -p no:randomly)
 	$(BIN)/python tests/campaign/run.py $(if $(FAULT),--fault $(FAULT)) $(if $(KIND),--kind $(KIND)) $(if $(SLICE),--slice $(SLICE)) $(if $(DAY),--day $(DAY)) $(if $(RESUME),--resume)
 
 matrix: $(VENV)/tested
@@ -96,18 +124,18 @@ $(VENV)/installed: $(VENV)/torch $(BUILD)
 	$(PIP) --editable .
 	touch $@
 
+# Not '.[test]', which would build the native module once more.
 $(VENV)/tested: $(VENV)/installed
-	$(PIP) --editable '.[test]'
+	$(BIN)/python tests/requirements.py | xargs $(PIP)
 	touch $@
 
-# Also when its versions have changed: from scratch, so that nothing old stays in it. What
-# DeepSpeed would compile when it first trains is compiled here; pip may have kept it without.
+# Also when its versions have changed: from scratch, so that nothing old stays in it. DeepSpeed
+# compiles nothing, neither here nor, by the programs' wish, when it first trains.
 $(FRAMEWORKS)/frameworks: tests/frameworks/constraints.txt | $(VENV)/torch
 	$(PYTHON) -m venv --clear $(FRAMEWORKS)
 	$(FRAMEWORKS_PIP) torch numpy setuptools wheel packaging ninja
 	$(FRAMEWORKS_PIP) accelerate lightning transformers
-	DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1 \
-	$(FRAMEWORKS_PIP) --no-build-isolation --no-cache-dir deepspeed
+	DS_BUILD_OPS=0 $(FRAMEWORKS_PIP) --no-build-isolation deepspeed
 	touch $@
 
 $(FRAMEWORKS)/installed: $(FRAMEWORKS)/frameworks $(BUILD)

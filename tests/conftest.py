@@ -8,14 +8,17 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Nothing here depends on how fast the machine is.
+pytest_plugins = ["chosen", "late"]
+
+# Nothing here depends on how fast the machine is, nor, but in make campaign, on chance.
 settings.register_profile(
-    "unhurried",
+    "chance",
     parent=settings.default,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("unhurried")
+settings.register_profile("fixed", parent=settings.get_profile("chance"), derandomize=True)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)

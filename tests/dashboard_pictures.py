@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 TESTS = Path(__file__).resolve().parent
-sys.path.insert(0, str(TESTS / "integration"))
+for place in ("integration", "suite"):
+    sys.path.insert(0, str(TESTS / place))
 
 import harness  # noqa: E402 (found by the line above)
 from dashboard_panels import HUES, Picture, Shown  # noqa: E402
 from monitoring import boards  # noqa: E402
-from prometheus_server import Prometheus, Series, prometheus, wait_for  # noqa: E402
+from prometheus_server import Prometheus, Series, prometheus  # noqa: E402
+from waiting import until  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,7 +67,7 @@ def job(where: Path) -> Iterator[tuple[Prometheus, Path]]:
             start_new_session=True,
         )
         try:
-            wait_for(lambda: "training" in printed.read_text(), "the job")
+            until(lambda: "training" in printed.read_text(), "the job")
             yield server, stall
         finally:
             harness.end(process, token)
@@ -83,7 +85,7 @@ def observed() -> tuple[list[Shown], list[Series]]:
         time.sleep(GOES_ON_S)
         stall.touch()
         time.sleep(HANGS_S)
-        wait_for(lambda: server.now('hangwatch_verdict_info{state="hang"}'), "the verdict")
+        until(lambda: server.now('hangwatch_verdict_info{state="hang"}'), "the verdict")
         shown = [Shown(one, [_answer(server, asked) for asked in one["targets"]]) for one in panels]
         return shown, _answer(server, board["annotations"]["list"][0])
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 TESTS = Path(__file__).resolve().parent
-sys.path.insert(0, str(TESTS / "integration"))
+for place in ("integration", "suite"):
+    sys.path.insert(0, str(TESTS / place))
 
 from browser import WIDE, chromium, opened  # noqa: E402 (found by the line above)
 from harness import reaches, watch  # noqa: E402

@@ -17,6 +17,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from harness import reaches, watch

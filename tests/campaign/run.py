@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).parent
-for place in (HERE, HERE.parent / "integration"):
+for place in (HERE, HERE.parent / "integration", HERE.parent / "suite"):
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
 

@@ -12,6 +12,7 @@ from expectations import Expectation, expectations, marked_line, mistakes, run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.quiet
 CASES = list(expectations(Path(__file__).parent / "programs"))
 FRAMEWORKS = {"accelerate", "deepspeed", "lightning", "transformers"}
 
@@ -35,7 +36,6 @@ def _core() -> Iterator[Expectation]:
 CORE = list(_core())
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "case",
     [

@@ -16,7 +16,7 @@ from harness import free_port
 from hosts import needs_hosts
 from launching import PROGRAMS, Launched, line_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.quiet
 ROOT = Path(__file__).parents[2]
 LAUNCHED = PROGRAMS / "launched.py"
 FAKE_SRUN = Path(__file__).parent / "fake_srun.py"

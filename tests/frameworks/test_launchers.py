@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from harness import free_port
-from hosts import hosts, needs_hosts, wait_for
-from launching import Launched, line_of, until
+from hosts import hosts, needs_hosts
+from launching import Launched, line_of
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.quiet
 PROGRAMS = Path(__file__).parent / "programs" / "launched"
 FAKE_SHELL = Path(__file__).parent / "fake_remote_shell.py"
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
@@ -119,7 +120,7 @@ def test_deepspeed_has_its_other_node_watched_by_the_ranks_there(
         where = ["--no_ssh_check", f"--master_addr={first.address}"]
         first.start([*command, str(hostfile), *where, str(path), "--stall"], env)
         culprit = f"{path.name}:{line_of(path)}"
-        wait_for(lambda: any(culprit in line for line in first.said().splitlines()), culprit)
+        until(lambda: any(culprit in line for line in first.said().splitlines()), culprit)
         assert "watching the ranks of" in second.said()
         assert "watching the ranks of" not in first.said()
         report = first.report()

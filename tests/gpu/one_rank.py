@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from waiting import until
+
 from hangwatch import _native
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.flight import parse_dump
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
-BOUND_S = 60.0
 SLEEP_CYCLES = 4_000_000_000
 """Some two seconds."""
 
@@ -67,10 +68,7 @@ class Rank:
 
     def until(self, condition: Callable[[PageGroup], bool]) -> None:
         """Wait for what the GPU writes; nothing is asked of CUDA."""
-        deadline = time.monotonic() + BOUND_S
-        while not condition(self.told):
-            assert time.monotonic() < deadline, self.told
-            time.sleep(0.01)
+        until(lambda: condition(self.told), lambda: str(self.told))
 
 
 def stuck_before(rank: Rank) -> None:

@@ -15,7 +15,7 @@ from harness import Result, environment, reaches, watch
 
 from hangwatch import _native
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu]
 HERE = Path(__file__).parent
 PROGRAM = HERE.parent / "integration" / "programs" / "on_gpu.py"
 QUICK = ("--suspect-after", "4", "--hang-after", "10", "--metrics-addr", "off")

@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import until
 
 from hangwatch.gpu.device import Pace
 from hangwatch.gpu.ranks import LocalRank
@@ -17,12 +17,9 @@ from hangwatch.gpu.reader import Gpus
 from hangwatch.types.kinds import GpuHealth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hangwatch.types.gpu import GpuState
 
 pytestmark = pytest.mark.gpu
-BOUND_S = 60.0
 BUSY = """
 import sys
 import torch
@@ -31,13 +28,6 @@ torch.cuda.synchronize()
 print("ready", flush=True)
 sys.stdin.readline()
 """
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def started(pid: int) -> Gpus:

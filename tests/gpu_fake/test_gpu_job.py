@@ -9,7 +9,6 @@ import urllib.request
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from fake_nvml import BLOCK, LOST, error
 from harness import read_reports
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from fake_nvml import FakeNvml
 
-pytestmark = pytest.mark.timeout(240)
 QUICK = ("--suspect-after", "6", "--metrics-addr", "127.0.0.1:0")
 
 

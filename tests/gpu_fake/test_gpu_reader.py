@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from fake_nvml import (
     error,
 )
 from harness import environment
+from waiting import BOUND_S, until
 
 from hangwatch import codec
 from hangwatch.types.gpu import GpuState, NodeGpus
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fake_nvml import FakeNvml
 
 READER = Path(__file__).with_name("acting_reader.py")
-BOUND_S = 60.0
 RANK = {"rank": 0, "pid": 4001, "local_rank": 0}
 RANKS = [{"rank": rank, "pid": 4001 + rank, "local_rank": rank} for rank in range(4)]
 
@@ -69,10 +68,14 @@ class Reader:
 
     def until(self, holds: Callable[[NodeGpus], object], *ranks: dict[str, Any]) -> NodeGpus:
         """Ask again and again until something holds of the answer."""
-        deadline = time.monotonic() + BOUND_S
-        while not holds(found := self.node(*ranks)):
-            assert time.monotonic() < deadline, found
-            time.sleep(0.02)
+        found: NodeGpus
+
+        def held() -> object:
+            nonlocal found
+            found = self.node(*ranks)
+            return holds(found)
+
+        until(held, lambda: str(found))
         return found
 
     def stop(self) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from waiting import BOUND_S
+
 from hangwatch.agent.environment import RECORDER, job_environment
 from hangwatch.page.reader import parse_page
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from hangwatch.types.page import PageEvent, PageGroup, RankPage
 
 COUNTED = Path(__file__).parent / "programs" / "counted"
-TIMEOUT_S = 100.0
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "TORCHELASTIC_", "TORCH_FR")
 
 
@@ -53,7 +54,7 @@ def run(
         env=watched(directory, environ or {}) | {RECORDER: recorder},
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=BOUND_S,
         check=False,
     )
     sys.stderr.write(process.stderr)

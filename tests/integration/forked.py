@@ -10,6 +10,7 @@ import importlib
 import os
 import re
 import runpy
+import secrets
 import socket
 import sys
 from pathlib import Path
@@ -17,7 +18,10 @@ from pathlib import Path
 from torch.multiprocessing import start_processes
 
 _IMPORTED = re.compile(r"^(?:from|import) (torch[\w.]*)", re.MULTILINE)
-_IMPORTS_DYNAMO = re.compile(r"DistributedDataParallel|torch\.optim|torch\.compile")
+_IMPORTS_DYNAMO = re.compile(
+    r"DistributedDataParallel|torch\.optim|torch\.compile"
+    r"|distribute_tensor|parallelize_module|fully_shard|FullyShardedDataParallel"
+)
 """What imports ``torch._dynamo`` when it is first used."""
 
 
@@ -34,6 +38,14 @@ def _rank(number: int, size: int, port: int, command: list[str]) -> None:
     runpy.run_path(command[0], run_name="__main__")
 
 
+def _unused_port() -> int:
+    while True:
+        port = secrets.randbelow(10_000) + 20_000  # below those that connections are given
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+
+
 if __name__ == "__main__":
     size, *command = sys.argv[1:]
     source = Path(command[0]).read_text("utf-8")
@@ -41,6 +53,6 @@ if __name__ == "__main__":
         importlib.import_module(name)
     if _IMPORTS_DYNAMO.search(source):
         importlib.import_module("torch._dynamo")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    start_processes(_rank, (int(size), port, command), nprocs=int(size), start_method="fork")
+    start_processes(
+        _rank, (int(size), _unused_port(), command), nprocs=int(size), start_method="fork"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -19,14 +20,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from waiting import BOUND_S, NoAnswerError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 PROGRAMS = Path(__file__).parent / "programs"
 FORKED = Path(__file__).parent / "forked.py"
+_TOGETHER = Path(__file__).parent / "together"
 TOKEN = "TEST_RUN_TOKEN"  # noqa: S105 (marks the processes of one run, keeps no secret)
-BOUND_S = 120.0
-"""How long a program may take until its condition holds; seven times what it needs."""
 GRACE_S = 8.0
 WAKE_AFTER_S = 1.0
 POLL_S = 0.02
@@ -80,15 +82,17 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
     """Run a program by torchrun under watch until a condition holds or it has ended.
 
     python: that of the environment to run it in. forked: fork the ranks, instead of torchrun.
+    Either way they begin together, whatever loading torch takes.
 
     options: of hangwatch, launch: of torchrun. until: judges the reports so far.
     until_printed: what the program prints. With neither the program comes to its
-    end. Raises TimeoutError if nothing of that comes within bound_s. No process of
+    end. Raises NoAnswerError if nothing of that comes within bound_s. No process of
     the run is left when it returns.
     """
     launcher = ("torchrun", "--standalone", f"--nproc-per-node={nproc}", *launch)
+    own = {"PYTHONPATH": str(_TOGETHER), "TOGETHER": str(program)}
     if forked:
-        launcher = (python, str(FORKED), str(nproc))
+        launcher, own = (python, str(FORKED), str(nproc)), {}
     condition = _Condition(until, until_printed)
     directory = Path(tempfile.mkdtemp(prefix="hangwatch-test-"))
     reports = directory / "reports"
@@ -102,7 +106,7 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(  # noqa: S603 (the command is made above)
                 command,
-                env=environment(env or {}, python) | {TOKEN: token},
+                env=environment({**own, **(env or {})}, python) | {TOKEN: token},
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -115,7 +119,7 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
                 exit_code = process.returncode
                 survivors = _outlived(token)
             elif not condition.holds(directory):
-                raise TimeoutError(f"{program.name}: nothing within {bound_s:g} s")
+                raise NoAnswerError(f"{program.name}: nothing within {bound_s:g} s")
         finally:
             end(process, token)
             sys.stderr.write(err.read_text(errors="replace"))
@@ -210,7 +214,7 @@ def _wait(
 def read_reports(directory: Path) -> list[dict[str, Any]]:
     """report.json of each incident below a report directory."""
     found = []
-    for path in sorted(directory.glob("[!l]*/incident-*/report.json")):
+    for path in sorted(directory.glob("[!.l]*/incident-*/report.json")):
         try:
             found.append(json.loads(path.read_bytes()))
         except FileNotFoundError:  # it is being replaced by a later one
@@ -219,7 +223,7 @@ def read_reports(directory: Path) -> list[dict[str, Any]]:
 
 
 def _read_run(directory: Path) -> dict[str, Any] | None:
-    for path in directory.glob("[!l]*/run.json"):
+    for path in directory.glob("[!.l]*/run.json"):
         content: dict[str, Any] = json.loads(path.read_bytes())
         return content
     return None
@@ -287,7 +291,12 @@ def _outlived(token: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
+    """A port of the loopback that nobody listens on.
+
+    One that the kernel gives to nobody who connects (ip_local_port_range begins at 32,768): it
+    is still free when, seconds later, somebody listens on it.
+    """
+    while True:
+        port = secrets.randbelow(10_000) + 20_000
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

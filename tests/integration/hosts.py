@@ -13,21 +13,18 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import environment, read_reports
+from harness import PROGRAMS, environment, read_reports
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-PROGRAMS = Path(__file__).parent / "programs" / "nodes"
-BOUND_S = 90.0
-"""How long what a test waits for may take; some six times what it needs."""
 _PORT = 29400
 _NETWORKS = {4: "10.77.0.{}/24", 6: "fd77::{}/64"}
 _MORTAL = ("setpriv", "--pdeathsig", "KILL", "unshare", "--kill-child=KILL", "--fork", "--net")
@@ -117,7 +114,7 @@ class Host:
             found[:] = [pid for pid in _below(self._init) if part in _command_line(pid)]
             return bool(found)
 
-        wait_for(look, f"{part} on {self.name}")
+        until(look, f"{part} on {self.name}")
         return found[0]
 
     def watchdog(self) -> int:
@@ -131,7 +128,7 @@ class Host:
 
     def report(self) -> dict[str, Any]:
         """The newest report that it has written, once there is one."""
-        wait_for(self.reports, f"a report on {self.name}")
+        until(self.reports, f"a report on {self.name}")
         newest: dict[str, Any] = self.reports()[-1]
         return newest
 
@@ -223,27 +220,19 @@ def launch(  # noqa: PLR0913 (how a job is started, by keyword)
 def acquainted(made: Sequence[Host]) -> None:
     """Wait until the ranks run and the watchdogs (with -v) know each other."""
     for host in made:
-        wait_for(lambda host=host: "nodes know each other" in host.said(), host.name)  # type: ignore[misc]
+        until(lambda host=host: "nodes know each other" in host.said(), host.name)  # type: ignore[misc]
 
 
 def everywhere(made: Sequence[Host], state: str, count: int = 1) -> None:
     """Wait until every host has announced so many verdicts of a state."""
     for host in made:
-        wait_for(lambda host=host: len(host.verdicts(state)) >= count, f"{state} on {host.name}")  # type: ignore[misc]
+        until(lambda host=host: len(host.verdicts(state)) >= count, f"{state} on {host.name}")  # type: ignore[misc]
 
 
 def recovered(made: Sequence[Host]) -> None:
     """Wait until every host has said that the job goes on."""
     for host in made:
-        wait_for(lambda host=host: "what was reported has passed" in host.said(), host.name)  # type: ignore[misc]
-
-
-def wait_for(condition: Callable[[], object], what: str, bound_s: float = BOUND_S) -> None:
-    """Wait until a condition holds, with an error that names it."""
-    deadline = time.monotonic() + bound_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
+        until(lambda host=host: "what was reported has passed" in host.said(), host.name)  # type: ignore[misc]
 
 
 def ahead(where: Path) -> dict[str, str]:

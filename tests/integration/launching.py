@@ -5,27 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from harness import TOKEN, end, environment, processes, read_reports
+from waiting import BOUND_S, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 PROGRAMS = Path(__file__).parent / "programs"
-PATIENCE_S = 100.0
-"""How long what a test waits for may take; some six times what it needs."""
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until a condition holds, with an error that names it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
 
 
 def line_of(program: Path, marked: str = "# culprit") -> int:
@@ -98,7 +88,7 @@ class Launched:
 
     def wait(self) -> int:
         """Its exit code, once it has ended by itself."""
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(BOUND_S)
 
     def running(self, part: str) -> list[int]:
         """Its processes that run now, by a part of their command line."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import waiting
 from harness import FORKED, PROGRAMS, TOKEN, end, environment
+from waiting import BOUND_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-BOUND_S = 60.0
 POLL_S = 0.05
 PROGRAM = PROGRAMS / "looked_at.py"
 STALLED_RANK = 1
@@ -47,11 +47,14 @@ class Job:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait for a condition."""
-        deadline = time.monotonic() + BOUND_S
-        while not holds():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise TimeoutError(f"{what} did not come:\n{self.printed()}")
-            time.sleep(POLL_S)
+
+        def held() -> bool:
+            found = holds()
+            over = self.process.poll() is not None
+            assert found or not over or holds(), f"ended before {what}:\n{self.printed()}"
+            return found
+
+        waiting.until(held, lambda: f"{what}:\n{self.printed()}")
 
     def let_end(self) -> int:
         """Have it come to its end."""

@@ -23,28 +23,16 @@ from urllib.request import urlopen
 
 from harness import free_port
 from monitoring import DASHBOARDS
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-WAIT_S = 90.0
-"""How long anything may take; many times what it needs."""
-POLL_S = 0.2
 LOCAL = "127.0.0.1"
 
 Series = dict[str, Any]
 """``metric``: its labels; ``value`` (instant) or ``values`` (range)."""
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of a condition. Raises TimeoutError."""
-    deadline = time.monotonic() + WAIT_S
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {WAIT_S:g} s for {what}")
-        time.sleep(POLL_S)
-    return found
 
 
 class Prometheus:
@@ -129,7 +117,7 @@ def prometheus(where: Path, targets: Path, alertmanager: int) -> Iterator[Promet
     )
     with _running(command, where / "log"):
         server = Prometheus(port)
-        wait_for(server.ready, "Prometheus")
+        until(server.ready, "Prometheus")
         yield server
 
 

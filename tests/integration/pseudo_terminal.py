@@ -13,13 +13,14 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from waiting import BOUND_S, NoAnswerError
+
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
-BOUND_S = 60.0
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[=>78])")
 _FRAME = "\x1b[H"
 """Where rich begins a screen anew."""
@@ -81,7 +82,7 @@ class Terminal:
             for frame in self._frames()[-3:]:
                 if holds(frame):
                     return frame
-        raise TimeoutError(f"nothing of the kind in:\n{self.output[-6000:]}")
+        raise NoAnswerError(f"nothing of the kind in:\n{self.output[-6000:]}")
 
     def wait(self, bound_s: float = BOUND_S) -> tuple[int, list[str]]:
         """Until it has ended: its exit code, and what it left on the normal screen."""

@@ -6,18 +6,18 @@ import json
 import os
 import subprocess
 import sys
-import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import waiting
 from harness import FORKED, TOKEN, end, environment, processes
+from waiting import BOUND_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-PATIENCE_S = 90.0
 
 STEADY = """
 import os, sys, time
@@ -105,11 +105,14 @@ class Job:
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for something; the job must not end before."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert self.process.poll() is None, f"ended before {what}:\n{self.said()}"
-            assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.said()}"
-            time.sleep(0.02)
+
+        def holds() -> object:
+            found = condition()
+            over = self.process.poll() is not None
+            assert found or not over or condition(), f"ended before {what}:\n{self.said()}"
+            return found
+
+        waiting.until(holds, lambda: f"{what}:\n{self.said()}")
 
     def until_running(self) -> None:
         """Wait until the ranks work."""
@@ -133,7 +136,7 @@ class Job:
 
     def wait(self) -> int:
         """The exit code."""
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(BOUND_S)
 
     def ends_well(self) -> None:
         """Hold that the job comes to its own end."""

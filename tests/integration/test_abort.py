@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)
 HANG = "hangwatch: HANG ("
 PATIENCE_S = 4.0
 """What OPTIONS say of a hang."""

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import environment
+from harness import FORKED, environment
 
 PROGRAM = Path(__file__).parent / "programs/recorded.py"
 LATER_S = 60
-pytestmark = pytest.mark.timeout(240)
 
 
 def line_of(text: str) -> int:
@@ -28,9 +27,8 @@ def dumps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """The dumps of one run, as if they had been taken a minute after it got stuck."""
     fault: str = request.param
     where = tmp_path_factory.mktemp(fault)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     subprocess.run(  # noqa: S603 (our own program)
-        [*torchrun, "--nproc-per-node=4", str(PROGRAM), fault, str(where)],
+        [sys.executable, str(FORKED), "4", str(PROGRAM), fault, str(where)],
         env=environment({"TORCH_FR_BUFFER_SIZE": "2000"}),
         capture_output=True,
         timeout=200,

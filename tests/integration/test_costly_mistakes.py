@@ -7,7 +7,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
 from harness import PROGRAMS, Result, environment, watch
 
 from hangwatch.types.kinds import Cost
@@ -19,7 +18,6 @@ OBSERVED = PROGRAMS / "costly" / "observed.py"
 UNNOTICED = PROGRAMS / "costly" / "unnoticed.py"
 MISTAKES = PROGRAMS / "costly" / "mistakes.py"
 SAID = "nothing hung, but this cost the run time or accuracy"
-pytestmark = pytest.mark.timeout(240)
 
 
 def train(*arguments: str) -> Result:

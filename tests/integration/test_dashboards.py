@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import harness
 import pytest
 from monitoring import all_panels, boards
-from prometheus_server import Prometheus, Series, alertmanager, prometheus, wait_for
+from prometheus_server import Prometheus, Series, alertmanager, prometheus
+from waiting import BOUND_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+pytestmark = pytest.mark.quiet
 RUN = "exp.1"
 """With a character that is special in a regular expression."""
 WORLD = 3
@@ -42,7 +44,7 @@ class Job:
     def end(self) -> None:
         """Have the job come to its end."""
         self.over.touch()
-        assert self.process.wait(harness.BOUND_S) == 0
+        assert self.process.wait(BOUND_S) == 0
 
 
 @contextmanager
@@ -70,7 +72,7 @@ def _job(where: Path) -> Iterator[Job]:
             start_new_session=True,
         )
         try:
-            wait_for(lambda: "training" in (where / "stdout").read_text(), "the job")
+            until(lambda: "training" in (where / "stdout").read_text(), "the job")
             yield Job(server, received, stall, over, process)
         finally:
             harness.end(process, token)
@@ -132,7 +134,6 @@ def _by_rank(series: list[Series]) -> dict[str, str]:
     return {one["metric"]["rank"]: one["value"][1] for one in series}
 
 
-@pytest.mark.timeout(400)
 def test_a_stall_is_seen_told_and_over(tmp_path: Path) -> None:
     with _job(tmp_path) as job:
         _healthy(job)
@@ -147,17 +148,17 @@ def test_a_stall_is_seen_told_and_over(tmp_path: Path) -> None:
 def _healthy(job: Job) -> None:
     """All panels of a healthy job have data, and nobody is woken."""
     enough = f"count_over_time(hangwatch_run_info[60s]) >= {HEALTHY_S:g}"
-    wait_for(lambda: job.prometheus.now(enough), "scrapes")
+    until(lambda: job.prometheus.now(enough), "scrapes")
     # Rates need two scrapes of what they are of, which a loaded machine may take long to see.
     with suppress(TimeoutError):
-        wait_for(lambda: not _without_data(job, ONLY_WHILE_IT_WAITS), "data in all panels")
+        until(lambda: not _without_data(job, ONLY_WHILE_IT_WAITS), "data in all panels")
     assert _without_data(job, ONLY_WHILE_IT_WAITS) == []
     _choices(job)
-    wait_for(lambda: _value(_panel(job, "job", "Is it moving?")) == 0, "the job to move")
-    wait_for(lambda: not job.prometheus.alerts(), "alerts of a slow start to end")
+    until(lambda: _value(_panel(job, "job", "Is it moving?")) == 0, "the job to move")
+    until(lambda: not job.prometheus.alerts(), "alerts of a slow start to end")
     assert {one["metric"]["state"] for one in _panel(job, "job", "Verdict")} == {"no verdict"}
     moves = {"0"}
-    wait_for(lambda: _values(_panel(job, "job", "Ranks over time")) == moves, "ranks to move")
+    until(lambda: _values(_panel(job, "job", "Ranks over time")) == moves, "ranks to move")
     assert [_value(_panel(job, "job", "Ranks", at)) for at in (0, 1)] == [WORLD, WORLD]
     assert not job.prometheus.rule_errors()
 
@@ -189,11 +190,11 @@ def _choices(job: Job) -> None:
 def _stalled(job: Job) -> None:
     """The panels name the rank that is stuck, and the alerts go out."""
     fired = {"HangwatchStalled", "HangwatchHang"}
-    wait_for(lambda: fired <= job.prometheus.alerts().keys(), "the alerts")
+    until(lambda: fired <= job.prometheus.alerts().keys(), "the alerts")
     alert = job.prometheus.alerts()["HangwatchHang"]
     assert (alert["run"], alert["culprits"], alert["kind"]) == (RUN, CULPRIT, "never_entered")
     with suppress(TimeoutError):
-        wait_for(lambda: not _without_data(job), "data in all panels")
+        until(lambda: not _without_data(job), "data in all panels")
     assert _without_data(job) == []
 
     assert _value(_panel(job, "job", "Is it moving?")) == 4
@@ -202,7 +203,7 @@ def _stalled(job: Job) -> None:
     assert (verdict["metric"]["state"], verdict["metric"]["culprits"]) == ("hang", CULPRIT)
     # Once it has lasted longer than usual, which the job itself has shown.
     states = {"0": "1", "1": "2", "2": "1"}
-    wait_for(lambda: _by_rank(_panel(job, "job", "Ranks over time")) == states, "their states")
+    until(lambda: _by_rank(_panel(job, "job", "Ranks over time")) == states, "their states")
     waits = {one["metric"]["rank"] for one in _panel(job, "job", "Who is behind", 3)}
     assert waits == {"0", "2"}
     assert _by_rank(_panel(job, "job", "Who is behind", 1)) == {"0": "0", "1": "1", "2": "0"}
@@ -212,7 +213,7 @@ def _stalled(job: Job) -> None:
     assert not job.prometheus.rule_errors()
 
     hang = {"status": "firing", "name": "HangwatchHang"}
-    (sent,) = wait_for(lambda: _sent(job, **hang)[:1], "the message of the hang")
+    (sent,) = until(lambda: _sent(job, **hang)[:1], "the message of the hang")
     assert sent["annotations"]["summary"] == f"{RUN} hangs: rank {CULPRIT}, never_entered"
 
 
@@ -226,15 +227,15 @@ def _sent(job: Job, *, status: str, name: str) -> list[dict[str, Any]]:
 
 def _going_on(job: Job) -> None:
     """The alerts are taken back."""
-    wait_for(lambda: not job.prometheus.alerts(), "the end of the alerts")
-    wait_for(lambda: _sent(job, status="resolved", name="HangwatchHang"), "the message of the end")
-    wait_for(lambda: _value(_panel(job, "job", "Is it moving?")) == 0, "the job to move")
+    until(lambda: not job.prometheus.alerts(), "the end of the alerts")
+    until(lambda: _sent(job, status="resolved", name="HangwatchHang"), "the message of the end")
+    until(lambda: _value(_panel(job, "job", "Is it moving?")) == 0, "the job to move")
 
 
 def _ended(job: Job) -> None:
     """The target is gone with the job, without an alert; the fleet still knows of the hang."""
     up = 'up{job="hangwatch"}'
-    wait_for(lambda: not job.prometheus.now(up), "the target's end")
+    until(lambda: not job.prometheus.now(up), "the target's end")
     assert not job.prometheus.alerts()
     verdicts = _panel(job, "fleet", "Verdicts in the time shown")
     assert {one["metric"]["state"] for one in verdicts} >= {"hang"}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from harness import TOKEN, end, environment, processes
-from hosts import Host, hosts, needs_hosts, wait_for
+from hosts import Host, hosts, needs_hosts
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
-    pytest.mark.timeout(240),
 ]
 DOCTOR = (sys.executable, "-m", "hangwatch", "doctor", "--json")
 STANDALONE = ("torchrun", "--standalone", "--nproc-per-node=2")
@@ -55,7 +55,7 @@ def examine(
     )
     try:
         out, _ = process.communicate(timeout=200)
-        wait_for(lambda: not processes(token), "the end of all ranks")
+        until(lambda: not processes(token), "the end of all ranks")
     finally:
         end(process, token)
     return {**json.loads(out), "exit_code": process.returncode}
@@ -129,7 +129,7 @@ def torchrun(made: Sequence[Host], host: Host) -> list[str]:
 def answers(made: Sequence[Host]) -> list[dict[str, Any]]:
     """What the doctor of each host has said."""
     for host in made:
-        wait_for(lambda host=host: host.exit_code() is not None, f"the doctor on {host.name}")  # type: ignore[misc]
+        until(lambda host=host: host.exit_code() is not None, f"the doctor on {host.name}")  # type: ignore[misc]
     return [
         {**json.loads((host.where / "stdout").read_text()), "exit_code": host.exit_code()}
         for host in made
@@ -198,5 +198,5 @@ def test_a_watched_job_is_told_that_its_nodes_cannot_connect(tmp_path: Path) -> 
         def told() -> list[str]:
             return [line for host in made for line in host.said().splitlines() if START in line]
 
-        wait_for(told, START)
+        until(told, START)
         assert all(line.endswith(" or correct /etc/hosts") for line in told())

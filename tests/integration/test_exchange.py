@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
+from waiting import in_time, within
 
 from hangwatch import codec
 from hangwatch.news import News
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-WAIT_S = 60.0
 SERVER = """
 import sys
 from torch.distributed import TCPStore
@@ -164,7 +164,7 @@ def with_two(
             for one in pair:
                 await one.exchange.join("127.0.0.1", server.port, server.prefix, 2)
                 assert one.exchange.joined, one.news.lost
-            await asyncio.wait_for(act(*pair), WAIT_S)
+            await within(act(*pair))
         finally:
             for one in pair:
                 await one.exchange.close()
@@ -226,7 +226,7 @@ def test_two_that_own_an_incident_each_do_not_wait_for_each_other(
         other.exchange._next = 2  # noqa: SLF001 (a moment that cannot be brought about)
         began = time.monotonic()
         found = await asyncio.gather(judged(one), judged(other))
-        assert time.monotonic() - began < exchange_module.GATHER_S
+        in_time(began, exchange_module.GATHER_S)
         assert found[1].owner
 
     with_two(server, tmp_path, act)

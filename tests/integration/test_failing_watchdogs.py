@@ -8,15 +8,16 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from hosts import Host, acquainted, everywhere, hosts, launch, needs_hosts, wait_for
+from hosts import Host, acquainted, everywhere, hosts, launch, needs_hosts
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
+    pytest.mark.quiet,
     needs_hosts,
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
-    pytest.mark.timeout(300),
 ]
 
 
@@ -60,7 +61,7 @@ def test_another_takes_over_from_one_that_fails_while_it_gathers(
         def gathering() -> list[Host]:
             return [host for host in both if "asks the other nodes for all" in host.said()]
 
-        wait_for(gathering, "somebody who gathers")
+        until(gathering, "somebody who gathers")
         owner = gathering()[0]
         (heir,) = (host for host in both if host is not owner)
         os.kill(owner.watchdog(), end)

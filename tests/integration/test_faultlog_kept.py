@@ -5,15 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import pytest
-from test_watchdog import Watchdog, pair, wait_for
+from test_watchdog import Watchdog, pair
+from waiting import until
 
 from hangwatch.run.moments import VARIABLE, Point
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(240)
+    import pytest
 
 
 def test_a_look_that_fails_leaves_its_traceback_with_the_incident_and_the_run(
@@ -30,7 +30,7 @@ def test_a_look_that_fails_leaves_its_traceback_with_the_incident_and_the_run(
         watchdog.until("the watchdog met an error and goes on")
         crash.unlink()
         watchdog.until("HANG")
-        wait_for(lambda: "report " in watchdog.said())
+        until(lambda: "report " in watchdog.said())
         report = watchdog.report()
         log = (watchdog.report_dir / "incident-001" / "watchdog.log").read_text()
         assert "(traceback in watchdog.log)" in watchdog.end(1)

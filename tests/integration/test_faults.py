@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
-pytestmark = pytest.mark.timeout(240)
 
 
 @contextmanager

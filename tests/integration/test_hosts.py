@@ -6,23 +6,24 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hosts import Host, ahead, everywhere, hosts, launch, needs_hosts, recovered, wait_for
+from hosts import Host, ahead, everywhere, hosts, launch, needs_hosts, recovered
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = [
+    pytest.mark.quiet,
     needs_hosts,
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
-    pytest.mark.timeout(300),
 ]
 HOUR_S = 3600
 
 
 def over(made: Sequence[Host]) -> None:
     """Wait until the job has ended well."""
-    wait_for(lambda: all(host.exit_code() is not None for host in made), "the job's end")
+    until(lambda: all(host.exit_code() is not None for host in made), "the job's end")
     assert [host.exit_code() for host in made] == [0] * len(made)
 
 

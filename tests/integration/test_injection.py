@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from agent_runs import TIMEOUT_S, Run, run, unwatched, watched
+from agent_runs import Run, run, unwatched, watched
+from waiting import in_time, until
 
 from hangwatch.agent.environment import RECORDER, sitecustomize_directory
 from hangwatch.agent.sample.sampler import PERIOD_S
@@ -479,8 +480,8 @@ class TestALivingRank:
             [sys.executable, script], env=environ | {RECORDER: request.param}
         )
         try:
-            page = wait_for(lambda: whole_page(directory))
-            wait_for(lambda: waits_and_beats(page))
+            page = until(lambda: whole_page(directory))
+            until(lambda: waits_and_beats(page))
             yield process, page
         finally:
             process.send_signal(signal.SIGKILL)
@@ -496,7 +497,7 @@ class TestALivingRank:
         assert (page.in_call_site.line, page.in_call_site.function) == (3, "<module>")
         assert path.name == f"r0-1-{page.identity.pid}.page"
         before = page.gil_ns
-        wait_for(lambda: read(path).gil_ns > before)
+        until(lambda: read(path).gil_ns > before)
 
     def test_it_answers_with_its_flight_recorder(
         self, waiting: tuple[subprocess.Popen[bytes], Path]
@@ -504,7 +505,7 @@ class TestALivingRank:
         _, path = waiting
         path.with_name(path.name + ".req").touch()
         answer = path.with_name(path.name + ".flight")
-        wait_for(answer.exists)
+        until(answer.exists)
         assert "version" in json.loads(answer.read_bytes())
         assert not path.with_name(path.name + ".req").exists()
 
@@ -517,11 +518,11 @@ class TestALivingRank:
         spent = []
         for _ in range(5):
             before = read(path).gil_ns
-            wait_for(lambda before=before: read(path).gil_ns > before)
+            until(lambda before=before: read(path).gil_ns > before)  # type: ignore[misc]
             begin = time.monotonic()  # right after a sample: the next is half a second away
             asyncio.run(flights.ask(path))
             spent.append(time.monotonic() - begin)
-        assert min(spent) < bound_s
+        in_time(time.monotonic() - min(spent), bound_s)
 
     def test_its_page_outlives_it(self, waiting: tuple[subprocess.Popen[bytes], Path]) -> None:
         process, path = waiting
@@ -554,10 +555,10 @@ def test_a_rank_is_in_init_however_soon_its_first_sample_is_taken(
         [sys.executable, script], env=environ | {RECORDER: recorder}
     )
     try:
-        path = wait_for(lambda: whole_page(directory))
-        wait_for(lambda: read(path).in_call)
+        path = until(lambda: whole_page(directory))
+        until(lambda: read(path).in_call)
         before = read(path).gil_ns
-        wait_for(lambda: read(path).gil_ns > before)
+        until(lambda: read(path).gil_ns > before)
         assert read(path).phase is Phase.INIT
     finally:
         process.send_signal(signal.SIGKILL)
@@ -581,13 +582,13 @@ def test_a_rank_that_holds_the_gil_answers_with_its_flight_recorder(tmp_path: Pa
     )
     process = subprocess.Popen([sys.executable, script], env=environ)  # noqa: S603 (our own interpreter)
     try:
-        page = wait_for(lambda: whole_page(directory))
+        page = until(lambda: whole_page(directory))
         # Its sampler wants the GIL twice a second.
-        wait_for(lambda: 0 < read(page).gil_ns < time.monotonic_ns() - 3 * 10**9)
+        until(lambda: 0 < read(page).gil_ns < time.monotonic_ns() - 3 * 10**9)
         issued = read(page).groups[0].enqueued
         begin = time.monotonic()
         answer = asyncio.run(flights.ask(page))
-        assert time.monotonic() - begin < flights.TIMEOUT_S
+        in_time(begin, flights.TIMEOUT_S)
         assert time.monotonic_ns() - read(page).gil_ns > 3 * 10**9
         (dump,) = answer.splitlines()
         entries = json.loads(dump)["entries"]
@@ -619,12 +620,3 @@ def waits_and_beats(path: Path) -> bool:
     """Whether the owner of a page is in a set-up call and has been sampled there."""
     page = read(path)
     return bool(page.in_call and page.gil_ns)
-
-
-def wait_for(condition: Any) -> Any:
-    """Wait until the condition holds, and return what it gives."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return value

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import PROGRAMS, Launched, line_of, until
+from harness import free_port
+from launching import PROGRAMS, Launched, line_of
+from waiting import until
 
 from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.observe.processes import read_stat
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
-    pytest.mark.timeout(300),
 ]
 UNWRAPPED = {
     "HANGWATCH": "1",
@@ -49,7 +50,8 @@ def ended_children(parents: Iterable[int]) -> list[str]:
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_program_that_starts_its_own_ranks_is_watched(tmp_path: Path, method: str) -> None:
     program = PROGRAMS / "starts_its_own_ranks.py"
-    with Launched(tmp_path, [sys.executable, str(program), method], UNWRAPPED) as job:
+    command = [sys.executable, str(program), method, str(free_port())]
+    with Launched(tmp_path, command, UNWRAPPED) as job:
         job.until_running()
         caretaker, watchdog = job.only("hangwatch.launch.caretaker"), job.only("hangwatch.watchdog")
         ranks = set(job.running("ython")) - {caretaker, watchdog}
@@ -70,7 +72,7 @@ def test_a_program_that_starts_its_own_ranks_is_watched(tmp_path: Path, method: 
     assert (verdict["culprits"], verdict["victims"]) == ([1], [0])
     assert verdict["site"]["file"] == str(LAUNCHED)
     assert verdict["site"]["line"] == line_of(LAUNCHED)
-    (run,) = tmp_path.glob("hangwatch-reports/[!l]*/run.json")
+    (run,) = tmp_path.glob("hangwatch-reports/[!.l]*/run.json")
     assert json.loads(run.read_text())["exit_code"] == 0
 
 
@@ -81,7 +83,8 @@ def test_what_a_rank_raises_is_told_where_multiprocessing_catches_it(
     program = PROGRAMS / "starts_its_own_ranks.py"
     # Else it may be said twice: while the other rank still waits, and at the job's end.
     patient = {**UNWRAPPED, "HANGWATCH_SUSPECT_AFTER": "60"}
-    with Launched(tmp_path, [sys.executable, str(program), method], patient) as job:
+    command = [sys.executable, str(program), method, str(free_port())]
+    with Launched(tmp_path, command, patient) as job:
         job.until_running()
         job.touch("hold")
         job.touch("fail")

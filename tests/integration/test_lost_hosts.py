@@ -6,15 +6,16 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 import pytest
-from hosts import acquainted, everywhere, hosts, launch, needs_hosts, recovered, wait_for
+from hosts import acquainted, everywhere, hosts, launch, needs_hosts, recovered
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
+    pytest.mark.quiet,
     needs_hosts,
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
-    pytest.mark.timeout(300),
 ]
 OPTIONS = ("--suspect-after=2", "--hang-after=200", "-v")
 ENDLESS = "1000000"
@@ -93,7 +94,7 @@ def test_a_rank_fails_and_those_on_another_host_of_it(tmp_path: Path) -> None:
         acquainted(made)
         (tmp_path / "go-40").write_text("bad batch")
         for host in made:
-            wait_for(lambda host=host: host.exit_code() is not None, host.name)  # type: ignore[misc]
+            until(lambda host=host: host.exit_code() is not None, host.name)  # type: ignore[misc]
         reports = [host.reports() for host in made]
         headlines = [line for host in made for line in host.said().splitlines()]
     assert [len(one) for one in reports] in ([0, 1], [1, 0])

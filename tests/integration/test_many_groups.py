@@ -12,7 +12,6 @@ BOUND_S = 240.0
 OPTIONS = ("--suspect-after", "2", "--hang-after", "4", "--stacks", "off", "--no-gpu")
 
 
-@pytest.mark.timeout(BOUND_S + 60)
 @pytest.mark.parametrize(
     ("count", "stuck"),
     [

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import pytest
 from harness import free_port
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_server import prometheus, wait_for
+from prometheus_server import prometheus
 from steady import TORCHRUN, Job
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(240)
 
 QUICK = ("--suspect-after", "1")
 
@@ -82,26 +82,28 @@ def test_prometheus_finds_the_job_and_sees_it_stall_and_go_on(
         def ranks(expression: str) -> set[str]:
             return {one["metric"].get("rank", "") for one in server.now(expression)}
 
-        def until(expression: str, expected: set[str]) -> None:
+        def until_ranks(expression: str, expected: set[str]) -> None:
             job.until(lambda: ranks(expression) == expected, expression)
 
-        until("rate(hangwatch_collectives_enqueued_total[10s]) > 0", {"0", "1"})
-        until("hangwatch_arrival_spread_seconds_count > 0", {""})
-        until("hangwatch_rank_loop_period_seconds < 1", {"0", "1"})
-        until("hangwatch_rank_up == 1", {"0", "1"})
-        until("up == 1", {""})
+        until_ranks("rate(hangwatch_collectives_enqueued_total[10s]) > 0", {"0", "1"})
+        until_ranks("hangwatch_arrival_spread_seconds_count > 0", {""})
+        until_ranks("hangwatch_rank_loop_period_seconds < 1", {"0", "1"})
+        until_ranks("hangwatch_rank_up == 1", {"0", "1"})
+        until_ranks("up == 1", {""})
         job.pause()
-        until("hangwatch_rank_waiting_seconds > 2", {"0"})
-        until('hangwatch_rank_wait_info{group="default_pg", op="all_reduce"}', {"0"})
-        until('hangwatch_verdict_info{state="slow", kind="never_entered", culprits="1"}', {""})
-        until("hangwatch_group_lag_collectives == 1", {"1"})
+        until_ranks("hangwatch_rank_waiting_seconds > 2", {"0"})
+        until_ranks('hangwatch_rank_wait_info{group="default_pg", op="all_reduce"}', {"0"})
+        until_ranks(
+            'hangwatch_verdict_info{state="slow", kind="never_entered", culprits="1"}', {""}
+        )
+        until_ranks("hangwatch_group_lag_collectives == 1", {"1"})
         job.go_on()
-        until("hangwatch_rank_waiting_seconds == 0", {"0", "1"})
-        until("hangwatch_verdict_info", set())
-        until('hangwatch_verdicts_total{state="slow"} == 1', {""})
+        until_ranks("hangwatch_rank_waiting_seconds == 0", {"0", "1"})
+        until_ranks("hangwatch_verdict_info", set())
+        until_ranks('hangwatch_verdicts_total{state="slow"} == 1', {""})
         job.ends_well()
         assert scraped.files() == []
-        wait_for(lambda: not ranks("up"), "Prometheus to forget the target")
+        until(lambda: not ranks("up"), "Prometheus to forget the target")
 
 
 def test_what_is_known_is_served_over_http(tmp_path: Path, scraped: Scraped) -> None:

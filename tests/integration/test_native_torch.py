@@ -12,7 +12,6 @@ from harness import RECORDED
 
 NEEDS_RECORDER = pytest.mark.skipif(not RECORDED, reason="this torch has no recorder for gloo")
 PROGRAMS = Path(__file__).parent / "native"
-pytestmark = pytest.mark.timeout(300)
 
 
 def run(*words: str | Path) -> str:

@@ -10,15 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import waiting
+from waiting import BOUND_S
 
 pytest.importorskip("hangwatch._native")
 ODD = os.fsdecode(b"\xff\xfe")
-PATIENCE_S = 200
 HANGS = f"""#!{sys.executable}
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from acting_rank import Rank
+sys.path.insert(0, {str(Path(waiting.__file__).parent)!r})
+from waiting import until
 def reported():
     for page in Path(sys.argv[2]).glob("[!l]*/incident-*/index.html"):
         try:
@@ -31,15 +34,11 @@ with Rank(directory, 0) as first, Rank(directory, 1) as second:
         rank.do("begin")
         rank.do("end")
     first.do("begin")
-    until = time.monotonic() + {PATIENCE_S}
-    while not reported():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(reported, "the report", {BOUND_S})
 """
 """Two ranks, of which the second does not come, until the report is there."""
 
 
-@pytest.mark.timeout(PATIENCE_S + 20)
 @pytest.mark.parametrize(
     "where", ["command", "argument", "directory", "reports", "variable", "run directory"]
 )
@@ -65,7 +64,7 @@ def test_a_hang_is_reported(tmp_path: Path, where: str) -> None:
         cwd=directory,
         env={**os.environ, **variables},
         capture_output=True,
-        timeout=PATIENCE_S + 10,
+        timeout=BOUND_S * 2,
         check=False,
     )
     said = done.stderr.decode()  # what we say is UTF-8, whatever it is about

@@ -9,11 +9,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 SITECUSTOMIZE = "hangwatch/sitecustomize/sitecustomize.py"
-pytestmark = pytest.mark.timeout(400)
 
 
 def build(directory: Path, **environ: str) -> Path:

@@ -9,6 +9,7 @@ import pytest
 from browser import chromium, opened
 from harness import PROGRAMS, reaches, watch
 from large_incident import large_incident
+from waiting import in_time
 
 from hangwatch.report import build_report, load, render_page
 from hangwatch.report.schema import SCHEMA
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, Scheme] = ("light", "dark")
+pytestmark = pytest.mark.quiet
 ZOO = PROGRAMS.parents[1] / "zoo/programs"
 OPENS_S = 3.0
 """How long the page of 10,240 ranks may take to open."""
@@ -30,7 +32,6 @@ MOST_BYTES = 3_000_000
 CONTRAST = 4.5
 """Least contrast of text (WCAG 2.2, 1.4.3)."""
 
-pytestmark = pytest.mark.timeout(240)
 
 # Of every text the contrast with what is behind it, the text itself, worst first.
 CONTRASTS = """() => {
@@ -351,7 +352,7 @@ def test_ten_thousand_ranks_open_at_once(browser: Browser, keep: Keep) -> None:
             f"10,240 ranks: report {built - begin:.2f} s with its making, page "
             f"{rendered - built:.2f} s, {size / 1e6:.3f} MB, opens in {seconds:.2f} s"
         )
-        assert seconds < OPENS_S
+        in_time(time.monotonic() - seconds, OPENS_S)
         assert size < MOST_BYTES
         assert page.locator("#waits .node").count() <= 16
         assert page.locator("#waits .node.culprit .who").text_content() == "rank 5179"

@@ -12,59 +12,25 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
-from harness import TOKEN, end, environment, processes, read_reports
+from harness import PROGRAMS, TOKEN, end, environment, free_port, processes, read_reports
+from waiting import BOUND_S, until
 
 from hangwatch.page.reader import parse_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hangwatch.types.page import Identity
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
-    pytest.mark.timeout(240),
 ]
-PATIENCE_S = 90.0
-PROGRAM = """
-import os, sys, time
-import torch
-import torch.distributed as dist
-
-rank = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
-if "RANK" in os.environ:
-    dist.init_process_group("gloo")
-else:
-    where = os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"]
-    world_size = int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    dist.init_process_group(
-        "gloo", init_method="tcp://" + where, rank=rank, world_size=world_size
-    )
-over = torch.zeros(1)
-while not over.item():
-    if rank == 0 and os.path.exists("leave"):
-        sys.exit(5)  # the first to go
-    while rank == 1 and os.path.exists("hold"):
-        time.sleep(0.05)  # culprit
-    over.fill_(rank == 0 and os.path.exists("stop"))
-    dist.all_reduce(over)
-    open(f"ran-{rank}", "w").close()
-    time.sleep(0.05)
-dist.destroy_process_group()
-"""
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
+PROGRAM = PROGRAMS / "by_itself.py"
 
 
 class Job:
@@ -78,10 +44,7 @@ class Job:
         count: str = "WORLD_SIZE",
         hosts: int = 1,
     ) -> None:
-        (where / "train.py").write_text(PROGRAM)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.where, self.token = where, uuid.uuid4().hex
+        self.port, self.where, self.token = free_port(), where, uuid.uuid4().hex
         job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), count: str(size)}
         job |= {"HANGWATCH_DIR": str(where), TOKEN: self.token}
         self.ranks = []
@@ -95,7 +58,7 @@ class Job:
         command += [sys.executable, "-m", "hangwatch", "--suspect-after", "3", sys.executable]
         with (self.where / f"stderr-{number}").open("wb") as stderr:
             return subprocess.Popen(  # noqa: S603 (our own Python)
-                [*command, "train.py"],
+                [*command, str(PROGRAM)],
                 cwd=self.where,
                 env=environment(env),
                 stdin=subprocess.DEVNULL,
@@ -127,7 +90,7 @@ class Job:
         until(lambda: text in self.said(), repr(text))
 
     def wait(self) -> list[int]:
-        return [process.wait(PATIENCE_S) for process in self.ranks]
+        return [process.wait(BOUND_S) for process in self.ranks]
 
     def watchdogs(self) -> list[int]:
         found = processes(self.token)
@@ -172,7 +135,7 @@ def test_ranks_that_are_started_one_by_one_have_one_watchdog(tmp_path: Path) -> 
     (report,) = read_reports(tmp_path / "hangwatch-reports")
     assert (report["verdict"]["culprits"], report["verdict"]["victims"]) == ([1], [0, 2])
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1, 2]
-    (run,) = tmp_path.glob("hangwatch-reports/[!l]*/run*.json")
+    (run,) = tmp_path.glob("hangwatch-reports/[!.l]*/run*.json")
     assert json.loads(run.read_text())["exit_code"] == 0
     assert job.run_dirs() == []
 
@@ -207,7 +170,7 @@ def test_each_keeps_its_exit_code_and_the_watchdog_stays_for_those_that_run(
         assert "hangwatch: FAILED" in job.said() or "hangwatch: HANG" in job.said()
     (report,) = read_reports(tmp_path / "hangwatch-reports")
     assert (report["verdict"]["culprits"], report["verdict"]["victims"]) == ([0], [1, 2])
-    (run,) = tmp_path.glob("hangwatch-reports/[!l]*/run*.json")
+    (run,) = tmp_path.glob("hangwatch-reports/[!.l]*/run*.json")
     assert json.loads(run.read_text())["exit_code"] == 5
     assert job.run_dirs() == []
 
@@ -218,13 +181,13 @@ def test_another_supervisor_takes_the_watchdog_over(tmp_path: Path) -> None:
         owner, (watchdog,) = job.owner(), job.watchdogs()
         os.kill(job.ranks[owner].pid, signal.SIGKILL)
         os.kill(watchdog, signal.SIGKILL)
-        job.ranks[owner].wait(PATIENCE_S)
+        job.ranks[owner].wait(BOUND_S)
         until(lambda: job.watchdogs() not in ([], [watchdog]), "another watchdog")
         job.touch("hold")
         job.until_said("SLOW")
         (tmp_path / "hold").unlink()
         job.touch("stop")
-        assert job.ranks[1 - owner].wait(PATIENCE_S) == 0
+        assert job.ranks[1 - owner].wait(BOUND_S) == 0
         assert job.said().count(": watching ") == 1
     (report,) = read_reports(tmp_path / "hangwatch-reports")
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
@@ -263,16 +226,14 @@ def listener(port: int) -> str:
     ("launch", "shared", "server"),
     [
         (["--standalone"], True, "torchrun"),
-        (["--standalone"], False, "train.py"),
+        (["--standalone"], False, PROGRAM.name),
         (["--nnodes=1", "--master-addr=127.0.0.1", "--master-port={port}"], True, "torchrun"),
     ],
 )
 def test_the_store_that_a_page_names_is_the_one_that_the_job_uses(
     tmp_path: Path, launch: Sequence[str], server: str, *, shared: bool
 ) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "hangwatch", "torchrun", "--nproc-per-node=2"]
     command += [word.format(port=port) for word in launch]
     token = uuid.uuid4().hex
@@ -280,7 +241,7 @@ def test_the_store_that_a_page_names_is_the_one_that_the_job_uses(
     if not shared:
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     process = subprocess.Popen(  # noqa: S603 (our own Python)
-        [*command, "train.py"],
+        [*command, str(PROGRAM)],
         cwd=tmp_path,
         env=environment(env),
         stdin=subprocess.DEVNULL,
@@ -290,12 +251,12 @@ def test_the_store_that_a_page_names_is_the_one_that_the_job_uses(
         until((tmp_path / "ran-1").exists, "the ranks to run")
         found = {(one.store_host, one.store_port) for one in identities(tmp_path)}
         ((host, named),) = found
-        with socket.create_connection((host, named), PATIENCE_S):
+        with socket.create_connection((host, named), BOUND_S):
             pass
         server_line = listener(named)
         assert ("/torchrun " in server_line) == (server == "torchrun"), server_line
-        assert "train.py" in server_line
+        assert PROGRAM.name in server_line
         (tmp_path / "stop").touch()
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(BOUND_S) == 0
     finally:
         end(process, token)

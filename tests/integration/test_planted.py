@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from waiting import BOUND_S
 
 from hangwatch.news import News
 from hangwatch.observe.pages.finder import Pages
@@ -23,7 +24,6 @@ NOBODY = 65534
 DRIVER = Path(__file__).parent / "programs" / "looks_at_all.py"
 MOST_MIB = 600
 """Of memory: the interpreter with rich and jinja2 takes 60."""
-BOUND_S = 110
 TEXT_BOMB = b"[" * 200_000
 VALUE_BOMB = b'{"schema": "hangwatch.report/1", "x": [' + b"[]," * 6_000_000 + b"0]}"
 

@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 from harness import free_port
-from prometheus_server import prometheus, wait_for
+from prometheus_server import prometheus
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,7 @@ def test_a_planted_target_changes_neither_address_nor_path_nor_labels(tmp_path: 
         ]
         (targets / "0-planted.json").write_text(json.dumps(planted))
         with prometheus(tmp_path / "prometheus", targets, free_port()) as server:
-            wait_for(lambda: len(here) > 1, "two scrapes")
+            until(lambda: len(here) > 1, "two scrapes")
             active, dropped = server.targets()
     assert elsewhere == []
     assert set(here) == {"/metrics"}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_ras import TEXT, FakeRas, absent, member, status
 from harness import reaches, watch
+from waiting import in_time
 
 from hangwatch.nccl import ras
 from hangwatch.nccl.status import read
@@ -93,7 +94,7 @@ def test_an_answer_that_does_not_end_is_kept_as_far_as_it_came() -> None:
     with FakeRas(status(member(0, 100)), hangs=True) as fake:
         began = time.monotonic()
         answer = asked(fake, timeout_s=1.0)
-    assert time.monotonic() - began < 5
+    in_time(began, 5)
     assert answer is not None
     assert not answer.complete
     assert fake.answer.encode().startswith(answer.data)

@@ -8,18 +8,14 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness import environment, free_port
+from waiting import BOUND_S, until
 
 from hangwatch.observe import sources
 from hangwatch.safety.redaction import REDACTED
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 PROGRAM = Path(__file__).parent / "programs" / "given_secrets.py"
-BOUND_S = 100.0
 MARK = "Zq8"
 """In each secret, and nowhere else."""
 COMMAND = (
@@ -74,14 +70,6 @@ def test_no_secret_is_in_anything_that_is_written_or_said(tmp_path: Path) -> Non
     assert f"--hook sh -c 'env > hook; exit 1' --token={REDACTED}" in (
         (tmp_path / "said").read_text()
     )
-
-
-def until(holds: Callable[[], bool], directory: Path) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + BOUND_S
-    while not holds():
-        assert time.monotonic() < deadline, (directory / "said").read_text()
-        time.sleep(0.05)
 
 
 def everything(directory: Path) -> dict[Path, bytes]:

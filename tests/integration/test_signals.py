@@ -8,19 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import pytest
+from waiting import BOUND_S, until
 
 from hangwatch.launch.relay import FORWARDED
 from hangwatch.launch.witness import JOB_CONTROL
 from hangwatch.run import moments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 To = Literal["pid", "group"]
 HANGWATCH = (sys.executable, "-m", "hangwatch")
@@ -33,7 +33,6 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 NO_WATCHDOG = (sys.executable, "-c", _NO_WATCHDOG)
 """For what the watchdog has no part in, and what is done a hundred times."""
-PATIENCE_S = 60.0
 ALL = sorted(int(number) for number in FORWARDED)
 IGNORED_BY_DEFAULT = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
 NAMES = {int(one): one.name for one in signal.Signals} | {
@@ -58,14 +57,6 @@ print("ready", flush=True)
 sys.stdin.read()
 sys.exit(3)
 """
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition, with an error that names it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.005)
 
 
 def stat_of(pid: int) -> list[str]:
@@ -142,7 +133,7 @@ class Job:
 
     def end(self) -> int:
         """Its exit code, as a shell has it."""
-        code = self.process.wait(PATIENCE_S)
+        code = self.process.wait(BOUND_S)
         return code if code >= 0 else 128 - code
 
     def only_child(self) -> int:
@@ -327,7 +318,7 @@ def first_of_a_container(where: Path, *command: str) -> subprocess.Popen[str]:
 
 def test_the_first_process_of_a_container_collects_orphans(tmp_path: Path) -> None:
     with first_of_a_container(tmp_path, "sh", "-c", ORPHANS) as job:
-        out, _ = job.communicate(timeout=PATIENCE_S)
+        out, _ = job.communicate(timeout=BOUND_S)
         assert (job.returncode, out) == (7, "zombies 0\n")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
+from waiting import BOUND_S, in_time, until
 
 from hangwatch.launch.supervisor import FAREWELL_S
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 HANGWATCH = (sys.executable, "-m", "hangwatch")
-PATIENCE_S = 30.0
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 LISTENER = f"""
@@ -36,14 +36,6 @@ while True:
 """
 """Prints the name of each signal that it gets: not by print(), which a signal may interrupt and
 which does not let itself be called once more then."""
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition, with an error that names it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
 
 
 def stat_fields(pid: int) -> list[str]:
@@ -160,7 +152,7 @@ def run(  # noqa: PLR0913 (how a command is started, by keyword)
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S * 2,
+        timeout=BOUND_S,
         pass_fds=pass_fds,
         preexec_fn=before_exec,
         check=False,
@@ -413,7 +405,7 @@ def test_an_impatient_user_need_not_wait_for_a_watchdog_that_is_stuck(
     while listener.process.poll() is None:  # the first ones may still be meant for the command
         listener.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
-    assert time.monotonic() - began < FAREWELL_S / 2
+    in_time(began, FAREWELL_S / 2)
     assert listener.process.returncode == 128 + signal.SIGKILL
     assert "the watchdog was still at work" in listener.errors.read_text()
 

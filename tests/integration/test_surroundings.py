@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import BOUND_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 HANGWATCH = (sys.executable, "-m", "hangwatch")
-PATIENCE_S = 100
 SHELL = ("sh", "-c", "echo out; echo err >&2; exit 7")
 PYTHON = (sys.executable, "-c", "import os; print(*sorted(os.environ)[:0], 'out'); os._exit(7)")
 STREAMS = (
@@ -101,7 +101,7 @@ def outcome(where: Path, odd: Odd, prefix: tuple[str, ...]) -> tuple[int, bytes,
         env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=PATIENCE_S,
+        timeout=BOUND_S,
         preexec_fn=partial(_prepare, odd, directory),
         check=False,
     )
@@ -157,7 +157,7 @@ def test_a_full_shared_memory_is_passed_over(tmp_path: Path) -> None:
         env=clean,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=BOUND_S,
         check=False,
     )
     assert done.returncode == 7
@@ -183,7 +183,7 @@ dist.destroy_process_group()
         cwd=where,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=BOUND_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -199,7 +199,7 @@ def test_what_is_lost_in_a_deleted_directory_is_told(tmp_path: Path) -> None:
         cwd=gone,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=BOUND_S,
         preexec_fn=gone.rmdir,
         check=False,
     )
@@ -222,7 +222,7 @@ sys.exit(cli.main(["sh", "-c", "trap 'exit 9' TERM; kill -TERM $$; exit 7"]))
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=BOUND_S,
         check=False,
     )
     assert done.returncode == 9  # its mask and handlers are its own: the trap ran

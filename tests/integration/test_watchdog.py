@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from acting_rank import Rank
+from waiting import BOUND_S, until
 
 from hangwatch.settings.config import Config, OnHang
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-WAIT_S = 60.0
 pytest.importorskip("hangwatch._native")
 
 
@@ -72,20 +72,20 @@ class Watchdog:
         self.process.communicate()
         before = self._kept_at_ns()
         self._start()
-        wait_for(lambda: self._kept_at_ns() > before)
+        until(lambda: self._kept_at_ns() > before)
 
     def said(self) -> str:
         return self._stderr.read_text()
 
     def until(self, text: str) -> str:
         """Wait until it has said this."""
-        wait_for(lambda: text in self.said() or self.process.poll() is not None)
+        until(lambda: text in self.said() or self.process.poll() is not None)
         assert text in self.said()
         return self.said()
 
     def until_kept(self, key: str, value: object) -> None:
         """Wait until its state in the run directory says so."""
-        wait_for(lambda: self.kept().get(key) == value)
+        until(lambda: self.kept().get(key) == value)
 
     def kept(self) -> dict[str, Any]:
         try:
@@ -97,7 +97,7 @@ class Watchdog:
     def end(self, code: int = 0) -> str:
         """Say that the command has ended; what the watchdog has said by then."""
         self._tell({"ended": code})
-        assert self.process.wait(WAIT_S) == 0
+        assert self.process.wait(BOUND_S) == 0
         return self.said()
 
     def report(self, number: int = 1) -> dict[str, Any]:
@@ -125,13 +125,6 @@ class Watchdog:
         self.process.stdin.flush()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as found:
@@ -156,7 +149,7 @@ def test_a_healthy_job_is_never_mentioned(tmp_path: Path, stack: ExitStack) -> N
         time.sleep(0.05)
     for rank in ranks:
         rank.send("exit 0")
-        rank.process.wait(WAIT_S)
+        rank.process.wait(BOUND_S)
     assert watchdog.end() == ""
     assert watchdog.incidents() == []
     run = json.loads((watchdog.report_dir / "run.json").read_text())
@@ -184,7 +177,7 @@ def test_a_slow_rank_is_named_then_called_a_hang_then_recovers(
     for rank in (waiting, busy):
         rank.do("end")
     watchdog.until("the job goes on")
-    wait_for(lambda: "The job goes on" in watchdog.report()["timeline"][-1]["what"])
+    until(lambda: "The job goes on" in watchdog.report()["timeline"][-1]["what"])
     said = watchdog.end()
     assert (said.count("SLOW"), said.count("HANG"), said.count("goes on")) == (1, 1, 1)
     assert watchdog.incidents() == ["incident-001"]
@@ -281,13 +274,13 @@ def test_how_a_rank_ended_is_known_after_the_watchdog_was_killed(
     (tmp_path / "run").mkdir()
     one, other = pair(tmp_path / "run", stack)
     watchdog = stack.enter_context(Watchdog(tmp_path))
-    wait_for(lambda: bool(watchdog.kept()))  # it has looked
+    until(lambda: bool(watchdog.kept()))  # it has looked
     other.process.kill()
-    other.process.wait(WAIT_S)
-    wait_for(lambda: bool(watchdog.kept().get("exits")))
+    other.process.wait(BOUND_S)
+    until(lambda: bool(watchdog.kept().get("exits")))
     watchdog.kill_and_start_again()
     one.process.terminate()
-    one.process.wait(WAIT_S)
+    one.process.wait(BOUND_S)
     said = watchdog.end(1)
     assert "FAILED" in said
     assert watchdog.report()["verdict"]["culprits"] == [1]
@@ -299,12 +292,12 @@ def test_the_end_of_a_job_that_failed_is_explained(tmp_path: Path, stack: ExitSt
     (tmp_path / "run").mkdir()
     one, other = pair(tmp_path / "run", stack)
     watchdog = stack.enter_context(Watchdog(tmp_path))
-    wait_for(lambda: bool(watchdog.kept()))  # it has looked
+    until(lambda: bool(watchdog.kept()))  # it has looked
     other.process.kill()
-    other.process.wait(WAIT_S)
+    other.process.wait(BOUND_S)
     time.sleep(0.5)
     one.process.terminate()
-    one.process.wait(WAIT_S)
+    one.process.wait(BOUND_S)
     said = watchdog.end(1)
     assert said.count("FAILED") == 1
     verdict = watchdog.report()["verdict"]
@@ -322,7 +315,7 @@ def test_a_hang_may_end_the_ranks(tmp_path: Path, stack: ExitStack) -> None:
     waiting.do("begin")
     watchdog.until("ended 2 ranks")
     assert "HANG" in watchdog.said()
-    assert waiting.process.wait(WAIT_S) == busy.process.wait(WAIT_S) == -signal.SIGTERM
+    assert waiting.process.wait(BOUND_S) == busy.process.wait(BOUND_S) == -signal.SIGTERM
     assert (watchdog.run_dir / "aborted").exists()
     assert watchdog.incidents() == ["incident-001"]
     assert "FAILED" not in watchdog.end(1)
@@ -343,7 +336,7 @@ def test_a_restart_that_works_gives_the_job_its_own_exit_code_back(
     watchdog.until("anew (restart 1)")
     assert (watchdog.run_dir / "aborted").exists()  # it may yet fail to start
     late.do("work 1")
-    wait_for(lambda: not (watchdog.run_dir / "aborted").exists())
+    until(lambda: not (watchdog.run_dir / "aborted").exists())
 
 
 def test_ranks_that_are_merely_slow_are_never_ended(tmp_path: Path, stack: ExitStack) -> None:
@@ -372,7 +365,7 @@ def test_a_restart_is_watched_afresh(tmp_path: Path, stack: ExitStack) -> None:
     waiting, _ = pair(watchdog, stack, restart=1)
     watchdog.until("started the ranks anew (restart 1)")
     waiting.do("begin")
-    wait_for(lambda: watchdog.said().count("SLOW") == 2)
+    until(lambda: watchdog.said().count("SLOW") == 2)
     assert watchdog.report(2)["run"]["restart"] == 1
 
 
@@ -381,7 +374,7 @@ def test_the_supervisor_may_vanish(tmp_path: Path, stack: ExitStack) -> None:
     pair(watchdog, stack)
     assert watchdog.process.stdin is not None
     watchdog.process.stdin.close()
-    assert watchdog.process.wait(WAIT_S) == 0
+    assert watchdog.process.wait(BOUND_S) == 0
     assert watchdog.said() == ""
     watchdog.process.stdin = None
 
@@ -398,7 +391,7 @@ def test_the_lock_of_a_supervisor_that_has_vanished_may_take_a_while_to_go(
     with pytest.raises(subprocess.TimeoutExpired):
         watchdog.process.wait(1)
     lock.close()
-    wait_for(lambda: not watchdog.run_dir.exists())
+    until(lambda: not watchdog.run_dir.exists())
     watchdog.process.stdin = None
 
 
@@ -408,7 +401,7 @@ def test_signals_that_are_meant_for_the_job_do_not_end_it(
 ) -> None:
     watchdog = stack.enter_context(Watchdog(tmp_path))
     pair(watchdog, stack)
-    wait_for(lambda: bool(watchdog.kept()) or watchdog.process.poll() is not None)
+    until(lambda: bool(watchdog.kept()) or watchdog.process.poll() is not None)
     watchdog.process.send_signal(number)
     time.sleep(0.3)
     assert watchdog.process.poll() is None
@@ -422,7 +415,7 @@ def test_a_hello_that_makes_no_sense_is_said_and_ends_it(tmp_path: Path) -> None
             input=b'{"config": {"no": 1}}\n',
             stderr=stderr,
             check=False,
-            timeout=WAIT_S,
+            timeout=BOUND_S,
         )
     assert done.returncode == 1
     assert "does not understand the supervisor" in (tmp_path / "stderr").read_text()
@@ -432,7 +425,7 @@ def test_the_run_directory_may_be_deleted(tmp_path: Path, stack: ExitStack) -> N
     (tmp_path / "run").mkdir()
     waiting, _ = pair(tmp_path / "run", stack)
     watchdog = stack.enter_context(Watchdog(tmp_path, suspect_after_s=1.5, hang_after_s=300))
-    wait_for(lambda: bool(watchdog.kept()))  # it has looked
+    until(lambda: bool(watchdog.kept()))  # it has looked
     shutil.rmtree(watchdog.run_dir)
     waiting.do("begin")
     said = watchdog.until("SLOW")
@@ -445,7 +438,7 @@ def test_reports_that_cannot_be_written_leave_the_verdict_on_the_terminal(
 ) -> None:
     watchdog = stack.enter_context(Watchdog(tmp_path, suspect_after_s=1.5, hang_after_s=3))
     waiting, _ = pair(watchdog, stack)
-    wait_for(lambda: bool(watchdog.kept()))
+    until(lambda: bool(watchdog.kept()))
     shutil.rmtree(watchdog.report_dir)
     watchdog.report_dir.write_text("no directory")
     waiting.do("begin")

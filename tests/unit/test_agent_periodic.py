@@ -6,26 +6,15 @@ import signal
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+
+from waiting import BOUND_S, until
 
 from hangwatch.agent.guard import LIMIT, Guard
 from hangwatch.agent.periodic import LockBell, Periodic
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-BOUND_S = 30.0
-
 
 def guard() -> Guard:
     return Guard(lambda: None, lambda _: None)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def _longer_than(runs: list[int], count: int) -> bool:
@@ -35,7 +24,7 @@ def _longer_than(runs: list[int], count: int) -> bool:
 def test_it_runs_again_and_again_until_it_is_stopped() -> None:
     runs: list[int] = []
     thread = Periodic(lambda: runs.append(1), 0.001, guard())
-    wait_for(lambda: len(runs) > 3)
+    until(lambda: len(runs) > 3)
     assert thread.stop()
     count = len(runs)
     time.sleep(0.05)
@@ -45,7 +34,7 @@ def test_it_runs_again_and_again_until_it_is_stopped() -> None:
 def test_it_does_not_wait_out_its_period_to_stop() -> None:
     runs: list[int] = []
     thread = Periodic(lambda: runs.append(1), 1000.0, guard())
-    wait_for(lambda: runs)
+    until(lambda: runs)
     assert thread.stop()
 
 
@@ -56,7 +45,7 @@ def test_a_bell_makes_it_run_before_its_time() -> None:
     while len(runs) < 5:
         before = len(runs)
         bell.ring()
-        wait_for(partial(_longer_than, runs, before))
+        until(partial(_longer_than, runs, before))
     assert thread.stop()
 
 
@@ -70,7 +59,7 @@ def test_it_survives_a_bad_run_and_counts_it() -> None:
             raise ValueError
 
     thread = Periodic(run, 0.001, firewall)
-    wait_for(lambda: len(runs) > 2)
+    until(lambda: len(runs) > 2)
     assert thread.stop()
     assert firewall.swallowed == 1
 
@@ -81,7 +70,7 @@ def test_it_gives_up_after_a_few() -> None:
 
     firewall = guard()
     thread = Periodic(run, 0.001, firewall)
-    wait_for(lambda: not firewall.open)
+    until(lambda: not firewall.open)
     assert thread.stop()
     assert firewall.swallowed == LIMIT
 
@@ -90,7 +79,7 @@ def test_no_list_of_the_users_threads_shows_it() -> None:
     seen: list[list[threading.Thread]] = []
     before = threading.enumerate()
     thread = Periodic(lambda: seen.append(threading.enumerate()), 0.001, guard())
-    wait_for(lambda: seen)
+    until(lambda: seen)
     thread.stop()
     assert seen[0] == before
 
@@ -116,7 +105,7 @@ def test_it_takes_no_signal_in_the_place_of_the_program() -> None:
     thread = Periodic(
         lambda: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())), 0.001, guard()
     )
-    wait_for(lambda: blocked)
+    until(lambda: blocked)
     assert thread.stop()
     assert blocked[0] >= {signal.SIGUSR1, signal.SIGALRM, signal.SIGTERM, signal.SIGINT}
     assert not blocked[0] & {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE}

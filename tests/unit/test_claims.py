@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import resource
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1500 << 20
 """More than before: 10^6 ranks of which one is known take half of it."""
-BOUND_S = 60.0
 # What is just within the bounds takes a second, and has examples of its own.
 HUGE = st.sampled_from(
     [-(1 << 63), -1, 0, 1, 2, 3, 1000, MAX_WORLD + 1, 10**8, (1 << 31), (1 << 63) - 1]
@@ -43,16 +41,14 @@ HUGE = st.sampled_from(
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Within so much memory and CPU time."""
+    """Within so much memory."""
     used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, before[1]))
-    began = time.process_time()
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert time.process_time() - began < BOUND_S
 
 
 def judged(**files: bytes) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import until
 
 import hangwatch
 from hangwatch.agent.environment import outside_environment
@@ -26,7 +27,6 @@ from hangwatch.launch.guardian import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S = 20.0
 PLAIN = Signals(mask=set(), child=signal.SIG_DFL)
 HELLO = {"run_id": "r1"}
 FAITHFUL = """
@@ -69,14 +69,6 @@ def make(told: Path) -> Iterator[Callable[..., Guardian]]:
     yield build
     for guardian in made:
         guardian.kill()
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def lines(path: Path) -> list[dict[str, object]]:

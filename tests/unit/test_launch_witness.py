@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import until
 
 from hangwatch.launch import witness
 from hangwatch.launch.witness import Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 SIGNALS = (
     signal.SIGUSR1,
@@ -42,13 +43,6 @@ def child() -> Iterator[Witness]:
 
 def state(one: Witness) -> str:
     return Path(f"/proc/{one.pid}/stat").read_text("ascii").rpartition(") ")[2][0]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def saw(one: Witness, number: int) -> bool:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from waiting import BOUND_S, within
 
 from hangwatch.observe.exits import Exits
 from hangwatch.observe.memory import OomKills
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hangwatch.types.snapshot import ProcessState
-
-WAIT_S = 20.0
 
 
 def start(code: str = "input()") -> tuple[subprocess.Popen[bytes], int]:
@@ -52,7 +51,7 @@ def after_end(
         end(child)
         if reap:
             child.wait()
-        await asyncio.wait_for(told.wait(), WAIT_S)
+        await within(told.wait())
         state = exits.state(child.pid, start_ticks)
         exits.close()
         finish(child)
@@ -71,7 +70,7 @@ def test_an_exit_code_is_read_from_the_zombie() -> None:
     state = after_end("input(); raise SystemExit(3)", go_on)
     assert (state.alive, state.exit_code, state.signal) == (False, 3, None)
     assert state.gone_age_s is not None
-    assert state.gone_age_s < WAIT_S
+    assert state.gone_age_s < BOUND_S
 
 
 def test_a_signal_is_read_from_the_zombie() -> None:
@@ -120,9 +119,9 @@ def test_who_is_killed_after_another_has_ended_was_ended_by_the_launcher() -> No
         for child, start_ticks in children:
             exits.track(child.pid, start_ticks)
         children[0][0].send_signal(signal.SIGSEGV)
-        await asyncio.wait_for(told.acquire(), WAIT_S)
+        await within(told.acquire())
         children[1][0].send_signal(signal.SIGTERM)
-        await asyncio.wait_for(told.acquire(), WAIT_S)
+        await within(told.acquire())
         states = [exits.state(child.pid, ticks) for child, ticks in children]
         exits.close()
         for child, _ in children:
@@ -141,7 +140,7 @@ def test_a_watchdog_that_takes_over_knows_the_ends_that_were_seen() -> None:
         child, start_ticks = start()
         exits.track(child.pid, start_ticks)
         child.kill()
-        await asyncio.wait_for(told.wait(), WAIT_S)
+        await within(told.wait())
         before = exits.state(child.pid, start_ticks)
         successor = Exits()
         successor.restore([*exits.export(), {"pid": "odd"}])
@@ -194,7 +193,7 @@ def test_who_is_killed_first_after_a_restart_was_not_ended_by_the_launcher() -> 
                 assert exits.ended() == {}
             exits.track(child.pid, start_ticks)
             child.send_signal(signal.SIGKILL)
-            await asyncio.wait_for(told.acquire(), WAIT_S)
+            await within(told.acquire())
         state = exits.state(children[1][0].pid, children[1][1])
         exits.close()
         for child, _ in children:

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_pages import page, write
+from waiting import BOUND_S, until
 
 from hangwatch.agent.environment import CARRIED, packed
 from hangwatch.agent.inject.rank import start_ticks
@@ -27,8 +27,6 @@ from hangwatch.types.kinds import Phase
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-PATIENCE_S = 60.0
 
 
 class Ranks:
@@ -50,10 +48,7 @@ class Ranks:
         return process
 
     def until_ended(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.found.look():
-            assert time.monotonic() < deadline
-            self.found.wait(1.0)
+        until(lambda: not self.found.look(), "the end of all ranks")
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def test_they_run_until_the_last_has_ended(ranks: Ranks) -> None:
     one, two = ranks.start(0), ranks.start(1)
     assert ranks.found.look()
     tell(one, 0)
-    ranks.found.wait(PATIENCE_S)
+    ranks.found.wait(BOUND_S)
     assert ranks.found.look()
     assert ranks.found.pids() == [two.pid]
     tell(two, 0)
@@ -88,10 +83,7 @@ def test_the_exit_code_is_that_of_the_first_to_fail(ranks: Ranks) -> None:
     assert ranks.found.look()
     tell(well, 0)
     killed.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
-    while killed.pid in ranks.found.pids():
-        assert time.monotonic() < deadline
-        ranks.found.look()
+    until(lambda: ranks.found.look() and killed.pid not in ranks.found.pids(), "its end")
     tell(late, 7)
     ranks.until_ended()
     assert ranks.found.exit_code() == 128 + signal.SIGKILL
@@ -131,7 +123,7 @@ def test_a_run_that_follows_inherits_nothing(ranks: Ranks) -> None:
     caretaker = Caretaker(held, {}, over.pid, Signals(set(), None))
     assert caretaker.ranks.look()
     tell(over, 0)
-    over.wait(PATIENCE_S)
+    over.wait(BOUND_S)
     new = ranks.start(1)
     for name in (rundir.LOCK, WATCH, "job.json", "state.json", "concluded", "agent-7.err"):
         (ranks.where / name).touch()

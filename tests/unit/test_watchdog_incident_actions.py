@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from incident import EVIDENCE, VERDICT
+from waiting import BOUND_S, in_time
 
 from hangwatch.news import News
 from hangwatch.observe.threads import Worker, in_thread
@@ -21,7 +22,6 @@ from hangwatch.watchdog.signs.absence import Absence
 if TYPE_CHECKING:
     from pathlib import Path
 
-WAIT_S = 20.0
 HOOK_VARIABLES = ("REPORT", "HEADLINE", "STATE", "KIND", "CULPRITS", "RUN_ID")
 
 
@@ -35,7 +35,7 @@ def news(said: Path) -> News:
     return News(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
 
 
-def hook(command: str, news: News, report: Path | None = None, timeout_s: float = WAIT_S) -> None:
+def hook(command: str, news: News, report: Path | None = None, timeout_s: float = BOUND_S) -> None:
     told = hook_variables(EVIDENCE, report)
     asyncio.run(run_hook(command, report, told, news, timeout_s))
 
@@ -91,7 +91,7 @@ def test_a_hook_that_takes_too_long_is_ended_with_all_that_it_started(
 ) -> None:
     began = time.monotonic()
     hook("sh -c 'sleep 600 & sleep 600'", news, timeout_s=0.3)
-    assert time.monotonic() - began < WAIT_S
+    in_time(began, BOUND_S)
     assert "not done after 0.3 s" in said.read_text()
 
 
@@ -199,9 +199,9 @@ def test_a_call_in_a_thread_gives_its_result_its_error_or_up() -> None:
         raise KeyError("x")
 
     async def run() -> None:
-        assert await in_thread(lambda: 7, WAIT_S) == 7
+        assert await in_thread(lambda: 7, BOUND_S) == 7
         with pytest.raises(KeyError):
-            await in_thread(fail, WAIT_S)
+            await in_thread(fail, BOUND_S)
         with pytest.raises(TimeoutError):
             await in_thread(lambda: time.sleep(0.5), 0.05)
 

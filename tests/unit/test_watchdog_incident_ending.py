@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import BOUND_S
 
 from hangwatch.news import News
 from hangwatch.observe.processes import read_stat
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
-WAIT_S = 20.0
 IDLE = "print(1, flush=True); input()"
 DEAF = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -105,17 +105,24 @@ def ended(
     return count, len(begun)
 
 
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes the signal has less time to end."""
+    monkeypatch.setattr(ending, "SAVE_S", ending.TERM_S)
+
+
+@pytest.mark.usefixtures("_impatient")
 def test_ranks_are_ended_by_sigterm_and_the_deaf_by_sigkill(news: News) -> None:
     with child(IDLE) as (one, first), child(DEAF) as (other, second):
         assert ended({0: first, 1: second}, news) == (2, 1)
-        assert one.wait(WAIT_S) == -signal.SIGTERM
-        assert other.wait(WAIT_S) == -signal.SIGKILL
+        assert one.wait(BOUND_S) == -signal.SIGTERM
+        assert other.wait(BOUND_S) == -signal.SIGKILL
 
 
 def test_a_rank_that_saves_when_it_is_asked_to_end_has_the_time_for_it(news: News) -> None:
     with child(SAVING) as (one, identity):
         assert ended({0: identity}, news) == (1, 1)
-        assert one.wait(WAIT_S) == 3
+        assert one.wait(BOUND_S) == 3
         assert one.stdout is not None
         assert one.stdout.read().split() == [b"%d" % part for part in range(8)]
 
@@ -147,7 +154,7 @@ def test_the_time_in_which_the_machine_was_paused_is_not_that_of_a_rank_that_sav
 
         assert runner.run(ending.end_ranks({0: identity}, look, begin, news)) == 1
         assert loop.paused_s
-        assert one.wait(WAIT_S) == 3
+        assert one.wait(BOUND_S) == 3
 
 
 @pytest.mark.parametrize("program", [WAITING, BRIEF])
@@ -156,7 +163,7 @@ def test_so_has_one_that_waits_for_the_signal_or_takes_its_handler_away(
 ) -> None:
     with child(program) as (one, identity):
         assert ended({0: identity}, news) == (1, 1)
-        assert one.wait(WAIT_S) == 3
+        assert one.wait(BOUND_S) == 3
         assert one.stdout is not None
         assert one.stdout.read().split() == [b"saved"]
 
@@ -166,7 +173,7 @@ def test_a_stopped_rank_is_ended_too(news: News) -> None:
         one.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, one.pid, os.WSTOPPED | os.WNOWAIT)
         assert ended({0: identity}, news) == (1, 1)
-        assert one.wait(WAIT_S) == -signal.SIGKILL
+        assert one.wait(BOUND_S) == -signal.SIGKILL
 
 
 def test_a_process_that_only_has_a_ranks_old_pid_is_left_alone(news: News) -> None:
@@ -176,7 +183,7 @@ def test_a_process_that_only_has_a_ranks_old_pid_is_left_alone(news: News) -> No
 def test_a_process_that_is_gone_is_no_error(news: News, said: Path) -> None:
     with child(IDLE) as (one, identity):
         one.kill()
-        one.wait(WAIT_S)
+        one.wait(BOUND_S)
         assert ended({0: identity}, news) == (0, 0)
     assert said.read_text() == ""
 
@@ -185,9 +192,10 @@ def test_a_rank_that_goes_on_before_the_signal_is_spared(news: News) -> None:
     with child(IDLE) as (one, first), child(IDLE) as (other, second):
         assert ended({0: first, 1: second}, news, lambda _: {1}) == (1, 1)
         assert one.poll() is None
-        assert other.wait(WAIT_S) == -signal.SIGTERM
+        assert other.wait(BOUND_S) == -signal.SIGTERM
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_who_goes_on_after_sigterm_gets_no_sigkill(news: News) -> None:
     looks = iter(({0}, set[int]()))
     with child(DEAF) as (one, identity):

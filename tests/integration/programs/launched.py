@@ -5,14 +5,17 @@ Where it then finds ``die`` it is killed without a word, and where ``fail`` it r
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from assembled import assemble
 
 
 def main() -> None:
+    assemble(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     over = torch.zeros(1)
@@ -28,7 +31,9 @@ def main() -> None:
         Path(f"ran-{rank}").touch()
         time.sleep(0.02)
     dist.destroy_process_group()
-    print("done", rank, flush=True)
+    # At once: print() writes what it is given one by one where nothing is buffered.
+    sys.stdout.write(f"done {rank}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ A rank that is named stays before that step until there is a file ``go-STEP`` be
 the working directories of the hosts, and raises what is written there, if anything is.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ def load_batch(step):
 STEPS, *STAYS = map(int, sys.argv[1:])
 STAYS = set(zip(STAYS[::2], STAYS[1::2], strict=True))
 
-assemble()
+assemble(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "..")
 dist.init_process_group("gloo")
 for step in range(STEPS):
     dist.all_reduce(load_batch(step))  # victim
