@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import waiting
 from harness import FORKED, PROGRAMS, TOKEN, end, environment
-from waiting import BOUND_S
+from waiting import BOUND_S, until_in_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,14 +46,7 @@ class Job:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait for a condition."""
-
-        def held() -> bool:
-            found = holds()
-            over = self.process.poll() is not None
-            assert found or not over or holds(), f"ended before {what}:\n{self.printed()}"
-            return found
-
-        waiting.until(held, lambda: f"{what}:\n{self.printed()}")
+        until_in_job(self.process, holds, what, self.printed)
 
     def let_end(self) -> int:
         """Have it come to its end."""

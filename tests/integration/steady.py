@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import waiting
 from harness import FORKED, TOKEN, end, environment, processes
-from waiting import BOUND_S
+from waiting import BOUND_S, until_in_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -105,14 +104,7 @@ class Job:
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for something; the job must not end before."""
-
-        def holds() -> object:
-            found = condition()
-            over = self.process.poll() is not None
-            assert found or not over or condition(), f"ended before {what}:\n{self.said()}"
-            return found
-
-        waiting.until(holds, lambda: f"{what}:\n{self.said()}")
+        until_in_job(self.process, condition, what, self.said)
 
     def until_running(self) -> None:
         """Wait until the ranks work."""

@@ -69,7 +69,7 @@ def main() -> int:
     of = f" of {options.minutes:g}" if options.minutes else ""
     of_cpu = f" of {options.cpu_minutes:g}" if options.cpu_minutes else ""
     _print(f"make {options.name}: {seconds / 60:.1f}{of} min, {cpu_s / 60:.1f}{of_cpu} min of CPU")
-    return max(step.code for step in steps)
+    return int(any(step.code for step in steps))
 
 
 def make(targets: Sequence[str]) -> Iterator[Step]:

@@ -8,18 +8,19 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
 
 SLOWNESS = max(1.0, float(os.environ.get("TEST_SLOWNESS", "1")))
-"""How many times longer a job takes here and now than on two idle cores: tests/gate.py measures."""
+"""How many times longer a job takes here and now than on two idle cores (tests/suite/gate.py)."""
 BOUND_S = 120.0 * SLOWNESS
 """How long anything may take; seven times what it needs."""
 
 
 class NoAnswerError(TimeoutError):
-    """Nothing came in time. The test is asked once more, alone (tests/late.py)."""
+    """Nothing came in time. The test is asked once more, alone (tests/suite/late.py)."""
 
 
 def until(
@@ -36,9 +37,30 @@ def until(
     while not (value := condition()):
         if time.monotonic() > deadline:
             told = what() if callable(what) else what
-            raise NoAnswerError(f"waited {bound_s:.0f} s for {told or condition.__name__}")
+            raise NoAnswerError(f"waited {bound_s:.0f} s for {told or condition}")
         time.sleep(poll_s)
     return value
+
+
+def until_in_job(
+    job: subprocess.Popen[bytes],
+    condition: Callable[[], T | None],
+    what: str,
+    said: Callable[[], str],
+) -> T:
+    """Wait until a condition is true, which must be before a job ends; said: all its output.
+
+    Raises NoAnswerError, and AssertionError where it has ended.
+    """
+
+    def holds() -> T | None:
+        value = condition()
+        if not value and job.poll() is not None:
+            value = condition()  # it may have come just before the end
+            assert value, f"ended before {what}:\n{said()}"
+        return value
+
+    return until(holds, lambda: f"{what}:\n{said()}")
 
 
 def in_time(began: float, bound_s: float) -> None:

@@ -17,6 +17,8 @@ good:
 	@echo good is made
 bad:
 	@false
+killed:
+	@kill -9 $$PPID
 # What pytest leaves: somebody late in each second round.
 late:
 	@mkdir -p build/late
@@ -40,7 +42,7 @@ def made(where: Path, *words: str) -> tuple[int, list[str]]:
 
 def test_all_targets_are_made_and_one_that_fails_is_told(tmp_path: Path) -> None:
     code, lines = made(tmp_path, "--minutes", "3", "check", "bad", "good")
-    assert code == 2
+    assert code == 1
     assert "good is made" in lines
     told = [re.sub(r"[\d.]+ (s|min)", r"N \1", re.sub(" +", " ", line)) for line in lines[-3:]]
     assert told == [
@@ -48,6 +50,10 @@ def test_all_targets_are_made_and_one_that_fails_is_told(tmp_path: Path) -> None
         " good N s N min of CPU passed",
         "make check: 0.0 of N min, N min of CPU",
     ]
+
+
+def test_a_target_that_is_killed_is_red(tmp_path: Path) -> None:
+    assert made(tmp_path, "check", "good", "killed", "good")[0] == 1
 
 
 def test_it_passes_where_all_targets_do(tmp_path: Path) -> None:

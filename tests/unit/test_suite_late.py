@@ -18,11 +18,12 @@ ANSWERS = {
     "late_process": "once() or subprocess.run(['sleep', '9'], timeout=0.01)",
     "late_twice": "until(lambda: False, 'an answer', 0)",
     "late_then_wrong": "assert not once() and until(lambda: False, 'an answer', 0)",
-    "timed_out": "once() or pytest.fail('Timeout (>0.1s) from pytest-timeout.')",
+    "timed_out": "once() or time.sleep(60)",
     "late_of_the_programs": "raise TimeoutError('the program has one of its own')",
 }
 HEAD = """
 import subprocess
+import time
 from pathlib import Path
 import pytest
 from waiting import until
@@ -42,7 +43,10 @@ def asked(where: Path, *answers: str, workers: int = 0) -> tuple[int, list[str],
         for n, name in enumerate(answers)
     )
     (where / "test_them.py").write_text("\n\n".join((HEAD, *tests)))
-    options = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist -p late"}
+    options = {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_ADDOPTS": "-p xdist -p late -p pytest_timeout --timeout=3",
+    }
     done = subprocess.run(  # noqa: S603 (our own Python)
         [sys.executable, "-m", "pytest", "-q", "-n", str(workers), f"--rootdir={where}", where],
         cwd=where,

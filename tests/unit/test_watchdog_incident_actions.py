@@ -91,7 +91,7 @@ def test_a_hook_that_takes_too_long_is_ended_with_all_that_it_started(
 ) -> None:
     began = time.monotonic()
     hook("sh -c 'sleep 600 & sleep 600'", news, timeout_s=0.3)
-    in_time(began, BOUND_S)
+    in_time(began, 20)
     assert "not done after 0.3 s" in said.read_text()
 
 
