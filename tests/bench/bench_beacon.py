@@ -191,8 +191,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=100)
     blocks = parser.parse_args().blocks
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        on_the_fake(Path(directory), blocks)
         on_a_gpu(Path(directory), blocks)
+        on_the_fake(Path(directory), blocks)  # whose libcuda.so.1 torch would take for the driver
 
 
 if __name__ == "__main__":

@@ -16,10 +16,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
+
 from waiting import until
 
 from hangwatch import _native
 from hangwatch.agent.sample.flight import FlightRecorder
+from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders
 from hangwatch.flight import parse_dump
 from hangwatch.page.reader import parse_page
 
@@ -176,7 +179,8 @@ def recorder(rank: Rank) -> None:
     """NCCL's recorder is read during a capture, and while the GIL is held, and harms neither."""
     rank.warm_up()
     page = str(rank.path)
-    flight = FlightRecorder(torch._C._distributed_c10d)  # noqa: SLF001 (as the agent)
+    recorders = Recorders.of(torch._C._distributed_c10d)  # noqa: SLF001 (as the agent)
+    flight = FlightRecorder(recorders)
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         rank.tensor.mul_(2)
@@ -189,6 +193,7 @@ def recorder(rank: Rank) -> None:
     entries = parse_dump(answer.read_bytes()).entries
     assert {entry.backend for entry in entries} == {"nccl"}
     answer.unlink()
+    assert _native.use_dumps(NCCL in recorders.dumps, GENERAL in recorders.dumps)
     _native.start_heartbeat(50)
     Path(page + ".req").touch()
     ctypes.PyDLL(None).sleep(2)
