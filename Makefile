@@ -28,6 +28,9 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/pip install $(PIP_OPTIONS) -c tests/frameworks/constraints.txt
 # Of the order of the tests.
 SEED ?= 1
+# Modules are compiled when first imported: pip would compile all of torch, and a process that
+# may keep none of it would compile at each import what takes longer than to run it.
+unexport PYTHONDONTWRITEBYTECODE
 # As many real jobs at a time as there are cores: one that starves answers late, or not at all.
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal --randomly-seed=$(SEED)
 REAL := tests/integration tests/zoo tests/frameworks tests/gpu_fake
