@@ -6,6 +6,7 @@
 # make soak    the real jobs of make test beside two busy processes, N=20 times: who is late
 # make precision  how exactly the rank at fault is named in simulated jobs, by kind of fault
 # make zoo     real programs with planted faults: what is expected, what hangwatch finds
+# make corpus  what hangwatch knew of each of them, recorded anew for make check; WORDS=oom some
 # make campaign  all the tests that make test has no time for, and faults injected into real
 #                jobs, two hours or three; FAULT=kill-017 one fault, KIND=kill those of a kind,
 #                SLICE=60 some of them, other ones each day (DAY=739942 those of that one)
@@ -42,7 +43,7 @@ CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hp
        $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
 
 .PHONY: demo check test test-all soak lint types unit real quiet everything apart precision \
-        instructions slice packages zoo campaign matrix bench docs clean
+        instructions slice packages corpus zoo campaign matrix bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
@@ -68,7 +69,7 @@ types: $(VENV)/tested
 	$(BIN)/mypy
 
 unit: $(VENV)/tested
-	$(PYTEST) -q -m 'not campaign' tests/unit tests/property tests/campaign tests/gpu
+	$(PYTEST) -q -m 'not campaign' tests/unit tests/property tests/corpus tests/campaign tests/gpu
 
 # What make test runs of the real jobs (tests/suite/chosen.py), then those that want a quiet machine.
 real: $(VENV)/tested $(FRAMEWORKS)/installed
@@ -96,6 +97,9 @@ slice: $(VENV)/tested
 
 packages:
 	sh tests/packages.sh
+
+corpus: $(VENV)/tested
+	$(BIN)/python tests/corpus/record.py $(WORDS)
 
 zoo: $(VENV)/tested
 	$(BIN)/python tests/zoo/table.py

@@ -3,7 +3,8 @@
 Nothing happens unless HANGWATCH_MOMENTS names a directory. There the file NAME gets a
 line with the pid of each process that comes by; while NAME.hold exists the process
 stays at that moment, its event loop included, and where NAME.crash exists it fails there.
-Tests use it to kill, stop or outrun a process at a known point, without sleeping.
+Tests use it to kill, stop or outrun a process at a known point, without sleeping. Where there
+is a directory NAME, what a process knows at that moment is kept in it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import time
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VARIABLE = "HANGWATCH_MOMENTS"
 _LOOK_S = 0.005
@@ -85,6 +90,13 @@ def reach(name: str) -> None:
     hold = Path(directory, f"{name}.hold")
     while hold.exists():
         time.sleep(_LOOK_S)
+
+
+def keep(name: str, make: Callable[[], bytes]) -> None:
+    """Write what a process knows into a new file of the directory NAME, where there is one."""
+    directory = os.environ.get(VARIABLE)
+    if directory and Path(directory, name).is_dir():
+        Path(directory, name, f"{time.monotonic_ns()}.json").write_bytes(make())
 
 
 class CrashForTestError(Exception):

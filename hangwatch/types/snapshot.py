@@ -192,3 +192,14 @@ class Thresholds:
 
     suspect_after_s: float
     hang_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a verdict was made from when it was announced."""
+
+    announced: str
+    """Its state."""
+    snapshot: JobSnapshot
+    thresholds: Thresholds | None
+    """None: the ranks were compared, while nothing was stuck."""

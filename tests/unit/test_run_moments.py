@@ -48,3 +48,15 @@ def test_a_moment_can_be_made_to_fail(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "start.crash").touch()
     with pytest.raises(moments.CrashForTestError, match="start"):
         moments.reach("start")
+
+
+def test_what_is_known_is_kept_where_a_test_has_made_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(moments.VARIABLE, str(tmp_path))
+    moments.keep("evidence", lambda: b"nobody asked for it")
+    (tmp_path / "evidence").mkdir()
+    moments.keep("evidence", lambda: b"first")
+    moments.keep("evidence", lambda: b"then")
+    kept = sorted((tmp_path / "evidence").iterdir())
+    assert [path.read_bytes() for path in kept] == [b"first", b"then"]

@@ -313,6 +313,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("metrics/targets.py", "_sweep"): "names in a sticky directory; only files of ours are opened",
     ("metrics/targets.py", "_remove_abandoned"): "files of ours, O_NOFOLLOW and O_NONBLOCK",
     ("run/moments.py", "reach"): "of our own tests",
+    ("run/moments.py", "keep"): "of our own tests",
     ("nccl/library.py", "version"): "names beside a library that the job has loaded",
     ("nccl/library.py", "_mapped"): PROC,
     ("nccl/library.py", "_adapter"): PROC,

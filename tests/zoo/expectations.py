@@ -8,7 +8,7 @@ arguments add up. What is told beside that, or before, may accuse nobody else, a
 other state than one that leads to it; ``also=failed:1`` is the state and the culprits of what
 has to be told of another fault. ``may_be`` is another state that may be told of the culprits, of
 a healthy job of anybody. ``lost`` is the kind that is left where torchrun ended ranks before what
-C++ did in them was read.
+C++ did in them was read. ``forks=no``: a rank is known by what torchrun gives it alone.
 ``# launched with`` gives options of torchrun, ``# watched with`` those of hangwatch.
 """
 
@@ -85,7 +85,7 @@ class Expectation:
         What ends needs torchrun to end the others, or to say how a rank ended.
         """
         only = all(option.startswith("--nproc-per-node=") for option in self.launch)
-        return self.values["state"] == "hang" and only
+        return self.values["state"] == "hang" and only and self.values.get("forks") != "no"
 
     @property
     def patient(self) -> bool:
@@ -138,22 +138,31 @@ def marked_line(program: Path, marker: str) -> int:
     return found[0]
 
 
-def run(case: Expectation, python: str = sys.executable, *, forked: bool = False) -> Result:
+def run(
+    case: Expectation,
+    python: str = sys.executable,
+    *options: str,
+    forked: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Result:
     """Run a program under watch for as long as its verdict needs.
 
-    python: that of the environment to run it in. forked: fork the ranks, instead of torchrun.
+    python: that of the environment to run it in. options: beside those that its header names.
+    forked: fork the ranks, instead of torchrun.
     """
     quick = QUICK if case.patient and not case.options else ()
     return watch(
         case.program,
         *quick,
         *case.options,
+        *options,
         arguments=case.arguments,
         launch=case.launch,
         nproc=case.nproc,
         until=None if case.ends else reaches("hang"),
         python=python,
         forked=forked,
+        env=env,
     )
 
 
@@ -192,6 +201,16 @@ def _of_a_healthy_job(case: Expectation, result: Result) -> Iterator[str]:
 
 
 def _of_a_broken_job(case: Expectation, result: Result) -> Iterator[str]:
+    yield from misjudged(case, result)
+    for verdict in (report["verdict"] for report in told_by(case, result)):
+        if " ".join(verdict["headline"].split()) not in " ".join(result.stderr.split()):
+            yield "the headline is not on standard error"
+        if verdict["certainty"] == "proved" and verdict["detected_after_s"] > PROOF_WITHIN_S:
+            raise NoAnswerError(f"the proof took {verdict['detected_after_s']} s")
+
+
+def misjudged(case: Expectation, result: Result) -> Iterator[str]:
+    """What is told of a broken job otherwise than its header says."""
     told = told_by(case, result)
     if len(told) != 1:
         yield f"it is called {' and '.join(result.states()) or 'healthy'}"
@@ -200,12 +219,8 @@ def _of_a_broken_job(case: Expectation, result: Result) -> Iterator[str]:
     verdict = report["verdict"]
     yield from _differences(case, report, result)
     yield from unexplained(case, _but(result, report))
-    if " ".join(verdict["headline"].split()) not in " ".join(result.stderr.split()):
-        yield "the headline is not on standard error"
     if case.values.get("text", "") not in verdict["headline"] + verdict["explanation"]:
         yield f"the text is {verdict['headline']!r} {verdict['explanation']!r}"
-    if verdict["certainty"] == "proved" and verdict["detected_after_s"] > PROOF_WITHIN_S:
-        raise NoAnswerError(f"the proof took {verdict['detected_after_s']} s")
     if [rank["rank"] for rank in report["ranks"]] != list(range(case.world_size)):
         yield "the report leaves ranks out"
 
@@ -251,7 +266,7 @@ def _differences(case: Expectation, report: Mapping[str, Any], result: Result) -
             yield f"kind is {found['kind']}"
         return
     for key, text in case.values.items():
-        if key in ("text", "also", "may_be", "lost", "ranks"):
+        if key in ("text", "also", "may_be", "lost", "ranks", "forks"):
             continue
         wanted = [_value(case, key, one) for one in text.split("|")]
         if key == "op" and _has_lost(report):

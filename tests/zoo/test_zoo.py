@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chosen import ZOO
-from expectations import Expectation, expectations, mistakes, run, unexplained
+from expectations import Expectation, expectations, misjudged, mistakes, run, unexplained
+from recordings import loaded, record, result_of
 
 from hangwatch.types.kinds import Kind
 
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
 CASES = list(expectations())
 BROKEN = [case for case in CASES if not case.healthy]
-FORKED = [case for case in CASES if case.forks and case.program.stem != "missing_init"]
-"""Not a rank that never calls init_process_group: who it is it learns from torchrun alone."""
+FORKED = [case for case in CASES if case.forks]
 CORE = {
     *("ddp_data_worker_stuck", "ddp_graphs", "ddp_uneven_iterable --exit", "every_collective"),
     *("join_uneven --metric", "missing_init", "oom --numpy", "pipeline_schedules", "rank_raises"),
@@ -46,7 +46,10 @@ def test_the_verdict_on_a_program_is_what_its_header_says(case: Expectation) -> 
 
 @pytest.mark.parametrize("case", _few(FORKED, lambda name: name not in SLOW))
 def test_the_verdict_is_the_same_where_the_program_forks_its_ranks(case: Expectation) -> None:
-    assert mistakes(case, run(case, forked=True)) == []
+    result, parts = record(case, forked=True)
+    assert mistakes(case, result) == []
+    # What is said is made of what is recorded, and of nothing else.
+    assert list(misjudged(case, result_of(case, map(loaded, parts)))) == []
 
 
 def test_what_is_told_besides_is_a_mistake_unless_the_header_explains_it() -> None:

@@ -9,11 +9,12 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from hangwatch import codec
 from hangwatch.diagnosis import find_desync
 from hangwatch.nccl import status
-from hangwatch.run.moments import Point, reach
+from hangwatch.run.moments import Point, keep, reach
 from hangwatch.types.kinds import Certainty, Kind, State
-from hangwatch.types.snapshot import JobSnapshot, Thresholds
+from hangwatch.types.snapshot import JobSnapshot, Recording, Thresholds
 from hangwatch.watchdog.exchange.last_words import LastWords
 from hangwatch.watchdog.exchange.messages import Local, Published
 from hangwatch.watchdog.exchange.peers import Peers
@@ -113,6 +114,7 @@ class Judge:
             await self._publish(judged, told=False)
         else:
             reach(Point.JUDGED)
+            _keep(announce, judged, thresholds)
             self._telling = asyncio.ensure_future(self._tell(announce, judged))
             await asyncio.shield(self._telling)
         return True
@@ -137,6 +139,7 @@ class Judge:
         self.incidents.remember(Announce.DESYNC, light, incarnation)
         if told is None:
             return
+        _keep(Announce.DESYNC, judged, None)
         account = Account(self.hello.run)
         account.add(Announce.DESYNC, judged.verdicts[0])
         evidence = account.evidence(judged, self.news.lost)
@@ -230,6 +233,7 @@ class Judge:
             return
         announce = self._happens(Event.FAILED, judged.verdicts[0])
         if announce is not None:
+            _keep(announce, judged, thresholds)
             await self._tell(announce, judged)
 
     async def answer(self, full: bool) -> Local:  # noqa: FBT001 (the exchange's callback)
@@ -394,6 +398,11 @@ class Judge:
         self.gatherer.forget_recorders()
         self.aborting.forget()
         self._told_elsewhere = False
+
+
+def _keep(announce: Announce, judged: Judged, thresholds: Thresholds | None) -> None:
+    """Keep what a verdict that is announced was made from, where a test wants it."""
+    keep("evidence", lambda: codec.dumps(Recording(announce.value, judged.job, thresholds)))
 
 
 def _failed(process: ProcessState) -> bool:
