@@ -58,11 +58,22 @@ def main() -> int:
     parser.add_argument("--cpu-minutes", type=float, help="the same, of processor time")
     parser.add_argument("--soak", type=int, metavar="ROUNDS")
     options = parser.parse_args()
-    if JOBS.intersection(options.targets):
-        os.environ["TEST_SLOWNESS"] = f"{slowness():.2f}"
-        _print(f"a bare job takes {os.environ['TEST_SLOWNESS']} times as long as on idle cores")
-    if options.soak:
-        return soak(options.targets, options.soak)
+    with ExitStack() as stack:
+        if options.soak:
+            for _ in range(2):
+                busy = subprocess.Popen([sys.executable, "-c", BUSY])  # noqa: S603 (ours)
+                stack.callback(busy.wait)
+                stack.callback(busy.kill)
+        if JOBS.intersection(options.targets):
+            os.environ["TEST_SLOWNESS"] = f"{slowness():.2f}"
+            _print(f"a bare job takes {os.environ['TEST_SLOWNESS']} times as long as on idle cores")
+        if options.soak:
+            return soak(options.targets, options.soak)
+        return once(options)
+
+
+def once(options: argparse.Namespace) -> int:
+    """Make the targets and hold what they took against the budget."""
     steps = list(make(options.targets))
     _print(*(f"  {step}" for step in steps))
     seconds, cpu_s = sum(s.seconds for s in steps), sum(s.cpu_s for s in steps)
@@ -88,22 +99,18 @@ def slowness() -> float:
 
 
 def soak(targets: Sequence[str], rounds: int) -> int:
-    """Make the targets so many times on a busy machine."""
+    """Make the targets so many times, and count whose answers were late or wrong."""
     answers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     red = 0
-    with ExitStack() as stack:
-        for _ in range(2):
-            busy = subprocess.Popen([sys.executable, "-c", BUSY])  # noqa: S603 (ours)
-            stack.callback(busy.wait)
-            stack.callback(busy.kill)
-        for number in range(1, rounds + 1):
-            ANSWERS.unlink(missing_ok=True)
-            steps = list(make(targets))
-            red += any(step.code for step in steps)
-            _print(f"round {number} of {rounds}", *(f"  {step}" for step in steps))
-            for line in ANSWERS.read_text().splitlines() if ANSWERS.exists() else ():
-                for how, tests in json.loads(line).items():
-                    answers[how].update(tests)
+    for number in range(1, rounds + 1):
+        ANSWERS.unlink(missing_ok=True)
+        steps = list(make(targets))
+        red += any(step.code for step in steps)
+        _print(f"round {number} of {rounds}", *(f"  {step}" for step in steps))
+        for line in ANSWERS.read_text().splitlines() if ANSWERS.exists() else ():
+            for how, tests in json.loads(line).items():
+                answers[how].update(tests)
+                _print(*(f"  {how}: {test}" for test in tests))
     for how, counter in answers.items():
         _print(*(f"{how} {count} of {rounds}: {test}" for test, count in counter.most_common()))
     _print(f"{rounds} rounds, {red} of them red")
