@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import OpState, Phase
 from hangwatch.types.page import ExceptionRecord
@@ -19,6 +21,9 @@ from hangwatch.types.snapshot import (
     Thresholds,
 )
 
+if TYPE_CHECKING:
+    from hangwatch.types.verdict import Verdict
+
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
 ALIVE = ProcessState(alive=True, state="S")
 TORCH = "/usr/lib/python3/dist-packages/torch"
@@ -28,6 +33,12 @@ SCRIPT = "/home/u/train.py"
 def world(size: int, desc: str = "default_pg") -> GroupKey:
     """The default group."""
     return GroupKey(tuple(range(size)), desc)
+
+
+W = world(4)
+PAIR = world(2)
+TP = [GroupKey((0, 1), "tp"), GroupKey((2, 3), "tp")]
+DP = [GroupKey((0, 2), "dp"), GroupKey((1, 3), "dp")]
 
 
 def site(line: int, function: str = "main", file: str = SCRIPT) -> Site:
@@ -128,6 +139,17 @@ def _progress(key: GroupKey, name: str, ops: tuple[OpRecord, ...]) -> GroupProgr
 
 def job(*ranks: RankSnapshot, size: int | None = None, **fields: Any) -> JobSnapshot:
     return JobSnapshot(world_size=size if size is not None else len(ranks), ranks=ranks, **fields)
+
+
+def source(text: str) -> dict[str, Any]:
+    """Fields of a job with the user's script, whose line 1 is the first one written."""
+    return {"sources": {SCRIPT: dedent(text).removeprefix("\n")}}
+
+
+def only(found: JobSnapshot) -> Verdict:
+    """The one verdict on it."""
+    (verdict,) = diagnose(found, THRESHOLDS)
+    return verdict
 
 
 def raised(name: str, message: str = "", line: int | None = 33, age: float = 8.0) -> dict[str, Any]:

@@ -11,15 +11,16 @@ from snapshots import (
     SCRIPT,
     THRESHOLDS,
     TORCH,
+    W,
     blocked,
     exited,
     frame,
     job,
     main_thread,
+    only,
     op,
     rank,
     site,
-    world,
 )
 
 from hangwatch.diagnosis import diagnose
@@ -36,7 +37,6 @@ from hangwatch.types.snapshot import (
 )
 from hangwatch.types.verdict import OK, Verdict
 
-W = world(4)
 SLEEP = frame(12, "slow_step")
 
 
@@ -48,12 +48,6 @@ def behind(culprit: RankSnapshot, **fields: Any) -> JobSnapshot:
     """Three ranks in all_reduce 41, and one that is not."""
     others = [waiting(number) for number in range(4) if number != culprit.rank]
     return job(*others, culprit, size=4, **fields)
-
-
-def only(found: JobSnapshot) -> Verdict:
-    verdicts = diagnose(found, THRESHOLDS)
-    assert len(verdicts) == 1
-    return verdicts[0]
 
 
 def busy(**fields: Any) -> RankSnapshot:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import chain
-from textwrap import dedent
-from typing import Any
 
 import pytest
 from snapshots import (
     BACKWARD,
-    SCRIPT,
     THRESHOLDS,
+    W,
     blocked,
     frame,
     job,
@@ -21,7 +19,7 @@ from snapshots import (
     op,
     raised,
     rank,
-    world,
+    source,
 )
 
 from hangwatch.diagnosis import diagnose
@@ -36,7 +34,6 @@ from hangwatch.types.snapshot import Frame, JobSnapshot, RankSnapshot
 
 TABLE = tuple(chain(BY_ERROR, BY_LIBRARY, BY_REASON, BY_KIND))
 SITE = "/usr/lib/python3/site-packages"
-W = world(4)
 OFFICIAL = re.compile(
     r"https://(?:docs\.pytorch\.org|docs\.python\.org|docs\.nvidia\.com|huggingface\.co/docs"
     r"|lightning\.ai/docs|deepspeed\.readthedocs\.io)/[\w./-]+"
@@ -45,10 +42,6 @@ OFFICIAL = re.compile(
 
 def said(found: JobSnapshot) -> str:
     return " ".join(diagnose(found, THRESHOLDS)[0].advice)
-
-
-def source(text: str) -> dict[str, Any]:
-    return {"sources": {SCRIPT: dedent(text).removeprefix("\n")}}
 
 
 def library(path: str, *functions: str) -> tuple[Frame, ...]:

@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-from snapshots import job, op, rank, world
+from snapshots import W, job, op, rank, world
 
 from hangwatch.diagnosis import find_desync
 from hangwatch.types.kinds import Certainty, Kind, State
@@ -15,7 +15,6 @@ from hangwatch.types.kinds import Certainty, Kind, State
 if TYPE_CHECKING:
     from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot
 
-W = world(4)
 LOOP = ((20, "all_reduce"), (21, "all_gather"), (22, "all_reduce"))
 """One step of the program: line and operation."""
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from snapshots import THRESHOLDS, job, op, rank
+from snapshots import DP, THRESHOLDS, TP, job, only, op, rank
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
-from hangwatch.types.snapshot import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
+from hangwatch.types.snapshot import GroupProgress, OpRecord, RankSnapshot
 
-if TYPE_CHECKING:
-    from hangwatch.types.verdict import Verdict
-
-TP = [GroupKey((0, 1), "tp"), GroupKey((2, 3), "tp")]
-DP = [GroupKey((0, 2), "dp"), GroupKey((1, 3), "dp")]
 EP = GroupKey((0, 1, 2, 3), "ep")
 
 
@@ -36,11 +30,6 @@ def on_device(number: int, *ops: OpRecord, **reached: int) -> RankSnapshot:
         last = max([reached.get(name, 3), *own])
         groups.append(GroupProgress(key, name, last, min(own) - 1 if own else last))
     return replace(rank(number), ops=ops, groups=tuple(groups), threads=None, flight=True)
-
-
-def only(found: JobSnapshot) -> Verdict:
-    (verdict,) = diagnose(found, THRESHOLDS)
-    return verdict
 
 
 def test_what_is_enqueued_behind_unfinished_work_is_no_arrival() -> None:

@@ -10,34 +10,27 @@ from snapshots import (
     BACKWARD,
     SCRIPT,
     THRESHOLDS,
+    W,
     blocked,
     exited,
     frame,
     job,
     main_thread,
+    only,
     op,
     raised,
     rank,
     site,
-    world,
 )
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.rules.drift import Drift, drift
 from hangwatch.types.kinds import Certainty, Kind, State
-from hangwatch.types.verdict import OK, Verdict
+from hangwatch.types.verdict import OK
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.history import Step
-    from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot
-
-W = world(4)
-
-
-def only(found: JobSnapshot) -> Verdict:
-    verdicts = diagnose(found, THRESHOLDS)
-    assert len(verdicts) == 1
-    return verdicts[0]
+    from hangwatch.types.snapshot import OpRecord, RankSnapshot
 
 
 def steps(lines: str) -> dict[int, Step]:

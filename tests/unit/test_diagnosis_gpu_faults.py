@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from snapshots import THRESHOLDS, frame, job, killed, main_thread, op, raised, rank, world
+from snapshots import frame, job, killed, main_thread, only, op, raised, rank, world
 
-from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.faults import gpu_fault
 from hangwatch.diagnosis.facts.xids import XIDS, Weight
 from hangwatch.types.gpu import GpuState, Xid
 from hangwatch.types.kinds import Certainty, GpuHealth, Kind, OpState, Reason
 from hangwatch.types.snapshot import JobSnapshot, ProcessState
-
-if TYPE_CHECKING:
-    from hangwatch.types.verdict import Verdict
 
 WORLD = world(4)
 
@@ -44,11 +40,6 @@ def full(*gpus: GpuState | None) -> JobSnapshot:
     """All ranks have entered the same collective, 20 s ago."""
     waiting = op(WORLD, 4, state=OpState.BLOCKED, blocked_age_s=20.0)
     return job(*(rank(n, WORLD, op(WORLD, 3), waiting, gpu=gpus[n]) for n in range(4)))
-
-
-def only(found: JobSnapshot) -> Verdict:
-    (verdict,) = diagnose(found, THRESHOLDS)
-    return verdict
 
 
 @pytest.mark.parametrize(

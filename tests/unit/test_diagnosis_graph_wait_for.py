@@ -8,11 +8,15 @@ import pytest
 from snapshots import (
     ALIVE,
     BACKWARD,
+    DP,
     THRESHOLDS,
+    TP,
+    W,
     blocked,
     frame,
     job,
     main_thread,
+    only,
     op,
     rank,
     site,
@@ -23,19 +27,10 @@ from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
-from hangwatch.types.snapshot import JobSnapshot, ProcessState, RankSnapshot
-from hangwatch.types.verdict import OK, Verdict
+from hangwatch.types.snapshot import ProcessState, RankSnapshot
+from hangwatch.types.verdict import OK
 
 SLEEP = main_thread(frame(12, "slow_step"))
-TP = [GroupKey((0, 1), "tp"), GroupKey((2, 3), "tp")]
-DP = [GroupKey((0, 2), "dp"), GroupKey((1, 3), "dp")]
-W = world(4)
-
-
-def only(found: JobSnapshot) -> Verdict:
-    verdicts = diagnose(found, THRESHOLDS)
-    assert len(verdicts) == 1
-    return verdicts[0]
 
 
 def test_nothing_waits_in_a_healthy_job() -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from snapshots import THRESHOLDS, blocked, job, killed, raised, rank, world
+from snapshots import THRESHOLDS, W, blocked, job, killed, only, raised, rank
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, State
 from hangwatch.types.snapshot import ProcessState, RankSnapshot
 
-if TYPE_CHECKING:
-    from hangwatch.types.snapshot import JobSnapshot
-    from hangwatch.types.verdict import Verdict
-
-W = world(4)
 PEER = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711"
 SIDES = GroupKey((0, 2), "dp", 0), GroupKey((1, 3), "dp", 1)
 
@@ -31,11 +26,6 @@ def failed(number: int, message: str = PEER, age: float = 3.0, **fields: Any) ->
     return rank(
         number, W, blocked(W, 5, line=20), **raised("RuntimeError", message, age=age), **fields
     )
-
-
-def only(snapshot: JobSnapshot) -> Verdict:
-    (verdict,) = diagnose(snapshot, THRESHOLDS)
-    return verdict
 
 
 def test_all_ranks_of_a_lost_node_and_no_others_are_the_culprits() -> None:

@@ -10,12 +10,14 @@ import pytest
 from snapshots import (
     SCRIPT,
     THRESHOLDS,
+    W,
     blocked,
     exited,
     frame,
     job,
     killed,
     main_thread,
+    only,
     op,
     raised,
     rank,
@@ -30,7 +32,6 @@ from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, Reason, State
 from hangwatch.types.page import ExceptionRecord
 from hangwatch.types.snapshot import (
     GroupProgress,
-    JobSnapshot,
     ProcessState,
     RankSnapshot,
     Thresholds,
@@ -40,7 +41,6 @@ from hangwatch.types.verdict import OK, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-W = world(4)
 PEER = "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:580"
 
 
@@ -56,12 +56,6 @@ def failed(number: int, message: str = PEER, age: float = 3.0) -> RankSnapshot:
 
 def dead(number: int = 2, **fields: Any) -> RankSnapshot:
     return rank(number, W, op(W, 4), **fields)
-
-
-def only(found: JobSnapshot) -> Verdict:
-    verdicts = diagnose(found, THRESHOLDS)
-    assert len(verdicts) == 1
-    return verdicts[0]
 
 
 def test_a_rank_that_raised_while_others_wait_is_a_proved_hang() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from snapshots import (
     BACKWARD,
+    DP,
+    PAIR,
     SCRIPT,
-    THRESHOLDS,
+    W,
     blocked,
     exited,
     frame,
     job,
     killed,
     main_thread,
+    only,
     op,
     raised,
     rank,
@@ -23,26 +26,13 @@ from snapshots import (
     world,
 )
 
-from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.rules.departure import departed
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
-from hangwatch.types.snapshot import JobSnapshot, OpRecord, ProcessState, RankSnapshot
+from hangwatch.types.snapshot import OpRecord, ProcessState, RankSnapshot
 
-if TYPE_CHECKING:
-    from hangwatch.types.verdict import Verdict
-
-W = world(4)
-PAIR = world(2)
-DP = [GroupKey((0, 2), "dp"), GroupKey((1, 3), "dp")]
 STOPPED: dict[str, Any] = {"process": ProcessState(alive=True, state="T")}
-
-
-def only(found: JobSnapshot) -> Verdict:
-    verdicts = diagnose(found, THRESHOLDS)
-    assert len(verdicts) == 1
-    return verdicts[0]
 
 
 def steps(number: int, count: int) -> list[OpRecord]:

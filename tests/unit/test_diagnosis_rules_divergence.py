@@ -6,7 +6,19 @@ from dataclasses import replace
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
-from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, site, world
+from snapshots import (
+    SCRIPT,
+    THRESHOLDS,
+    W,
+    blocked,
+    frame,
+    job,
+    main_thread,
+    only,
+    op,
+    rank,
+    site,
+)
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.source.control_flow import Source
@@ -16,7 +28,6 @@ from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
 from hangwatch.types.snapshot import (
     Frame,
     GroupProgress,
-    JobSnapshot,
     OpRecord,
     ProcessState,
     RankSnapshot,
@@ -29,13 +40,6 @@ TP = {0: GroupKey((0, 1), "tp"), 1: GroupKey((0, 1), "tp")}
 TP |= {2: GroupKey((2, 3), "tp"), 3: GroupKey((2, 3), "tp")}
 DP = {0: GroupKey((0, 2), "dp"), 2: GroupKey((0, 2), "dp")}
 DP |= {1: GroupKey((1, 3), "dp"), 3: GroupKey((1, 3), "dp")}
-W = world(4)
-
-
-def only(found: JobSnapshot) -> Verdict:
-    verdicts = diagnose(found, THRESHOLDS)
-    assert len(verdicts) == 1
-    return verdicts[0]
 
 
 def steps(number: int, count: int) -> list[OpRecord]:

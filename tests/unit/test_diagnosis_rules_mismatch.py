@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from textwrap import dedent
 from typing import Any
 
 import pytest
 from snapshots import (
     BACKWARD,
-    SCRIPT,
+    PAIR,
     THRESHOLDS,
+    W,
     blocked,
     frame,
     job,
     killed,
     main_thread,
+    only,
     op,
     raised,
     rank,
     site,
-    world,
+    source,
 )
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.types.kinds import Certainty, Kind, OpState, State
-from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot, ThreadStack
-from hangwatch.types.verdict import OK, Verdict
-
-W = world(4)
-PAIR = world(2)
-
-
-def only(found: JobSnapshot) -> Verdict:
-    verdicts = diagnose(found, THRESHOLDS)
-    assert len(verdicts) == 1
-    return verdicts[0]
-
-
-def source(text: str) -> dict[str, Any]:
-    """The user's script; its line 1 is the first one written."""
-    return {"sources": {SCRIPT: dedent(text).removeprefix("\n")}}
+from hangwatch.types.snapshot import OpRecord, RankSnapshot, ThreadStack
+from hangwatch.types.verdict import OK
 
 
 def at(line: int, call: OpRecord, *before: OpRecord, number: int, **fields: Any) -> RankSnapshot:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from incident import EVIDENCE, VERDICT
-from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, world
+from snapshots import PAIR, SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, world
 
 from hangwatch import codec
 from hangwatch.diagnosis import diagnose
@@ -92,7 +92,6 @@ def main():
         if rank == 0:
             gather_metrics()
 """
-PAIR = world(2)
 
 
 def verdict(mine: OpRecord, inside: list[Frame], theirs: OpRecord, others: list[Frame]) -> Verdict:

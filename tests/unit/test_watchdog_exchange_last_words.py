@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from snapshots import blocked, raised, rank, world
+from snapshots import W, blocked, raised, rank
 
 from hangwatch.watchdog.exchange.exchange import Exchange, Gathered
 from hangwatch.watchdog.exchange.last_words import LastWords, aged
@@ -14,8 +14,6 @@ from hangwatch.watchdog.exchange.messages import Local, Published
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-W = world(4)
 
 
 class Others:
