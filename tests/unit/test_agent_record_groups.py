@@ -9,23 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fake_torch import Group
+from striking import struck_at
 
 from hangwatch.agent.record.groups import ASK_AGAIN, NO_SLOT, Groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
 
-class Group:
-    """A process group of torch's own class."""
-
-    def __init__(self, desc: str = "undefined", size: int = 2) -> None:
-        self.group_desc = desc
-        self._size = size
-
-    def size(self) -> int:
-        return self._size
+OURS = ("agent/record/groups.py", "agent/turn.py")
 
 
 class Written(Group):
@@ -65,7 +58,6 @@ class Recorder:
     def __init__(self) -> None:
         self.defined: list[tuple[Any, ...]] = []
         self.retired: list[int] = []
-
         self.left_out = 0
 
     def define_group(self, *values: Any) -> bool:
@@ -311,31 +303,6 @@ def test_another_thread_does_not_wait_either(world: World) -> None:
     assert groups.native_slot(group) == 0
 
 
-def _interrupted_at(line: int, call: Callable[[], object]) -> bool:
-    """Run it with an exception that strikes at the n-th line of ours; False if there are fewer."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith(("agent/record/groups.py", "agent/turn.py")):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 def test_an_exception_at_any_line_costs_no_slot_no_index_and_no_turn() -> None:
     line = 0
     while True:
@@ -347,7 +314,7 @@ def test_an_exception_at_any_line_costs_no_slot_no_index_and_no_turn() -> None:
         groups.update()
         world.remove(gone)
         fresh = [world.add(Group("pair"), 0, 1) for _ in range(2)]
-        struck = _interrupted_at(line, partial(groups.update, gone))
+        struck = struck_at(line, OURS, partial(groups.update, gone))
         groups.update()
         alive = [stays, *fresh]
         assert [known.group() for known in groups.known()] == alive, line

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_torch import Group
 
 from hangwatch.agent import torch_api
 from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders, lacks, reads_old_size
@@ -15,13 +16,6 @@ WORLD = SimpleNamespace(
     default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={}, pg_backend_config={}
 )
 WRAPPED = [*(method.name for method in METHODS if method.core), "monitored_barrier", "wait"]
-
-
-class Group:
-    """A fake of torch's class, with what the check looks for."""
-
-    def _get_sequence_number_for_group(self) -> int:
-        return 0
 
 
 def said(
