@@ -16,11 +16,10 @@ import statistics
 import sys
 import tempfile
 import time
-import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stub import Group, Work
+import stub
 
 from hangwatch import _native
 from hangwatch.page.reader import parse_page
@@ -30,20 +29,6 @@ if TYPE_CHECKING:
 
 CALLS = 2000
 """In a block."""
-
-
-class Tensor:
-    """A stub of a tensor on device 0."""
-
-    dtype = "torch.float32"
-    shape = (4,)
-    is_cpu = False
-    is_cuda = True
-    __torch_function__: Any = None
-
-    def get_device(self) -> int:
-        """The device's number."""
-        return 0
 
 
 class Pages:
@@ -106,12 +91,9 @@ def on_the_fake(directory: Path, blocks: int) -> None:
     fake_cuda = importlib.import_module("fake_cuda")
     library = fake_cuda.build(directory)
     fake = fake_cuda.FakeCuda(library)
-    torch: Any = types.ModuleType("torch")
-    torch.Tensor = Tensor
-    torch._C = types.SimpleNamespace(_disabled_torch_function_impl=None)  # noqa: SLF001
-    sys.modules["torch"] = torch
-    group, tensors = Group(), [Tensor()]
-    _native.wrap_methods(Group, Work, lambda _: 0)
+    sys.modules["torch"] = stub.torch()
+    group, tensors = stub.Group(), [stub.OnDevice()]
+    _native.wrap_methods(stub.Group, stub.Work, lambda _: 0)
 
     def call() -> None:
         group.allreduce(tensors).wait()

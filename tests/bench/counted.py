@@ -17,10 +17,10 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from stub import Group, Work
+from stub import Group, Tensor, Work, torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,15 +47,6 @@ class Figure:
     repetitions: int
 
 
-class Tensor:
-    """A stub of a tensor on the CPU, which has attributes and no DLPack."""
-
-    dtype = "torch.float32"
-    shape = (4,)
-    is_cpu = True
-    __torch_function__: Any = None
-
-
 def reference(_: Path) -> Call:
     """Plain Python and a copy of memory: what the interpreter and the C library cost."""
     data = bytes(REFERENCE_BYTES)
@@ -78,10 +69,7 @@ def bare_call(_: Path) -> Call:
 def wrapped_call(directory: Path) -> Call:
     """The same, recorded by the native wrappers."""
     native = _page(directory)
-    torch: Any = ModuleType("torch")
-    torch.Tensor = Tensor
-    torch._C = SimpleNamespace(_disabled_torch_function_impl=None)  # noqa: SLF001 (as torch has it)
-    sys.modules["torch"] = torch
+    sys.modules["torch"] = torch()
     native.wrap_methods(Group, Work, lambda _: 0)
     return bare_call(directory)
 

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_cuda import FakeCuda, build
+from fake_torch import Group, Work, raising
+from stub import OnDevice as Tensor
+from stub import torch
 
 from hangwatch import _native
 from hangwatch.agent.record import captures
@@ -23,71 +26,10 @@ from hangwatch.types.kinds import Kind, Reason
 from hangwatch.types.snapshot import JobSnapshot, ProcessState, Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hangwatch.types.page import PageEvent, PageGroup, RankPage
-
-
-class Tensor:
-    """Stands for torch's tensors as versions before 2.10 show themselves."""
-
-    dtype = "torch.float32"
-    shape = (4,)
-    __torch_function__: Any = None
-
-    def __init__(self, device: int = 0) -> None:
-        self._device = device
-        self.is_cpu = device < 0
-        self.is_cuda = device >= 0
-
-    def get_device(self) -> int:
-        return self._device
-
-
-class Work:
-    def wait(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        """As wait, for the stream."""
-
-
-class Group:
-    """Stands for a ProcessGroup with NCCL's numbers."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.during: Callable[[], None] = lambda: None
-        self.result: Work | None = None
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self.number
-
-    def allreduce(self, tensors: list[Tensor]) -> Work | None:
-        assert tensors
-        return self._issue()
-
-    def barrier(self) -> Work | None:
-        return self._issue()
-
-    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work | None:  # noqa: N803
-        assert (dstRank, tag) == (1, 0)
-        assert tensors
-        return self.result
-
-    def _issue(self) -> Work | None:
-        self.during()
-        self.number += 1
-        return self.result
-
-    def _start_coalescing(self, device: object) -> None:
-        """As NCCL has it."""
-
-    def _end_coalescing(self, device: object) -> Work | None:
-        assert device is None
-        self.number += 1
-        return self.result
 
 
 @pytest.fixture(scope="session")
@@ -131,10 +73,7 @@ class Rank:
 
 @pytest.fixture
 def rank(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    torch: Any = types.ModuleType("torch")
-    torch.Tensor = Tensor
-    torch._C = types.SimpleNamespace(_disabled_torch_function_impl=None)  # noqa: SLF001
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch", torch())
     rank = Rank(tmp_path / "r0-0-1.page", cuda)
     _native.open_page(str(rank.path), {"pid": os.getpid(), "rank": 0, "world_size": 2})
     _native.set_prefixes([], [])
@@ -180,10 +119,7 @@ def test_a_work_that_nobody_waits_for_is_not_told_as_passed(rank: Rank) -> None:
 
 
 def test_a_call_or_a_wait_that_raises_is_not_told_as_passed(rank: Rank) -> None:
-    def fail() -> None:
-        raise ValueError("mine")
-
-    rank.group.during = fail
+    rank.group.during = raising(ValueError("mine"))
     with pytest.raises(ValueError, match="mine"):
         rank.group.allreduce([Tensor()])
     assert rank.runs() == (1, -1)
@@ -262,14 +198,14 @@ def test_nothing_is_enqueued_while_the_stream_is_captured(rank: Rank) -> None:
 
 
 def test_a_coalesced_group_of_calls_is_passed_as_one(rank: Rank) -> None:
-    rank.group._start_coalescing(None)  # noqa: SLF001 (as torch does)
+    rank.group._start_coalescing(1)  # noqa: SLF001 (as torch does)
     rank.group.result = work = Work()
     number = rank.group.number
     rank.group.allreduce([Tensor()])
     rank.group.number = number  # NCCL counts the group, not its parts
     rank.group.allreduce([Tensor()])
     rank.group.number = number
-    assert rank.group._end_coalescing(None) is work  # noqa: SLF001 (as torch does)
+    assert rank.group._end_coalescing(1) is work  # noqa: SLF001 (as torch does)
     rank.runs()
     assert rank.told.passed == -1
     work.wait()
@@ -331,11 +267,13 @@ def test_references_are_given_back(rank: Rank) -> None:
     tensor, work = Tensor(), Work()
     rank.group.result = work
     rank.group.allreduce([tensor])
+    rank.group.calls.clear()
     before = sys.getrefcount(tensor), sys.getrefcount(work), sys.getrefcount(rank.group)
     for _ in range(100):
         rank.group.allreduce([tensor])
         work.wait()
         rank.cuda.run()
+        rank.group.calls.clear()
     assert (sys.getrefcount(tensor), sys.getrefcount(work), sys.getrefcount(rank.group)) == before
 
 
