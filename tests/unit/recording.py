@@ -52,9 +52,9 @@ class Recording:
         recorder.open_page(str(path), IDENTITY)
         self.set_prefixes()
 
-    def set_prefixes(self, *internal: str) -> None:
+    def set_prefixes(self, *internal: str, program: Sequence[str] = ()) -> None:
         """Have these directories, and hangwatch, be no user's code."""
-        self.recorder.set_prefixes([*internal, f"{Path(hangwatch.__file__).parent}/"], [])
+        self.recorder.set_prefixes([*internal, f"{Path(hangwatch.__file__).parent}/"], program)
 
     def wrap(self) -> list[str]:
         """Have the calls of the fake of torch recorded."""

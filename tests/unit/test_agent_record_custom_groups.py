@@ -81,9 +81,10 @@ def wrapped(kind: type, calls: CustomCalls | None) -> Any:
     return kind()
 
 
-def test_results_arguments_and_exceptions_are_those_of_the_class(
-    calls: CustomCalls, recorder: Recorder
-) -> None:
+@pytest.fixture
+def mine() -> type[Base]:
+    """A class of the program's, new in each test."""
+
     class Mine(Base):
         def barrier(self, opts: Any = None) -> str:
             """Say so."""
@@ -91,11 +92,17 @@ def test_results_arguments_and_exceptions_are_those_of_the_class(
                 raise ValueError(opts)
             return f"mine {opts}"
 
-    group = wrapped(Mine, calls)
+    return Mine
+
+
+def test_results_arguments_and_exceptions_are_those_of_the_class(
+    mine: type[Base], calls: CustomCalls, recorder: Recorder
+) -> None:
+    group = wrapped(mine, calls)
     assert (group.barrier(), group.barrier(opts=3)) == ("mine None", "mine 3")
     with pytest.raises(ValueError, match="bad"):
         group.barrier("bad")
-    assert (Mine.barrier.__name__, Mine.barrier.__doc__) == ("barrier", "Say so.")
+    assert (mine.barrier.__name__, mine.barrier.__doc__) == ("barrier", "Say so.")
     assert [(values[2], values[3]) for values in recorder.begun] == [
         ("barrier", 1),
         ("barrier", 2),
@@ -128,22 +135,16 @@ def test_what_is_merely_inherited_is_left_alone(calls: CustomCalls) -> None:
     assert not hasattr(Base.barrier, "__wrapped__")
 
 
-def test_wrapping_twice_counts_once(calls: CustomCalls, recorder: Recorder) -> None:
-    class Mine(Base):
-        def barrier(self, opts: Any = None) -> str:
-            return f"mine {opts}"
-
-    wrapped(Mine, calls)
-    wrapped(Mine, calls).barrier()
+def test_wrapping_twice_counts_once(
+    mine: type[Base], calls: CustomCalls, recorder: Recorder
+) -> None:
+    wrapped(mine, calls)
+    wrapped(mine, calls).barrier()
     assert len(recorder.begun) == 1
 
 
-def test_in_a_process_that_does_not_record_only_the_class_is_called() -> None:
-    class Mine(Base):
-        def barrier(self, opts: Any = None) -> str:
-            return f"mine {opts}"
-
-    assert wrapped(Mine, None).barrier() == "mine None"
+def test_in_a_process_that_does_not_record_only_the_class_is_called(mine: type[Base]) -> None:
+    assert wrapped(mine, None).barrier() == "mine None"
 
 
 def waiting(calls: CustomCalls) -> Any:

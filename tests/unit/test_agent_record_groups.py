@@ -51,7 +51,7 @@ class World:
 
 
 class Recorder:
-    """Keeps what it is told."""
+    """Keeps what it is told, and has something happen amid it, as a handler or a finalizer does."""
 
     MAX_GROUPS = 4
 
@@ -59,8 +59,11 @@ class Recorder:
         self.defined: list[tuple[Any, ...]] = []
         self.retired: list[int] = []
         self.left_out = 0
+        self.meddle: list[Callable[[], object]] = []
 
     def define_group(self, *values: Any) -> bool:
+        for meddle in [self.meddle.pop() for _ in self.meddle[:1]]:
+            meddle()
         self.defined.append(values)
         return True
 
@@ -150,14 +153,6 @@ def test_slots_are_used_again_only_when_none_is_left_unused(
     assert [values[0] for values in recorder.defined] == [0, 1, 2, 3, 0, 1]
 
 
-def test_groups_beyond_the_room_are_left_unrecorded(
-    world: World, recorder: Recorder, groups: Groups
-) -> None:
-    made = [world.add(Group(), 0, 1) for _ in range(5)]
-    assert [groups.native_slot(group) for group in made] == [0, 1, 2, 3, NO_SLOT]
-    assert len(recorder.defined) == 4
-
-
 def test_no_group_is_kept_alive_and_an_address_used_anew_is_another_group(
     world: World, groups: Groups
 ) -> None:
@@ -230,24 +225,9 @@ def test_a_class_that_cannot_tell_its_description_has_none(
     assert recorder.defined[0][2] == ""
 
 
-class Meddling(Recorder):
-    """Has something else happen amid our own doing, as a handler or a finalizer does."""
-
-    MAX_GROUPS = 8
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meddle: list[Callable[[], object]] = []
-
-    def define_group(self, *values: Any) -> bool:
-        for meddle in [self.meddle.pop() for _ in self.meddle[:1]]:
-            meddle()
-        return super().define_group(*values)
-
-
-def test_who_comes_amid_an_update_does_not_wait_and_is_served(world: World) -> None:
-    recorder: Any = Meddling()
-    groups = Groups(C10d(world), recorder, lambda _: None)
+def test_who_comes_amid_an_update_does_not_wait_and_is_served(
+    world: World, recorder: Recorder, groups: Groups
+) -> None:
     first = world.add(Group(), 0, 1)
     second = Group("made by a handler")
     answers = []
@@ -267,9 +247,9 @@ def test_who_comes_amid_an_update_does_not_wait_and_is_served(world: World) -> N
     ]
 
 
-def test_a_group_that_a_finalizer_destroys_amid_an_update_is_retired(world: World) -> None:
-    recorder: Any = Meddling()
-    groups = Groups(C10d(world), recorder, lambda _: None)
+def test_a_group_that_a_finalizer_destroys_amid_an_update_is_retired(
+    world: World, recorder: Recorder, groups: Groups
+) -> None:
     old = world.add(Group(), 0, 1)
     groups.update()
     new = world.add(Group(), 0, 1)
@@ -286,9 +266,9 @@ def test_a_group_that_a_finalizer_destroys_amid_an_update_is_retired(world: Worl
     assert sorted(recorder.retired) == [0, 1]
 
 
-def test_another_thread_does_not_wait_either(world: World) -> None:
-    recorder: Any = Meddling()
-    groups = Groups(C10d(world), recorder, lambda _: None)
+def test_another_thread_does_not_wait_either(
+    world: World, recorder: Recorder, groups: Groups
+) -> None:
     group = world.add(Group(), 0, 1)
     answers: list[int] = []
 
@@ -333,13 +313,12 @@ def test_an_exception_at_any_line_costs_no_slot_no_index_and_no_turn() -> None:
     assert line > 50
 
 
-def test_groups_that_find_no_slot_are_counted(
+def test_groups_beyond_the_room_are_left_unrecorded_and_counted(
     world: World, recorder: Recorder, groups: Groups
 ) -> None:
     made = [world.add(Group(), 0, 1) for _ in range(7)]
-    groups.update()
-    assert [groups.native_slot(group) for group in made][4:] == [NO_SLOT] * 3
-    assert recorder.left_out == 3
+    assert [groups.native_slot(group) for group in made] == [0, 1, 2, 3, *[NO_SLOT] * 3]
+    assert (len(recorder.defined), recorder.left_out) == (4, 3)
 
 
 def test_a_slot_that_gets_no_memory_leaves_its_group_out(world: World) -> None:

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hangwatch import _native
 from hangwatch.agent.call_site import Prefixes, is_internal, known_prefixes
 from hangwatch.agent.program import program_code, started
 from hangwatch.frames import is_user_file, is_user_frame, marked
-from hangwatch.page.reader import parse_page
 from hangwatch.types.snapshot import Frame, ThreadStack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from recording import Recording
+
+pytest_plugins = ["recorders"]
 
 LIBRARY = "/venv/lib/python3.11/site-packages/"
 PYTHON = "/usr/lib/python3.11/"
@@ -49,30 +50,21 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "rank.page"
-    _native.open_page(str(path), {"pid": os.getpid(), "rank": 0, "world_size": 1})
-    _native.define_group(0, "0", "default_pg", [0], 0, "gloo")
-    yield path
-    _native.set_prefixes([], [])
-    _native.close_page()
-
-
 @pytest.mark.parametrize(("file", "program", "users"), CASES)
 def test_all_three_know_whose_a_file_is(
-    *, page: Path, file: str, program: str, users: bool
+    *, recording: Recording, file: str, program: str, users: bool
 ) -> None:
     assert is_user_file(file, program) is users
     (thread,) = marked([ThreadStack("MainThread", 1, True, False, (Frame(file, 1, "f"),))], program)  # noqa: FBT003
     assert is_user_frame(thread.frames[0]) is users
     prefixes = Prefixes((LIBRARY, PYTHON), [program] if program else [])
     assert is_internal(file, prefixes) is not users
-    _native.set_prefixes([*prefixes.internal, __file__], prefixes.program)
+    recording.set_prefixes(*prefixes.internal, __file__, program=prefixes.program)
+    recording.define()
     code = "index = record(0, 'all_reduce', 'all_reduce', 1, False, '', (), -1, -1, 0, False)"
-    scope: dict[str, Any] = {"record": _native.record_begin}
+    scope: dict[str, Any] = {"record": recording.recorder.record_begin}
     exec(compile(code, file, "exec"), scope)  # noqa: S102 (a file that is not there)
-    site = parse_page(page.read_bytes()).events[-1].site
+    site = recording.last.site
     assert (site is not None and site.file == file) is users
 
 
