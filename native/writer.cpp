@@ -293,7 +293,12 @@ void set_event_device(std::uint64_t index, std::size_t slot, std::int32_t device
 Origin origin_of(std::uint64_t index) noexcept {
   Page* p = page();
   EventData event;
-  if (p == nullptr || !p->events[index % kRingEvents].record.read(event) || event.index != index) {
+  if (p == nullptr || !p->events[index % kRingEvents].record.read(event) || event.index != index ||
+      event.state >= static_cast<std::uint32_t>(OpState::done)) {
+    return Origin{kNone, false, false};
+  }
+  const GroupSlot* group = at(p, event.slot);
+  if (group == nullptr || group->generation.load(kRelaxed) != event.generation) {
     return Origin{kNone, false, false};
   }
   return Origin{event.slot, event.p2p != 0, event.is_async != 0};

@@ -97,7 +97,8 @@ void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_as
 // The event's collective has a beacon on a stream of the device.
 void set_event_device(std::uint64_t index, std::size_t slot, std::int32_t device) noexcept;
 
-// Whose event it is; `slot` is kNone where the ring has gone on without it.
+// Whose event it is; `slot` is kNone where the ring has gone on without it, where it has ended,
+// and where its slot is another group's.
 struct Origin {
   std::uint32_t slot;
   bool p2p;

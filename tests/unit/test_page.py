@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import recording as by
-from recording import IDENTITY, WHY_PYTHON, only_native, only_python
+from recording import IDENTITY, WHY_PYTHON, only_native
 from waiting import until
 
 from hangwatch import _native
@@ -162,7 +162,6 @@ def test_late_samples_take_nothing_back(recording: Recording) -> None:
     assert (recording.first_group.enqueued, recording.first_group.completed) == (17, 16)
 
 
-@only_python
 def test_what_a_group_did_is_not_told_of_the_next_one_in_its_slot(recording: Recording) -> None:
     recording.define(desc="first")
     index = recording.begin()
@@ -215,8 +214,7 @@ def test_an_event_is_blocked_until_it_ends(recording: Recording) -> None:
     assert event.site is not None
     assert (event.site.file, event.site.function) == (by.__file__, "begin")
     recording.end(index)
-    if not recording.native:
-        recording.end(index, failed=True)  # has ended already
+    recording.end(index, failed=True)  # has ended already
     page = recording.page
     assert page.events[0].state is OpState.DONE
     assert page.events[0].done_ns >= event.issued_ns
