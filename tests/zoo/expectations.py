@@ -201,12 +201,16 @@ def _of_a_healthy_job(case: Expectation, result: Result) -> Iterator[str]:
 
 
 def _of_a_broken_job(case: Expectation, result: Result) -> Iterator[str]:
-    yield from misjudged(case, result)
+    wrong = list(misjudged(case, result))
+    late: list[float] = []
     for verdict in (report["verdict"] for report in told_by(case, result)):
         if " ".join(verdict["headline"].split()) not in " ".join(result.stderr.split()):
-            yield "the headline is not on standard error"
+            wrong.append("the headline is not on standard error")
         if verdict["certainty"] == "proved" and verdict["detected_after_s"] > PROOF_WITHIN_S:
-            raise NoAnswerError(f"the proof took {verdict['detected_after_s']} s")
+            late.append(verdict["detected_after_s"])
+    if late and not wrong:
+        raise NoAnswerError(f"the proof took {late[0]} s")
+    yield from wrong
 
 
 def misjudged(case: Expectation, result: Result) -> Iterator[str]:
