@@ -82,12 +82,18 @@ def _nobody(trial: Trial, job: Job) -> Finding:
             f"the launcher has ended with exit code {trial.exit_code} before a rank came: {said}",
             f"run it by itself: {shlex.join(trial.command)}",
         )
+    late = f"{job.launcher or 'the launcher'} has started no rank within {trial.seconds:.0f} s"
+    if job.nodes == 1:
+        return fail(
+            CHECK,
+            f"{late}, and no other node has to come: {said}",
+            f"run it by itself, and see what it waits for: {shlex.join(trial.command)}",
+        )
     nodes = f"{job.nodes} nodes" if job.several_nodes else "the other nodes"
     here = f"; connected to this one: {', '.join(trial.peers)}" if trial.peers else ""
     return fail(
         CHECK,
-        f"{job.launcher or 'the launcher'} has started no rank within {trial.seconds:.0f} s: it"
-        f" waits for {nodes}{here}",
+        f"{late}: it waits for {nodes}{here}",
         "run the same line on every node within that time (--timeout gives more); from each the"
         " rendezvous has to be reached",
     )

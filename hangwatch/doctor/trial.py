@@ -37,8 +37,9 @@ PROGRAM = Path(__file__).parent / "program" / "trial.py"
 PATIENCE_S = 120.0
 """Until all ranks have to be there, and the first of this node: on several nodes a person
 starts the line on each."""
-START_S = 20.0
-"""A launcher and an import of torch may take this long, however short the patience."""
+START_S = 60.0
+"""A launcher's start and two imports of torch may take this long on several nodes, however short
+the patience. On one node nobody else has to come, and PATIENCE_S is the least."""
 GRACE_S = 10.0
 KEPT_LINES = 40
 _LOOK_S = 0.1
@@ -76,7 +77,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], job: Job, patience_s
 
 
 def no_script(command: Sequence[str]) -> str:
-    """Why a line cannot be tried."""
+    """Return the error that says why the launcher's line cannot be tried."""
     return (
         f"no Python script is to be seen in: {shlex.join(command)}; give the whole line, such"
         " as: hangwatch doctor -- torchrun --nproc-per-node=8 train.py"
@@ -103,7 +104,8 @@ def _watched(
             start_new_session=True,
         )
         try:
-            _wait(process, directory, patience_s)
+            least_s = START_S if job.several_nodes else PATIENCE_S
+            _wait(process, directory, patience_s, max(patience_s, least_s))
             trial.exit_code = process.poll()
             trial.peers = peers(job.port) if job.port else []
         finally:
@@ -131,20 +133,21 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **kept, "HANGWATCH": "1"}
 
 
-def _wait(process: subprocess.Popen[bytes], directory: Path, patience_s: float) -> None:
-    """Until it has ended, or its time is over: less where no rank has come at all."""
+def _wait(
+    process: subprocess.Popen[bytes], directory: Path, patience_s: float, start_s: float
+) -> None:
+    """Wait until the trial has ended or its time is over: less where no rank has come at all."""
     began = time.monotonic()
     while process.poll() is None:
         waited_s = time.monotonic() - began
         started = any(directory.glob(outcome.PATTERN))
-        start_s = max(patience_s, START_S)
         if waited_s > start_s + (outcome.longest_s(patience_s) if started else 0):
             return
         time.sleep(_LOOK_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """As a scheduler would; the ranks, which may have sessions of their own, end by themselves."""
+    """End the launcher as a scheduler would; its ranks end by themselves."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             with suppress(ProcessLookupError):

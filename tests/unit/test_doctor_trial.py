@@ -158,6 +158,11 @@ def test_a_launcher_that_starts_no_rank() -> None:
         "torchrun has started no rank within 120 s: it waits for 2 nodes; connected to this one:"
         " 10.77.0.2"
     )
+    sleeps = Trial(COMMAND, None, 120.0, output=["one moment"])
+    (finding,) = judge(sleeps, Job("torchrun", 1, 0))
+    assert finding.what == (
+        "torchrun has started no rank within 120 s, and no other node has to come: one moment"
+    )
     alone = Trial(COMMAND, 0, 1.0, [Outcome(-1, 0, error="no rank")])
     (finding,) = judge(alone, Job("python"))
     assert (finding.grade, finding.what) == (Grade.WARN, "no rank")
