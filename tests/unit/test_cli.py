@@ -185,3 +185,12 @@ def test_a_long_command_is_shown_by_its_beginning() -> None:
 
 def test_control_characters_are_escaped() -> None:
     assert printable("a\x1b[31mb\nc\td\udcff é") == r"a\x1b[31mb\nc\td\xff é"
+
+
+def test_modules_of_the_program_beside_it_are_not_taken_for_pythons_own(tmp_path: Path) -> None:
+    for name in ("selectors", "queue", "random", "platform", "statistics", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the program was imported')\n")
+    line = [sys.executable, "-m", "hangwatch", "--version"]
+    ran = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603 (our own)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("hangwatch ")
