@@ -102,10 +102,20 @@ def test_a_process_of_the_next_incarnation_is_another_one() -> None:
     assert abort.stand({0}, {0: replace(seen[0], pid=11)}) == set()
 
 
-def test_what_this_node_proves_by_itself_need_not_last() -> None:
-    seen = {0: waiting(10, 2), 1: waiting(11, 2, 6), 2: waiting(12, 2, 7)}
+def test_what_this_node_proves_by_itself_need_not_last_as_long() -> None:
+    seen = {0: waiting(10, 20), 1: waiting(11, 22, 6), 2: waiting(12, 22, 7)}
+    abort = Abort(frozenset({1}), proving=frozenset({0, 1}))
+    abort.begin(seen, NOW, 30 * PATIENCE)
+    assert abort.due(seen, NOW, 30 * PATIENCE) == set()
+    assert abort.due(seen, NOW + 9 * S, 30 * PATIENCE) == {1}
+    assert abort.due(seen, NOW + 11 * S, 30 * PATIENCE) == {0, 1}
+
+
+def test_a_proof_takes_no_longer_than_a_hang() -> None:
+    seen = {0: waiting(10, 9.5), 1: waiting(11, 9.5, 6)}
     abort = begun(seen, 1, proving=(0, 1))
-    assert abort.due(seen, NOW, PATIENCE) == {0, 1}
+    assert abort.due(seen, NOW, PATIENCE) == set()
+    assert abort.due(seen, NOW + S, PATIENCE) == {0, 1}
 
 
 def test_a_proof_of_which_a_part_has_passed_is_none() -> None:

@@ -81,12 +81,17 @@ class Node:
         )
         write(self.run_dir, content)
 
-    def ends(self, meanwhile: Callable[[], object] = bool, proved_ns: int = 0) -> bool:
+    def ends(
+        self,
+        meanwhile: Callable[[], object] = bool,
+        proved_ns: int = 0,
+        patience_s: float = PATIENCE_S,
+    ) -> bool:
         """Whether a verdict ends the rank; meanwhile is called between it and the signal."""
 
         async def run() -> None:
-            self.aborting.begin(HANG, PATIENCE_S, proved_ns)
-            self.aborting.go_on(PATIENCE_S)
+            self.aborting.begin(HANG, patience_s, proved_ns)
+            self.aborting.go_on(patience_s)
             meanwhile()
             await self.aborting.settle(WAIT_S)
 
@@ -172,8 +177,13 @@ def test_a_rank_that_ends_by_itself_right_before_the_signal_was_not_ended(node: 
 
 
 def test_a_wait_that_a_proof_rests_on_need_not_last_as_long_as_a_hang_takes(node: Node) -> None:
-    node.stands(2)
-    assert node.ends(proved_ns=time.monotonic_ns())
+    node.stands(31)
+    assert node.ends(proved_ns=time.monotonic_ns(), patience_s=300.0)
+
+
+def test_a_proof_by_a_wait_that_is_young_ends_nobody_yet(node: Node) -> None:
+    node.stands(20)
+    assert not node.ends(proved_ns=time.monotonic_ns(), patience_s=300.0)
 
 
 @pytest.mark.parametrize(
