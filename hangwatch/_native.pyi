@@ -30,7 +30,7 @@ def open_page(path: str, identity: dict[str, Any]) -> None:
     """
 
 def close_page() -> None:
-    """Forget and unmap the page; the file stays. For tests, which open many."""
+    """Forget and unmap the page; the file stays. For tests, which open many in one process."""
 
 def start_heartbeat(interval_ms: int) -> None:
     """Beat from a thread that never takes the GIL. Once; idempotent."""
@@ -41,6 +41,18 @@ def wait_for_request(seen: int, seconds: float) -> int:
 
     Requests are counted by ring() of this process and by ring_at() of the watchdog.
     """
+
+def watch_collector() -> None:
+    """Have gc.enable(), gc.disable() and gc.isenabled() tell of what the program asked for. Once.
+
+    While the collector is held, that is what they change, and what counts when it is let go.
+    """
+
+def hold_collector() -> None:
+    """Have no garbage collected until let_collect(). Makes no object that is collected."""
+
+def let_collect() -> None:
+    """End a hold, if there is one: the collector is as the program wants it."""
 
 def ring() -> None:
     """End the wait of a thread of this process."""
@@ -63,14 +75,14 @@ def set_in_call(name: str, file: str, line: int, function: str) -> None:
     """Enter a blocking set-up call; the name is "" when it has returned."""
 
 def set_exception(type: str, message: str, file: str, line: int, function: str) -> None:
-    """What ends the process; message as hangwatch.page.chain.packed() makes it."""
+    """Tell of the exception that ends the process; message: as page.chain.packed() makes it."""
 
 def last_thrown() -> tuple[str, str]:
-    """Type and text of what the last call of torch's that failed has raised; empty if none has."""
+    """Return type and text of the exception of torch's last call that failed; else empty."""
 
 def set_disarmed(reason: str) -> None: ...
 def set_torch_lacks(what: str) -> None:
-    """What the agent misses in this torch, for people."""
+    """Tell what the agent misses in this torch, for people."""
 
 def count_swallowed() -> int:
     """Add one and return the total."""
@@ -93,25 +105,22 @@ def define_group(
     """
 
 def set_groups_left_out(groups: int) -> None:
-    """How many groups of this process have found no slot."""
+    """Tell how many groups of this process have found no slot."""
 
 MAX_GROUPS: int
 
-def sample_group(slot: int, enqueued: int, completed: int) -> None:
-    """enqueued: collectives (places) so far; completed: -1 where unknown. Both only grow."""
-
 def sample_number(slot: int, group: Any, completed: int = -1) -> int:
-    """Read c10d's own number of the group and take it into the page as places.
+    """Read c10d's own number of the group and take it into the page as a sequence number.
 
-    The better sample_group: it knows how many point-to-point calls and which
-    monitored_barrier the number counts, and leaves the page alone while one of
-    them is under way. completed: ``last_completed`` of the group's pg_status,
-    in c10d's numbers, or -1. Returns the places, or -1 where they cannot be
-    told now (or ever, for a backend without such a number).
+    It allows for the point-to-point calls and the monitored_barrier that c10d's number
+    counts, and leaves the page alone while one of them is under way. completed:
+    ``last_completed`` of the group's pg_status, in c10d's numbers, or -1. What the page
+    tells only grows. Returns the last sequence number that was taken, or -1 where it
+    cannot be told now (or ever, for a backend without such a number).
     """
 
 def retire_group(slot: int) -> None:
-    """The group was destroyed: alive becomes False, its address is forgotten."""
+    """Mark the group as destroyed: alive becomes False, its address is forgotten."""
 
 # --- Wrapping -------------------------------------------------------------------
 
@@ -126,16 +135,16 @@ def wrap_methods(
     resolve(group) is called once for each group not seen before and returns
     its slot, or -1 to leave it unrecorded, or -2 to be asked again at the next call.
     It keeps its own errors to itself: what it raises is meant for the program (a signal
-    handler has raised it), which gets it in the place of the call. is_foreign tells of an
-    Exception that comes up elsewhere in us whether it is such a one. Returns the names
-    that were wrapped; names that this torch lacks are left out. Idempotent.
+    handler has raised it), which gets it instead of the call's result. is_foreign tells of an
+    Exception that comes up elsewhere in us whether it is meant for the program, too. Returns
+    the names that were wrapped; names that this torch lacks are left out. Idempotent.
     """
 
 def unwrap_methods() -> None:
-    """Put the originals back (tests; a live job is disarmed with disarm())."""
+    """Put the originals back. For tests, which wrap other classes each; a job uses disarm()."""
 
 def disarm() -> None:
-    """From now on the wrappers only call the originals."""
+    """Have the wrappers only call the originals from now on."""
 
 def use_streams(current_stream: Callable[[int], int], library: str = "libcuda.so.1") -> None:
     """Write beacons into the streams of CUDA devices from now on (native/beacon.hpp).
@@ -147,7 +156,7 @@ def use_streams(current_stream: Callable[[int], int], library: str = "libcuda.so
     """
 
 def examine_beacons(library: str = "libcuda.so.1") -> tuple[int, str]:
-    """Whether beacons could be written on this machine: (devices, why not).
+    """Return (number of devices, why beacons could not be written on this machine or "").
 
     Loads the library; makes no context.
     """
@@ -182,4 +191,4 @@ def record_begin(
     """
 
 def record_end(index: int, failed: bool) -> None:
-    """The call has returned or raised. Takes -1."""
+    """Record that the call has returned or raised. index: of record_begin, -1 does nothing."""

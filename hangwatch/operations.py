@@ -15,20 +15,25 @@ class Operation(NamedTuple):
     also: its other names in recorders, lower case: the ``profiling title`` of
         ProcessGroupNCCL.cpp and ProcessGroupGloo.cpp. Methods' names need not stand there.
     by_gloo: what gloo's Flight Recorder calls it, empty where it uses this name.
+    run_as: the operation that backends run it as, so that members may issue either, empty where it
+        is one of its own. Seen on gloo; NCCL makes the same call for both (ProcessGroupNCCL.cpp).
     rooted: one rank of the group is its root.
     equal_sizes: the tensors have one size and dtype on all ranks. The list forms may be uneven.
     one_tensor: each rank has one tensor, so that all sources describe the same one. Else one
         may tell the input's size and another the output's.
     needs_all: no rank completes it before all have entered it.
+    copies: it computes nothing, so that a dtype of the same size does as well.
     """
 
     name: str
     also: tuple[str, ...] = ()
     by_gloo: str = ""
+    run_as: str = ""
     rooted: bool = False
     equal_sizes: bool = False
     one_tensor: bool = False
     needs_all: bool = False
+    copies: bool = False
 
 
 _ALL = (
@@ -40,7 +45,14 @@ _ALL = (
         needs_all=True,
     ),
     Operation("all_reduce_coalesced", needs_all=True),
-    Operation("broadcast", ("_broadcast_oop",), rooted=True, equal_sizes=True, one_tensor=True),
+    Operation(
+        "broadcast",
+        ("_broadcast_oop",),
+        rooted=True,
+        equal_sizes=True,
+        one_tensor=True,
+        copies=True,
+    ),
     Operation("reduce", ("_reduce_oop",), rooted=True, equal_sizes=True, one_tensor=True),
     Operation("all_gather", needs_all=True),
     Operation("all_gather_coalesced", needs_all=True),
@@ -48,12 +60,19 @@ _ALL = (
         "all_gather_into_tensor",
         ("_all_gather_base", "all_gather_base"),
         by_gloo="all_gather",
+        run_as="all_gather",
         equal_sizes=True,
         needs_all=True,
+        copies=True,
     ),
-    Operation("all_gather_into_tensor_coalesced", by_gloo="all_gather", needs_all=True),
-    Operation("gather", rooted=True, equal_sizes=True),
-    Operation("gather_single", rooted=True, equal_sizes=True),
+    Operation(
+        "all_gather_into_tensor_coalesced",
+        by_gloo="all_gather",
+        run_as="all_gather",
+        needs_all=True,
+    ),
+    Operation("gather", rooted=True, equal_sizes=True, copies=True),
+    Operation("gather_single", rooted=True, equal_sizes=True, copies=True),
     Operation("scatter", rooted=True),
     Operation("reduce_scatter", by_gloo="all_reduce", needs_all=True),
     Operation(
@@ -65,7 +84,13 @@ _ALL = (
     ),
     Operation("reduce_scatter_tensor_coalesced", by_gloo="all_reduce", needs_all=True),
     Operation("all_to_all", needs_all=True),
-    Operation("all_to_all_single", ("all_to_allv",), by_gloo="all_to_all", needs_all=True),
+    Operation(
+        "all_to_all_single",
+        ("all_to_allv",),
+        by_gloo="all_to_all",
+        run_as="all_to_all",
+        needs_all=True,
+    ),
     Operation("barrier", ("all_reduce_barrier",), needs_all=True),
     Operation("monitored_barrier"),
     Operation("coalesced", needs_all=True),
@@ -76,7 +101,7 @@ OPERATIONS = {operation.name: operation for operation in _ALL}
 
 
 class Parameter(NamedTuple):
-    """Where an argument of a method is: its position without self, or its names."""
+    """An argument of a method: its position without self, or its names."""
 
     position: int
     names: tuple[str, ...] = ()
@@ -104,17 +129,17 @@ class Method(NamedTuple):
 
     @property
     def rooted(self) -> bool:
-        """Whether the operation has a root."""
+        """True if the operation has a root."""
         return OPERATIONS[self.wire].rooted
 
     @property
     def p2p(self) -> bool:
-        """Whether it is point-to-point."""
+        """True if it is point-to-point."""
         return self.tag is not None
 
     @property
-    def places(self) -> int:
-        """How many sequence numbers it takes in its group.
+    def seq_count(self) -> int:
+        """Number of sequence numbers that a call takes in its group.
 
         The Flight Recorder counts a monitored_barrier twice, on every rank.
         """

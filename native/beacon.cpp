@@ -170,10 +170,10 @@ void turn_off(const char* reason) noexcept {
   if (g_state.exchange(State::off) != State::off) writer::set_beacons(reason);
 }
 
-bool write(BeaconKind kind, std::size_t slot, std::uint64_t place, int ordinal,
+bool write(BeaconKind kind, std::size_t slot, std::uint64_t seq, int ordinal,
            cuda::Stream stream) noexcept {
   Page* page = writer::page();
-  if (page == nullptr || !allowed() || !writer::has_room(slot) || place == 0) {
+  if (page == nullptr || !allowed() || !writer::has_room(slot) || seq == 0) {
     return false;
   }
   if (!is_open(page, ordinal)) return false;
@@ -185,15 +185,15 @@ bool write(BeaconKind kind, std::size_t slot, std::uint64_t place, int ordinal,
     return fail("cuStreamIsCapturing", error);
   }
   if (capturing != cuda::kCaptureStatusNone) return false;
-  Beacon& beacon = page->beacons[slot].of[static_cast<std::size_t>(kind)][place % kBeacons];
+  Beacon& beacon = page->beacons[slot].of[static_cast<std::size_t>(kind)][seq % kBeacons];
   const std::uint64_t asked = beacon.asked.load(kRelaxed);
-  if (place < asked) return false;
-  if (beacon.seen.load(std::memory_order_acquire) >= asked) beacon.first.store(place, kRelaxed);
-  beacon.asked.store(place, std::memory_order_release);
+  if (seq < asked) return false;
+  if (beacon.seen.load(std::memory_order_acquire) >= asked) beacon.first.store(seq, kRelaxed);
+  beacon.asked.store(seq, std::memory_order_release);
   const auto offset =
       reinterpret_cast<char*>(&beacon.seen) - reinterpret_cast<char*>(page->beacons);
   const cuda::Result error = g_driver.cuStreamWriteValue64_v2(
-      stream, device.beacons + static_cast<cuda::Pointer>(offset), place, 0);
+      stream, device.beacons + static_cast<cuda::Pointer>(offset), seq, 0);
   if (error == cuda::kSuccess) return true;
   // Asked for and never enqueued, it would look like a stream that does not come to it.
   beacon.asked.store(asked, std::memory_order_release);

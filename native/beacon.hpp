@@ -1,6 +1,6 @@
 // Stream beacons: the GPU itself writes into the page how far its streams have come.
 //
-// A write of a collective's place is enqueued on the stream of the caller
+// A write of a collective's sequence number is enqueued on the stream of the caller
 // (cuStreamWriteValue64), and the GPU does it when it comes there. The host reads
 // memory, also when the process that enqueued it is stuck.
 //
@@ -41,7 +41,7 @@ void turn_off(const char* reason) noexcept;
 // Enqueues a beacon on a stream of the device (as CUDA numbers it). False where none
 // was. May block, as any launch does when a stream has too much to do: not to be
 // called with the GIL.
-bool write(BeaconKind kind, std::size_t slot, std::uint64_t place, int device,
+bool write(BeaconKind kind, std::size_t slot, std::uint64_t seq, int device,
            cuda::Stream stream) noexcept;
 
 // For the mapping: before the page is unmapped, and in a fork's child.

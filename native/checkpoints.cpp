@@ -1,4 +1,4 @@
-// A rolling hash of each group's collectives, kept at every so many places.
+// A rolling hash of each group's collectives, kept at every kCheckpointInterval-th of them.
 
 #include "mapping.hpp"
 
@@ -25,20 +25,20 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
 
 void forget_checkpoints(Page* page, std::size_t slot) noexcept {
   g_rolling[slot] = Rolling{0, 0};
-  for (Checkpoint& checkpoint : page->groups[slot].checkpoints) checkpoint.place.store(0, kRelaxed);
+  for (Checkpoint& checkpoint : page->groups[slot].checkpoints) checkpoint.seq.store(0, kRelaxed);
 }
 
 void agree(const EventData& event, bool sized) noexcept {
   Page* p = page();
   if (p == nullptr || !has_room(event.slot) || event.seq == 0) return;
   Rolling& rolling = g_rolling[event.slot];
-  const std::uint64_t behind = (event.seq - 1) / kCheckpointPlaces;
+  const std::uint64_t behind = (event.seq - 1) / kCheckpointInterval;
   if (behind > rolling.checkpoints) {
     Checkpoint& checkpoint = p->groups[event.slot].checkpoints[behind % kCheckpoints];
-    checkpoint.place.store(0, kRelaxed);
+    checkpoint.seq.store(0, kRelaxed);
     std::atomic_thread_fence(std::memory_order_release);
     checkpoint.hash.store(rolling.hash, kRelaxed);
-    checkpoint.place.store(behind * kCheckpointPlaces, std::memory_order_release);
+    checkpoint.seq.store(behind * kCheckpointInterval, std::memory_order_release);
     rolling.checkpoints = behind;
   }
   std::uint64_t call = mixed(event.seq, string_hash(event.wire) ^ site_hash(event.site));

@@ -11,7 +11,7 @@ namespace hangwatch::foreign {
 // (hangwatch.safety.foreign.is_foreign); nullptr: none is.
 void set_judge(PyObject* judge);
 
-// Whether the exception that is set is such a one. It stays set.
+// True if the exception that is set is such a one. It stays set.
 bool is_set() noexcept;
 
 // Puts an exception back that was put aside (PyErr_Fetch). Where one that is not ours has

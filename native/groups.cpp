@@ -11,9 +11,9 @@
 namespace hangwatch::groups {
 namespace {
 
-// monitored_barrier takes two places: the Flight Recorder counts it so on
+// monitored_barrier takes two sequence numbers: the Flight Recorder counts it so on
 // every rank, though c10d's number grows by 2 (n - 1) on rank 0 of n.
-constexpr std::uint64_t kBarrierPlaces = 2;
+constexpr std::uint64_t kBarrierNumbers = 2;
 
 Slot g_slots[kMaxGroups];
 // No references: an address is forgotten when its group is retired.
@@ -77,17 +77,17 @@ bool read_number(PyObject* group, std::uint64_t& number) {
 
 // By how much c10d's number grows with this call; -1 where only a look at it
 // afterwards tells.
-std::int64_t growth(const Slot& slot, const Place& place) {
-  const bool collective = place.call == Call::collective;
+std::int64_t growth(const Slot& slot, const NumberedCall& numbered) {
+  const bool collective = numbered.call == Call::collective;
   switch (slot.number) {
     case Slot::Number::gloo:
-      return place.call == Call::monitored_barrier ? -1 : 1;
+      return numbered.call == Call::monitored_barrier ? -1 : 1;
     case Slot::Number::nccl:
       return collective ? 1 : 0;
     case Slot::Number::mixed:
       // It is NCCL's number: what runs on the CPU (gloo) is not in it.
-      if (!collective || place.device == Device::cpu) return 0;
-      return place.device == Device::other ? 1 : -1;
+      if (!collective || numbered.device == Device::cpu) return 0;
+      return numbered.device == Device::other ? 1 : -1;
     case Slot::Number::measured:
       return collective ? 1 : -1;
     case Slot::Number::trial:
@@ -98,9 +98,9 @@ std::int64_t growth(const Slot& slot, const Place& place) {
   return 0;
 }
 
-std::int64_t places_of(Call call) {
+std::int64_t numbers_of(Call call) {
   if (call == Call::p2p) return 0;
-  return call == Call::collective ? 1 : static_cast<std::int64_t>(kBarrierPlaces);
+  return call == Call::collective ? 1 : static_cast<std::int64_t>(kBarrierNumbers);
 }
 
 }  // namespace
@@ -182,84 +182,86 @@ std::int32_t global_rank(const Slot& slot, std::int64_t rank) {
   return static_cast<std::int32_t>(slot.ranks[static_cast<std::size_t>(rank)]);
 }
 
-Place begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now) {
+NumberedCall begin(std::size_t index, PyObject* group, Call call, Device device,
+                   std::uint64_t now) {
   Slot& slot = g_slots[index];
-  Place place{0, 0, false, false, call, device, slot.definition};
+  NumberedCall numbered{0, 0, false, false, call, device, slot.definition};
   if (call == Call::p2p) {
-    place.seq = ++slot.p2p;
+    numbered.seq = ++slot.p2p;
     writer::count_p2p(index, now);
   } else {
-    slot.own += static_cast<std::uint64_t>(places_of(call));
-    place.seq = slot.own - static_cast<std::uint64_t>(places_of(call)) + 1;
+    slot.own += static_cast<std::uint64_t>(numbers_of(call));
+    numbered.seq = slot.own - static_cast<std::uint64_t>(numbers_of(call)) + 1;
     writer::count_entered(index);
   }
   ++slot.in_flight;
   const std::uint32_t generation = ++slot.generation;
-  const std::int64_t grows = growth(slot, place);
-  // A send or a recv has no place; the number matters where it grows with it.
+  const std::int64_t grows = growth(slot, numbered);
+  // A send or a recv takes no number of the group; c10d's matters where it grows with it.
   if (slot.number != Slot::Number::own && (call != Call::p2p || grows != 0)) {
-    place.was_read = read_number(group, place.before);
-    if (!place.was_read) {
+    numbered.was_read = read_number(group, numbered.before);
+    if (!numbered.was_read) {
       if (PyErr_Occurred() != nullptr) {
-        place.seq = 0;
-        return place;
+        numbered.seq = 0;
+        return numbered;
       }
       slot.number = Slot::Number::own;
     }
   }
-  place.unsettled = slot.number != Slot::Number::own && grows != places_of(call);
+  numbered.unsettled = slot.number != Slot::Number::own && grows != numbers_of(call);
   if (call != Call::p2p) {
-    if (place.was_read && slot.number != Slot::Number::own) {
-      place.seq = place.before + 1 - static_cast<std::uint64_t>(slot.adjust);
+    if (numbered.was_read && slot.number != Slot::Number::own) {
+      numbered.seq = numbered.before + 1 - static_cast<std::uint64_t>(slot.adjust);
       // Another thread is inside c10d, or was while we read: whether its call is
       // counted in what we read cannot be known.
       if (slot.in_flight > 1 || generation != slot.generation) {
-        place.seq = std::max(place.seq, slot.last_place + 1);
+        numbered.seq = std::max(numbered.seq, slot.last_seq + 1);
       }
-      if (slot.unsettled > 0) place.seq = slot.last_place + 1;
+      if (slot.unsettled > 0) numbered.seq = slot.last_seq + 1;
       // What is coalesced shares one number.
-      if (slot.coalescing && slot.coalesced_place != 0) place.seq = slot.coalesced_place;
+      if (slot.coalescing && slot.coalesced_seq != 0) numbered.seq = slot.coalesced_seq;
     }
-    slot.last_place = place.seq + static_cast<std::uint64_t>(places_of(call)) - 1;
-    // The second place of a monitored_barrier only once it is behind us.
-    writer::raise_enqueued(index, place.seq, now);
+    slot.last_seq = numbered.seq + static_cast<std::uint64_t>(numbers_of(call)) - 1;
+    // The second number of a monitored_barrier only once it is behind us.
+    writer::raise_enqueued(index, numbered.seq, now);
   }
-  if (place.unsettled) ++slot.unsettled;
-  return place;
+  if (numbered.unsettled) ++slot.unsettled;
+  return numbered;
 }
 
-void cancel(std::size_t index, const Place& place) {
+void cancel(std::size_t index, const NumberedCall& numbered) {
   Slot& slot = g_slots[index];
-  if (slot.definition != place.definition) return;
+  if (slot.definition != numbered.definition) return;
   if (slot.in_flight > 0) --slot.in_flight;
   ++slot.generation;
-  if (place.unsettled && slot.unsettled > 0) --slot.unsettled;
-  if (place.call == Call::p2p) {
+  if (numbered.unsettled && slot.unsettled > 0) --slot.unsettled;
+  if (numbered.call == Call::p2p) {
     if (slot.p2p > 0) --slot.p2p;
     writer::uncount_p2p(index);
     return;
   }
-  slot.own -= static_cast<std::uint64_t>(places_of(place.call));
+  slot.own -= static_cast<std::uint64_t>(numbers_of(numbered.call));
   writer::uncount_entered(index);
-  if (place.seq == 0) return;  // it was given no place yet
-  const std::uint64_t last = place.seq + static_cast<std::uint64_t>(places_of(place.call)) - 1;
-  if (slot.last_place == last) slot.last_place = place.seq - 1;
-  writer::lower_enqueued(index, place.seq, place.seq - 1);
+  if (numbered.seq == 0) return;  // it was given no number yet
+  const std::uint64_t last =
+      numbered.seq + static_cast<std::uint64_t>(numbers_of(numbered.call)) - 1;
+  if (slot.last_seq == last) slot.last_seq = numbered.seq - 1;
+  writer::lower_enqueued(index, numbered.seq, numbered.seq - 1);
 }
 
-bool end(std::size_t index, PyObject* group, const Place& place, bool failed) {
+bool end(std::size_t index, PyObject* group, const NumberedCall& numbered, bool failed) {
   Slot& slot = g_slots[index];
-  if (slot.definition != place.definition) return true;  // the group went amid its call
+  if (slot.definition != numbered.definition) return true;  // the group went amid its call
   if (slot.in_flight > 0) --slot.in_flight;
   ++slot.generation;
-  if (place.unsettled && slot.unsettled > 0) --slot.unsettled;
-  if (place.call == Call::monitored_barrier && !failed) {
-    writer::raise_enqueued(index, place.seq + kBarrierPlaces - 1, writer::now_ns());
+  if (numbered.unsettled && slot.unsettled > 0) --slot.unsettled;
+  if (numbered.call == Call::monitored_barrier && !failed) {
+    writer::raise_enqueued(index, numbered.seq + kBarrierNumbers - 1, writer::now_ns());
   }
   if (slot.number == Slot::Number::own) return true;
-  std::int64_t grew = growth(slot, place);
+  std::int64_t grew = growth(slot, numbered);
   if (grew >= 0 && !failed) {
-    if (!slot.coalescing) slot.adjust += grew - places_of(place.call);
+    if (!slot.coalescing) slot.adjust += grew - numbers_of(numbered.call);
     return true;
   }
   // The look afterwards. An exception of the user's call is put aside for it.
@@ -268,25 +270,25 @@ bool end(std::size_t index, PyObject* group, const Place& place, bool failed) {
   PyObject* traceback = nullptr;
   PyErr_Fetch(&type, &value, &traceback);
   std::uint64_t after = 0;
-  const bool was_read = place.was_read && read_number(group, after) && after >= place.before;
+  const bool was_read = numbered.was_read && read_number(group, after) && after >= numbered.before;
   const bool good = PyErr_Occurred() == nullptr;
   foreign::restore_unless_set(type, value, traceback);
-  if (slot.definition != place.definition) return good;
+  if (slot.definition != numbered.definition) return good;
   if (!was_read) {
     if (!failed) slot.number = Slot::Number::own;
     return good;
   }
-  grew = static_cast<std::int64_t>(after - place.before);
+  grew = static_cast<std::int64_t>(after - numbered.before);
   if (failed && grew == 0) {
     // Refused before it was counted, as for an argument of a wrong type.
-    if (place.call != Call::p2p) writer::lower_enqueued(index, place.seq, place.seq - 1);
+    if (numbered.call != Call::p2p) writer::lower_enqueued(index, numbered.seq, numbered.seq - 1);
     return good;
   }
-  if (slot.number == Slot::Number::trial && place.call == Call::collective) {
+  if (slot.number == Slot::Number::trial && numbered.call == Call::collective) {
     slot.number = grew == 1 ? Slot::Number::measured : Slot::Number::own;
     return good;
   }
-  slot.adjust += grew - places_of(place.call);
+  slot.adjust += grew - numbers_of(numbered.call);
   return good;
 }
 
@@ -300,36 +302,36 @@ std::int64_t sample(std::size_t index, PyObject* group, std::int64_t completed) 
   std::uint64_t number = 0;
   // Reading it may let another thread run, and its call may change what it means.
   if (!read_number(group, number) || generation != slot.generation) return -1;
-  const std::int64_t places = static_cast<std::int64_t>(number) - slot.adjust;
-  if (places < 0) return -1;
-  writer::raise_enqueued(index, static_cast<std::uint64_t>(places), writer::now_ns());
+  const std::int64_t seq = static_cast<std::int64_t>(number) - slot.adjust;
+  if (seq < 0) return -1;
+  writer::raise_enqueued(index, static_cast<std::uint64_t>(seq), writer::now_ns());
   // In a mixed group the number says nothing of what runs on the CPU.
-  if (slot.number == Slot::Number::mixed) return places;
+  if (slot.number == Slot::Number::mixed) return seq;
   // As many calls came after the completed one as the number has grown since;
   // where some of them were sends, this is less than what is complete, never more.
   if (completed >= static_cast<std::int64_t>(number)) {
-    writer::raise_completed(index, places);
+    writer::raise_completed(index, seq);
   } else if (completed >= 0 && completed > slot.adjust) {
     writer::raise_completed(index, completed - slot.adjust);
   }
-  return places;
+  return seq;
 }
 
 void begin_coalescing(std::size_t index, PyObject* group) {
   Slot& slot = g_slots[index];
   slot.coalescing = true;
-  slot.coalesced_place = 0;
+  slot.coalesced_seq = 0;
   std::uint64_t number = 0;
   if (slot.number == Slot::Number::nccl || slot.number == Slot::Number::mixed) {
     if (read_number(group, number)) {
-      slot.coalesced_place = number + 1 - static_cast<std::uint64_t>(slot.adjust);
+      slot.coalesced_seq = number + 1 - static_cast<std::uint64_t>(slot.adjust);
     }
   }
 }
 
 void end_coalescing(std::size_t index) {
   g_slots[index].coalescing = false;
-  g_slots[index].coalesced_place = 0;
+  g_slots[index].coalesced_seq = 0;
 }
 
 }  // namespace hangwatch::groups

@@ -1,4 +1,4 @@
-// Process groups of this process: their slots in the page, and their places.
+// Process groups of this process: their slots in the page, and their sequence numbers.
 //
 // Everything here runs with the GIL held.
 
@@ -27,14 +27,14 @@ struct Slot {
   // What c10d's number means here: see number_kind() in groups.cpp.
   enum class Number : std::uint8_t { own, trial, measured, gloo, nccl, mixed } number;
   bool coalescing;
-  std::int64_t adjust;  // c10d's number less the places
-  std::uint64_t own;    // places as far as this recorder alone knows
+  std::int64_t adjust;  // c10d's number less the sequence number
+  std::uint64_t own;    // the last sequence number as far as this recorder alone knows
   std::uint64_t p2p;
   std::uint32_t in_flight;   // calls of Python that are inside c10d
   std::uint32_t unsettled;   // those of them after which `adjust` changes
   std::uint32_t generation;  // grows with every call
-  std::uint64_t last_place;
-  std::uint64_t coalesced_place;
+  std::uint64_t last_seq;
+  std::uint64_t coalesced_seq;
   std::uint32_t definition;     // no two groups of the process have the same
   PyObject* address = nullptr;  // of the group, once it was resolved; no reference
   std::int32_t device = -1;     // the CUDA device of its last call with a tensor on one
@@ -42,7 +42,7 @@ struct Slot {
 };
 
 // A call between begin() and end().
-struct Place {
+struct NumberedCall {
   std::uint64_t seq;     // 0: an exception that is not ours is set, and it is not to be made
   std::uint64_t before;  // c10d's number, where it was read
   bool was_read;
@@ -57,7 +57,7 @@ void teardown();
 void reset();  // for a new page
 
 Slot* at(std::int64_t slot);
-// Whether it is that of the same group still, be it retired.
+// True if the slot still is that of the same group, be it retired.
 bool is_still(std::size_t slot, std::uint32_t definition);
 void define(std::size_t slot, const std::vector<std::int64_t>& ranks, std::string_view backend);
 void retire(std::size_t slot);
@@ -76,15 +76,15 @@ std::int64_t known_slot_of(PyObject* group);
 std::int32_t global_rank(const Slot& slot, std::int64_t rank);
 
 // Numbers a call that is about to be made, and counts it in the page.
-Place begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now);
+NumberedCall begin(std::size_t index, PyObject* group, Call call, Device device, std::uint64_t now);
 // The call is not made.
-void cancel(std::size_t index, const Place& place);
+void cancel(std::size_t index, const NumberedCall& numbered);
 // The call has returned or raised (with its exception still set). False where an exception
-// that is not ours is set, perhaps in the place of the call's own.
-bool end(std::size_t index, PyObject* group, const Place& place, bool failed);
+// that is not ours is set, perhaps instead of the call's own.
+bool end(std::size_t index, PyObject* group, const NumberedCall& numbered, bool failed);
 
-// Takes c10d's number into the page; what Python and C++ issued so far, or -1
-// where it cannot be told now. May leave an exception that is not ours.
+// Takes c10d's number into the page. Returns the last sequence number that Python or C++
+// has taken, or -1 where it cannot be told now. May leave an exception that is not ours.
 std::int64_t sample(std::size_t index, PyObject* group, std::int64_t completed);
 
 void begin_coalescing(std::size_t index, PyObject* group);

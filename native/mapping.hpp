@@ -34,7 +34,7 @@ void close_tables() noexcept;
 void disown_tables() noexcept;
 void disown_heartbeat() noexcept;
 
-// Whether memory has been set aside for a slot. By this process's own count, since what
+// True if memory has been set aside for a slot. By this process's own count, since what
 // stands in the page may have been put there by somebody else.
 bool has_room(std::size_t slot) noexcept;
 

@@ -70,7 +70,7 @@ def text() -> str:
 
 
 def _row(method: Method) -> str:
-    call = "p2p" if method.p2p else "monitored_barrier" if method.places > 1 else "collective"
+    call = "p2p" if method.p2p else "monitored_barrier" if method.seq_count > 1 else "collective"
     one_tensor = str(OPERATIONS[method.wire].one_tensor).lower()
     root = method.options if method.rooted else None
     parameters = ", ".join(_braced(method.tensor, root, method.peer, method.tag))

@@ -10,6 +10,7 @@
 #include "arguments.hpp"
 #include "beacon.hpp"
 #include "callsite.hpp"
+#include "collector.hpp"
 #include "dump.hpp"
 #include "foreign.hpp"
 #include "python.hpp"
@@ -72,6 +73,7 @@ PyObject* py_open_page(PyObject*, PyObject* args) {
   });
 }
 
+// For tests, which open many pages in one process: a rank keeps its page until it ends.
 PyObject* py_close_page(PyObject*, PyObject*) {
   Py_BEGIN_ALLOW_THREADS;
   writer::stop_heartbeat();
@@ -96,15 +98,32 @@ PyObject* py_stop_heartbeat(PyObject*, PyObject*) {
   return none();
 }
 
-PyObject* py_wait_for_request(PyObject*, PyObject* args) {
-  unsigned int seen = 0;
-  double seconds = 0;
-  if (PyArg_ParseTuple(args, "Id", &seen, &seconds) == 0) return nullptr;
+// Without a tuple of arguments, which could start a collection of garbage in the caller's thread.
+PyObject* py_wait_for_request(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "wait_for_request() takes 2 positional arguments");
+    return nullptr;
+  }
+  const auto seen = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(args[0]));
+  const double seconds = PyFloat_AsDouble(args[1]);
+  if (PyErr_Occurred() != nullptr) return nullptr;
   std::uint32_t now = 0;
   Py_BEGIN_ALLOW_THREADS;
   now = writer::wait_for_request(seen, seconds);
   Py_END_ALLOW_THREADS;
   return PyLong_FromUnsignedLong(now);
+}
+
+PyObject* py_watch_collector(PyObject*, PyObject*) { return collector::watch() ? none() : nullptr; }
+
+PyObject* py_hold_collector(PyObject*, PyObject*) {
+  collector::hold();
+  return none();
+}
+
+PyObject* py_let_collect(PyObject*, PyObject*) {
+  collector::release();
+  return none();
 }
 
 PyObject* py_ring(PyObject*, PyObject*) {
@@ -235,24 +254,12 @@ PyObject* py_define_group(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
     std::vector<std::int64_t> members;
     if (!integers(ranks, members)) return nullptr;
-    const auto place = static_cast<std::size_t>(slot);
+    const auto slot_ = static_cast<std::size_t>(slot);
     const bool defined =
-        writer::define_group(place, name.view, desc.view, members, index, backend.view);
-    if (defined) groups::define(place, members, backend.view);
+        writer::define_group(slot_, name.view, desc.view, members, index, backend.view);
+    if (defined) groups::define(slot_, members, backend.view);
     return PyBool_FromLong(defined ? 1 : 0);
   });
-}
-
-PyObject* py_sample_group(PyObject*, PyObject* args) {
-  Py_ssize_t slot = 0;
-  unsigned long long enqueued = 0;
-  long long completed = -1;
-  if (PyArg_ParseTuple(args, "nKL", &slot, &enqueued, &completed) == 0 || !slot_in_range(slot)) {
-    return nullptr;
-  }
-  writer::raise_enqueued(static_cast<std::size_t>(slot), enqueued, writer::now_ns());
-  writer::raise_completed(static_cast<std::size_t>(slot), completed);
-  return none();
 }
 
 PyObject* py_sample_number(PyObject*, PyObject* args) {
@@ -262,8 +269,8 @@ PyObject* py_sample_number(PyObject*, PyObject* args) {
   if (PyArg_ParseTuple(args, "nO|L", &slot, &group, &completed) == 0 || !slot_in_range(slot)) {
     return nullptr;
   }
-  const std::int64_t places = groups::sample(static_cast<std::size_t>(slot), group, completed);
-  return PyErr_Occurred() == nullptr ? PyLong_FromLongLong(places) : nullptr;
+  const std::int64_t seq = groups::sample(static_cast<std::size_t>(slot), group, completed);
+  return PyErr_Occurred() == nullptr ? PyLong_FromLongLong(seq) : nullptr;
 }
 
 PyObject* py_set_groups_left_out(PyObject*, PyObject* args) {
@@ -294,6 +301,7 @@ PyObject* py_wrap_methods(PyObject*, PyObject* args) {
   return guarded([&] { return wrap::wrap_methods(process_group, work, resolve); });
 }
 
+// For tests, which wrap other classes each: a rank is only disarmed.
 PyObject* py_unwrap_methods(PyObject*, PyObject*) {
   return wrap::unwrap_methods() ? none() : nullptr;
 }
@@ -391,7 +399,12 @@ PyMethodDef kFunctions[] = {
     {"close_page", py_close_page, METH_NOARGS, nullptr},
     {"start_heartbeat", py_start_heartbeat, METH_VARARGS, nullptr},
     {"stop_heartbeat", py_stop_heartbeat, METH_NOARGS, nullptr},
-    {"wait_for_request", py_wait_for_request, METH_VARARGS, nullptr},
+    {"wait_for_request",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_wait_for_request)),
+     METH_FASTCALL, nullptr},
+    {"watch_collector", py_watch_collector, METH_NOARGS, nullptr},
+    {"hold_collector", py_hold_collector, METH_NOARGS, nullptr},
+    {"let_collect", py_let_collect, METH_NOARGS, nullptr},
     {"ring", py_ring, METH_NOARGS, nullptr},
     {"answer_request", py_answer_request, METH_NOARGS, nullptr},
     {"use_dumps", py_use_dumps, METH_VARARGS, nullptr},
@@ -405,7 +418,6 @@ PyMethodDef kFunctions[] = {
     {"count_swallowed", py_count_swallowed, METH_NOARGS, nullptr},
     {"beat", py_beat, METH_VARARGS, nullptr},
     {"define_group", py_define_group, METH_VARARGS, nullptr},
-    {"sample_group", py_sample_group, METH_VARARGS, nullptr},
     {"sample_number", py_sample_number, METH_VARARGS, nullptr},
     {"set_groups_left_out", py_set_groups_left_out, METH_VARARGS, nullptr},
     {"retire_group", py_retire_group, METH_VARARGS, nullptr},

@@ -32,8 +32,8 @@ constexpr std::size_t kSlotsAtOnce = 64;
 static_assert(kMaxGroups % kSlotsAtOnce == 0);
 constexpr std::size_t kRingEvents = 256;
 constexpr std::size_t kCheckpoints = 8;
-constexpr std::uint64_t kCheckpointPlaces = 32;
-constexpr std::size_t kBeacons = 32;  // places of a group, one after the other
+constexpr std::uint64_t kCheckpointInterval = 32;
+constexpr std::size_t kBeacons = 32;  // for consecutive sequence numbers of a group
 constexpr std::size_t kMaxSites = 4096;
 constexpr std::size_t kMaxStrings = 4096;
 constexpr std::size_t kStringBytes = 192 * 1024;
@@ -194,10 +194,10 @@ struct GroupData {
   Text<1536> members;  // see encode_members
 };
 
-// A hash of all that Python issued in a group up to a place that is a multiple of
-// kCheckpointPlaces: equal on ranks that run the same program.
+// A hash of all that Python issued in a group up to a sequence number that is a multiple of
+// kCheckpointInterval: equal on ranks that run the same program.
 struct Checkpoint {
-  std::atomic<std::uint64_t> place;  // 0 while it is written
+  std::atomic<std::uint64_t> seq;  // 0 while it is written
   std::atomic<std::uint64_t> hash;
 };
 
@@ -244,11 +244,11 @@ struct alignas(64) EventSlot {
 };
 
 // How far a stream has come: what the GPU writes, and what it was asked to write
-// (beacon.hpp). A place has the beacon of its number modulo kBeacons, since streams
-// overtake each other: one word for all would go back and forth between them. Where
-// the host is further ahead than that, a beacon stands for several places.
+// (beacon.hpp). A sequence number has the beacon of its value modulo kBeacons, since
+// streams overtake each other: one word for all would go back and forth between them.
+// Where the host is further ahead than that, a beacon stands for several numbers.
 struct Beacon {
-  std::atomic<std::uint64_t> asked;  // the last place, 0 for none
+  std::atomic<std::uint64_t> asked;  // the last sequence number, 0 for none
   std::atomic<std::uint64_t> first;  // the first one since the GPU last had them all
   std::atomic<std::uint64_t> seen;   // by the GPU
 };

@@ -28,8 +28,8 @@ SiteView site_at(const Page& page, std::uint32_t index) {
           page.sites.lines[index].load(kRelaxed)};
 }
 
-// The last place up to which the GPU has come to all that it was asked for, -1 where it was
-// asked for none. Of a beacon that stands for several places the least is taken.
+// The last sequence number up to which the GPU has come to all that it was asked for, -1 where
+// it was asked for none. Of a beacon that stands for several numbers the least is taken.
 std::int64_t come_to(const Beacon (&beacons)[kBeacons]) {
   std::uint64_t last = 0;
   std::uint64_t open = UINT64_MAX;
@@ -77,11 +77,11 @@ void read_groups(const Page& page, PageView& view, std::uint32_t (&generations)[
     group.p2p = source.p2p.load(kRelaxed);
     group.changed_ns = source.changed_ns.load(kRelaxed);
     for (const Checkpoint& checkpoint : source.checkpoints) {
-      const std::uint64_t place = checkpoint.place.load(std::memory_order_acquire);
+      const std::uint64_t seq = checkpoint.seq.load(std::memory_order_acquire);
       const std::uint64_t hash = checkpoint.hash.load(kRelaxed);
       std::atomic_thread_fence(std::memory_order_acquire);
-      if (place != 0 && place == checkpoint.place.load(kRelaxed)) {
-        group.checkpoints.emplace_back(place, hash);
+      if (seq != 0 && seq == checkpoint.seq.load(kRelaxed)) {
+        group.checkpoints.emplace_back(seq, hash);
       }
     }
     view.groups.push_back(std::move(group));
@@ -93,7 +93,7 @@ void read_events(const Page& page, PageView& view, const std::uint32_t (&generat
   for (std::size_t i = 0; i < kRingEvents; ++i) {
     EventView event;
     EventData& data = event.data;
-    // issued_ns is 0 in a place of the ring that was never written. An event
+    // issued_ns is 0 in a slot of the ring that was never written. An event
     // whose slot has been given to another group since belongs to no group.
     if (!page.events[i].record.read(data) || data.issued_ns == 0 || data.index >= next ||
         data.index % kRingEvents != i || data.slot >= kMaxGroups || data.state >= kOpStates ||

@@ -26,7 +26,7 @@ struct GroupView {
   std::uint64_t enqueued, entered, left, p2p, changed_ns, made_ns, ended_ns;
   std::int64_t completed;
   std::int64_t reached, passed;                                      // -1 where unknown
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> checkpoints;  // (place, hash)
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> checkpoints;  // (seq, hash)
 };
 
 struct EventView {

@@ -68,7 +68,7 @@ void put_aside(const Work& work) {
   Work* set = works_of(work.object);
   Work* chosen = set;
   for (std::size_t i = 1; i < kWorkWays && chosen->object != nullptr; ++i) {
-    // A free place, or else that of the oldest call.
+    // A free entry, or else that of the oldest call.
     if (set[i].object == nullptr || set[i].wait.last < chosen->wait.last) chosen = &set[i];
   }
   if (chosen->object == nullptr) ++g_work_count;
@@ -89,14 +89,14 @@ void move_all(const Wait& wait, OpState state) {
 
 // Before a collective that has a tensor on a CUDA device, or none (barrier: NCCL takes the
 // device that the group used before).
-std::int32_t mark_reached(groups::Slot& slot, std::int64_t index, std::uint64_t place,
+std::int32_t mark_reached(groups::Slot& slot, std::int64_t index, std::uint64_t seq,
                           std::int32_t device, bool has_tensor) {
   if (device >= 0) {
     slot.device = device;
   } else if (!has_tensor && slot.number == groups::Slot::Number::nccl) {
     device = slot.device;
   }
-  return streams::mark(BeaconKind::reached, index, place, device) ? device : -1;
+  return streams::mark(BeaconKind::reached, index, seq, device) ? device : -1;
 }
 
 // Calls have returned, or what was waited for has.
@@ -108,7 +108,7 @@ void count_left(std::int64_t slot, std::uint32_t definition, std::uint64_t calls
 // False where an exception that is not ours is set.
 bool mark_passed(const Wait& wait) {
   if (wait.device < 0 || wait.collectives == 0) return true;
-  streams::mark(BeaconKind::passed, wait.slot, wait.place, wait.device);
+  streams::mark(BeaconKind::passed, wait.slot, wait.seq, wait.device);
   return PyErr_Occurred() == nullptr;
 }
 
@@ -202,14 +202,14 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   const std::uint64_t now = writer::now_ns();
   call.slot = index;
   call.caller = site.caller;
-  call.place = groups::begin(static_cast<std::size_t>(index), group, m.call, device, now);
-  if (call.place.seq == 0) {
-    groups::cancel(static_cast<std::size_t>(index), call.place);
+  call.numbered = groups::begin(static_cast<std::size_t>(index), group, m.call, device, now);
+  if (call.numbered.seq == 0) {
+    groups::cancel(static_cast<std::size_t>(index), call.numbered);
     return interrupted();
   }
   // wait() returns early where the work is only queued on a stream of a device.
   call.completes = is_gloo || device == groups::Device::cpu || m.tensor.position < 0;
-  event.seq = call.place.seq;
+  event.seq = call.numbered.seq;
   event.issued_ns = now;
   event.blocked_ns = now;
   event.state = static_cast<std::uint64_t>(OpState::blocked);
@@ -217,7 +217,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   if (event.p2p == 0) {
     call.device = mark_reached(*slot, index, event.seq, on_device, m.tensor.position >= 0);
     if (streams::wanted() && PyErr_Occurred() != nullptr) {
-      groups::cancel(static_cast<std::size_t>(index), call.place);
+      groups::cancel(static_cast<std::size_t>(index), call.numbered);
       writer::move_event(call.event, static_cast<std::size_t>(index), OpState::failed, false);
       return interrupted();
     }
@@ -238,22 +238,22 @@ bool end(const Call& call, PyObject* group, PyObject* result) noexcept {
   }
   if (!armed()) return true;
   const auto slot = static_cast<std::size_t>(call.slot);
-  const bool good = groups::end(slot, group, call.place, result == nullptr);
-  const std::uint64_t collectives = call.place.call == groups::Call::p2p ? 0 : 1;
-  const Wait wait{call.event,     call.event,     call.slot, collectives,
-                  call.caller,    call.completes, true,      call.place.definition,
-                  call.place.seq, call.device};
+  const bool good = groups::end(slot, group, call.numbered, result == nullptr);
+  const std::uint64_t collectives = call.numbered.call == groups::Call::p2p ? 0 : 1;
+  const Wait wait{call.event,        call.event,     call.slot, collectives,
+                  call.caller,       call.completes, true,      call.numbered.definition,
+                  call.numbered.seq, call.device};
   Coalescing& coalescing = g_coalescing[slot];
   if (result == nullptr) {
     writer::move_event(call.event, slot, OpState::failed, false);
-    count_left(call.slot, call.place.definition, collectives);
-  } else if (!groups::is_still(slot, call.place.definition)) {
+    count_left(call.slot, call.numbered.definition, collectives);
+  } else if (!groups::is_still(slot, call.numbered.definition)) {
     writer::move_event(call.event, slot, OpState::done, false);  // of a group that is gone
   } else if (coalescing.open && call.event != writer::kNoEvent) {
     writer::move_event(call.event, slot, OpState::issued, true);
     if (coalescing.calls.slot < 0) coalescing.calls = wait;
     coalescing.calls.last = call.event;
-    coalescing.calls.place = call.place.seq;
+    coalescing.calls.seq = call.numbered.seq;
     coalescing.calls.collectives += coalescing.calls.first == call.event ? 0 : collectives;
   } else if (result != Py_None) {
     writer::move_event(call.event, slot, OpState::issued, true);
@@ -261,7 +261,7 @@ bool end(const Call& call, PyObject* group, PyObject* result) noexcept {
   } else {
     const OpState state = call.completes ? OpState::done : OpState::issued;
     writer::move_event(call.event, slot, state, false);
-    count_left(call.slot, call.place.definition, collectives);
+    count_left(call.slot, call.numbered.definition, collectives);
     return good && mark_passed(wait);
   }
   return good;

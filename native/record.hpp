@@ -16,7 +16,7 @@ namespace hangwatch::record {
 bool setup();
 void reset();  // for a new page
 void disarm();
-// Whether this process has a page and records.
+// True if this process has a page and records.
 bool armed() noexcept;
 
 // The first failures are forgiven; after this many, recording stops.
@@ -31,7 +31,7 @@ struct Call {
   std::uint64_t event;
   std::int64_t slot;   // -1: not recorded, or kInterrupted
   const void* caller;  // callsite::caller() at its beginning
-  groups::Place place;
+  groups::NumberedCall numbered;
   bool completes;       // a wait that returns means that it is complete
   std::int32_t device;  // whose stream has a beacon before it, -1 for none
 };
@@ -57,7 +57,7 @@ struct Wait {
   bool completes;
   bool is_async;
   std::uint32_t definition;  // of the slot: another group may have it by the end
-  std::uint64_t place;       // of the last call
+  std::uint64_t seq;         // of the last call
   std::int32_t device;       // as in Call
 };
 

@@ -19,7 +19,7 @@ void use(PyObject* current_stream) {
 
 bool wanted() noexcept { return beacon::allowed(); }
 
-bool mark(BeaconKind kind, std::int64_t slot, std::uint64_t place, std::int32_t device) noexcept {
+bool mark(BeaconKind kind, std::int64_t slot, std::uint64_t seq, std::int32_t device) noexcept {
   if (!beacon::allowed() || g_current_stream == nullptr || device < 0 || slot < 0) return false;
   const Ref ordinal(PyLong_FromLong(device));
   PyObject* args[2] = {nullptr, ordinal.get()};
@@ -36,7 +36,7 @@ bool mark(BeaconKind kind, std::int64_t slot, std::uint64_t place, std::int32_t 
   // A stream whose queue is full makes us wait, perhaps for ever: not with the GIL.
   PyThreadState* state = PyEval_SaveThread();
   const bool written =
-      beacon::write(kind, static_cast<std::size_t>(slot), place, device,
+      beacon::write(kind, static_cast<std::size_t>(slot), seq, device,
                     reinterpret_cast<cuda::Stream>(static_cast<std::uintptr_t>(stream)));
   PyEval_RestoreThread(state);
   return written;

@@ -19,7 +19,7 @@ constexpr const char* kExtraNames[kExtras] = {"_start_coalescing", "_end_coalesc
                                               "synchronize"};
 constexpr std::size_t kWrapped = kMethodCount + kExtras;
 
-// A method as it was found, and what stands in its place. All of it stays for
+// A method as it was before, and what replaces it. All of it stays for
 // the life of the process: descriptors point to it.
 struct Wrapped {
   PyMethodDef definition;

@@ -1,4 +1,4 @@
-// Recording wrappers in the place of methods of torch's classes.
+// Recording wrappers that replace methods of torch's classes.
 
 #pragma once
 

@@ -194,23 +194,23 @@ void retire_group(std::size_t slot) noexcept {
   record.unlock(version);
 }
 
-void raise_enqueued(std::size_t slot, std::uint64_t places, std::uint64_t now) noexcept {
+void raise_enqueued(std::size_t slot, std::uint64_t seq, std::uint64_t now) noexcept {
   GroupSlot* group = at(page(), slot);
   if (group == nullptr) return;
   std::uint64_t seen = group->enqueued.load(kRelaxed);
-  while (seen < places) {
-    if (group->enqueued.compare_exchange_weak(seen, places, kRelaxed)) {
+  while (seen < seq) {
+    if (group->enqueued.compare_exchange_weak(seen, seq, kRelaxed)) {
       group->changed_ns.store(now, kRelaxed);
       return;
     }
   }
 }
 
-void raise_completed(std::size_t slot, std::int64_t places) noexcept {
+void raise_completed(std::size_t slot, std::int64_t seq) noexcept {
   GroupSlot* group = at(page(), slot);
   if (group == nullptr) return;
   std::int64_t seen = group->completed.load(kRelaxed);
-  while (seen < places && !group->completed.compare_exchange_weak(seen, places, kRelaxed)) {
+  while (seen < seq && !group->completed.compare_exchange_weak(seen, seq, kRelaxed)) {
   }
 }
 

@@ -68,13 +68,13 @@ std::uint32_t intern_site(std::string_view file, std::uint64_t line,
 bool define_group(std::size_t slot, std::string_view name, std::string_view desc,
                   const std::vector<std::int64_t>& ranks, std::uint32_t index,
                   std::string_view backend) noexcept;
-// How many groups have found no slot.
+// `groups`: those of this process that have found no slot.
 void set_groups_left_out(std::uint64_t groups) noexcept;
 void retire_group(std::size_t slot) noexcept;
 // Both counters only grow, whatever order samples come in.
-void raise_enqueued(std::size_t slot, std::uint64_t places, std::uint64_t now) noexcept;
-void raise_completed(std::size_t slot, std::int64_t places) noexcept;
-// Takes back places that c10d never counted, if they are still the last ones.
+void raise_enqueued(std::size_t slot, std::uint64_t seq, std::uint64_t now) noexcept;
+void raise_completed(std::size_t slot, std::int64_t seq) noexcept;
+// Takes back sequence numbers that c10d never counted, if they are still the last ones.
 void lower_enqueued(std::size_t slot, std::uint64_t from, std::uint64_t to) noexcept;
 void count_entered(std::size_t slot) noexcept;
 void count_left(std::size_t slot, std::uint64_t calls) noexcept;
@@ -97,8 +97,8 @@ void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_as
 // The event's collective has a beacon on a stream of the device.
 void set_event_device(std::uint64_t index, std::size_t slot, std::int32_t device) noexcept;
 
-// Whose event it is; `slot` is kNone where the ring has gone on without it, where it has ended,
-// and where its slot is another group's.
+// The call that an event is of; `slot` is kNone where the ring has gone on without it, where it
+// has ended, and where its slot is another group's.
 struct Origin {
   std::uint32_t slot;
   bool p2p;

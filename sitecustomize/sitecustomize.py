@@ -5,7 +5,7 @@ from a template (``hangwatch path``), the ranks see to it themselves (agent/inje
 
 Every Python process of the job runs this, so it imports next to nothing, and
 whatever sitecustomize was there before runs as if this one did not exist. Other
-injectors chain in the same way and may lead back here: each place on sys.path
+injectors chain in the same way and may lead back here: each directory on sys.path
 runs once. Syntax of Python 2.7: tools of a job run in interpreters of any age, which
 must not complain. One too old for hangwatch says so only where it is a rank's.
 """
@@ -30,7 +30,7 @@ class _TooOld(object):
 
     def find_spec(self, name, path=None, target=None):
         # type: (str, object, object) -> None
-        """What Python 3.4 and later ask."""
+        """Answer Python 3.4 and later."""
         if name == _TARGET and "RANK" in os.environ and not self._told:
             self._told = True
             text = "this is Python {}.{}, and hangwatch needs {}.{} or later in the job"
@@ -41,13 +41,13 @@ class _TooOld(object):
                     _note(self._directory, who + why)
                 elif os.environ.get("LOCAL_RANK", "0") == "0":
                     who = "hangwatch: the ranks of this node run unwatched: "
-                    sys.stderr.write(who + why + "\n")
+                    sys.stderr.write(who + why + " (node-unwatched)\n")
             except Exception:  # nowhere to say so
                 return
 
     def find_module(self, name, path=None):
         # type: (str, object) -> None
-        """What older ones ask."""
+        """Answer older ones."""
         self.find_spec(name)
 
 
@@ -85,15 +85,15 @@ def _chain(here):
     """Run the next sitecustomize; what it raises is its own affair, as without us."""
     done = sys.modules.setdefault(_STATE, type(sys)(_STATE)).__dict__.setdefault("done", set())
     done.add(here)
-    places = [os.path.realpath(entry) for entry in sys.path]
-    first = places.index(here) + 1 if here in places else 0
+    directories = [os.path.realpath(entry) for entry in sys.path]
+    first = directories.index(here) + 1 if here in directories else 0
     run = _run_next if sys.version_info >= (3, 5) else _run_next_by_imp
-    for entry, place in list(zip(sys.path, places))[first:]:
-        if place not in done and run(entry, place, done):
+    for entry, directory in list(zip(sys.path, directories))[first:]:
+        if directory not in done and run(entry, directory, done):
             return
 
 
-def _run_next(entry, place, done):
+def _run_next(entry, directory, done):
     # type: (str, str, set[str]) -> bool
     """Run the sitecustomize of an entry of sys.path; False if there is none."""
     import importlib
@@ -102,7 +102,7 @@ def _run_next(entry, place, done):
     spec = PathFinder.find_spec("sitecustomize", [entry])
     if spec is None or spec.loader is None or spec.origin is None:
         return False
-    done.add(place)
+    done.add(directory)
     # What importlib.util has, which is too slow to import here.
     module = importlib._bootstrap.module_from_spec(spec)
     sys.modules["sitecustomize"] = module
@@ -110,16 +110,16 @@ def _run_next(entry, place, done):
     return True
 
 
-def _run_next_by_imp(entry, place, done):
+def _run_next_by_imp(entry, directory, done):
     # type: (str, str, set[str]) -> bool
-    """As _run_next, for what has no importlib worth the name."""
+    """Do as _run_next in a Python that has no importlib worth the name."""
     import imp
 
     try:
         file, path, description = imp.find_module("sitecustomize", [entry])
     except ImportError:
         return False
-    done.add(place)
+    done.add(directory)
     try:
         imp.load_module("sitecustomize", file, path, description)  # type: ignore[arg-type]
     finally:

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _C10D = "/torch/distributed/distributed_c10d.py"
 _TYPED = ("<stdin>", "<string>", "<ipython-input", "<python-input")
-"""What people type to Python, or hand it by -c; else a name in brackets is generated code's."""
+"""Files of code that people type, or hand to Python by -c; other ``<...>`` is generated code."""
 _INDUCTOR = "/torchinductor_"
 
-Place = tuple[str, int, str]
+CallSite = tuple[str, int, str]
 """File, line and function."""
-NOWHERE: Place = ("", 0, "")
+NO_SITE: CallSite = ("", 0, "")
 
 
 class Prefixes:
     """Beginnings of the names of files: directories with a trailing slash, or whole names.
 
-    internal: what is not the user's own code. program: what is all the same, of that.
+    internal: of code that is not the user's own. program: exceptions to that, which are.
     """
 
     __slots__ = ("internal", "program")
@@ -41,30 +41,37 @@ class Prefixes:
 
 
 def known_prefixes() -> Prefixes:
-    """Those of this process.
+    """Return the prefixes of this process.
 
     Internal is what torch, the standard library and hangwatch are made of, and all that is
     installed but for the program that was started; under the names that sys.path has for
     them, and under their real ones.
     """
-    places = [os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(__file__))]
-    places += [entry for entry in sys.path if os.path.basename(entry) in LIBRARIES]
+    directories = [os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(__file__))]
+    path: list[object] = [*sys.path]  # a program may put anything there
+    entries = [entry for entry in path if isinstance(entry, str)]
+    directories += [entry for entry in entries if os.path.basename(entry) in LIBRARIES]
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch, "__file__", None):
-        places.append(os.path.dirname(str(torch.__file__)))
+        directories.append(os.path.dirname(str(torch.__file__)))
     program = program_code(sys.orig_argv)
-    names = list(dict.fromkeys(name for place in places for name in _both(f"{place}/")))
-    return Prefixes(names, _both(program) if program else ())
+    names = list(dict.fromkeys(name for path in directories for name in _both(f"{path}/")))
+    return Prefixes(names, list(filter(_is_text, _both(program))) if program else ())
+
+
+def _is_text(name: str) -> bool:
+    """Return True if a name can be told: that of a file may be no UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _both(name: str) -> list[str]:
-    """A name and the real one, each with the slash at its end."""
+    """Return the absolute and the real path of ``name``, each with a slash if it ends in one."""
     end = "/" if name.endswith("/") else ""
     return list(dict.fromkeys((os.path.abspath(name) + end, os.path.realpath(name) + end)))
 
 
 def is_internal(file: str, prefixes: Prefixes) -> bool:
-    """Whether a code object's file belongs to no user: a library's, or generated."""
+    """Return True if a code object's file belongs to no user: a library's, or generated."""
     if file.startswith(prefixes.program):
         return False
     if file.startswith("<"):
@@ -72,18 +79,18 @@ def is_internal(file: str, prefixes: Prefixes) -> bool:
     return file.startswith(prefixes.internal) or _INDUCTOR in file
 
 
-def user_place(frame: FrameType | None, prefixes: Prefixes) -> Place:
-    """The innermost user frame at or above ``frame``."""
+def user_site(frame: FrameType | None, prefixes: Prefixes) -> CallSite:
+    """Return the site of the innermost user frame at or above ``frame``."""
     while frame is not None:
         code = frame.f_code
         if not is_internal(code.co_filename, prefixes):
             return code.co_filename, frame.f_lineno or 0, code.co_name
         frame = frame.f_back
-    return NOWHERE
+    return NO_SITE
 
 
 def public_name(frame: FrameType | None, prefixes: Prefixes) -> str:
-    """The function of torch.distributed that the user's innermost frame has called.
+    """Return the function of torch.distributed that the user's innermost frame has called.
 
     It is the outermost public one of distributed_c10d below that frame: object
     collectives call others in turn. Empty where there is none.
@@ -97,13 +104,13 @@ def public_name(frame: FrameType | None, prefixes: Prefixes) -> str:
     return name
 
 
-def raised_at(trace: TracebackType | None, prefixes: Prefixes) -> Place:
-    """The innermost user frame of a traceback, else the innermost of all."""
-    innermost = own = NOWHERE
+def raised_at(trace: TracebackType | None, prefixes: Prefixes) -> CallSite:
+    """Return the site of the innermost user frame of a traceback, else of its innermost frame."""
+    innermost = own = NO_SITE
     while trace is not None:
         code = trace.tb_frame.f_code
         innermost = code.co_filename, trace.tb_lineno or 0, code.co_name
         if not is_internal(code.co_filename, prefixes):
             own = innermost
         trace = trace.tb_next
-    return own if own != NOWHERE else innermost
+    return own if own != NO_SITE else innermost

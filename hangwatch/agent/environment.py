@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 SUPERVISOR_PID = "HANGWATCH_SUPERVISOR_PID"
 ANY_SUPERVISOR = "any"
-"""Its value where several supervisors share a watchdog."""
+"""Value of SUPERVISOR_PID where several supervisors share a watchdog."""
 CARRIED = "PYTHON_HANGWATCH"
-"""What the supervisor was told, for the ranks of other nodes. Launchers that carry PYTHONPATH there
-often carry all variables that begin like it (DeepSpeed's pdsh runner), and no others."""
+"""Variable with the supervisor's options, for the ranks of other nodes. Launchers that carry
+PYTHONPATH there often carry all variables that begin like it (DeepSpeed's pdsh runner), and no
+others."""
 NATIVE = "HANGWATCH_NATIVE"
 RECORDER = "HANGWATCH_RECORDER"
 
@@ -32,7 +33,7 @@ FLIGHT_ENTRIES = "2000"
 
 
 def job_environment(environ: Mapping[str, str], run_dir: str | os.PathLike[str]) -> dict[str, str]:
-    """The environment in which the supervisor, and nobody else, starts the command.
+    """Return the environment in which the supervisor, and nobody else, starts the command.
 
     run_dir is the directory of the run. Raises FileNotFoundError if the
     installation lacks its sitecustomize.
@@ -53,23 +54,23 @@ def job_environment(environ: Mapping[str, str], run_dir: str | os.PathLike[str])
 
 
 def packed(told: Mapping[str, Any]) -> str:
-    """Plain values as a word that no shell has to quote, for CARRIED."""
+    """Pack plain values into a word that no shell has to quote, for CARRIED."""
     return base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What a supervisor, here or on another node, has packed; empty where there is nothing."""
+    """Unpack what a supervisor, here or on another node, has packed; empty if nothing."""
     try:
-        found = json.loads(base64.urlsafe_b64decode(environ.get(CARRIED, "")))
+        told = json.loads(base64.urlsafe_b64decode(environ.get(CARRIED, "")))
     except ValueError as error:
         if is_foreign(error):
             raise
         return {}
-    return found if isinstance(found, dict) else {}
+    return told if isinstance(told, dict) else {}
 
 
 def wrapped_in(environ: Mapping[str, str]) -> str:
-    """The directory of the run if a supervisor of this node has made it, else empty."""
+    """Return the directory of the run if a supervisor of this node has made it, else empty."""
     told = environ.get("HANGWATCH_DIR", "") if environ.get(SUPERVISOR_PID) else ""
     for directory in (told, carried(environ).get("run_dir")):
         if isinstance(directory, str) and directory and os.path.isdir(directory):
@@ -78,7 +79,7 @@ def wrapped_in(environ: Mapping[str, str]) -> str:
 
 
 def outside_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of what watches the job: without the injection, but able to import us.
+    """Return the environment for processes that watch: not injected, but able to import us.
 
     PYTHONPATH gets the directory that holds the package only where a fresh
     interpreter would not find it, since PYTHONPATH comes before the standard
@@ -103,7 +104,7 @@ def outside_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def package_directory() -> str:
-    """The real path of the package hangwatch."""
+    """Return the real path of the package hangwatch."""
     return os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
@@ -122,14 +123,14 @@ def enable_flight_recorder(
 
 
 def sitecustomize_directory() -> str:
-    """The real path of the directory to put in front of PYTHONPATH.
+    """Return the real path of the directory to put in front of PYTHONPATH.
 
     It lies inside the installed package, and beside it in a source tree.
     Raises FileNotFoundError.
     """
     package = package_directory()
-    for place in (package, os.path.dirname(package)):
-        directory = os.path.join(place, "sitecustomize")
+    for parent in (package, os.path.dirname(package)):
+        directory = os.path.join(parent, "sitecustomize")
         if os.path.isfile(os.path.join(directory, "sitecustomize.py")):
             return directory
     raise FileNotFoundError(
@@ -138,7 +139,7 @@ def sitecustomize_directory() -> str:
 
 
 def native_module_file() -> str | None:
-    """Where ``hangwatch._native`` lies, for interpreters that cannot import it by name."""
+    """Return the path of ``hangwatch._native``, for interpreters that cannot import it by name."""
     import hangwatch
 
     try:

@@ -1,4 +1,4 @@
-"""What an exception says, told without running anything of the program's.
+"""The text of an exception, made without running anything of the program's.
 
 An exception's ``__str__`` may take long, ask the store or a device, or raise. Python runs
 it when it prints the traceback; nobody else must. So a text is made of the arguments that
@@ -17,21 +17,21 @@ _OS_FIELDS = tuple(
     vars(OSError)[name].__get__ for name in ("errno", "strerror", "filename", "filename2")
 )
 """The interpreter's own, whatever a class of the program's makes of them."""
-_SAYS_ITS_ARGUMENTS = (BaseException, KeyError, OSError)
-"""Whose ``__str__`` looks at nothing but the arguments."""
+_SAYS_ITS_ARGUMENTS = (BaseException, AttributeError, KeyError, NameError, OSError)
+"""Classes whose ``__str__`` looks at nothing but the arguments."""
 _SAYS_ITS_FIRST = (ImportError, SyntaxError, BaseExceptionGroup)
-"""Whose ``__str__`` adds to the first of them: where, or how many there are."""
+"""Classes whose ``__str__`` adds a file, a line or a number to the first argument."""
 _PLAIN = (str, int, float, bool, type(None))
 ITEMS = 20
-"""So many arguments, or items of one, are told."""
+"""Most arguments, or items of an argument, that are told."""
 CHARS = 4000
-"""Of a text. What is larger is not looked at: it may be gigabytes that could not be decoded."""
+"""Longest text that is told. A larger one may be gigabytes that could not be decoded."""
 _MAX_BITS = 64
-"""Of a number: to write out one of many digits takes long, and Python refuses it."""
+"""Largest number that is told: to write out many digits takes long, and Python refuses it."""
 
 
 def type_name(kind: type) -> str:
-    """The type's name as a traceback prints it."""
+    """Return the type's name as a traceback prints it."""
     module = _NAMESPACE(kind).get("__module__", "")
     name = str.__str__(_QUALNAME(kind))
     if type(module) is not str or module in {"", "builtins", "__main__"}:
@@ -40,7 +40,7 @@ def type_name(kind: type) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What the exception says by its arguments; one that is no plain value is told by its type.
+    """Return the exception's text, made of its arguments; of no plain value more than its type.
 
     Empty where its class makes the text by a method of its own: that may leave out what the
     exception was made with, and have its reasons.
@@ -61,7 +61,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _of_a_codec(args: tuple[Any, ...]) -> str:
-    """As UnicodeError tells it: where, and of what is there one byte or character at most."""
+    """Return the text of a UnicodeError: the position, and one byte or character at most."""
     if len(args) != 5 or not all(map(_is_plain, (args[0], *args[2:]))):  # noqa: PLR2004 (fields)
         return ""
     codec, what, start, end, reason = args
@@ -84,7 +84,7 @@ def _is_plain(value: Any) -> bool:
 def _is_plain_item(value: Any) -> bool:
     # By identity: a class of the program's may have a metaclass that compares and hashes.
     kind = type(value)
-    if not any(kind is one for one in _PLAIN):
+    if not any(kind is plain for plain in _PLAIN):
         return False
     if kind is str:
         return len(value) <= CHARS

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 LIMIT = 5
-"""After so many swallowed errors something is wrong with us, and we stop."""
+"""Swallowed errors after which something is wrong with us, and we stop."""
 
 
 class Guard:
@@ -36,7 +36,7 @@ class Guard:
 
     @property
     def open(self) -> bool:
-        """Whether we may still act at all."""
+        """True until LIMIT errors were swallowed."""
         return self.swallowed < LIMIT
 
     def __enter__(self) -> None:

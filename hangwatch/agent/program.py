@@ -1,4 +1,4 @@
-"""Where the program that was started is installed, if it is: its code is the user's own, too.
+"""Finds the file that is the program, or the installed package: its code is the user's own, too.
 
 Teams train with packages that lie in site-packages (``torchrun -m company.train``, or a console
 script); what else lies there are libraries.
@@ -32,38 +32,41 @@ _RUNNERS = frozenset(
         "_pytest",
     }
 )
-"""Packages that run a program of somebody else's."""
+"""Packages that run another one's program."""
 _OURS = "hangwatch"
-_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-"""Options of Python that take the next word."""
-_IMPORT = re.compile(rb"^from ([\w.]+) import ", re.MULTILINE)
+_WITH_VALUE = frozenset("cmWX")
+"""Short options of Python that take the rest of their word, or the next one."""
+_IMPORT = re.compile(
+    rb"^from ([\w.]+) import (\w+)[ \t]*\r?$(?=[\s\S]*\bsys\.exit\(\2\b)", re.MULTILINE
+)
+"""What the script of an entry point consists of, whichever installer has made it."""
 _SCRIPT_BYTES = 4096
 
 
 def started(words: Sequence[str]) -> tuple[str, str]:
-    """(module, path) of what a command line of Python runs (sys.orig_argv); one is empty, or both.
+    """Return (module, path) of what a command line of Python (sys.orig_argv) runs.
 
-    Both are where it runs a text (-c), or what it reads from its standard input.
+    One of them is empty; both are where it runs a text (-c) or its standard input.
     """
     rest = iter(words[1:])
     for word in rest:
-        if word == "-m":
-            return next(rest, ""), ""
-        if word in _WITH_VALUE:
+        if word == "-" or not word.startswith("-"):
+            return "", word.removeprefix("-")
+        if word == "--check-hash-based-pycs":
             next(rest, "")
-        elif word.startswith("-"):
-            if word.startswith(("-c", "-m")) or word == "-":
-                return word.removeprefix("-m") if word.startswith("-m") else "", ""
-        else:
-            return "", word
+        elif not word.startswith("--"):
+            at = next((at for at, letter in enumerate(word) if letter in _WITH_VALUE), 0)
+            value = (word[at + 1 :] or next(rest, "")) if at else ""
+            if at and word[at] in "cm":
+                return value if word[at] == "m" else "", ""
     return "", ""
 
 
 def program_code(words: Sequence[str], path: Sequence[object] | None = None) -> str:
-    """The directory of the package that is the program, with a trailing slash; or its one file.
+    """Return the program's file; where it is installed its package, a directory ending in a slash.
 
-    words: sys.orig_argv. path: sys.path. Empty where the program is not installed, or where a
-    package runs another one's program.
+    words: sys.orig_argv. path: sys.path. Empty where that is not known, or where a package runs
+    another one's program.
     """
     module, file = started(words)
     if file and not file.endswith(".py") and os.path.basename(os.path.dirname(file)) == "bin":
@@ -76,11 +79,11 @@ def program_code(words: Sequence[str], path: Sequence[object] | None = None) -> 
         before, library, inside = file.partition(f"/{name}/")
         if library:
             return _below(before + library, inside)
-    return ""
+    return file if file.endswith(".py") else ""
 
 
 def _imported_by(script: str) -> str:
-    """The module that a console script imports its function from."""
+    """Return the module that a console script imports its function from."""
     from pathlib import Path
 
     from hangwatch.safety import untrusted  # as late as possible: few programs are started so
@@ -88,15 +91,15 @@ def _imported_by(script: str) -> str:
     with Ignoring(OSError):
         handle = untrusted.open_file(Path(script), follow=True)
         try:
-            found = _IMPORT.search(untrusted.read_from(handle, _SCRIPT_BYTES))
-            return found[1].decode() if found else ""
+            module = _IMPORT.search(untrusted.read_from(handle, _SCRIPT_BYTES))
+            return module[1].decode() if module else ""
         finally:
             os.close(handle)
     return ""
 
 
 def _code_of(module: str, path: Sequence[object]) -> str:
-    """The code of the package that a module is of, by the first entry of sys.path that has it."""
+    """Return the package of a module, in the first entry of sys.path that has it."""
     top = module.partition(".")[0]
     for entry in path:
         if not isinstance(entry, str):
@@ -104,12 +107,16 @@ def _code_of(module: str, path: Sequence[object]) -> str:
         single = os.path.exists(os.path.join(entry, f"{top}.py"))
         if single or os.path.exists(os.path.join(entry, top)):
             inside = f"{top}.py" if single else f"{module.replace('.', '/')}/"
-            return _below(f"{entry}/", inside) if os.path.basename(entry) in LIBRARIES else ""
+            if os.path.basename(entry) in LIBRARIES:
+                return _below(f"{entry}/", inside)
+            files = f"{inside.removesuffix('/')}.py", f"{inside}__main__.py"
+            found = (os.path.join(entry, file) for file in (inside, *files))
+            return next((file for file in found if os.path.isfile(file)), "")
     return ""
 
 
 def _below(library: str, inside: str) -> str:
-    """The package, or the one module, that a path in a library is of."""
+    """Return the package, or the single module, that ``inside`` belongs to in ``library``."""
     top, _, rest = inside.partition("/")
     if top.removesuffix(".py") in _RUNNERS:
         return ""

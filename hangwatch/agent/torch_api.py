@@ -1,9 +1,9 @@
-"""What the torch of this process offers of what the agent relies on.
+"""Finds out what the torch of this process has of what the agent relies on.
 
-All that depends on the version of torch is decided here, by what is found and not by its
+All that depends on the version of torch is decided here, by what there is and not by its
 number, but for what has to be known before torch is imported. What is missing, and what
-is there that nobody here knew of, is said on the page (``RankPage.torch_lacks``): so a new
-torch is told at once.
+is there that hangwatch does not know, is said on the page (``RankPage.torch_lacks``), so
+that a new torch is noticed at once.
 
 =========  ===================================================================================
 since      difference
@@ -39,7 +39,7 @@ OLD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _SIZE_RENAMED_IN = (2, 8)
 
 _WORLD = ("default_pg", "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config")
-"""What tells groups apart (distributed_c10d._World)."""
+"""Attributes of distributed_c10d._World by which groups are told apart."""
 _NO_CALLS = frozenset({"_end_coalescing", "reconfigure"})
 """Methods that return a Work and issue none: the calls between were issued one by one, and a
 group that is made anew is another group."""
@@ -51,19 +51,19 @@ class Recorders(NamedTuple):
     """c10d's own recorders: two objects, since a job may have groups of NCCL and of gloo."""
 
     dumps: dict[str, Callable[..., bytes]]
-    """Those that can be read as JSON, by name: NCCL, GENERAL."""
+    """Functions that dump a recorder as JSON, by name: NCCL, GENERAL."""
     pickled: Callable[..., bytes] | None
-    """NCCL's, pickled."""
+    """The function that dumps NCCL's recorder pickled."""
 
     @classmethod
     def of(cls, core: Any) -> Recorders:
-        """core: the module torch._C._distributed_c10d."""
+        """Return the recorders of ``core``, the module torch._C._distributed_c10d."""
         dumps = {name: getattr(core, name) for name in (NCCL, GENERAL) if hasattr(core, name)}
         return cls(dumps, getattr(core, _PICKLED, None))
 
 
 def reads_old_size(version: str | None) -> bool:
-    """Whether a torch of that version has the recorder's size from OLD_SIZE.
+    """Return True if a torch of that version has the recorder's size from OLD_SIZE.
 
     Later ones read it, too, and print a warning on every rank (getCvarInt in
     torch/csrc/distributed/c10d/Utils.hpp).
@@ -91,9 +91,9 @@ def keep_compiler_off(core: Any, code: CodeType, *, deep: bool) -> None:
 def lacks(
     c10d: Any, recorders: Recorders, wrapped: Iterable[str], *, gil_free: bool | None
 ) -> Iterator[str]:
-    """What is missing, and what is not known here, a sentence each, the worst first.
+    """Yield a sentence for each thing that is missing, or not known here, the worst first.
 
-    wrapped: the methods of ProcessGroup and Work that are recorded. gil_free: whether all
+    wrapped: the methods of ProcessGroup and Work that are recorded. gil_free: True if all
     recorders can be read without the GIL, None where that is not torch's to decide.
     """
     known = set(wrapped)
@@ -121,7 +121,7 @@ def lacks(
 
 
 def _issues(group: type, name: str) -> bool:
-    """Whether a method that nobody here knows gives a Work, by its signature."""
+    """Return True if a method that hangwatch does not know returns a Work, by its signature."""
     if name in _NO_CALLS or name.startswith("__"):
         return False
     said = getattr(getattr(group, name, None), "__doc__", None)

@@ -12,7 +12,7 @@ class Ticket:
 
 
 class _Mark:
-    """Who has, or had, the turn; ``__dict__["next"]`` is who came after, once there is one."""
+    """A turn that somebody has, or had; ``__dict__["next"]`` is the one after, if there is one."""
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = weakref.ref(ticket)
@@ -44,7 +44,7 @@ class Turn:
         self._last = _Mark(Ticket())
 
     def take(self, ticket: Ticket) -> bool:
-        """Have the turn until the ticket is over, or gone; False if another one has it."""
+        """Take the turn until the ticket is over, or gone; return False if somebody else has it."""
         mine = _Mark(ticket)
         while True:
             # Not on from one mark to the next: a handler may add them faster than we walk.

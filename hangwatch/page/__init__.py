@@ -1,1 +1,1 @@
-"""The black box: reads a rank's shared-memory page, whichever recorder wrote it."""
+"""Reads a rank's shared-memory page, whichever recorder wrote it."""

@@ -1,6 +1,6 @@
-"""What a rank's page says of the exception that ended it: its text, and what led to it.
+"""Packs the text of the exception that ended a rank, and of those before it, into one field.
 
-Both lie in one field, with a separator that no text of a program gets into it.
+The separator is taken out of each text.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ SEPARATOR = "\x1e"
 
 
 def packed(message: str, thrown: str, sent: str, after: Iterable[str]) -> str:
-    """The field: the text, what a call of torch's has raised, and what led to the exception.
+    """Return the field.
 
-    sent: the signal whose handler has raised it.
+    message: the exception's text. thrown: the exception of torch's last call that failed. sent:
+    the signal whose handler has raised it. after: the exceptions before it.
     """
     parts = [part.replace(SEPARATOR, " ") for part in (message, thrown, sent, *after)]
     return SEPARATOR.join(parts if any(parts[1:]) else parts[:1])
 
 
 def unpacked(field: str) -> tuple[str, str, str, tuple[str, ...]]:
-    """(message, thrown, sent, after) of what ``packed`` has made."""
+    """Return (message, thrown, sent, after) of what ``packed`` has made."""
     parts = field.split(SEPARATOR)
     message, thrown, sent = (*parts[:3], "", "")[:3]  # a text alone is a field, too
     return message, thrown, sent, tuple(parts[3:])

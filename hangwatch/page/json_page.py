@@ -27,7 +27,7 @@ ROOM_BYTES = _BUFFER_BYTES - _HEADER.size
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
-    """The text for one buffer. Raises ValueError if it does not fit."""
+    """Return the text for one buffer. Raises ValueError if it does not fit."""
     text = json.dumps(values, separators=(",", ":"), allow_nan=False).encode()
     if len(text) > ROOM_BYTES:
         raise ValueError(f"{len(text)} bytes do not fit into a page of {ROOM_BYTES}")
@@ -49,7 +49,7 @@ def write(page: bytearray | mmap, generation: int, text: bytes) -> None:
 
 
 def decode(data: Any) -> dict[str, Any]:
-    """The newest whole text in an object with the buffer protocol.
+    """Return the newest whole text in an object with the buffer protocol.
 
     Raises ValueError, and nothing else, for bytes that are no such page.
     """
@@ -73,7 +73,7 @@ def _buffer_at(number: int) -> int:
 
 
 def _buffer(page: memoryview, number: int) -> tuple[int, bytes] | None:
-    """(generation, text) of a buffer if it is there and whole."""
+    """Return (generation, text) of a buffer if it is there and whole."""
     at = _buffer_at(number)
     if len(page) < at + _HEADER.size:
         return None

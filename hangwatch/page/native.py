@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _config(name: str) -> object:
-    """A variable of the interpreter's build; those before 3.13 all have the GIL."""
+    """Return a variable of the interpreter's build; those before 3.13 all have the GIL."""
     if not hasattr(sys, "_is_gil_enabled"):
         return None
     import sysconfig  # noqa: PLC0415 (it is slow)
@@ -21,7 +21,7 @@ def _config(name: str) -> object:
 
 
 def load(file: str = "") -> ModuleType:
-    """The module by its name, else from the file where one is named.
+    """Load the module by its name, else from the file where one is named.
 
     Raises ImportError or OSError with the reason. An import by path asks for no tag of
     the interpreter, so that is asked for here, before anything is loaded.
@@ -53,10 +53,10 @@ def reason_against(
     config: Callable[[str], object] = _config,
     implementation: str = sys.implementation.name,
 ) -> str:
-    """Why this interpreter must not load it, or empty.
+    """Return why this interpreter must not load the module, or empty.
 
-    It was built for the stable ABI of CPython with the GIL. Of a free-threaded one (PEP
-    703) the objects are laid out otherwise, whether its GIL is on or not.
+    It was built for the stable ABI of CPython with the GIL. In a free-threaded one
+    (PEP 703) the objects are laid out otherwise, whether its GIL is on or not.
     """
     if "t" in abiflags or config("Py_GIL_DISABLED") in (1, "1"):
         return "the native module needs a Python with the GIL, and this one is free-threaded"

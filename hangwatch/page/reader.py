@@ -20,7 +20,7 @@ from hangwatch.safety import redaction
 from hangwatch.types.page import RankPage
 
 MAX_WORLD = 1 << 20
-"""Ranks in one job. A page that claims more is not believed: what is built of it would grow."""
+"""Most ranks in one job. A page that claims more is refused: memory would grow with it."""
 
 
 def parse_page(data: Any, *, events: bool = True) -> RankPage:
@@ -47,9 +47,11 @@ def parse_page(data: Any, *, events: bool = True) -> RankPage:
 
 
 def _believed(page: RankPage) -> RankPage:
-    """The page. Raises ValueError where it claims what no job has."""
-    who = page.identity
-    claimed = max(who.world_size, who.local_world_size, who.rank + 1, who.local_rank + 1)
+    """Return the page. Raises ValueError where it claims what no job has."""
+    identity = page.identity
+    claimed = max(
+        identity.world_size, identity.local_world_size, identity.rank + 1, identity.local_rank + 1
+    )
     if claimed > MAX_WORLD:
         raise ValueError(f"it claims {claimed} ranks, and no job has more than {MAX_WORLD}")
     for group in page.groups:

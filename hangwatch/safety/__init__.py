@@ -1,1 +1,1 @@
-"""What keeps secrets, hostile files and faults of our own from doing harm."""
+"""Keeps secrets, hostile files and faults of our own from doing harm."""

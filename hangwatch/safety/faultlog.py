@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 FILE = "watchdog.log"
 MAX_BYTES = 256 << 10
-"""Of what was written last this much is kept at most, and half of it at least."""
+"""Most bytes that are kept, of what was written last; at least half of it."""
 MAX_ENTRY_BYTES = 16 << 10
 _MAX_KINDS = 256
-"""Faults that are told apart; what is more is counted as one."""
+"""Faults that are told apart; all others are counted as one."""
 _FRAMES = 40
 
 _counts: dict[tuple[str, ...], int] = {}
@@ -30,7 +30,7 @@ _counts: dict[tuple[str, ...], int] = {}
 
 
 def log_fault(run_dir: Path | None, what: str, error: BaseException) -> str:
-    """Keep a traceback; where it is, for people, empty where it could not be kept.
+    """Keep a traceback; return for people where it is, empty where it could not be kept.
 
     what: what has failed, in a few words. Of a fault that comes again and again the
     first, the second, the fourth, the eighth ... is kept. Raises nothing and waits for
@@ -39,7 +39,7 @@ def log_fault(run_dir: Path | None, what: str, error: BaseException) -> str:
     if run_dir is None:
         return ""
     try:
-        kind = (what, type(error).__name__, _place(error))
+        kind = (what, type(error).__name__, _site(error))
         if kind not in _counts and len(_counts) >= _MAX_KINDS:
             kind = ("", "", "")
         count = _counts[kind] = _counts.get(kind, 0) + 1
@@ -51,7 +51,7 @@ def log_fault(run_dir: Path | None, what: str, error: BaseException) -> str:
 
 
 def open_log(run_dir: Path) -> int:
-    """The log, to be appended to. Raises OSError."""
+    """Open the log, to be appended to. Raises OSError."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(run_dir / FILE, flags, 0o600)
     status = os.fstat(fd)
@@ -62,7 +62,7 @@ def open_log(run_dir: Path) -> int:
 
 
 def logged(run_dir: Path | None) -> bytes:
-    """What the log holds, empty where there is none."""
+    """Return the content of the log, empty where there is none."""
     if run_dir is None:
         return b""
     try:
@@ -80,8 +80,8 @@ def logged(run_dir: Path | None) -> bytes:
         os.close(fd)
 
 
-def _place(error: BaseException) -> str:
-    """The innermost line that raised it."""
+def _site(error: BaseException) -> str:
+    """Return the line that raised ``error``."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next

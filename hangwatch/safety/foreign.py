@@ -21,9 +21,10 @@ _TRACEBACK = vars(BaseException)["__traceback__"].__get__
 _ARGS = vars(BaseException)["args"].__get__
 """The interpreter's own, whatever a class of the program's makes of them."""
 _NAMED = frozenset(signal.Signals)
-_ASKS_TO_END = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_TAKES_ANY = 0x04
+"""CO_VARARGS of inspect, a slow import."""
 _RAISED_WITHOUT_A_WORD = (MemoryError, StopIteration, AssertionError, RecursionError)
-"""What may come up in our own frames without arguments."""
+"""Exceptions that may come up in our own frames without arguments."""
 
 
 class Ignoring:
@@ -49,9 +50,9 @@ class Ignoring:
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Whether an exception that came up in a statement of ours is meant for the user's code.
+    """Return True if ``error``, which came up in a statement of ours, is meant for the program.
 
-    What ends a program is, what a signal handler raised, and what another thread has sent
+    So is what ends a program, what a signal handler raised, and what another thread has sent
     (PyThreadState_SetAsyncExc, as time-outs and notebooks do).
     """
     if not isinstance(error, Exception) or is_sent(error):
@@ -69,7 +70,7 @@ def is_foreign(error: BaseException) -> bool:
 
 
 def is_sent(error: BaseException) -> bool:
-    """Whether a signal handler has raised an exception."""
+    """Return True if a signal handler has raised ``error``."""
     handlers = _handlers()
     before: FrameType | None = None
     trace: TracebackType | None = _TRACEBACK(error)
@@ -82,32 +83,59 @@ def is_sent(error: BaseException) -> bool:
 
 
 def signal_of(error: BaseException) -> str:
-    """The name of the signal whose handler has raised an exception, empty where none has.
+    """Return the name of the signal whose handler has raised ``error``, empty where none has.
 
-    Of one that handles several that which asks a program to end, where it is among them.
+    The interpreter gives a handler the number of the signal and the frame that it interrupted.
+    So a call of the same function by the program, or of another one in the same wrapper, is none.
     """
-    handlers = _handlers()
+    before: FrameType | None = None
     trace: TracebackType | None = _TRACEBACK(error)
     while trace is not None:
-        name = handlers.get(trace.tb_frame.f_code)
-        if name is not None:
-            return name
-        trace = trace.tb_next
+        if before is not None:
+            number = _number_given(trace.tb_frame, before)
+            if number is not None:
+                return _name_of(number)
+        before, trace = trace.tb_frame, trace.tb_next
     return ""
 
 
-def _handlers() -> dict[CodeType, str]:
-    """The code of the signal handlers that are installed now, and the signal of each."""
-    found: dict[CodeType, str] = {}
-    for number in (*signal.valid_signals(), *_ASKS_TO_END):
-        code = _code_of(signal.getsignal(number))
-        if code is not None:
-            found[code] = signal.Signals(number).name if number in _NAMED else f"signal {number}"
+def _name_of(number: int) -> str:
+    return signal.Signals(number).name if number in _NAMED else f"signal {number}"
+
+
+def _number_given(frame: FrameType, interrupted: FrameType) -> int | None:
+    """Return the number of the signal that ``frame`` handles, None if it is no handler's."""
+    if _is_ours(frame):
+        return None
+    code, found = frame.f_code, frame.f_locals
+    given = [found.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & _TAKES_ANY:
+        more = found.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        given += more if type(more) is tuple else ()
+    for pair in (given[:2], given[1:3]):  # those of a function, of a method
+        number, at = (*pair, None, None)[:2]
+        if at is interrupted and type(number) is int and number in signal.valid_signals():
+            return number
+    return None
+
+
+def _values_of(frame: FrameType) -> list[object]:
+    """Return what the variables of a frame hold, in their order, and what their tuples hold."""
+    found: list[object] = []
+    # Of a module they are its globals, which may grow.
+    for value in list(frame.f_locals.values()):
+        found += value if type(value) is tuple else (value,)
     return found
 
 
+def _handlers() -> set[CodeType]:
+    """Return the code of the signal handlers that are installed now."""
+    codes = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
+    return {code for code in codes if code is not None}
+
+
 def _code_of(handler: Any) -> CodeType | None:
-    """What a call of a handler runs; nothing of the program's is asked for it."""
+    """Return the code that a call of a handler runs; nothing of the program's is asked for it."""
     while type(handler) is functools.partial:
         handler = handler.func
     if type(handler) is MethodType:
@@ -123,19 +151,17 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
-    """Whether a frame is that of a signal handler, which is given the one that it interrupts.
+    """Return True if ``frame`` is a signal handler's, to which ``interrupted`` was given.
 
     It need not be installed any more, and may take what it is given as ``*args``.
     """
     if _is_ours(frame):
         return False
-    values = list(frame.f_locals.values())  # of a module they are its globals, which may grow
-    several = (one for value in values if type(value) is tuple for one in value)
-    return any(value is interrupted for value in (*values, *several))
+    return any(value is interrupted for value in _values_of(frame))
 
 
 def _is_of_a_library(frame: FrameType) -> bool:
-    """Whether a frame is Python's or torch's, which raise no class of others.
+    """Return True if a frame is Python's or torch's, which raise no class of others.
 
     That is also what Python has generated for named tuples, and for dataclasses of ours.
     """
@@ -148,7 +174,7 @@ def _is_of_a_library(frame: FrameType) -> bool:
 
 
 def _is_of_others(error: Exception) -> bool:
-    """Whether the class of an exception is neither Python's, torch's nor ours.
+    """Return True if the class of an exception is neither Python's, torch's nor ours.
 
     Such a one can only have been sent to a frame that raises none.
     """
@@ -157,7 +183,7 @@ def _is_of_others(error: Exception) -> bool:
 
 
 def _is_bare(error: Exception) -> bool:
-    """Whether an exception looks like one that was sent, which ours raise none like.
+    """Return True if ``error`` looks as if it was sent by another thread.
 
     A class is sent, of which the interpreter makes an instance without arguments.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 REDACTED = "[redacted]"
 MAX_CHARS = 1 << 20
-"""Of a longer text the rest is dropped."""
+"""Longest text; the rest is dropped."""
 CUT = "…"
 _OF_A_TOKEN = f"{ascii_letters}{digits}_.-"
 
@@ -82,7 +82,8 @@ _HINT = re.compile(
 _QUOTED = re.compile(r"([bBrRfFuU]{0,2}(['\"]))((?:\\.|(?!\2)[^\\\r\n])*)")
 _ESCAPED = re.compile(r"(b?\\(['\"]))((?:(?!\\?\2)[^\r\n])*)")
 _BARE = re.compile(r"()()([^\s'\"]+)")
-_BARE_IN_URL = re.compile(r"()()([^\s'\"&#]+)")
+_BARE_IN_URL = re.compile(r"()()([^\s'\"&]+)")
+"""Up to the next parameter: a secret that nobody has encoded may hold a ``#``."""
 _OPTION = re.compile(r"-{1,2}[A-Za-z_]")
 _ASSIGNED = re.compile(r"[-+~]{0,2}[A-Za-z_][\w.\-/@]{0,120}")
 _LOGIN = re.compile(r"(?!\d+:\d+$)([^\s:/]{1,200}):(\S+)")
@@ -92,9 +93,9 @@ _PLAIN = frozenset(
     {"", "true", "false", "yes", "no", "on", "off", "none", "null", "nil", "auto"}
     | {"bearer", "basic", "digest", "token"}
 )
-"""What says whether there is a secret, or how one is sent, and is none."""
+"""Values that tell if there is a secret, or how it is sent, and are none."""
 _REFERENCE = re.compile(r"\$\{?\w+\}?|\$\([^)]*\)|%\(?\w*\)?s|\{\w*\}|\*+|\.{3}|<[\w -]{1,40}>")
-"""What stands for a value: a variable, a format's field."""
+"""Stands for a value: a variable, a format's field."""
 _OF_A_VOCABULARY = re.compile(r"\d{1,5}|<.{0,40}>|\[[A-Z_0-9]{1,20}\]")
 _FILE = re.compile(
     r"(?:~|\.{1,2})/\S+|/(?:[\w.\-]+/)*[\w\-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
@@ -104,7 +105,7 @@ _RANDOM = re.compile(r"(?=\S*\d)\S{8,}|\S{20,}")
 
 
 def command(words: Sequence[str]) -> list[str]:
-    """A command line without its secrets, word for word."""
+    """Return a command line without its secrets, word for word."""
     shown: list[str] = []
     option = ""
     for word in words:
@@ -120,7 +121,7 @@ def command(words: Sequence[str]) -> list[str]:
 
 
 def text(raw: str, most_chars: int = MAX_CHARS) -> str:
-    """Any text without the secrets that are named or shaped as such in it.
+    """Return any text without the secrets that are named or shaped as such in it.
 
     Longer than most_chars it is cut, before what could be a part of a token.
     """
@@ -131,7 +132,7 @@ def text(raw: str, most_chars: int = MAX_CHARS) -> str:
 
 
 def source(code: str) -> str:
-    """Source code without secrets in its literals. It has the same lines as before."""
+    """Return source code without secrets in its literals. It has the same lines as before."""
     lines = _PRIVATE_KEY.sub(_without_key, code).split("\n")
     return "\n".join(
         _named(_LOGIN_CALL.sub(rf"\1{REDACTED}", _shaped(line)), _in_source)
@@ -142,7 +143,7 @@ def source(code: str) -> str:
 
 
 def _word(word: str) -> str:
-    """A word of a command line that is no value of the option before it."""
+    """Redact a word of a command line that is no value of the option before it."""
     name, equals, value = word.partition("=")
     if not equals or not _ASSIGNED.fullmatch(name):
         return text(word)
@@ -152,7 +153,7 @@ def _word(word: str) -> str:
 
 
 def _expects(option: str) -> bool:
-    """Whether the next word is the value of a secret option."""
+    """Return True if the next word is the value of a secret option."""
     if not _OPTION.match(option) or "=" in option or not _ASSIGNED.fullmatch(option):
         return False
     kind = kind_of(option)
@@ -160,7 +161,7 @@ def _expects(option: str) -> bool:
 
 
 def _instead(value: str, kind: Kind | None) -> str:
-    """What is shown of the value of a secret option or variable."""
+    """Return what is shown of the value of a secret option or variable."""
     return REDACTED if kind and _gives_away(value, kind) else text(value)
 
 
@@ -173,7 +174,7 @@ def _gives_away(value: str, kind: Kind) -> bool:
 
 
 def _in_text(name: str, separator: str, value: str, kind: Kind, *, quoted: bool) -> bool:
-    """Whether a text gives a secret away behind a name."""
+    """Return True if a text gives a secret away behind a name."""
     option = name.startswith("-")
     between = separator.strip()
     if not between:  # a blank: --name value, or: the password 'value'
@@ -190,7 +191,7 @@ def _in_text(name: str, separator: str, value: str, kind: Kind, *, quoted: bool)
 
 
 def _in_source(name: str, separator: str, value: str, kind: Kind, *, quoted: bool) -> bool:
-    """Whether a literal in source is a secret: ``if token == "the"`` is none."""
+    """Return True if a literal in source is a secret: ``if token == "the"`` is none."""
     if not quoted or (kind.token and not _RANDOM.fullmatch(value)):
         return False
     # A prompt is none: input("password: ")
@@ -200,15 +201,15 @@ def _in_source(name: str, separator: str, value: str, kind: Kind, *, quoted: boo
 
 
 def _named(raw: str, secret: Callable[..., bool]) -> str:
-    """The text without the values of what is named secret in it."""
+    """Return the text without the values of what is named secret in it."""
     if not _HINT.search(raw):
         return raw
     parts: list[str] = []
     done = at = 0
-    while found := _NAME.search(raw, at):
-        name, separator = found.groups()
-        at = found.end()
-        in_url = raw[found.start() - 1 : found.start()] in {"?", "&"}
+    while match := _NAME.search(raw, at):
+        name, separator = match.groups()
+        at = match.end()
+        in_url = raw[match.start() - 1 : match.start()] in {"?", "&"}
         kind = kind_of(name, in_url=in_url)
         if kind is None:
             continue  # what follows may be a name itself
@@ -224,7 +225,7 @@ def _named(raw: str, secret: Callable[..., bool]) -> str:
 
 
 def _shaped(raw: str) -> str:
-    """The text without tokens of known issuers, and what URLs and headers carry."""
+    """Return the text without tokens of known issuers, and what URLs and headers carry."""
     if "PRIVATE KEY-----" in raw:
         raw = _PRIVATE_KEY.sub(_without_key, raw)
     if "://" in raw:
@@ -234,13 +235,13 @@ def _shaped(raw: str) -> str:
     return _SHAPES.sub(REDACTED, raw)
 
 
-def _without_key(found: re.Match[str]) -> str:
+def _without_key(match: re.Match[str]) -> str:
     # As many lines as before: source is read by line.
-    lines = "\n" * found[2].count("\n")
-    return f"{found[1]}{REDACTED}{lines}{found[3] or ''}"
+    lines = "\n" * match[2].count("\n")
+    return f"{match[1]}{REDACTED}{lines}{match[3] or ''}"
 
 
-def _without_login(found: re.Match[str]) -> str:
-    if found[4] is None:
-        return f"{found[1]}{found[2]}:{REDACTED}@"
-    return f"{found[1]}{REDACTED}@" if _RANDOM.fullmatch(found[4]) else found[0]
+def _without_login(match: re.Match[str]) -> str:
+    if match[4] is None:
+        return f"{match[1]}{match[2]}:{REDACTED}@"
+    return f"{match[1]}{REDACTED}@" if _RANDOM.fullmatch(match[4]) else match[0]

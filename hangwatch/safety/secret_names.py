@@ -9,14 +9,14 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What sort of secret a name stands for."""
+    """The sort of secret that a name stands for."""
 
     token: bool = False
-    """A token: of a tokenizer there are some, too."""
+    """True for a token; tokenizers have tokens, too, which are no secrets."""
     password: bool = False
-    """Whatever stands there is one, also what looks like a file."""
+    """True if any value is a secret, also one that looks like a file."""
     switch: bool = False
-    """``--use-auth-token``: the next word is not its value."""
+    """True for a switch, ``--use-auth-token``: the next word is not its value."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -61,7 +61,7 @@ _PASSWORD, _TOKEN, _OTHER = Kind(password=True), Kind(token=True), Kind()
 
 @lru_cache(maxsize=512)
 def kind_of(name: str, *, in_url: bool = False) -> Kind | None:
-    """What sort of secret a name stands for, None for none.
+    """Return the sort of secret that a name stands for, None for none.
 
     in_url: it is a parameter of a URL.
     """
@@ -69,12 +69,12 @@ def kind_of(name: str, *, in_url: bool = False) -> Kind | None:
     switch = len(words) > 1 and words[0] in _SWITCHES
     while len(words) > 1 and words[-1] in _TAILS:
         words.pop()
-    found = _kind(words) if words and name not in _WORKING_DIRECTORY else None
+    kind = _kind(words) if words and name not in _WORKING_DIRECTORY else None
     if words == ["pass"] and (name.startswith("-") or name.isupper()):
-        found = _PASSWORD
-    if found is None and in_url and words and words[-1] in _IN_URLS:
-        found = _OTHER
-    return Kind(found.token, found.password, switch) if found and switch else found
+        kind = _PASSWORD
+    if kind is None and in_url and words and words[-1] in _IN_URLS:
+        kind = _OTHER
+    return Kind(kind.token, kind.password, switch) if kind and switch else kind
 
 
 def _kind(words: list[str]) -> Kind | None:

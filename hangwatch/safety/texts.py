@@ -16,12 +16,12 @@ _LONE = re.compile("[\ud800-\udfff]")
 
 
 def readable(text: str) -> str:
-    """The same text with lone surrogates spelt out; any other text as it is."""
+    """Return the text with lone surrogates spelt out; any other text as it is."""
     return text if text.isascii() else _LONE.sub(_spelt, text)
 
 
 def readable_all(value: Any) -> Any:
-    """The same plain values (of JSON) with readable texts, keys too."""
+    """Return the plain values (of JSON) with readable texts, keys too."""
     if isinstance(value, str):
         return readable(value)
     if isinstance(value, dict):
@@ -32,16 +32,16 @@ def readable_all(value: Any) -> Any:
 
 
 def readable_report(report: T) -> T:
-    """The same plain values, walked through only where there may be something to spell out."""
+    """Return the plain values, walked through only where there may be something to spell out."""
     import json  # noqa: PLC0415 (ranks need readable() alone)
 
     if "\\ud" not in json.dumps(report):  # a surrogate as json escapes it
         return report
-    found: T = readable_all(report)
-    return found
+    spelt: T = readable_all(report)
+    return spelt
 
 
-def _spelt(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _spelt(match: re.Match[str]) -> str:
+    number = ord(match[0])
     byte = number - 0xDC00  # PEP 383: 0x80 to 0xFF
     return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else f"\\u{number:04x}"  # noqa: PLR2004

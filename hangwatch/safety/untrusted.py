@@ -59,7 +59,7 @@ _KINDS = {
 
 
 class Owner(Enum):
-    """Whose a file has to be."""
+    """The owner that a file has to have."""
 
     ANYBODY = auto()
     DIRECTORY = auto()
@@ -67,14 +67,14 @@ class Owner(Enum):
 
 
 class RefusedError(OSError):
-    """What lies at a path is not to be opened."""
+    """Raised for a path that is not to be opened."""
 
     def __init__(self, why: str, path: Path) -> None:
         super().__init__(errno.EPERM, why, str(path))
 
 
 def open_file(path: Path, owner: Owner = Owner.ANYBODY, *, follow: bool = False) -> int:
-    """A file descriptor to read a regular file by. Raises OSError.
+    """Return a file descriptor to read a regular file by. Raises OSError.
 
     follow: the operator has typed this path, so it may be a link.
     """
@@ -91,7 +91,7 @@ def open_file(path: Path, owner: Owner = Owner.ANYBODY, *, follow: bool = False)
 def read(
     path: Path, most_bytes: int, owner: Owner = Owner.ANYBODY, *, follow: bool = False
 ) -> bytes:
-    """The content of a file. Raises OSError, also where it has more than most_bytes."""
+    """Return the content of a file. Raises OSError, also where it has more than most_bytes."""
     handle = open_file(path, owner, follow=follow)
     try:
         size = os.fstat(handle).st_size
@@ -104,7 +104,7 @@ def read(
 
 
 def read_from(handle: int, most_bytes: int) -> bytes:
-    """What is to be read from a file descriptor, up to most_bytes. Raises OSError."""
+    """Return what is read from a file descriptor, up to most_bytes. Raises OSError."""
     parts = []
     left = most_bytes
     while left > 0 and (part := os.read(handle, min(left, _CHUNK_BYTES))):
@@ -116,12 +116,12 @@ def read_from(handle: int, most_bytes: int) -> bytes:
 def read_json(
     path: Path, most_bytes: int, owner: Owner = Owner.ANYBODY, *, follow: bool = False
 ) -> Any:
-    """The value of a JSON file. Raises OSError, and ValueError for what is no such text."""
+    """Return the value of a JSON file. Raises OSError, and ValueError for what is no such text."""
     return parse_json(read(path, most_bytes, owner, follow=follow))
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of a JSON text. Raises ValueError.
+    """Return the value of a JSON text. Raises ValueError.
 
     A list of empty lists takes 30 times as much memory as its text: values are counted.
     """
@@ -140,7 +140,7 @@ def names(
     follow: bool = False,
     most: int = MAX_NAMES,
 ) -> list[str]:
-    """The names in a directory, MAX_NAMES of them at the most. Raises OSError."""
+    """Return the names in a directory, at most ``most``. Raises OSError."""
     handle = os.open(directory, _LIST if follow else _LIST | os.O_NOFOLLOW)
     try:
         if owner is Owner.DIRECTORY:
@@ -152,14 +152,14 @@ def names(
 
 
 def is_directory(path: Path) -> bool:
-    """Whether a directory lies there, and no link to one."""
+    """Return True if ``path`` is a directory, and no link to one."""
     with suppress(OSError, ValueError):
         return stat.S_ISDIR(path.lstat().st_mode)
     return False
 
 
 def is_locked(path: Path, owner: Owner = Owner.DIRECTORY) -> bool:
-    """Whether somebody holds a lock (flock(2)) on a file. Raises OSError.
+    """Return True if somebody holds a lock (flock(2)) on a file. Raises OSError.
 
     The lock is taken shared for a moment, and never waited for.
     """
@@ -174,7 +174,7 @@ def is_locked(path: Path, owner: Owner = Owner.DIRECTORY) -> bool:
 
 
 def open_to_lock(path: Path, *, create: bool = False) -> int:
-    """A file descriptor of a file of ours to lock, empty where it is new. Raises OSError."""
+    """Return a file descriptor of a file of ours to lock, empty where it is new. Raises OSError."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if create:
         with Ignoring(FileExistsError):
@@ -190,7 +190,7 @@ def open_to_lock(path: Path, *, create: bool = False) -> int:
 
 
 def create(path: Path) -> int:
-    """A file descriptor to write a new file by, which nobody else may read. Raises OSError.
+    """Return a file descriptor to write a new file by, which nobody else may read. Raises OSError.
 
     What has that name makes way, but a directory.
     """
@@ -216,7 +216,7 @@ def replace(path: Path, data: bytes) -> None:
 
 @contextmanager
 def held_directory(path: Path) -> Iterator[Path]:
-    """A path of a directory that leads there whatever is renamed meanwhile. Raises OSError.
+    """Yield a path of a directory that leads there whatever is renamed meanwhile. Raises OSError.
 
     The directory must not be a link, and has to belong to whom our own files in it belong
     to: on a network file system root's may be nobody's.
@@ -240,20 +240,20 @@ def held_directory(path: Path) -> Iterator[Path]:
 
 
 def _open(path: Path, name: str, directory: int | None, *, follow: bool) -> int:
-    place = os.open(name, _LOOK if follow else _LOOK | os.O_NOFOLLOW, dir_fd=directory)
+    handle = os.open(name, _LOOK if follow else _LOOK | os.O_NOFOLLOW, dir_fd=directory)
     try:
-        status = os.fstat(place)
+        status = os.fstat(handle)
         _check_regular(status, path)
         if directory is not None and status.st_uid != os.fstat(directory).st_uid:
             raise RefusedError(f"it belongs to user {status.st_uid}", path)
         try:
-            return os.open(f"{_PROC}/self/fd/{place}", _READ)
+            return os.open(f"{_PROC}/self/fd/{handle}", _READ)
         except BlockingIOError:
             raise RefusedError("somebody holds a lease on it (fcntl(2))", path) from None
         except FileNotFoundError:  # there is no /proc
             return _opened_again(path, name, directory, status)
     finally:
-        os.close(place)
+        os.close(handle)
 
 
 def _opened_again(path: Path, name: str, directory: int | None, seen: os.stat_result) -> int:

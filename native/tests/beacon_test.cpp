@@ -84,8 +84,8 @@ class Rank {
   Opened page_;
 };
 
-bool reach(std::uint64_t place, void* stream = nullptr, int device = 0) {
-  return beacon::write(kReached, 0, place, device, stream);
+bool reach(std::uint64_t seq, void* stream = nullptr, int device = 0) {
+  return beacon::write(kReached, 0, seq, device, stream);
 }
 
 void the_gpu_tells_how_far_its_stream_has_come() {
@@ -107,7 +107,7 @@ void a_stream_that_overtakes_another_does_not_hide_it() {
   const Rank rank;
   void* compute = g_fake.fake_stream(0);
   void* gather = g_fake.fake_stream(0);
-  for (std::uint64_t place = 1; place <= 10; ++place) CHECK(reach(place, gather));
+  for (std::uint64_t seq = 1; seq <= 10; ++seq) CHECK(reach(seq, gather));
   g_fake.fake_run(gather, -1);
   CHECK(reach(11, compute) && reach(12, gather) && reach(13, gather));
   g_fake.fake_run(gather, -1);
@@ -119,16 +119,16 @@ void a_stream_that_overtakes_another_does_not_hide_it() {
 void what_the_host_is_ahead_is_never_told_as_reached() {
   const Rank rank;
   constexpr std::uint64_t kLast = 5 * kBeacons + 3;
-  // Places 20, 40 and so on were issued from C++ and have no beacon.
-  for (std::uint64_t place = 1; place <= kLast; ++place) CHECK(place % 20 == 0 || reach(place));
+  // Numbers 20, 40 and so on were issued from C++ and have no beacon.
+  for (std::uint64_t seq = 1; seq <= kLast; ++seq) CHECK(seq % 20 == 0 || reach(seq));
   std::int64_t before = rank.reached();
   CHECK(before == 0);
-  for (std::uint64_t place = 1; place <= kLast; ++place) {
-    if (place % 20 == 0) continue;
+  for (std::uint64_t seq = 1; seq <= kLast; ++seq) {
+    if (seq % 20 == 0) continue;
     CHECK(g_fake.fake_run(nullptr, 1) == 1);
     const std::int64_t told = rank.reached();
-    CHECK(told >= before && told <= static_cast<std::int64_t>(place) + 1);
-    CHECK(told < static_cast<std::int64_t>(place + 1) || (place + 1) % 20 == 0 || place == kLast);
+    CHECK(told >= before && told <= static_cast<std::int64_t>(seq) + 1);
+    CHECK(told < static_cast<std::int64_t>(seq + 1) || (seq + 1) % 20 == 0 || seq == kLast);
     before = told;
   }
   CHECK(before == static_cast<std::int64_t>(kLast));
@@ -208,7 +208,7 @@ void what_fails_turns_them_off_with_a_reason() {
     int error;
     const char* why;
   };
-  for (const Case& one :
+  for (const Case& failure :
        {Case{"cuDeviceGet", 3, "error 3 in cuDeviceGet"},
         Case{"cuDeviceGetAttribute", 1, "error 1 in cuDeviceGetAttribute"},
         Case{"cuDevicePrimaryCtxGetState", 1, "error 1 in cuDevicePrimaryCtxGetState"},
@@ -220,14 +220,14 @@ void what_fails_turns_them_off_with_a_reason() {
         Case{"cuStreamWriteValue64_v2", 700,
              "CUDA_ERROR_ILLEGAL_ADDRESS in cuStreamWriteValue64"}}) {
     const Rank rank;
-    g_fake.fake_fail(one.function, one.error);
+    g_fake.fake_fail(failure.function, failure.error);
     CHECK(!reach(1));
-    if (rank.off() != one.why) std::fprintf(stderr, "%s\n", rank.off().c_str());
-    CHECK(rank.off() == one.why && !beacon::allowed() && rank.reached() == -1);
+    if (rank.off() != failure.why) std::fprintf(stderr, "%s\n", rank.off().c_str());
+    CHECK(rank.off() == failure.why && !beacon::allowed() && rank.reached() == -1);
     CHECK(g_fake.fake_depth() == 1);
     const long long calls = g_fake.fake_calls();
     CHECK(!reach(2) && g_fake.fake_calls() == calls);
-    g_fake.fake_fail(one.function, 0);
+    g_fake.fake_fail(failure.function, 0);
     CHECK(!reach(3));  // for good
   }
 }
@@ -303,9 +303,9 @@ void a_million_of_them_leave_nothing_behind() {
   constexpr std::uint64_t kMany = 1'000'000;
   CHECK(reach(1));
   const long long calls = g_fake.fake_calls();
-  for (std::uint64_t place = 2; place <= kMany; ++place) {
-    CHECK(reach(place) && beacon::write(kPassed, 0, place, 0, nullptr));
-    if (place % 50 == 0) g_fake.fake_run(nullptr, -1);
+  for (std::uint64_t seq = 2; seq <= kMany; ++seq) {
+    CHECK(reach(seq) && beacon::write(kPassed, 0, seq, 0, nullptr));
+    if (seq % 50 == 0) g_fake.fake_run(nullptr, -1);
   }
   g_fake.fake_run(nullptr, -1);
   CHECK(rank.reached() == static_cast<std::int64_t>(kMany));
@@ -322,9 +322,9 @@ void threads_of_one_group_do_not_harm_each_other() {
   for (std::uint64_t t = 0; t < 4; ++t) {
     threads[t] = std::thread([t] {
       void* stream = g_fake.fake_stream(0);
-      for (std::uint64_t place = 1 + t; place <= 4000; place += 4) {
-        reach(place, stream);
-        if (place % 64 == 1 + t) g_fake.fake_run(stream, -1);
+      for (std::uint64_t seq = 1 + t; seq <= 4000; seq += 4) {
+        reach(seq, stream);
+        if (seq % 64 == 1 + t) g_fake.fake_run(stream, -1);
       }
       g_fake.fake_run(stream, -1);
     });
@@ -333,7 +333,7 @@ void threads_of_one_group_do_not_harm_each_other() {
   CHECK(rank.off().empty() && rank.reached() == 4000);
 }
 
-void any_bytes_read_as_some_place() {
+void any_bytes_read_as_some_number() {
   const Rank rank;
   CHECK(reach(1));
   std::vector<unsigned char> copy(kPageBytes);  // as of a file that was damaged
@@ -375,6 +375,6 @@ int main(int argc, char** argv) {
   nothing_is_left_when_the_page_is_closed();
   a_million_of_them_leave_nothing_behind();
   threads_of_one_group_do_not_harm_each_other();
-  any_bytes_read_as_some_place();
+  any_bytes_read_as_some_number();
   std::puts("good");
 }

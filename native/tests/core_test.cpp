@@ -122,9 +122,9 @@ Checkpoints checkpoints_of(std::uint64_t calls, std::uint64_t odd, std::uint64_t
 }
 
 void checkpoints_tell_where_programs_differ() {
-  CHECK(checkpoints_of(kCheckpointPlaces, 0).empty());
-  const Checkpoints one = checkpoints_of(kCheckpointPlaces + 1, 0);
-  CHECK(one.size() == 1 && one[0].first == kCheckpointPlaces);
+  CHECK(checkpoints_of(kCheckpointInterval, 0).empty());
+  const Checkpoints first = checkpoints_of(kCheckpointInterval + 1, 0);
+  CHECK(first.size() == 1 && first[0].first == kCheckpointInterval);
   CHECK(checkpoints_of(100, 0) == checkpoints_of(100, 0));
   CHECK(checkpoints_of(100, 0) == checkpoints_of(100, 99));  // not behind the last one
   const Checkpoints usual = checkpoints_of(100, 0);
@@ -135,7 +135,7 @@ void checkpoints_tell_where_programs_differ() {
     CHECK((usual[i].second == odd[i].second) == (usual[i].first < 50));
   }
   CHECK(checkpoints_of(5000, 0).size() == kCheckpoints);
-  // What C++ issues lies between: some places have no call here.
+  // What C++ issues lies between: some numbers have no call here.
   CHECK(!checkpoints_of(5000, 0, 100).empty());
 }
 

@@ -34,7 +34,7 @@ void load(int library) {
 
 bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-// Whether something becomes so within 10 s.
+// True if something becomes so within 10 s.
 template <class Condition>
 bool soon(Condition condition) {
   for (int i = 0; i < 10'000 && !condition(); ++i) usleep(1000);

@@ -55,6 +55,19 @@ class Rank:
         assert self.process.stdout.readline() == "done\n"
 
 
+class _Group:
+    """Has the number that c10d's group of a rank with gloo has."""
+
+    seq = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.seq
+
+
+class _Work:
+    pass
+
+
 class _Actor:
     def __init__(self, run_dir: str, told: dict[str, Any]) -> None:
         from hangwatch import _native  # noqa: PLC0415 (the test process needs none)
@@ -80,20 +93,21 @@ class _Actor:
         _native.set_phase("running")
         world = list(range(told["world_size"]))
         _native.define_group(0, "0", "default_pg", world, 0, "gloo")
-        self.place = 0
+        self.group = _Group()
+        _native.wrap_methods(_Group, _Work, lambda _: -1)  # it is recorded by hand
         self.event = -1
 
     def begin(self, op: str = "all_reduce") -> None:
-        self.place += 1
+        self.group.seq += 1
         p2p, dtype, shape, root, peer, tag, is_async = (False, "float32", [4], -1, -1, 0, False)
         self.event = self.native.record_begin(
-            0, op, op, self.place, p2p, dtype, shape, root, peer, tag, is_async
+            0, op, op, self.group.seq, p2p, dtype, shape, root, peer, tag, is_async
         )
-        self.native.sample_group(0, self.place, self.place - 1)
+        self.native.sample_number(0, self.group, self.group.seq - 1)
 
     def end(self) -> None:
         self.native.record_end(self.event, False)  # noqa: FBT003 (it takes no keywords)
-        self.native.sample_group(0, self.place, self.place)
+        self.native.sample_number(0, self.group, self.group.seq)
 
     def work(self, count: str) -> None:
         for _ in range(int(count)):

@@ -175,6 +175,9 @@ class TestTheJobsEnvironment:
         assert python(code, tmp_path).stdout == "Finder\n"
 
 
+SET_UP = ["init_process_group", "new_group", "destroy_process_group"]
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A rank that tells what it sees of us, and raises."""
@@ -187,6 +190,7 @@ c10d = dist.distributed_c10d
 dist.all_reduce(torch.ones(1))
 print(json.dumps({
     "signature": str(inspect.signature(dist.init_process_group)),
+    "takes": [repr(inspect.getfullargspec(getattr(c10d, name))) for name in %r],
     "source": inspect.getsource(dist.new_group).startswith("@_time_logger"),
     "name": dist.destroy_process_group.__module__,
     "pickled": pickle.loads(pickle.dumps(dist.new_group)) is dist.new_group,
@@ -198,7 +202,7 @@ print(json.dumps({
     "sizes": [os.environ.get(f"TORCH_{n}_BUFFER_SIZE") for n in ("FR", "NCCL_TRACE")],
 }))
 raise LookupError("a" * 600)
-"""
+""".replace("%r", repr(SET_UP))
     )
     return python(code, tmp_path_factory.mktemp("alone"), environ=ALONE)
 
@@ -211,7 +215,7 @@ class TestARank:
         assert alone.notes == []
         assert (page.identity.rank, page.identity.world_size) == (0, 1)
         assert (page.identity.local_rank, page.identity.local_world_size) == (0, 1)
-        assert page.identity.program == ""  # it is not installed
+        assert Path(page.identity.program).name == "program.py"
         assert (page.recorder, page.recorder_reason) == ("native", "")
 
     def test_an_uncaught_exception_is_recorded_with_the_users_line(self, alone: Run) -> None:
@@ -227,9 +231,10 @@ class TestARank:
         assert "hangwatch" not in alone.stderr
         assert "Warning" not in alone.stderr
 
-    def test_what_is_wrapped_looks_as_before(self, alone: Run) -> None:
+    def test_what_is_wrapped_looks_as_before(self, alone: Run, tmp_path: Path) -> None:
         told = told_by(alone)
         assert told["signature"].startswith("(backend: str | None = None, init_method:")
+        assert told["takes"] == takes_of_torch(tmp_path)
         assert told["name"] == "torch.distributed.distributed_c10d"
         assert told["source"]
         assert told["pickled"]
@@ -247,6 +252,19 @@ class TestARank:
 
     def test_the_flight_recorder_is_on_by_the_name_that_this_torch_reads(self, alone: Run) -> None:
         assert told_by(alone)["sizes"] == ["2000", None]
+
+
+def takes_of_torch(tmp_path: Path) -> list[str]:
+    """What the set-up functions take, as torch itself says it."""
+    script = tmp_path / "bare.py"
+    script.write_text(
+        f"import inspect, json, torch.distributed.distributed_c10d as c10d\n"
+        f"print(json.dumps([repr(inspect.getfullargspec(getattr(c10d, name)))"
+        f" for name in {SET_UP}]))\n"
+    )
+    bare = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)  # noqa: S603 (our own)
+    found: list[str] = json.loads(bare.stdout)
+    return found
 
 
 def told_by(result: Run) -> dict[str, Any]:
@@ -457,6 +475,37 @@ def test_a_forked_child_that_becomes_a_rank_has_a_page_of_its_own(
     assert [page.identity.pid for page in result.pages] == [int(p) for p in result.stdout.split()]
     assert [page.groups[0].enqueued for page in result.pages] == [1, 1]
     assert {page.phase for page in result.pages} == {Phase.EXITED}
+
+
+def test_a_rank_that_multiprocessing_forked_tells_its_good_end(tmp_path: Path) -> None:
+    code = """
+    import multiprocessing, sys, threading, time
+    import torch.distributed as dist
+
+    def work(rank):
+        store = f"file://{sys.argv[1]}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=3)
+        met.wait()  # gloo fails where one leaves while another still connects
+        if rank == 1:
+            sys.exit(3)
+        if rank == 2:  # main has returned, and the rank still works
+            threading.Thread(target=time.sleep, args=(1,)).start()
+
+    context = multiprocessing.get_context("fork")
+    met = context.Barrier(3)
+    ranks = [context.Process(target=work, args=(rank,)) for rank in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    print(*(rank.exitcode for rank in ranks))
+    """
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(code))
+    result = run([sys.executable, str(script), str(tmp_path / "store")], tmp_path / "run")
+    assert (result.stdout, result.stderr) == ("0 3 0\n", "")
+    phases = [Phase.EXITED, Phase.RUNNING, Phase.RUNNING]
+    assert [page.phase for page in result.pages] == phases
 
 
 class TestALivingRank:

@@ -100,10 +100,10 @@ class Recording:
     def end(self, index: int, *, failed: bool = False) -> None:
         self.recorder.record_end(index, failed)
 
-    def places(self, group: Group, completed: int = -1) -> int:
-        """What the number of the first group says."""
-        places: int = self.recorder.sample_number(0, group, completed)
-        return places
+    def last_seq(self, group: Group, completed: int = -1) -> int:
+        """Sample the first group; its last sequence number, -1 if that is not known now."""
+        seq: int = self.recorder.sample_number(0, group, completed)
+        return seq
 
     @property
     def now(self) -> RankPage:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hangwatch.agent.call_site import (
-    NOWHERE,
+    NO_SITE,
     Prefixes,
     public_name,
     raised_at,
-    user_place,
+    user_site,
 )
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ def stack(*calls: tuple[str, str]) -> FrameType:
     return frame  # type: ignore[no-any-return]
 
 
-def test_the_innermost_user_frame_is_the_place() -> None:
+def test_the_innermost_user_frame_is_the_call_site() -> None:
     frame = stack((USER, "main"), (USER, "step"), (FSDP, "hook"), (C10D, "all_reduce"))
-    assert user_place(frame, PREFIXES) == (USER, 4, "step")
+    assert user_site(frame, PREFIXES) == (USER, 4, "step")
 
 
-def test_without_a_user_frame_there_is_no_place() -> None:
+def test_without_a_user_frame_there_is_no_call_site() -> None:
     everywhere = Prefixes((*PREFIXES.internal, "/", "<string>"))
-    assert user_place(stack((C10D, "all_reduce")), everywhere) == NOWHERE
-    assert user_place(None, PREFIXES) == NOWHERE
+    assert user_site(stack((C10D, "all_reduce")), everywhere) == NO_SITE
+    assert user_site(None, PREFIXES) == NO_SITE
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_an_exception_is_placed_at_its_innermost_user_frame() -> None:
     try:
         fail()
     except ValueError as error:
-        place = raised_at(error.__traceback__, Prefixes(("/lib/",)))
-    assert place[0] == __file__
-    assert place[2] == "fail"
+        site = raised_at(error.__traceback__, Prefixes(("/lib/",)))
+    assert site[0] == __file__
+    assert site[2] == "fail"
 
 
 def test_an_exception_of_installed_code_alone_is_placed_where_it_was_raised() -> None:
     with pytest.raises(ValueError, match="abc") as caught:
         int("abc")
     assert raised_at(caught.tb, Prefixes(("/",)))[0] == __file__
-    assert raised_at(None, Prefixes()) == NOWHERE
+    assert raised_at(None, Prefixes()) == NO_SITE

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import subprocess
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +107,16 @@ def test_else_its_arguments_are_told_as_far_as_they_are_plain(
     error: BaseException, text: str
 ) -> None:
     assert text_of(error) == text
+
+
+def test_each_class_of_python_tells_what_it_was_made_with() -> None:
+    made = []
+    for kind in vars(builtins).values():
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            with suppress(TypeError):  # one that takes more than a text
+                made.append(kind("no such label"))
+    assert len(made) > 50
+    assert [error for error in made if "no such label" not in text_of(error)] == []
 
 
 def test_a_class_of_the_programs_is_not_asked_whether_it_is_another() -> None:

@@ -122,12 +122,12 @@ class Told(Exception):  # noqa: N818 (as above)
 
 @pytest.mark.parametrize("kind", [Stop, Told, TimeoutError, KeyboardInterrupt])
 def test_what_another_thread_sends_into_our_code_passes(guard: Guard, kind: type) -> None:
-    from hangwatch.agent.call_site import Prefixes, user_place  # noqa: PLC0415 (code of ours to be struck)
+    from hangwatch.agent.call_site import Prefixes, user_site  # noqa: PLC0415 (code of ours to be struck)
 
     class Frame:
         """A stack without an end, all of it ours."""
 
-        f_code = user_place.__code__
+        f_code = user_site.__code__
         f_back: Frame
 
     Frame.f_back = frame = Frame()
@@ -138,7 +138,7 @@ def test_what_another_thread_sends_into_our_code_passes(guard: Guard, kind: type
     )
     sender.start()
     with pytest.raises(kind), guard:
-        user_place(walked, Prefixes(("/",)))
+        user_site(walked, Prefixes(("/",)))
     sender.join()
     assert guard.swallowed == 0
 
@@ -198,9 +198,9 @@ def test_errors_are_kept_with_their_place(tmp_path: Path) -> None:
         raise LookupError("ours")
     (log,) = tmp_path.iterdir()
     assert log.name == f"faults-{os.getpid()}.log"
-    first, *places = log.read_text().splitlines()
+    first, *lines = log.read_text().splitlines()
     assert first == "LookupError: ours"
-    assert places[-1].endswith("test_errors_are_kept_with_their_place")
+    assert lines[-1].endswith("test_errors_are_kept_with_their_place")
 
 
 def test_an_error_of_ours_that_cannot_be_told_is_swallowed_all_the_same() -> None:

@@ -44,11 +44,11 @@ def test_identity_says_who_owns_the_page() -> None:
         "MASTER_ADDR": "node-0",
         "MASTER_PORT": "29500",
     }
-    found = rank.identity(environ, 5, 8)
-    assert (found["rank"], found["world_size"], found["pid"]) == (5, 8, os.getpid())
-    assert (found["local_rank"], found["local_world_size"], found["restart"]) == (1, 4, 2)
-    assert (found["store_host"], found["store_port"]) == ("node-0", 29500)
-    assert found["run_id"] == "job"
+    fields = rank.identity(environ, 5, 8)
+    assert (fields["rank"], fields["world_size"], fields["pid"]) == (5, 8, os.getpid())
+    assert (fields["local_rank"], fields["local_world_size"], fields["restart"]) == (1, 4, 2)
+    assert (fields["store_host"], fields["store_port"]) == ("node-0", 29500)
+    assert fields["run_id"] == "job"
     own = {"HANGWATCH_RUN_ID": "mine"}
     assert rank.identity({**environ, **own}, 5, 8)["run_id"] == "job"
     assert rank.identity(own, 5, 8)["run_id"] == "mine"
@@ -106,10 +106,10 @@ class TestDescent:
             "from hangwatch.agent.inject.rank import descends_from_rank as f; "
             f"print(f({str(tmp_path)!r}, 0, 0), f({str(tmp_path)!r}, 0, 1))"
         )
-        found = subprocess.run(  # noqa: S603 (our own interpreter)
+        answer = subprocess.run(  # noqa: S603 (our own interpreter)
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
-        assert found.stdout == "True False\n"
+        assert answer.stdout == "True False\n"
 
 
 def test_what_is_no_utf_8_is_written_into_a_page_all_the_same(
@@ -119,6 +119,6 @@ def test_what_is_no_utf_8_is_written_into_a_page_all_the_same(
     monkeypatch.setattr(sys, "orig_argv", ["python", f"train-{odd}.py"])
     monkeypatch.setattr(socket, "gethostname", lambda: odd)
     environ = {"MASTER_ADDR": odd, "TORCHELASTIC_RUN_ID": odd}
-    found = rank.identity(environ, 0, 1)
-    assert [found[name] for name in ("host", "store_host", "run_id")] == ["\\xff\\xfe"] * 3
-    assert "".join(str(value) for value in found.values()).encode()
+    fields = rank.identity(environ, 0, 1)
+    assert [fields[name] for name in ("host", "store_host", "run_id")] == ["\\xff\\xfe"] * 3
+    assert "".join(str(value) for value in fields.values()).encode()

@@ -27,10 +27,10 @@ STORE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 
 def meet(environ: dict[str, str], meeting: str = "") -> str:
-    one = unwrapped.Unwrapped(environ)
-    found = one.join(meeting)
-    one.see_to_watch(wanted=False)
-    return found
+    rank = unwrapped.Unwrapped(environ)
+    directory = rank.join(meeting)
+    rank.see_to_watch(wanted=False)
+    return directory
 
 
 def test_ranks_of_one_job_meet_and_those_of_another_do_not(tmp_path: Path) -> None:
@@ -133,12 +133,12 @@ def test_a_word_that_was_damaged_on_its_way_tells_nothing(word: str) -> None:
 def test_whoever_has_the_watch_is_not_disturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = unwrapped.Unwrapped({"HANGWATCH_DIR": str(tmp_path), **STORE})
-    directory = Path(one.join())
+    rank = unwrapped.Unwrapped({"HANGWATCH_DIR": str(tmp_path), **STORE})
+    directory = Path(rank.join())
     monkeypatch.setattr(os, "posix_spawn", None)  # whoever calls it fails
     with (directory / WATCH).open("w") as watch:
         fcntl.flock(watch, fcntl.LOCK_EX)
-        one.see_to_watch(wanted=True)
+        rank.see_to_watch(wanted=True)
     with (directory / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nothing is held
 

@@ -66,10 +66,10 @@ FIRST_LINE = 2
 
 @pytest.fixture
 def waiting() -> Iterator[list[Waiting]]:
-    found: list[Waiting] = []
-    yield found
-    for one in found:
-        one.end()
+    started: list[Waiting] = []
+    yield started
+    for waiting in started:
+        waiting.end()
 
 
 BACKWARD = "/venv/torch/autograd/graph.py"

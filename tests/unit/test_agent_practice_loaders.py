@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.guard import Guard
-from hangwatch.agent.practice.loaders import Loaders, _length
+from hangwatch.agent.practice.loaders import DIGESTS, Loaders, _length
 from hangwatch.agent.practice.replicas import Progress
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ def loaders() -> Loaders:
 
 
 def begin(loaders: Loaders, loader: DataLoader[int]) -> Iterator[int]:
-    found: Iterator[int] = iter(loader)
-    loaders.begin(loader, found)
-    return found
+    iterator: Iterator[int] = iter(loader)
+    loaders.begin(loader, iterator)
+    return iterator
 
 
 def loops(loaders: Loaders) -> int:
-    return sum(one["epochs"] for one in loaders.facts())
+    return sum(fact["epochs"] for fact in loaders.facts())
 
 
 @pytest.mark.parametrize(
@@ -131,3 +131,29 @@ def test_the_length_is_what_torch_has_written_down(size: int | None, *, drop_las
     loader = DataLoader(data, size, sampler=sampler, drop_last=drop_last and size is not None)
     assert _length(loader) == len(loader)
     assert _length(DataLoader(data, size)) == sys.maxsize
+
+
+class Around:
+    """What a program puts around the method by which an iterator makes its next batch."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.own, self.calls = iterator._next_data, 0  # noqa: SLF001 (programs do)
+        iterator._next_data = self  # noqa: SLF001
+
+    def __call__(self) -> Any:
+        self.calls += 1
+        return self.own()
+
+
+def test_what_the_program_puts_around_an_iterator_stays(loaders: Loaders) -> None:
+    for _ in range(2):  # before and after it is looked at
+        iterator = begin(loaders, DataLoader(range(2 * DIGESTS), batch_size=1))
+        around = Around(iterator)
+        assert sum(1 for _ in iterator) == 2 * DIGESTS
+        assert around.calls == 2 * DIGESTS + 1
+    loader = DataLoader(range(2 * DIGESTS), batch_size=1)
+    iterator = iter(loader)
+    around = Around(iterator)
+    loaders.begin(loader, iterator)
+    assert sum(1 for _ in iterator) == 2 * DIGESTS
+    assert around.calls == 2 * DIGESTS + 1

@@ -157,7 +157,7 @@ def test_many_works_are_kept_apart(recording: Recording) -> None:
     assert states == ["done", "issued"] * 100
 
 
-def test_the_place_comes_from_what_c10d_counted(recording: Recording) -> None:
+def test_the_sequence_number_comes_from_what_c10d_counted(recording: Recording) -> None:
     group = recording.group(number=40)
     group.allreduce([1])
     group.number += 7  # issued by C++
@@ -165,7 +165,7 @@ def test_the_place_comes_from_what_c10d_counted(recording: Recording) -> None:
     assert [event.seq for event in recording.page.events] == [41, 49]
     assert (recording.first_group.enqueued, recording.first_group.entered) == (49, 2)
     group.number += 3
-    assert recording.places(group) == 52
+    assert recording.last_seq(group) == 52
     assert recording.first_group.enqueued == 52
 
 
@@ -191,13 +191,13 @@ def test_without_a_number_that_means_something_the_wrapper_counts(
     group.monitored_barrier()
     group.barrier()
     assert [event.seq for event in recording.page.events] == [1, 1, 2, 4]
-    assert recording.places(group) == -1
+    assert recording.last_seq(group) == -1
     group.number = 9  # too late to mean something
-    assert recording.places(group) == -1
+    assert recording.last_seq(group) == -1
     assert recording.page.swallowed == 0
 
 
-def test_on_gloo_sends_take_no_place(recording: Recording) -> None:
+def test_on_gloo_sends_take_no_sequence_number(recording: Recording) -> None:
     group = recording.group(ranks=[4, 9])
     group.allreduce([1])
     group.send([1], 1, 5)
@@ -215,7 +215,7 @@ def test_on_gloo_sends_take_no_place(recording: Recording) -> None:
     assert [event.peer for event in events] == [-1, 9, 4, -1, -1]
     assert [event.tag for event in events] == [0, 5, 6, 7, 0]
     assert (recording.first_group.enqueued, recording.first_group.p2p) == (2, 3)
-    assert recording.places(group, group.number) == 2
+    assert recording.last_seq(group, group.number) == 2
     assert recording.first_group.completed == 2
 
 
@@ -225,35 +225,35 @@ def test_on_nccl_sends_are_not_in_the_number(recording: Recording) -> None:
     group.number -= 1
     group.allreduce([1])
     assert [event.seq for event in recording.page.events] == [1, 1]
-    assert recording.places(group) == 1
+    assert recording.last_seq(group) == 1
 
 
 def test_the_number_means_nothing_while_a_send_lasts(recording: Recording) -> None:
     group = recording.group()
     sampled = []
-    group.during = lambda: sampled.append(recording.places(group))
+    group.during = lambda: sampled.append(recording.last_seq(group))
     group.send([1], 1, 0)
-    assert (sampled, recording.places(group)) == ([-1], 0)
+    assert (sampled, recording.last_seq(group)) == ([-1], 0)
 
 
 @pytest.mark.parametrize("advance", [2, 6, 14])
-def test_a_monitored_barrier_takes_two_places_on_every_rank(
+def test_a_monitored_barrier_takes_two_sequence_numbers_on_every_rank(
     recording: Recording, advance: int
 ) -> None:
     group = recording.group()
     group.allreduce([1])
     sampled = []
-    group.during = lambda: sampled.append(recording.places(group))
+    group.during = lambda: sampled.append(recording.last_seq(group))
     group.monitored_barrier(advance)
     group.during = bool
     group.allreduce([1])
     assert [event.seq for event in recording.page.events] == [1, 2, 4]
     # While it lasts, the number means nothing.
     assert sampled == [-1]
-    assert recording.places(group) == 4
+    assert recording.last_seq(group) == 4
 
 
-def test_a_call_that_was_refused_takes_no_place(recording: Recording) -> None:
+def test_a_call_that_was_refused_takes_no_sequence_number(recording: Recording) -> None:
     group = recording.group()
     group.during = raising(TypeError("no tensor"))
     with pytest.raises(TypeError):

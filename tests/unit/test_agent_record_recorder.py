@@ -16,7 +16,7 @@ from striking import struck_at
 
 import hangwatch
 from hangwatch.agent.inject.rank import identity
-from hangwatch.agent.record.python_page import RING_EVENTS
+from hangwatch.agent.record.page_file import RING_EVENTS
 from hangwatch.agent.record.python_recorder import PythonRecorder
 from hangwatch.agent.record.recorder import Recorder, choose
 from hangwatch.types.kinds import OpState
@@ -60,7 +60,7 @@ def test_the_python_recorder_serves_where_the_native_one_cannot_be_loaded(
 
 
 @only_python
-def test_a_call_that_is_not_made_after_all_has_no_place(recording: Recording) -> None:
+def test_a_call_that_is_not_made_after_all_has_no_sequence_number(recording: Recording) -> None:
     recording.define()
     recording.end(recording.begin(seq=4))
     index = recording.begin(seq=5)
@@ -81,7 +81,7 @@ def test_an_exception_at_any_line_of_recording_leaves_the_other_calls_theirs(
         recording.define()
         first = recording.begin(seq=1)
         second = partial(recording.begin, seq=2)
-        struck = struck_at(line, ("agent/record/python_page.py",), second)
+        struck = struck_at(line, ("record/python_page.py", "record/page_file.py"), second)
         last = recording.begin(seq=3)
         recording.end(last, failed=True)
         recording.end(first)

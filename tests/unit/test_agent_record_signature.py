@@ -63,12 +63,12 @@ def test_it_is_read_by_keyword() -> None:
     assert read_signature(BY_NAME["send"], (), keywords, RANKS) == expected
 
 
-def test_places_are_those_of_the_flight_recorder() -> None:
-    places = {method.name: method.places for method in METHODS}
-    assert {name for name, count in places.items() if count == 0} == {
+def test_sequence_numbers_are_those_of_the_flight_recorder() -> None:
+    counts = {method.name: method.seq_count for method in METHODS}
+    assert {name for name, count in counts.items() if count == 0} == {
         "send",
         "recv",
         "recv_anysource",
     }
-    assert places.pop("monitored_barrier") == 2
-    assert set(places.values()) == {0, 1}
+    assert counts.pop("monitored_barrier") == 2
+    assert set(counts.values()) == {0, 1}

@@ -6,6 +6,8 @@ import functools
 import multiprocessing.util
 import signal
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +20,14 @@ from hangwatch.agent.sample.exceptions import (
     Exceptions,
     at_end_of_child,
     error_of_child,
+    fork_ends_well,
     handled_by_main_thread,
+    has_other_threads,
 )
 from hangwatch.page.chain import unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
 
@@ -194,13 +198,54 @@ def test_an_exception_of_a_signal_handler_is_told_with_the_signal() -> None:
                 signal.signal(number, before)
 
 
-def test_of_a_handler_of_several_signals_that_which_asks_to_end_is_told() -> None:
-    before = {n: signal.signal(n, fails_for) for n in (signal.SIGUSR1, signal.SIGTERM)}
+@contextmanager
+def handling(handler: Any, *numbers: int) -> Iterator[None]:
+    """Handle these signals so, for a while."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
-        assert _told(lambda: signal.raise_signal(signal.SIGUSR1))[2] == "SIGTERM"
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, was in before.items():
+            signal.signal(number, was)
+
+
+def test_of_a_handler_of_several_signals_that_which_came_is_told() -> None:
+    with handling(fails_for, signal.SIGUSR1, signal.SIGTERM):
+        assert _told(lambda: signal.raise_signal(signal.SIGUSR1))[2] == "SIGUSR1"
+        assert _told(lambda: signal.raise_signal(signal.SIGTERM))[2] == "SIGTERM"
+
+
+def test_what_a_handler_raises_is_told_though_it_is_installed_no_more() -> None:
+    def stop(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        fails_for(number, frame)
+
+    with handling(stop, signal.SIGTERM):
+        assert _told(lambda: signal.raise_signal(signal.SIGTERM))[2] == "SIGTERM"
+
+
+def test_the_function_of_a_handler_that_the_program_calls_itself_is_none() -> None:
+    def wrapped(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def wrapper(*args: object) -> None:
+            function(*args)
+
+        return wrapper
+
+    with handling(fails_for, signal.SIGTERM):
+        assert _told(lambda: fails_for(signal.SIGTERM, None))[2] == ""
+    with handling(wrapped(fails_for), signal.SIGTERM):
+        assert _told(wrapped(fails))[2] == ""
+        assert _told(lambda: signal.raise_signal(signal.SIGTERM))[2] == "SIGTERM"
+
+
+def test_a_number_beside_a_frame_is_no_signal() -> None:
+    def fails_in_common_helper(message: str, stacklevel: int = 1) -> None:
+        caller = sys._getframe(stacklevel)  # noqa: SLF001 (as warnings do)
+        raise ValueError(f"{message} in {caller.f_code.co_name}")
+
+    with handling(fails_for, signal.SIGHUP):
+        assert _told(lambda: fails_in_common_helper("bad"))[2] == ""
 
 
 def test_of_many_that_led_to_an_exception_the_latest_the_first_and_torchs_are_told() -> None:
@@ -296,7 +341,7 @@ def _begins_amid_an_error(said: Connection) -> None:
 def _child(program: Callable[[], None], said: Connection) -> None:
     told: list[BaseException | None] = []
     multiprocessing.util.Finalize(None, lambda: said.send(repr(told)), exitpriority=-1)
-    at_end_of_child(lambda: told.append(error_of_child()))
+    at_end_of_child(lambda: told.append(error_of_child()), lambda: None)
     program()
 
 
@@ -326,8 +371,77 @@ def test_what_the_parent_was_handling_does_not_end_a_child_that_it_forked() -> N
             child.join()
 
 
+def _leaves() -> None:
+    sys.exit()
+
+
+def _starts_another() -> None:
+    child = multiprocessing.get_context("fork").Process(target=_raises)
+    child.start()
+    child.join()
+
+
+def _fork(program: Callable[[], None], said: Connection) -> None:
+    at_end_of_child(lambda: None, lambda: said.send((fork_ends_well(), has_other_threads())))
+    program()
+
+
+@pytest.mark.parametrize(
+    ("method", "program", "well"),
+    [
+        *(("fork", program, True) for program in (_ends_well, _leaves, _starts_another)),
+        *(("fork", program, False) for program in (_raises, _gives_up)),
+        *(("forkserver", _ends_well, True), ("forkserver", _raises, False)),
+        ("spawn", _ends_well, False),  # the interpreter tells of it
+    ],
+)
+def test_the_good_end_of_a_fork_is_known(
+    method: str, program: Callable[[], None], *, well: bool
+) -> None:
+    context: Any = multiprocessing.get_context(method)
+    here, there = context.Pipe()
+    child = context.Process(target=_fork, args=(program, there))
+    child.start()
+    there.close()
+    assert here.recv() == (well, False)
+    child.join()
+
+
+def _ends_in_turns(said: Connection) -> None:
+    Finalize = multiprocessing.util.Finalize  # noqa: N806 (a class)
+    for priority in (0, -100):
+        Finalize(None, said.send, args=(f"own {priority}",), exitpriority=priority)
+    at_end_of_child(lambda: said.send("raised"), lambda: said.send("over"))
+    context = multiprocessing.get_context("fork")
+    context.Process(target=said.send, args=("child",)).start()
+    Finalize(None, said.send, args=("own later",), exitpriority=-100)
+
+
+def test_the_end_of_a_child_is_told_after_its_own_finalizers_and_children() -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=_ends_in_turns, args=(there,))
+    child.start()
+    there.close()
+    told = [here.recv() for _ in range(6)]
+    child.join()
+    assert told.index("raised") < told.index("own 0")
+    assert told[-1] == "over"
+
+
+def test_threads_that_a_process_waits_for_before_it_ends_are_seen() -> None:
+    go = threading.Event()
+    for daemon in (True, False):
+        thread = threading.Thread(target=go.wait, daemon=daemon)
+        thread.start()
+        assert has_other_threads() is not daemon
+    go.set()
+    thread.join()
+    assert not has_other_threads()
+
+
 def test_the_end_of_another_process_is_left_to_the_interpreter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(multiprocessing.util, "Finalize")
-    at_end_of_child(print)
+    at_end_of_child(print, print)

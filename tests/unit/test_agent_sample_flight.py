@@ -124,8 +124,8 @@ def test_an_unfinished_call_behind_a_finished_one_is_found(
 def test_while_the_status_moves_the_entries_are_not_looked_at(
     core: Core, flight: FlightRecorder, clock: Clock
 ) -> None:
-    for place in range(20):
-        core.status = {"0": (place, place - 1)}
+    for seq in range(20):
+        core.status = {"0": (seq, seq - 1)}
         flight.progress()
         clock.now_s += 0.5
     assert core.looks == 0

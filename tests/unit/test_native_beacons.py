@@ -334,7 +334,7 @@ def test_of_two_ranks_that_enqueued_the_same_the_one_with_the_stuck_stream_is_na
         for _ in range(5):
             rank.group.allreduce([Tensor()])
         rank.cuda.run(count=3 * 2)  # three calls are over, as on all ranks
-        _native.sample_group(0, 5, 3)
+        _native.sample_number(0, rank.group, 3)
         _native.beat("", True, True)
         rank.cuda.run(count=0 if number == stuck else 1)
         seen.append(rank.page)

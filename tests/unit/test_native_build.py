@@ -31,12 +31,12 @@ SANITIZED = ["-O1", "-g", "-pthread", "-fsanitize=address,undefined", "-fno-sani
 
 def compiler() -> str:
     """A C++ compiler. On a developer's machine there may be none, in CI there must."""
-    found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if not found:
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not compiler:
         if os.environ.get("CI"):
             pytest.fail("there is no C++ compiler, and CI needs one")
         pytest.skip("there is no C++ compiler")
-    return found
+    return compiler
 
 
 def run(*words: str | Path) -> str:

@@ -28,7 +28,7 @@ def overloads(method: Method) -> Iterator[list[str]]:
 
 
 def stands_in(parameter: Parameter | None, names: list[str]) -> bool:
-    """Whether a form has a parameter where the table says, by a name that it knows."""
+    """Return True if a form has a parameter where the table says, by a name that it knows."""
     if parameter is None or parameter.position >= len(names):
         return True
     name = names[parameter.position]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import recording as by
+from fake_torch import Group
 from recording import IDENTITY, WHY_PYTHON, only_native
 from waiting import until
 
@@ -156,9 +157,11 @@ def test_a_group_is_told_with_its_members_in_order(recording: Recording) -> None
 
 @only_native
 def test_late_samples_take_nothing_back(recording: Recording) -> None:
-    recording.define()
-    _native.sample_group(0, 17, 16)
-    _native.sample_group(0, 15, 12)
+    group = recording.group()
+    group.number = 17
+    assert recording.last_seq(group, 16) == 17
+    group.number = 15
+    assert recording.last_seq(group, 12) == 15
     assert (recording.first_group.enqueued, recording.first_group.completed) == (17, 16)
 
 
@@ -297,7 +300,7 @@ def test_without_a_page_everything_does_nothing() -> None:
     _native.set_in_call("x", "y", 1, "z")
     _native.beat("", True, True)
     _native.define_group(0, "0", "", [0], 0, "gloo")
-    _native.sample_group(0, 1, 1)
+    assert _native.sample_number(0, Group(), 1) == -1
     _native.start_heartbeat(1)
     _native.stop_heartbeat()
     assert _native.record_begin(0, "barrier", "barrier", 3, False, "", (), -1, -1, 0, False) == -1

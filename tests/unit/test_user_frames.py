@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +15,6 @@ from hangwatch.frames import is_user_file, is_user_frame, marked
 from hangwatch.types.snapshot import Frame, ThreadStack
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from recording import Recording
 
 pytest_plugins = ["recorders"]
@@ -78,12 +77,22 @@ def test_what_is_no_program_is_internal_here() -> None:
     assert not is_internal(__file__, prefixes)
 
 
+def test_an_entry_of_sys_path_that_is_no_text_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    odd: Any = [None, b"/odd", 7]
+    monkeypatch.setattr(sys, "path", [*sys.path, *odd])
+    assert is_internal(pytest.__file__, known_prefixes())
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [
         (["python", "train.py", "-m", "x"], ("", "train.py")),
         (["python", "-u", "-X", "dev", "-m", "company.train", "--lr", "1"], ("company.train", "")),
         (["python", "-mcompany.train"], ("company.train", "")),
+        (["python", "-um", "company.train"], ("company.train", "")),
+        (["python", "-Wdefault", "-BuX", "dev", "train.py"], ("", "train.py")),
         (["python", "-c", "print(1)", "-m", "x"], ("", "")),
         (["python", "-", "-m", "x"], ("", "")),
         (["python"], ("", "")),
@@ -119,6 +128,12 @@ def test_the_package_of_a_module_that_is_run_is_the_program(library: Path) -> No
         assert program_code(["python", *words], path) == code
     (library.parent / "company").mkdir()  # an entry before it has one of that name
     assert program_code(["python", "-m", "company.train"], path) == ""
+    (library.parent / "company" / "__main__.py").touch()
+    (library.parent / "company" / "train.py").touch()
+    for words in (["-m", "company.train"], ["-mcompany"]):
+        file = program_code(["python", *words], path)
+        assert Path(file).parent == library.parent / "company"
+        assert Path(file).is_file()
 
 
 def test_so_is_that_of_a_file_and_of_a_console_script(library: Path, tmp_path: Path) -> None:
@@ -127,8 +142,12 @@ def test_so_is_that_of_a_file_and_of_a_console_script(library: Path, tmp_path: P
     assert program_code(["python", str(file)], path) == f"{file.parent}/"
     script = tmp_path / "bin" / "company-train"
     script.parent.mkdir()
-    script.write_text("#!/usr/bin/python\nimport sys\nfrom company.train import main\nmain()\n")
+    starts = "#!/usr/bin/python\nimport sys\nfrom company.train import main\n"
+    script.write_text(f"{starts}if __name__ == '__main__':\n    sys.exit(main())\n")
     assert program_code(["python", str(script)], path) == f"{library}/company/"
+    script.write_text(f"{starts}for step in range(10):\n    main()\n")  # a program of its own
+    assert program_code(["python", str(script)], path) == ""
     script.write_bytes(b"\xff" * 9000)
-    for other in (str(script), str(tmp_path / "bin" / "gone"), "/home/me/train.py"):
+    for other in (str(script), str(tmp_path / "bin" / "gone"), "/home/me/train"):
         assert program_code(["python", other], path) == ""
+    assert program_code(["python", "/home/me/../you/train.py"], path) == "/home/you/train.py"

@@ -1,1 +1,1 @@
-"""How the agent comes into a process, and what it does there from first to last."""
+"""Brings the agent into a process, and does its work there from first to last."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.agent import environment, torch_api
 from hangwatch.agent.inject import ptrace
 from hangwatch.agent.inject.post_import import record_failure
-from hangwatch.agent.inject.process import Process, SetupCall
+from hangwatch.agent.inject.process import Process
+from hangwatch.agent.inject.setup_calls import SetupCall
 from hangwatch.agent.record.custom_groups import wrap_class
 from hangwatch.agent.record.groups import ASK_AGAIN, NO_SLOT
 from hangwatch.agent.record.recorder import choose
-from hangwatch.agent.record.uncounted import uncounted
+from hangwatch.agent.record.unseen import standing_for, uncounted
 from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.safety.foreign import Ignoring, is_foreign
 
@@ -33,7 +33,7 @@ _NAMES = {
     "destroy_process_group": "destroy_process_group",
     "_abort_process_group": "destroy_process_group",
 }
-"""The set-up functions of torch that are wrapped, and what a user calls them."""
+"""The set-up functions of torch that are wrapped, each with the name that users know."""
 
 _installed: list[Hooks] = []
 
@@ -57,7 +57,7 @@ class Hooks:
         self._directory = directory
         self._recorder = choose()
         self._wrapped: list[str] = []
-        """Methods of torch's that are recorded."""
+        """Names of torch's methods that are recorded."""
         self._process: Process | None = None
         """None in a fork's child."""
 
@@ -82,11 +82,11 @@ class Hooks:
         self._process.take_launched_page()
 
     def _new_process(self) -> Process:
-        found = torch_api.Recorders.of(sys.modules["torch._C._distributed_c10d"])
-        gil_free = self._recorder.use_dumps(NCCL in found.dumps, GENERAL in found.dumps)
-        lacks = torch_api.lacks(self._c10d, found, self._wrapped, gil_free=gil_free)
+        recorders = torch_api.Recorders.of(sys.modules["torch._C._distributed_c10d"])
+        gil_free = self._recorder.use_dumps(NCCL in recorders.dumps, GENERAL in recorders.dumps)
+        lacks = torch_api.lacks(self._c10d, recorders, self._wrapped, gil_free=gil_free)
         return Process(
-            self._c10d, self._recorder, self._directory, self._adopt, found, "; ".join(lacks)
+            self._c10d, self._recorder, self._directory, self._adopt, recorders, "; ".join(lacks)
         )
 
     def _native_slot(self, group: Any) -> int:
@@ -111,7 +111,7 @@ class Hooks:
         if original is None:
             return  # this torch has no such function
 
-        @functools.wraps(original)
+        @standing_for(original)
         @uncounted
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return self._call(name, original, args, kwargs)
@@ -127,7 +127,7 @@ class Hooks:
     def _call(
         self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The user's call, with ours around it."""
+        """Make the user's call, with ours around it."""
         process = self._process_for(name)
         if process is None or not process.active:
             return original(*args, **kwargs)
@@ -148,7 +148,7 @@ class Hooks:
                     self._after(process, call, group, failed=failed)
             finally:
                 with process.guard:
-                    process.leave_call(call)
+                    process.calls.leave(call)
 
     def _before(
         self,
@@ -158,11 +158,11 @@ class Hooks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        outermost = process.begin_call(call)
+        outermost = process.calls.begin(call)
         if call.name == "init_process_group":
             process.before_init(args, kwargs)  # before the call is shown: it may make the page
         if outermost:
-            process.show_call(call, sys._getframe())
+            process.calls.show(call, sys._getframe())
         if call.name == "destroy_process_group":
             call.leaving = process.before_destroy(group)
             call.destroying = True
@@ -177,7 +177,7 @@ class Hooks:
             process.groups.update()
 
     def _process_for(self, name: str) -> Process | None:
-        """The Process; a fork's child that becomes a rank itself gets one of its own."""
+        """Return the Process; a fork's child that becomes a rank gets one of its own."""
         if self._process is None and name == "init_process_group":
             try:
                 self._process = self._new_process()

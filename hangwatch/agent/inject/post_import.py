@@ -135,7 +135,7 @@ def keep_fault(directory: str, error: BaseException) -> None:
 
 
 def _is_foreign(error: Exception) -> bool:
-    """Whether a signal handler of the program raised it; see hangwatch.safety.foreign."""
+    """Return True if a signal handler of the program raised ``error``; see safety.foreign."""
     try:
         foreign = importlib.import_module("hangwatch.safety.foreign")
     except Exception:
@@ -160,7 +160,7 @@ def say_unwatched(error: BaseException) -> None:
 
 
 def _where(error: BaseException) -> str:
-    """The lines of the traceback, innermost last, without importing traceback."""
+    """Return the lines of the traceback, innermost last, without importing traceback."""
     lines = []
     step = error.__traceback__
     while step is not None:
@@ -182,12 +182,12 @@ class Finder:
     def __init__(self, hook: Callable[[ModuleType], None]) -> None:
         self.hook = hook
         self._looking: set[int] = set()
-        """Threads that are in find_spec: other hooks ask all finders as we do, us too."""
+        """Threads that are in find_spec: other hooks ask all finders, as we do, and so us."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of the target with our loader around its own; None for all others."""
+        """Return the target's spec with our loader around its own; None for all others."""
         thread = _thread.get_ident()
         if name != TARGET or thread in self._looking:
             return None

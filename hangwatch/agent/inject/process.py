@@ -1,61 +1,47 @@
-"""What the agent does in one process: its page, its phase, its set-up calls, its end."""
+"""The agent in one process: its page, its phase, its end."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.call_site import NOWHERE, known_prefixes, user_place
+from hangwatch.agent.call_site import known_prefixes
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.inject import rank as ranks
+from hangwatch.agent.inject import rendezvous
 from hangwatch.agent.inject.post_import import keep_fault, record_failure, say_unwatched
+from hangwatch.agent.inject.setup_calls import SetupCalls
 from hangwatch.agent.inject.unwrapped import Unwrapped
 from hangwatch.agent.periodic import Periodic
 from hangwatch.agent.practice.practice import Practice
 from hangwatch.agent.record.custom_groups import CustomCalls
 from hangwatch.agent.record.groups import Groups
 from hangwatch.agent.record.streams import use_current_streams
-from hangwatch.agent.sample.exceptions import Exceptions, at_end_of_child, error_of_child
+from hangwatch.agent.sample.exceptions import (
+    Exceptions,
+    at_end_of_child,
+    error_of_child,
+    fork_ends_well,
+    has_other_threads,
+)
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.sample.sampler import PERIOD_S, Sampler
-from hangwatch.agent.turn import Ticket
 from hangwatch.safety.foreign import Ignoring, is_foreign
 from hangwatch.safety.texts import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import FrameType
 
     from hangwatch.agent.record.recorder import Recorder
     from hangwatch.agent.torch_api import Recorders
 
 HEARTBEAT_MS = 500
 _NAMED_INIT = "init_process_group"
-_INIT = ("backend", "init_method", "timeout", "world_size", "rank")
-"""The first parameters of init_process_group."""
-_IN_URL = r"[?&](rank|world_size)=(\d{1,9})(?=&|$)"
 MAX_LEFT_OUT_BYTES = 4 << 20
 MANY_GROUPS = 64
-"""From so many on only the one that is destroyed is looked at."""
-
-
-class SetupCall(Ticket):
-    """A call of a set-up function of torch's: kept by a local variable of its wrapper.
-
-    What remembers it refers to it weakly, so that it is over at the latest when an
-    exception has taken the wrapper's frame away, wherever in it that struck.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.destroying = False
-        """It is at it."""
-        self.leaving: str | None = None
-        """The name of the group that it destroys, None for all of them."""
+"""From this number on, only the group that is destroyed is sampled."""
 
 
 class Process:
@@ -63,8 +49,8 @@ class Process:
 
     c10d is torch.distributed.distributed_c10d, directory that of the run, empty where
     no supervisor has made one; adopt is called with each group whose class is
-    written in Python; recorders are c10d's own, and torch_lacks is what this torch
-    has not of what we rely on. The methods that begin with before_ and after_ are
+    written in Python; recorders are c10d's own, and torch_lacks names what we rely on
+    and this torch has not. The methods that begin with before_ and after_ are
     called around torch's own functions, inside a guard.
     """
 
@@ -82,7 +68,7 @@ class Process:
         self.page = ""
         """Path of the page, empty before there is one."""
         self.disarmed = ""
-        """Why nothing is recorded any more, or empty."""
+        """The reason for which nothing is recorded any more, or empty."""
         self._c10d = c10d
         self._recorder = recorder
         self._directory = directory
@@ -93,17 +79,14 @@ class Process:
         self._phase_shown = "born"
         self._joining = False
         """init_process_group was entered, and after_init has not come to its end."""
-        self._calls: dict[int, weakref.ref[SetupCall]] = {}
-        """Those that are being made, by id()."""
-        self._shown: tuple[str, str, int, str] | None = None
-        """What the page says that the rank is in: name and place."""
         self._making = ""
         """Path of a page that is being made, or is made."""
         self._awaits_end = False
-        """What ends it is told, where multiprocessing has started it."""
+        """True once it is seen to that the page tells how a child of multiprocessing ended."""
         self._sampler: Sampler | None = None
         self._thread: Periodic | None = None
         self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
+        self.calls = SetupCalls(recorder, self._prefixes)
         self.groups = Groups(c10d, recorder, adopt, self._leave_out)
         self.custom = CustomCalls(recorder, self.groups, self.guard, self._prefixes)
         self._torch_lacks = torch_lacks
@@ -114,7 +97,7 @@ class Process:
 
     @property
     def active(self) -> bool:
-        """Whether this process still records, and is not a fork of the one that does."""
+        """True if this process still records, and is not a fork of the one that does."""
         return not self.disarmed and self.pid == os.getpid()
 
     def take_launched_page(self) -> None:
@@ -169,7 +152,7 @@ class Process:
             self._tell(error)
 
     def _tell(self, error: OSError) -> None:
-        """Leave word for the watchdog; where there may be none, say it."""
+        """Leave word of ``error`` for the watchdog; where there may be none, print it."""
         record_failure(self._directory, error)
         if self._unwrapped is not None and self._directory:
             say_unwatched(error)
@@ -183,20 +166,20 @@ class Process:
     # Around torch.distributed.init_process_group, with its arguments.
 
     def before_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A rank is about to look for its peers, and may wait for them for ever."""
+        """Take a page, and sample: the rank may wait for its peers for ever."""
         self._joining = True
-        rank, world_size = self._announced(args, kwargs)
+        rank, world_size = rendezvous.announced(args, kwargs, self._environ)
         if rank >= 0 and not self.page:
-            self.open_page(rank, world_size, meeting=_url(args, kwargs))
+            self.open_page(rank, world_size, meeting=rendezvous.init_method(args, kwargs))
         if not self._awaits_end:
             self._awaits_end = True
-            at_end_of_child(self._end_of_child)
+            at_end_of_child(self._end_of_child_raised, self._end_of_child)
         self._set_phase("init")
         self._start_sampling()
         self._practice.attach()
 
     def after_init(self, *, failed: bool) -> None:
-        """The default group is there, or could not be made."""
+        """Tell that the default group is there, or could not be made."""
         if failed:
             if self._phase == "init":
                 self._set_phase(self._phase_before)
@@ -207,7 +190,8 @@ class Process:
             self.open_page(rank, world_size)
             self._start_sampling()
         if self.page:
-            self._recorder.set_identity(rank, world_size, *self._store_address())
+            address = rendezvous.store_address(self._c10d._world, self._environ)
+            self._recorder.set_identity(rank, world_size, *address)
             self._set_phase("running")
             self.groups.update()
         self._joining = False
@@ -215,9 +199,9 @@ class Process:
     # Around destroy_process_group and its like.
 
     def before_destroy(self, group: Any) -> str | None:
-        """Groups are about to go: all of them if group is None or the default one.
+        """Sample the groups that are about to go: all if group is None or the default one.
 
-        Returns the name of the one that goes, "" for none of torch's, None for all.
+        Returns the name of the group that goes, "" for none of torch's, None for all.
         """
         whole = group is None or group is self._c10d._world.default_pg
         if whole:
@@ -232,56 +216,24 @@ class Process:
         return None if whole else str(self._c10d._world.pg_names.get(group, ""))
 
     def after_destroy(self, group: Any, name: str | None, *, failed: bool) -> None:
-        """They are gone, or could not be destroyed; name is what before_destroy returned."""
+        """Retire the groups that are gone. name is what before_destroy returned."""
         if failed and self._phase == "finalizing":
             self._set_phase(self._phase_before)
         self.groups.update(None if failed else group)
         self._flight.forget_ended(name)
 
-    # Around all of them.
-
-    def begin_call(self, call: SetupCall) -> bool:
-        """The rank makes a set-up call that may block; returns whether it is the outermost one."""
-        outermost = not self._in_call()
-        self._calls[id(call)] = weakref.ref(call)
-        return outermost
-
-    def show_call(self, call: SetupCall, frame: FrameType | None) -> None:
-        """Tell of the call, which is in no other one."""
-        self._shown = (call.name, *user_place(frame, self._prefixes))
-        self._recorder.set_in_call(*self._shown)
-
-    def leave_call(self, call: SetupCall) -> None:
-        """It has returned or raised."""
-        call.over = True
-        self._calls.pop(id(call), None)
-        if not self._in_call():
-            self._recorder.set_in_call("", *NOWHERE)
-            self._shown = None
-
     def settle(self) -> None:
         """Put right what exceptions that are not ours have left half done."""
         self.groups.catch_up()
-        if self._joining and not any(call.name == _NAMED_INIT for call in self._in_call()):
+        if self._joining and not any(call.name == _NAMED_INIT for call in self.calls.current()):
             self.after_init(failed=self._c10d._world.default_pg is None)
-        shown = self._shown
-        if shown is not None and not self._in_call():
-            self._recorder.set_in_call("", *NOWHERE)
-            self._shown = None
-            if self._in_call():  # begun just now, by another thread
-                self._recorder.set_in_call(*shown)
-                self._shown = shown
+        self.calls.settle()
         if self._phase != self._phase_shown:
             self._set_phase(self._phase)
 
-    def _in_call(self) -> list[SetupCall]:
-        """The set-up calls that are being made."""
-        calls = [reference() for reference in list(self._calls.values())]
-        return [call for call in calls if call is not None and not call.over]
-
     def _leave_groups_alone(self) -> bool:
-        """While groups are destroyed a reference that we held would outlive them."""
-        return any(call.destroying for call in self._in_call())
+        """Return True while groups are destroyed: a reference of ours would outlive them."""
+        return any(call.destroying for call in self.calls.current())
 
     def _leave_out(self, group: Mapping[str, Any]) -> None:
         """Leave word of a group that the page has no room for, beside it."""
@@ -299,25 +251,34 @@ class Process:
         keep_fault(self._directory, error)
 
     def finish(self) -> None:
-        """The interpreter is ending: stop everything, and say how it ended."""
+        """Stop everything, as the interpreter is ending, and tell how it ended."""
         if self.pid != os.getpid() or not self.page:
             return
-        if self._thread is not None and self._thread.stop() and self._sampler is not None:
-            self._sampler.sample_groups()
-        self._practice.finish(self.page)
-        raised = self._exceptions.record_uncaught() or self._exceptions.recorded
-        self._set_phase("raised" if raised else "exited")
+        raised = self._exceptions.uncaught() is not None or self._exceptions.recorded
+        try:  # a signal handler of the program's may raise in any of these
+            self._exceptions.record_uncaught()
+            if self._thread is not None and self._thread.stop() and self._sampler is not None:
+                self._sampler.sample_groups()
+            self._practice.finish(self.page)
+        finally:
+            self._set_phase("raised" if raised else "exited")
         self._recorder.stop_heartbeat()
         if raised and self._thread is not None:
             # Nobody can ask later what C++ had issued, and a mismatch shows only there.
             self._flight.leave(self.page)
 
-    def _end_of_child(self) -> None:
-        """Threads of the program may live on: only how its main one ended is known."""
+    def _end_of_child_raised(self) -> None:
+        """Record the exception that ends the main thread; other threads may live on."""
         with self.guard:
             error = error_of_child()
             if error is not None and self.active and self.page:
                 self._exceptions.record(error)
+
+    def _end_of_child(self) -> None:
+        """Tell that a fork of multiprocessing's ends well: no atexit handler runs in it."""
+        with self.guard:
+            if fork_ends_well() and not has_other_threads():
+                self.finish()
 
     def _set_phase(self, phase: str) -> None:
         if phase != self._phase:
@@ -346,33 +307,3 @@ class Process:
 
             self._sampler = sampler
             self._thread = Periodic(run, PERIOD_S, self.guard, self._recorder)
-
-    def _announced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-        """(rank, world size) by arguments, init_method's URL or environment; -1 if unknown."""
-        named = {**dict(zip(_INIT, args, strict=False)), **kwargs}
-        in_url = dict(re.findall(_IN_URL, _url(args, kwargs)))
-        launched = ranks.launched_as(self._environ) or (-1, -1)
-
-        def known(name: str, otherwise: int) -> int:
-            given = named.get(name)
-            if isinstance(given, int) and given >= 0:
-                return given
-            return int(in_url.get(name, otherwise))
-
-        return known("rank", launched[0]), known("world_size", launched[1])
-
-    def _store_address(self) -> tuple[str, int]:
-        """Host and port of the job's TCPStore; for other stores, what the environment says."""
-        world = self._c10d._world
-        store = world.pg_map[world.default_pg][1]
-        while hasattr(store, "underlying_store"):
-            store = store.underlying_store
-        host = getattr(store, "host", None) or self._environ.get("MASTER_ADDR", "")
-        port = getattr(store, "port", None) or ranks.number(self._environ, "MASTER_PORT", 0)
-        return str(host), int(port)
-
-
-def _url(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The init_method that init_process_group was called with, or empty."""
-    url = {**dict(zip(_INIT, args, strict=False)), **kwargs}.get("init_method")
-    return url if isinstance(url, str) else ""

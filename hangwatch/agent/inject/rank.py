@@ -1,4 +1,4 @@
-"""Which rank this process is, as far as its environment tells."""
+"""The rank of this process, as far as its environment tells."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _LAUNCHER_MODULES = frozenset(
     }
 )
 _ANCESTORS = 32
-"""How far up the tree of processes a rank is looked for."""
+"""Generations of the tree of processes in which a rank is looked for."""
 
 
 def launched_as(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """(rank, world size) that the launcher gave this process, or None."""
+    """Return (rank, world size) that the launcher gave this process, or None."""
     rank = number(environ, "RANK", -1)
     world_size = number(environ, "WORLD_SIZE", -1)
     return (rank, world_size) if 0 <= rank < world_size else None
 
 
 def number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
-    """The variable as an integer that fits into 31 bits, else ``otherwise``."""
+    """Return the variable as an integer that fits into 31 bits, else ``otherwise``."""
     text = environ.get(name, "")
     if re.fullmatch(r"\s*-?\d{1,9}\s*", text, re.ASCII):
         return int(text)
@@ -50,17 +50,17 @@ def number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """How often the launcher has started this rank anew (torchrun counts)."""
+    """Return how often the launcher has started this rank anew (torchrun counts)."""
     return max(0, number(environ, "TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def page_path(directory: str, restart: int, rank: int, pid: int) -> str:
-    """The page of a process that is, or may be, a rank."""
+    """Return the path of the page of a process that is, or may be, a rank."""
     return os.path.join(directory, f"r{restart}-{rank}-{pid}.page")
 
 
 def identity(environ: Mapping[str, str], rank: int, world_size: int) -> dict[str, Any]:
-    """The fields of types.Identity for this process. Raises OSError without /proc."""
+    """Return the fields of types.Identity for this process. Raises OSError without /proc."""
     pid = os.getpid()
     return {
         "pid": pid,
@@ -79,14 +79,14 @@ def identity(environ: Mapping[str, str], rank: int, world_size: int) -> dict[str
 
 
 def named_run(environ: Mapping[str, str]) -> str:
-    """The run id that the user gave, here or on the node where hangwatch was started."""
+    """Return the run id that the user gave, here or on the node where hangwatch was started."""
     config = carried(environ).get("config")
     told = config.get("run_id") if isinstance(config, dict) else ""
     return environ.get("HANGWATCH_RUN_ID") or str(told or "")
 
 
 def is_launcher(words: Sequence[str]) -> bool:
-    """Whether a command line (sys.orig_argv) is that of a launcher, which is no rank itself.
+    """Return True if a command line (sys.orig_argv) is that of a launcher, which is no rank itself.
 
     A pod may have RANK and WORLD_SIZE set for itself (Kubeflow's PyTorchJob does), and
     torchrun, which it runs, sets others for its ranks.
@@ -96,12 +96,12 @@ def is_launcher(words: Sequence[str]) -> bool:
 
 
 def start_ticks(pid: int, proc: str = "/proc") -> int:
-    """When the process started: field 22 of /proc/PID/stat (proc(5)). Raises OSError."""
+    """Return when the process started: field 22 of /proc/PID/stat (proc(5)). Raises OSError."""
     return int(_stat_fields(pid, proc)[19])
 
 
 def _stat_fields(pid: int, proc: str) -> list[str]:
-    """Fields 3 and on of /proc/PID/stat; the second may hold anything, also ')'."""
+    """Return fields 3 and on of /proc/PID/stat; the second may hold anything, also ')'."""
     with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()
 
@@ -109,7 +109,7 @@ def _stat_fields(pid: int, proc: str) -> list[str]:
 def descends_from_rank(
     directory: str, restart: int, rank: int, pid: int | None = None, proc: str = "/proc"
 ) -> bool:
-    """Whether an ancestor of this process already has the page of that rank.
+    """Return True if an ancestor of this process already has the page of that rank.
 
     Spawned data workers, compile workers and whatever else a rank starts inherit
     its RANK, and are not the rank.

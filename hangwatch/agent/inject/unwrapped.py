@@ -1,10 +1,10 @@
-"""Has this node watched where nobody put ``hangwatch`` before the command.
+"""Sees to it that this node is watched where nobody put ``hangwatch`` before the command.
 
 A launcher on another node has started the ranks here and carried PYTHONPATH along,
 or a pod template or a batch system has set it. The ranks of one job then meet in a
 directory named by what they all know (election.py), and one of them starts the
-caretaker (caretaker.py), which stands in for the supervisor. Whoever gets the lock on
-the file ``watch`` there does so, and hands the lock over: there is one on a node.
+caretaker (caretaker.py), which stands in for the supervisor: the rank that gets the lock
+on the file ``watch`` there. It hands the lock over, so that a node has one caretaker.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 PROGRAM = ("-P", "-m", "hangwatch.launch.caretaker")
 WATCH_FD, LOCK_FD = 3, 4
-"""Where the caretaker finds the locks that are handed over to it."""
+"""File descriptors of the locks that are handed over to the caretaker."""
 _SAFE_FD = 10
-"""Copies from here on: none is where another one has to go."""
+"""Lowest number for a copy of a lock's descriptor: none is where another has to go."""
 _DETACH = """\
 import os, sys
 os.setsid()
@@ -57,7 +57,7 @@ _OF_THE_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_R
 
 
 class Unwrapped:
-    """One rank's part in it."""
+    """The part of one rank in having its node watched."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -135,7 +135,7 @@ class Unwrapped:
 
 
 def interpreter(package: str) -> str:
-    """The Python that has what the watchdog imports. Raises FileNotFoundError.
+    """Return the Python that has what the watchdog imports. Raises FileNotFoundError.
 
     That of the environment which hangwatch is installed in, which need not be the
     job's; from a source tree the job's own.

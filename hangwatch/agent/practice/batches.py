@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_LEAVES = 16
 MAX_LOOKS = 64
-"""At things and at what holds them, which may hold itself."""
+"""Most values that are looked at, containers included, which may hold themselves."""
 _CHUNKS = 4
 _CHUNK_BYTES = 4096
 _DICTS = frozenset({dict, OrderedDict, defaultdict})
@@ -25,41 +25,41 @@ _WORD = (1 << 64) - 1
 
 
 def digest(batch: Any) -> str:
-    """Of some bytes of each part of a batch; empty where nothing of it can be read."""
+    """Return a digest of some bytes of each part of a batch; empty if none can be read."""
     with unseen():
         contents = [content for leaf in _leaves(batch) if (content := _content(leaf))]
     return hashlib.blake2b(b"".join(contents), digest_size=8).hexdigest() if contents else ""
 
 
 def largest_tensor(value: Any) -> int:
-    """Elements of the largest tensor in nested lists, tuples and dicts, 0 if there is none."""
+    """Return the size of the largest tensor in nested lists, tuples and dicts, 0 if none."""
     with unseen():
         return max((_elements(leaf) for leaf in _leaves(value)), default=0)
 
 
 def unseen() -> Any:
-    """No mode of the program's sees what is asked of tensors."""
+    """Return a context in which no mode of the program's sees what is asked of tensors."""
     torch: Any = sys.modules["torch"]
     return torch._C.DisableTorchFunction()
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """What a batch is made of, up to MAX_LEAVES things."""
+    """Yield the values that a batch is made of, up to MAX_LEAVES."""
     todo, left = [value], MAX_LEAVES
     for _ in range(MAX_LOOKS):
         if not todo or not left:
             return
-        one = todo.pop()
-        kind = type(one)
+        part = todo.pop()
+        kind = type(part)
         if kind in _DICTS:
-            todo.extend(value for value, _ in zip(dict.values(one), range(left), strict=False))
+            todo.extend(value for value, _ in zip(dict.values(part), range(left), strict=False))
         elif kind is list:
-            todo.extend(one[:left])
-        elif tuple in kind.__mro__:  # named ones, too
-            todo.extend(tuple.__getitem__(one, slice(left)))
+            todo.extend(part[:left])
+        elif tuple in kind.__mro__:  # named tuples, too
+            todo.extend(tuple.__getitem__(part, slice(left)))
         else:
             left -= 1
-            yield one
+            yield part
 
 
 def _is_tensor(leaf: Any) -> bool:
@@ -71,9 +71,9 @@ def _elements(leaf: Any) -> int:
 
 
 def _content(leaf: Any) -> bytes:
-    """Some bytes that tell it from another one.
+    """Return some bytes that tell a leaf from another one.
 
-    None of a tensor that is not in main memory: to read it is to wait for the device.
+    Empty for a tensor that is not in main memory: to read it is to wait for the device.
     """
     kind = type(leaf)
     if kind in (bytes, str):
@@ -89,6 +89,6 @@ def _content(leaf: Any) -> bytes:
         return b""
     step = max(_CHUNK_BYTES, size // _CHUNKS)
     shape = f"{tuple(leaf.shape)} {leaf.dtype} ".encode()
-    places = range(0, min(size, _CHUNKS * step), step)
-    chunks = (ctypes.string_at(start + at, min(_CHUNK_BYTES, size - at)) for at in places)
+    offsets = range(0, min(size, _CHUNKS * step), step)
+    chunks = (ctypes.string_at(start + at, min(_CHUNK_BYTES, size - at)) for at in offsets)
     return shape + b"".join(chunks)

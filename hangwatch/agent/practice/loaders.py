@@ -1,4 +1,4 @@
-"""Watches how a rank's data loaders are used: whose order, and which data.
+"""Watches how a rank's data loaders are used: the order of their data, and the data itself.
 
 A loader is looked at when a loop over it begins, which happens once an epoch; of the
 first batches that it trains on a digest is made, and then nothing more is in the way.
@@ -13,15 +13,13 @@ from operator import length_hint
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hangwatch.agent.call_site import user_place
+from hangwatch.agent.call_site import user_site
 from hangwatch.agent.practice.batches import digest, largest_tensor
 from hangwatch.agent.practice.replicas import Progress
 from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hangwatch.agent.call_site import Place, Prefixes
+    from hangwatch.agent.call_site import CallSite, Prefixes
     from hangwatch.agent.guard import Guard
     from hangwatch.agent.practice.replicas import Replicas
 
@@ -33,27 +31,27 @@ _LEAST_STEPS = 2
 """A loop that has changed the parameters so often has trained."""
 _ITERATED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70), set(), {})
 _ITERATORS = frozenset(type(iter(over)) for over in _ITERATED)
-"""Those that know their length themselves; iter() of a class with __getitem__ asks that."""
+"""Iterators that know their length; that of a class with __getitem__ would ask the class."""
 
 
 class Loader:
-    """What is known of a data loader, or of a distributed sampler through its loaders."""
+    """A data loader, or a distributed sampler that several loaders may share."""
 
-    def __init__(self, key: Any, place: Place, *, distributed: bool) -> None:
+    def __init__(self, key: Any, site: CallSite, *, distributed: bool) -> None:
         self.key = weakref.ref(key)
-        self.place = place
+        self.site = site
         self.distributed = distributed
-        """A DistributedSampler that shuffles decides the order, and nothing else."""
+        """True if a DistributedSampler that shuffles decides the order, and nothing else."""
         self.epochs = 0
         """Loops over it in which the model was trained."""
         self.orders: set[int] = set()
-        """What the order of these loops was made from: seed and epoch."""
+        """Seeds of the order of these loops: the sampler's seed plus its epoch."""
         self.calls = 0
         """Collectives in them."""
         self.digests: list[str] = []
-        """Of the first batches that were trained on; empty strings where nothing was told."""
+        """Digests of the first batches of training; empty for a batch that cannot be read."""
         self.elements = 0
-        """Of the largest tensor of the first batch."""
+        """Number of elements of the largest tensor of the first batch."""
         self.watched = False
 
 
@@ -78,7 +76,7 @@ class Loaders:
         self._last = Progress(-1, -1)
 
     def begin(self, loader: Any, iterator: Any) -> None:
-        """A loop over a DataLoader begins, in the caller of our caller."""
+        """Take note that a loop over a DataLoader begins, in the caller of our caller."""
         if self._is_nested(iterator):
             return
         now = self._replicas.progress()
@@ -100,8 +98,8 @@ class Loaders:
         self._last = self._replicas.progress()
 
     def facts(self) -> list[dict[str, Any]]:
-        """What is known of each that was trained with, the running loop included."""
-        found = []
+        """Return the facts of each loader that was trained with, the running loop included."""
+        facts = []
         for loader in list(self._known.values()):
             epochs, orders, calls = loader.epochs, set(loader.orders), loader.calls
             loop = self._loop
@@ -110,8 +108,8 @@ class Loaders:
                 orders.add(loop.order)
                 calls += max(0, self._last.calls - loop.began.calls)
             if epochs:
-                file, line, function = loader.place
-                found.append(
+                file, line, function = loader.site
+                facts.append(
                     {
                         "file": file,
                         "line": line,
@@ -124,10 +122,10 @@ class Loaders:
                         "elements": loader.elements,
                     }
                 )
-        return found
+        return facts
 
     def _is_nested(self, iterator: Any) -> bool:
-        """Whether a loop over another loader is under way: an evaluation in between."""
+        """Return True if a loop over another loader is under way: an evaluation in between."""
         outer = self._outer() if self._outer is not None else None
         if outer is None or outer is iterator:
             return False
@@ -150,32 +148,36 @@ class Loaders:
             return known
         if len(self._known) >= MAX_LOADERS:
             return None
-        place = user_place(sys._getframe(), self._prefixes)
-        self._known[id(key)] = known = Loader(key, place, distributed=distributed)
+        site = user_site(sys._getframe(), self._prefixes)
+        self._known[id(key)] = known = Loader(key, site, distributed=distributed)
         return known
 
     def _watch(self, known: Loader, iterator: Any) -> None:
-        """Have digests made of its next batches; the wrapper then takes itself away.
+        """Have digests made of the next batches; the wrapper then takes itself away.
 
-        It must not keep the iterator alive, whose end is the end of its workers.
+        It must not keep the iterator alive, whose end is the end of its workers. One that the
+        program has put in its place, or around it, stays.
         """
-        produce: Callable[[Any], Any] = type(iterator)._next_data
         alive, guard = weakref.ref(iterator), self._guard
 
         def next_data() -> Any:
-            batch = produce(alive())
+            own: Any = alive()
+            batch = type(own)._next_data(own)
             with guard:
-                known.elements = known.elements or largest_tensor(batch)
-                known.digests.append(digest(batch))
-                if len(known.digests) >= DIGESTS:
-                    vars(alive()).pop("_next_data", None)
+                if len(known.digests) < DIGESTS:
+                    known.elements = known.elements or largest_tensor(batch)
+                    known.digests.append(digest(batch))
+                done = len(known.digests) >= DIGESTS
+                if done and vars(own).get("_next_data") is next_data:
+                    del vars(own)["_next_data"]
             return batch
 
-        iterator._next_data = next_data
+        if "_next_data" not in vars(iterator):
+            iterator._next_data = next_data
 
 
 def _trained(loop: _Loop, now: Progress) -> bool:
-    """Whether the model was trained in a loop that began then and ends now.
+    """Return True if the model was trained in a loop that has come as far as ``now``.
 
     Fused optimizers do not count as changes in place; then there must have been a
     collective for every other batch, which an evaluation has no reason for.
@@ -187,9 +189,9 @@ def _trained(loop: _Loop, now: Progress) -> bool:
 
 
 def _is_distributed(loader: Any) -> bool:
-    """Whether the order is that of torch's own DistributedSampler, and it shuffles.
+    """Return True if torch's own DistributedSampler decides the order, and it shuffles.
 
-    What another sampler, a batch sampler or a data set makes of it is not known.
+    What another sampler, a batch sampler or a data set makes of the order is not known.
     """
     data: Any = sys.modules["torch.utils.data"]
     sampler, batches = _own(loader, "sampler"), _own(loader, "batch_sampler")
@@ -212,7 +214,7 @@ def _order(loader: Any) -> int:
 
 
 def _length(loader: Any) -> int:
-    """How many batches a loop over a loader has, as far as torch has that written down.
+    """Return the number of batches of a loop over a loader, as far as torch has it written down.
 
     Nobody's ``__len__`` is called: it may count, draw or wait, and torch does not call it here.
     """
@@ -228,14 +230,14 @@ def _length(loader: Any) -> int:
 
 
 def _is_exhausted(order: Any) -> bool:
-    """Whether there is nothing left in an iterator of Python's own; others are not asked."""
+    """Return True if an iterator of Python's own has nothing left; others are not asked."""
     if type(order) is GeneratorType:
         return order.gi_frame is None
     return type(order) in _ITERATORS and length_hint(order, 1) == 0
 
 
 def _own(instance: Any, name: str, default: Any = None) -> Any:
-    """An attribute as it is written down in an object, without a property of its class."""
+    """Return an attribute that the object itself has, without asking a property of its class."""
     with Ignoring(AttributeError):  # it has none
         return object.__getattribute__(instance, "__dict__").get(name, default)
     return default

@@ -1,14 +1,13 @@
-"""What a rank does that costs it dear though nothing hangs: gathered here, judged elsewhere.
+"""Gathers facts of costly habits of a rank, which hangwatch.efficiency judges.
 
-Where torch makes a data loader's iterator, a DistributedDataParallel or an optimizer a
-word is left here; no call that is made for each step has anything around it. The sampler
+torch's classes tell of each data loader's iterator, DistributedDataParallel and optimizer
+that is made; no call that is made for each step has anything around it. The sampler
 writes what is known beside the page now and then (``<page>.practice``, JSON), for the
 watchdog to read when the job has ended, or at an incident.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ from hangwatch.agent.guard import Guard
 from hangwatch.agent.practice.batches import unseen
 from hangwatch.agent.practice.loaders import Loaders
 from hangwatch.agent.practice.replicas import Replicas
-from hangwatch.agent.record.uncounted import uncounted
+from hangwatch.agent.record.unseen import standing_for, uncounted
 from hangwatch.agent.torch_api import keep_compiler_off
 from hangwatch.safety.foreign import Ignoring
 
@@ -35,7 +34,7 @@ _MARK = "_observed_by_hangwatch"
 _COMPILER = "torch._C._dynamo.eval_frame"
 
 _current: list[Practice] = []
-"""That of this process; a fork's child that becomes a rank puts its own here."""
+"""The Practice of this process; a fork's child that becomes a rank puts its own here."""
 
 
 class Practice:
@@ -57,7 +56,7 @@ class Practice:
 
     @property
     def active(self) -> bool:
-        """Whether this is the process that the facts are of, and all is well with us."""
+        """True if this is the process that the facts are of, and nothing of ours has failed."""
         return self.guard.open and self._pid == os.getpid()
 
     def attach(self) -> None:
@@ -119,6 +118,7 @@ def _follow(owner: type, name: str, tell: Callable[[Practice, Any, Any], None]) 
     if hasattr(original, _MARK):
         return
 
+    @standing_for(original)
     @uncounted
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
@@ -126,7 +126,6 @@ def _follow(owner: type, name: str, tell: Callable[[Practice, Any, Any], None]) 
         return result
 
     keep_compiler_off(sys.modules[_COMPILER], wrapper.__code__, deep=False)
-    functools.update_wrapper(wrapper, original)
     setattr(wrapper, _MARK, True)
     setattr(owner, name, wrapper)
 

@@ -11,60 +11,60 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hangwatch.agent.call_site import user_place
+from hangwatch.agent.call_site import user_site
 from hangwatch.agent.practice.batches import largest_tensor
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from hangwatch.agent.call_site import Place, Prefixes
+    from hangwatch.agent.call_site import CallSite, Prefixes
     from hangwatch.agent.record.groups import Groups
 
 MAX_REPLICAS = 16
 MAX_OPTIMIZERS = 64
 ENOUGH_READINGS = 40
 SELDOM = 10
-"""Once there are enough readings, only every so many looks are one."""
+"""Looks for each reading, once there are enough readings."""
 _PROBED = 8
 """Parameters of an optimizer that are asked how many steps it has made."""
 _UNEVEN = 8
 """Changes in place by which parameters differ that have not had the same steps."""
 _ONE_BROADCAST_BYTES = 128 << 20
-"""As many buffers go into one broadcast; torch's own bound is 250 MiB."""
+"""Bytes of buffers that surely go into one broadcast; torch's own bound is 250 MiB."""
 _REPLICATION = "/torch/nn/parallel/distributed.py"
 _BACKWARD = ("/torch/autograd/graph.py", "/torch/autograd/__init__.py")
 
 
 class Progress(NamedTuple):
-    """How far the training has come; what is not known is -1."""
+    """How far the training has come; -1 where it is not known."""
 
     version: int
-    """How often the parameters were changed in place."""
+    """Changes in place of the parameters."""
     calls: int
     """Collectives of the group that averages the gradients."""
 
 
 class Replica:
-    """What is known of a DistributedDataParallel module."""
+    """A DistributedDataParallel module."""
 
-    def __init__(self, module: Any, place: Place, ranks: tuple[int, ...], slot: int) -> None:
+    def __init__(self, module: Any, site: CallSite, ranks: tuple[int, ...], slot: int) -> None:
         torch: Any = sys.modules["torch"]
         self.module = weakref.ref(module)
-        self.place = place
+        self.site = site
         self.ranks = ranks
         self.slot = slot
         self.parameters = [weakref.ref(p) for p in module.parameters() if p.requires_grad]
         self.identities = {id(p()) for p in self.parameters}
         self.plain = all(type(p()) is torch.nn.Parameter for p in self.parameters)
-        """No parameter is itself spread over ranks (DTensor)."""
+        """True if no parameter is itself spread over ranks (DTensor)."""
         self.broadcasts = _broadcasts(module)
         self.versions: list[int] | None = None
-        """Of the parameters at the first reading."""
+        """Versions of the parameters at the first reading."""
         self.uneven = False
-        """Some parameters have had fewer changes than others since."""
+        """True if some parameters have had fewer changes than others since."""
         self.elements = 0
-        """Of the largest tensor of the first forward pass."""
+        """Number of elements of the largest tensor of the first forward pass."""
         self.facts: dict[str, Any] = {}
         self.readings = 0
         self.unused_readings = 0
@@ -81,30 +81,30 @@ class Replicas:
         self._looks = 0
 
     def add_module(self, module: Any) -> None:
-        """A DistributedDataParallel was made, below our caller."""
+        """Take in a DistributedDataParallel that was made below our caller."""
         group = self._groups.find(module.process_group)
         if group is not None and len(self._replicas) < MAX_REPLICAS:
-            place = user_place(sys._getframe(), self._prefixes)
-            self._replicas.append(Replica(module, place, group.ranks, group.slot))
+            site = user_site(sys._getframe(), self._prefixes)
+            self._replicas.append(Replica(module, site, group.ranks, group.slot))
 
     def first_forward(self, module: Any, frame: FrameType) -> None:
-        """Its first forward pass is at its beginning, in that frame of torch's."""
+        """Read the input of the first forward pass, which begins in ``frame`` of torch's."""
         for replica in self._replicas:
             if replica.module() is module:
                 inputs = frame.f_locals.get("inputs", ()), frame.f_locals.get("kwargs", {})
                 replica.elements = largest_tensor(inputs)
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """An optimizer of any class was made."""
+        """Take in an optimizer of any class."""
         if len(self._optimizers) < MAX_OPTIMIZERS:
             self._optimizers.append(weakref.ref(optimizer))
 
     def in_training(self) -> bool:
-        """Whether a model is in training mode: the user's own, which frameworks switch alone."""
+        """Return True if a model of the user's is in training mode, which frameworks switch."""
         return any(module.module.training for module in self._alive())
 
     def progress(self) -> Progress:
-        """How far the training has come."""
+        """Return how far the training has come."""
         version = calls = -1
         for replica in self._replicas:
             module = replica.module()
@@ -122,7 +122,7 @@ class Replicas:
         one that never ends. So nobody may be in one, and we have the GIL until we ask.
         """
         self._looks += 1
-        enough = all(one.readings >= ENOUGH_READINGS for one in self._replicas)
+        enough = all(replica.readings >= ENOUGH_READINGS for replica in self._replicas)
         if (enough and self._looks % SELDOM) or not self._replicas or at_work():
             return
         for replica in self._replicas:
@@ -131,8 +131,8 @@ class Replicas:
                 self._read(replica, module)
 
     def facts(self) -> list[dict[str, Any]]:
-        """What is known of each module that was trained."""
-        return [{**one.facts} for one in self._replicas if one.facts]
+        """Return the facts of each module that was trained."""
+        return [{**replica.facts} for replica in self._replicas if replica.facts]
 
     def _alive(self) -> list[Any]:
         modules = (replica.module() for replica in self._replicas)
@@ -148,7 +148,7 @@ class Replicas:
             self._compare_versions(replica)
         replica.readings += 1
         replica.unused_readings += bool(told.get("unused_parameter_size", 0))
-        file, line, function = replica.place
+        file, line, function = replica.site
         replica.facts = {
             "file": file,
             "line": line,
@@ -178,7 +178,7 @@ class Replicas:
         replica.uneven |= max(changes, default=0) - min(changes, default=0) > _UNEVEN
 
     def _steps(self, replica: Replica) -> int:
-        """Steps that were made with its parameters, at most; -1 where that is not known."""
+        """Return the most steps that were made with its parameters; -1 where that is not known."""
         steps = -1
         for reference in self._optimizers:
             optimizer = reference()
@@ -192,7 +192,7 @@ class Replicas:
 
 
 def _broadcasts(module: Any) -> int:
-    """Collectives that synchronise its buffers, one for each type; -1 where they may be more."""
+    """Return the collectives that synchronise its buffers, one a dtype; -1 if perhaps more."""
     buffers = list(module.module.buffers()) if module.broadcast_buffers else []
     if sum(buffer.numel() * buffer.element_size() for buffer in buffers) > _ONE_BROADCAST_BYTES:
         return -1
@@ -200,7 +200,7 @@ def _broadcasts(module: Any) -> int:
 
 
 def _steps_of(optimizer: Any, group: dict[str, Any], parameter: Any) -> int:
-    """At most so many steps; plain SGD keeps no count, but changes the parameter at each."""
+    """Return the most steps made; plain SGD keeps no count, but changes the parameter at each."""
     torch: Any = sys.modules["torch"]
     step = optimizer.state.get(parameter, {}).get("step")
     if isinstance(step, (int, float)):
@@ -214,7 +214,7 @@ def _steps_of(optimizer: Any, group: dict[str, Any], parameter: Any) -> int:
 
 
 def _calls(module: Any) -> int:
-    """Collectives of its group so far; -1 for a backend that does not count, or is gone."""
+    """Return the collectives of its group so far; -1 if the backend has no count, or is gone."""
     try:
         return int(module.process_group._get_sequence_number_for_group())
     except (RuntimeError, AttributeError) as error:
@@ -224,7 +224,7 @@ def _calls(module: Any) -> int:
 
 
 def at_work() -> bool:
-    """Whether a thread is in a backward pass, or in C++ below DistributedDataParallel's code."""
+    """Return True if a thread is in a backward pass, or in C++ called by DDP's code."""
     for frame in sys._current_frames().values():
         if frame.f_code.co_filename.endswith(_REPLICATION):
             return True

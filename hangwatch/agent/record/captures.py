@@ -9,6 +9,7 @@ thread in the relaxed mode may ask.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 LIBRARY = "libcuda.so.1"
 RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
+_drivers: dict[str, ctypes.CDLL] = {}
+"""Those that were found, by name: a driver stays loaded."""
 
 
 @contextmanager
@@ -41,11 +44,15 @@ def left_alone(library: str = LIBRARY) -> Iterator[None]:
 
 
 def _exchange(library: str) -> ctypes._NamedFuncPointer | None:
-    """The driver's function, None where this process has not loaded the driver."""
-    try:
-        driver = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError as error:
-        if is_foreign(error):
-            raise
-        return None
+    """Return the driver's function; None where this process has not loaded the driver."""
+    driver = _drivers.get(library)
+    if driver is None:
+        flags = os.RTLD_NOLOAD | os.RTLD_NOW
+        try:
+            _ctypes.dlopen(library, flags)  # ctypes leaves a cycle behind, also where it fails
+        except OSError as error:
+            if is_foreign(error):
+                raise
+            return None
+        driver = _drivers[library] = ctypes.CDLL(library, mode=flags)
     return getattr(driver, "cuThreadExchangeStreamCaptureMode", None)

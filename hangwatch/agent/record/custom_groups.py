@@ -8,7 +8,6 @@ by the very method that it calls.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import weakref
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import public_name
 from hangwatch.agent.record.signature import read_signature
-from hangwatch.agent.record.uncounted import uncounted
+from hangwatch.agent.record.unseen import standing_for, uncounted
 from hangwatch.agent.turn import Ticket
 from hangwatch.operations import METHODS
 
@@ -43,13 +42,13 @@ class Call(Ticket):
         self.event = -1
         """Index of its event, -1 before there is one."""
         self.waited_for = False
-        """Whether torch waits for what it returns before the user's call returns."""
+        """True if torch waits for what it returns before the user's call returns."""
 
 
 class CustomCalls:
     """Records the calls of such groups, each call once however classes call each other.
 
-    c10d has no number for them, so their places are counted here. Their handles
+    c10d has no number for them, so their sequence numbers are counted here. Their handles
     are of any class, so a wait is not seen: of a call that torch waits for, the
     rank counts as blocked until the handle is dropped or the next call is made.
     """
@@ -64,12 +63,12 @@ class CustomCalls:
         self._inside: dict[tuple[int, int], weakref.ref[Call]] = {}
         """The calls that are being made."""
         self._handles: dict[tuple[int, int], tuple[weakref.ref[Any], int]] = {}
-        """The handle that torch waits for in a thread, and the event of its call."""
+        """Handles that torch waits for in a thread, each with the event of its call."""
 
     def begin(
         self, method: Method, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call | None:
-        """Record a call that is about to be made; None if it is part of another."""
+        """Record a call that is about to be made; return None if it is part of another."""
         known = self._groups.find(group)
         call = Call(threading.get_ident(), id(group))
         if known is None or known.slot < 0 or self._is_inside(call.key):
@@ -79,15 +78,15 @@ class CustomCalls:
         op = public_name(sys._getframe(), self._prefixes) or method.wire
         call.waited_for = not signature.is_async and op not in _RETURN_AT_ONCE
         self._inside[call.key] = weakref.ref(call)
-        counts, kind, places = known.counts, method.p2p, max(1, method.places)
-        place = counts[kind] + 1
-        counts[kind] += places
+        counts, kind, seq_count = known.counts, method.p2p, max(1, method.seq_count)
+        seq = counts[kind] + 1
+        counts[kind] += seq_count
         try:
             call.event = self._recorder.record_begin(
-                known.slot, op, method.wire, place, method.p2p, *signature
+                known.slot, op, method.wire, seq, method.p2p, *signature
             )
         except BaseException:  # the call is not made, if this is not ours
-            counts[kind] -= places
+            counts[kind] -= seq_count
             call.over = True
             raise
         return call
@@ -98,7 +97,7 @@ class CustomCalls:
         return call is not None and not call.over
 
     def end(self, call: Call, result: object, *, failed: bool) -> None:
-        """The call has returned or raised."""
+        """Record that the call has returned ``result``, or raised."""
         key = call.key
         call.over = True
         self._inside.pop(key, None)
@@ -114,7 +113,7 @@ class CustomCalls:
         self._handles[key] = weakref.ref(result, dropped), call.event
 
     def end_finished_waits(self) -> None:
-        """Look at handles that somebody keeps, although they are complete."""
+        """End the waits for handles that are complete, although somebody keeps them."""
         for key in list(self._handles):
             entry = self._handles.get(key)
             if entry is None:
@@ -141,7 +140,7 @@ def wrap_class(kind: type, base: type, calls: Callable[[], CustomCalls | None]) 
 def _wrapper(
     method: Method, original: FunctionType, current: Callable[[], CustomCalls | None]
 ) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @standing_for(original)
     @uncounted
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         calls = current()

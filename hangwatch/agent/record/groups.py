@@ -1,6 +1,6 @@
-"""Which process group of this process has which slot of the page.
+"""The process groups of this process, and the slot of the page that each has.
 
-A group is known by its members, its description and its place among those with
+A group is known by its members, its description and its index among those with
 the same two, in the order in which they were made. So groups are taken in when
 they are made, in the order of torch's own table, and not when they are first
 used: two ranks may use two such groups in different orders.
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 NO_SLOT = -1
 ASK_AGAIN = -2
-"""In the place of a slot: not known now, and perhaps at the next call."""
+"""Instead of a slot: not known now, and perhaps at the next call."""
 FRESH_SLOTS = 64
-"""So many slots are used before one is used again. What lies beyond costs memory."""
+"""Slots that are used before one is used again. Each one beyond costs memory."""
 _AT_ONCE = 8
-"""How often what came meanwhile is looked at before it is left to the next caller."""
+"""Rounds over what came meanwhile before it is left to the next caller."""
 _FIRST_LOOK = 4
 _NO_DESCRIPTION = "undefined"
-"""What torch calls a group that was given none (ProcessGroup.hpp)."""
+"""torch's description of a group that was given none (ProcessGroup.hpp)."""
 
 
 class Known(NamedTuple):
@@ -46,7 +46,7 @@ class Known(NamedTuple):
     """NO_SLOT where the page has no room for it."""
     ranks: tuple[int, ...]
     python: bool
-    """Whether its class is written in Python, so that its own methods are wrapped."""
+    """True if its class is written in Python, so that its own methods are wrapped."""
     counts: dict[bool, int]
     """Calls of such a group so far, those that are point-to-point under True."""
     identity: int
@@ -54,12 +54,12 @@ class Known(NamedTuple):
 
 
 class _Coming(NamedTuple):
-    """A group that is being taken in, and what it will have used up."""
+    """A group that is being taken in, and the slot and index that it will use up."""
 
     known: Known
     name: str
     desc: str
-    place: int
+    key_index: int
     """Among those with the same members and description."""
     backend: str
     left_out: int
@@ -101,23 +101,23 @@ class Groups:
         """It may be anything: somebody was interrupted, or told to leave it to another."""
 
     def __len__(self) -> int:
-        """How many are alive."""
+        """Return the number of groups that are alive."""
         return len(self._known)
 
     def known(self) -> list[Known]:
-        """The groups that are alive, in the order in which they were made."""
+        """Return the groups that are alive, in the order in which they were made."""
         return list(self._known.values())
 
     def has(self, known: Known) -> bool:
-        """Whether it still has its slot."""
+        """Return True if ``known`` still has its slot."""
         return self._known.get(known.identity) is known
 
     def find(self, group: Any) -> Known | None:
-        """The group as it was taken in; takes in what is new."""
+        """Return ``group`` as it was taken in; takes in what is new."""
         return self._find(group)[0]
 
     def native_slot(self, group: Any) -> int:
-        """The slot for the wrappers around torch's own class (``wrap_methods``).
+        """Return the slot for the wrappers around torch's own class (``wrap_methods``).
 
         NO_SLOT for a group that is recorded by wrappers around its own class: it
         may call torch's methods in turn, and must not be counted twice.
@@ -130,8 +130,8 @@ class Groups:
     def update(self, gone: Any = None) -> bool:
         """Take in the groups that torch has now; retire those that it has no more.
 
-        gone: one that was destroyed just now. Returns whether it is done: where another
-        call is at it, in another thread or below us on the stack, that one does it.
+        gone: a group that was destroyed just now. Returns False where another call is at
+        it, in another thread or below us on the stack: that one does it.
         """
         world = self._c10d._world
         if world is not self._world:
@@ -159,7 +159,7 @@ class Groups:
             self.update()
 
     def _find(self, group: Any) -> tuple[Known | None, bool]:
-        """The group as it was taken in, and whether that answer will stay true."""
+        """Return ``group`` as it was taken in, and True if that answer will stay true."""
         sure = True
         known = self._current(group)
         if known is None:
@@ -193,7 +193,7 @@ class Groups:
             self._take_in(groups, world)
 
     def _newest(self, table: Any) -> list[Any]:
-        """The groups that came into the table after the last one that is known."""
+        """Return the groups that came into the table after the last one that is known."""
         count = _FIRST_LOOK
         while True:
             try:
@@ -203,9 +203,9 @@ class Groups:
                     raise
                 self._more = True
                 return []
-            for place, group in enumerate(newest):
+            for position, group in enumerate(newest):
                 if self._current(group) is not None:
-                    return newest[:place][::-1]
+                    return newest[:position][::-1]
             if len(newest) < count:
                 return newest[::-1]
             count *= _FIRST_LOOK
@@ -243,10 +243,10 @@ class Groups:
             self._settle(self._coming)
 
     def _settle(self, coming: _Coming) -> None:
-        """Take a group in; again, where an exception had struck before the end."""
+        """Take a group in, or go on with it where an exception had struck before the end."""
         known = coming.known
         if not self.has(known):
-            self._seen[known.ranks, coming.desc] = coming.place + 1
+            self._seen[known.ranks, coming.desc] = coming.key_index + 1
             if known.slot == NO_SLOT:
                 self._left_out = coming.left_out
                 self._recorder.set_groups_left_out(self._left_out)
@@ -255,7 +255,7 @@ class Groups:
                         "name": coming.name,
                         "desc": coming.desc,
                         "ranks": known.ranks,
-                        "index": coming.place,
+                        "index": coming.key_index,
                         "backend": coming.backend,
                     }
                 )
@@ -274,11 +274,11 @@ class Groups:
     def _define(self, coming: _Coming) -> bool:
         known = coming.known
         return self._recorder.define_group(
-            known.slot, coming.name, coming.desc, known.ranks, coming.place, coming.backend
+            known.slot, coming.name, coming.desc, known.ranks, coming.key_index, coming.backend
         )
 
     def _slot(self) -> int:
-        """One never used, as long as those are cheap, else the one that was retired first."""
+        """Return a slot never used, while those are cheap, else the one that was retired first."""
         if self._unused < min(FRESH_SLOTS, self._recorder.MAX_GROUPS):
             return self._unused
         retired = next(iter(list(self._retired)), NO_SLOT)
@@ -288,7 +288,7 @@ class Groups:
 
 
 def _members(group: Any, world: Any) -> tuple[int, ...] | None:
-    """Global ranks in the order of the group; None while torch is still making it."""
+    """Return global ranks in the order of the group; None while torch is still making it."""
     positions = world.pg_group_ranks.get(group)
     if positions is not None:
         return tuple(sorted(positions, key=positions.__getitem__))

@@ -1,4 +1,4 @@
-"""Places in a group from c10d's own number, for the Python recorder.
+"""Sequence numbers in a group from c10d's own number, for the Python recorder.
 
 The same rules as in native/groups.cpp, without its care for threads that issue
 calls in one group at the same time.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Numbering:
-    """Places of one group, whose backends are such as ``cpu:gloo,cuda:gloo``.
+    """Sequence numbers of one group, whose backends are such as ``cpu:gloo,cuda:gloo``.
 
     On gloo c10d's number counts point-to-point calls too, on NCCL it does not.
     Elsewhere, and where it cannot be read, the calls that Python issues are
@@ -27,50 +27,50 @@ class Numbering:
         self._counts_p2p = names == {"gloo"}
         self._readable = self._counts_p2p or names == {"nccl"}
         self._adjust = 0
-        """c10d's number less the places."""
+        """c10d's number less the sequence number."""
         self._own = 0
         self._p2p = 0
         self._unsettled = 0
         """Calls in progress that will change ``_adjust``."""
 
     def begin(self, method: Method, group: Any) -> tuple[int, int]:
-        """(number of the call, c10d's number before it or -1)."""
+        """Return (sequence number of the call, c10d's number before it or -1)."""
         before = self._read(group)
-        places, p2p, shifts = method.places, method.p2p, self._shifts(method)
+        count, p2p, shifts = method.seq_count, method.p2p, self._shifts(method)
         # Nothing is called from here on, so nothing comes in between.
-        self._own += places
+        self._own += count
         self._p2p += p2p
         if shifts:
             self._unsettled += 1
         if method.p2p:
             return self._p2p, before
-        return (before - self._adjust if before >= 0 else self._own - method.places) + 1, before
+        return (before - self._adjust if before >= 0 else self._own - method.seq_count) + 1, before
 
     def cancel(self, method: Method) -> None:
-        """The call is not made."""
-        self._own -= method.places
+        """Take back what begin() counted: the call is not made."""
+        self._own -= method.seq_count
         self._p2p -= method.p2p
         if self._shifts(method):
             self._unsettled -= 1
 
     def end(self, method: Method, group: Any, before: int) -> None:
-        """The call has returned or raised."""
+        """Learn from c10d's number now that the call has returned or raised."""
         if not self._shifts(method):
             return
         self._unsettled -= 1
         after = self._read(group)
         if after >= before >= 0:
-            self._adjust += after - before - method.places
+            self._adjust += after - before - method.seq_count
 
-    def places(self, number: int) -> int:
-        """How many places c10d's number stands for, -1 where that cannot be told now."""
+    def last_seq(self, number: int) -> int:
+        """Return the last sequence number if c10d's is ``number``; -1 if that is not known now."""
         if not self._readable or self._unsettled:
             return -1
         return number - self._adjust
 
     def _shifts(self, method: Method) -> bool:
-        """Whether c10d's number grows by something else than the places taken."""
-        return self._counts_p2p and (method.p2p or method.places > 1)
+        """Return True if c10d's number grows by something else than ``method.seq_count``."""
+        return self._counts_p2p and (method.p2p or method.seq_count > 1)
 
     def _read(self, group: Any) -> int:
         if self._readable:

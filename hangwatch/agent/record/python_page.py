@@ -9,7 +9,6 @@ microseconds. The page says so.
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import sys
 import threading
@@ -17,26 +16,21 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.call_site import Prefixes, user_place
+from hangwatch.agent.call_site import Prefixes, user_site
 from hangwatch.agent.exception_text import text_of, type_name
-from hangwatch.agent.periodic import LockBell
+from hangwatch.agent.periodic import FlagBell
 from hangwatch.agent.record.numbering import Numbering
-from hangwatch.agent.turn import Ticket, Turn
-from hangwatch.page import json_page
+from hangwatch.agent.record.page_file import RING_EVENTS, PageFile
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-RING_EVENTS = 256
 WORKS = 1024
 """Handles of asynchronous calls to remember before the dead ones are swept."""
-MEMBERS_TOLD = 1024
-"""Of a group, where a page is too small for all of them; less where that is still too much."""
-Event = dict[str, Any]
 
 
-class PythonPage(LockBell):
+class PythonPage(FlagBell):
     """The page, and the calls in it; see the stub of hangwatch._native for each function."""
 
     MAX_GROUPS = 512
@@ -46,40 +40,29 @@ class PythonPage(LockBell):
         self.prefixes = Prefixes()
         self.numbering: dict[int, Numbering] = {}
         self._reason = reason
-        self._memory: mmap.mmap | None = None
-        self._pid = 0
+        self._file: PageFile | None = None
         self._reset({})
         os.register_at_fork(after_in_child=self._after_fork)
 
     @property
     def armed(self) -> bool:
-        """Whether this process has a page and records."""
-        return self._memory is not None and not self._disarmed and self._pid == os.getpid()
+        """True if this process has a page and records."""
+        file = self._file
+        return file is not None and not self._disarmed and file.pid == os.getpid()
 
     def open_page(self, path: str, identity: dict[str, Any]) -> None:
-        if self._memory is not None:
+        if self._file is not None:
             raise RuntimeError("this process has a rank page already")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            # Room is set aside first: a full file system answers a write to a mapping by SIGBUS.
-            os.posix_fallocate(descriptor, 0, json_page.PAGE_BYTES)
-            memory = _mapped(descriptor)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
+        file = PageFile(path)
         self._reset(identity)
-        self._pid = os.getpid()
-        self._memory = memory
+        self._file = file
         self._flush()
 
     def start_heartbeat(self, interval_ms: int) -> None:
-        """There is none: it would need the GIL like everything here."""
+        """Do nothing: a heartbeat would need the GIL like everything here."""
 
     def stop_heartbeat(self) -> None:
-        """There is none."""
+        """Do nothing, as start_heartbeat()."""
 
     def set_identity(self, rank: int, world_size: int, store_host: str, store_port: int) -> None:
         self._values["identity"] |= {
@@ -115,7 +98,7 @@ class PythonPage(LockBell):
         return self._thrown
 
     def keep_thrown(self, error: BaseException | None) -> None:
-        """Keep what a call of torch's has raised."""
+        """Keep type and text of ``error``, which a call of torch's has raised."""
         if error is not None:
             self._thrown = type_name(type(error)), text_of(error)
 
@@ -177,12 +160,12 @@ class PythonPage(LockBell):
             if is_foreign(error):
                 raise
             return -1
-        places = self.numbering[slot].places(number)
-        if places >= 0:
-            self._raise(slot, "enqueued", places)
-        if places >= 0 and completed >= number:
-            self._raise(slot, "completed", places)
-        return places
+        seq = self.numbering[slot].last_seq(number)
+        if seq >= 0:
+            self._raise(slot, "enqueued", seq)
+        if seq >= 0 and completed >= number:
+            self._raise(slot, "completed", seq)
+        return seq
 
     def retire_group(self, slot: int) -> None:
         self._groups[slot]["ended_ns"] = time.monotonic_ns()
@@ -192,17 +175,17 @@ class PythonPage(LockBell):
         self._disarmed = True
 
     def use_dumps(self, nccl: bool, general: bool) -> None:
-        """It has no threads without the GIL, whatever torch has."""
+        """Do nothing: there are no threads without the GIL here, whatever torch has."""
 
     def answer_request(self) -> bool:
-        """It has no threads without the GIL."""
+        """Return False: there are no threads without the GIL here."""
         return False
 
     def use_streams(self, current_stream: Callable[[int], int]) -> None:
-        """It writes no beacons."""
+        """Do nothing: beacons are written by the native module only."""
 
     def members(self, slot: int) -> list[int]:
-        """Global ranks of the group, in its order."""
+        """Return the global ranks of the group, in its order."""
         ranks: list[int] = self._groups[slot]["key"]["ranks"]
         return ranks
 
@@ -226,7 +209,7 @@ class PythonPage(LockBell):
         if not self.armed or slot not in self._groups:
             return -1
         now = time.monotonic_ns()
-        site = _site(*user_place(sys._getframe(), self.prefixes))
+        site = _site(*user_site(sys._getframe(), self.prefixes))
         group = self._groups[slot]
         index = next(self._indices)
         event = {
@@ -263,7 +246,7 @@ class PythonPage(LockBell):
         return index
 
     def record_cancelled(self, index: int) -> None:
-        """A call that was recorded is not made."""
+        """Take back a call that was recorded: it is not made."""
         event = self._events.pop(index, None)
         if event is None:
             return
@@ -279,7 +262,7 @@ class PythonPage(LockBell):
         self._move(index, "failed" if failed else "done")
 
     def record_issued(self, index: int, work: object) -> None:
-        """The call has returned and goes on; who waits for ``work`` waits for it."""
+        """Record that the call has returned and goes on until ``work`` was waited for."""
         self._move(index, "issued")
         self._works[id(work)] = weakref.ref(work), index
         if len(self._works) > WORKS:
@@ -289,7 +272,7 @@ class PythonPage(LockBell):
                     self._works.pop(key, None)
 
     def wait_begin(self, work: object) -> int:
-        """Somebody waits for ``work``; returns the index of its call, -1 if it is unknown."""
+        """Record a wait for ``work``; return the index of its call, -1 if it is unknown."""
         handle, index = self._works.get(id(work), (None, -1))
         if handle is None or handle() is not work:
             return -1
@@ -309,7 +292,7 @@ class PythonPage(LockBell):
             event["blocked_ns"] = now if state == "blocked" else 0
 
     def _raise(self, slot: int, counter: str, value: int) -> None:
-        """Counters only grow, whatever order samples come in."""
+        """Set a counter that only grows, whatever order samples come in."""
         group = self._groups[slot]
         if value > group[counter]:
             group[counter] = value
@@ -338,78 +321,19 @@ class PythonPage(LockBell):
             "torch_lacks": "",
         }
         self._groups: dict[int, dict[str, Any]] = {}
-        self._events: dict[int, Event] = {}
+        self._events: dict[int, dict[str, Any]] = {}
         self._indices = itertools.count()
         self._works: dict[int, tuple[weakref.ref[object], int]] = {}
         self._thrown = "", ""
-        self._generation = 0
         self._disarmed = False
-        self._writing = Turn()
 
     def _flush(self) -> None:
-        """Write the page, unless another thread is at it: the next beat will tell."""
-        memory = self._memory
-        if memory is None or self._pid != os.getpid():
-            return
-        ticket = Ticket()
-        try:
-            if self._writing.take(ticket):
-                groups = [dict(group) for group in list(self._groups.values())]
-                events = [dict(event) for event in list(self._events.values())]
-                events.sort(key=_index)
-                text = _fitting(self._values, groups, events[-RING_EVENTS:])
-                self._generation += 1
-                json_page.write(memory, self._generation, text)
-        finally:
-            ticket.over = True
+        file = self._file
+        if file is not None:
+            file.write(self._values, self._groups, self._events)
 
     def _after_fork(self) -> None:
-        self._memory = None  # the parent's; it stays mapped, and is written no more
-
-
-def _mapped(descriptor: int) -> mmap.mmap:
-    """A page's file, mapped until the process ends.
-
-    The mapping has a descriptor of its own and closes that number when it goes: the program
-    may have closed it meanwhile (as daemons close all), and the number be one of its files.
-    """
-    import ctypes  # torch has imported it already
-
-    memory = mmap.mmap(descriptor, json_page.PAGE_BYTES)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-    return memory
-
-
-def _fitting(values: dict[str, Any], groups: list[dict[str, Any]], events: list[Event]) -> bytes:
-    """The page's text with as many of the newest events as there is room for.
-
-    Where not even the groups fit they are told by their first members.
-    """
-    told = MEMBERS_TOLD
-    while True:
-        try:
-            return json_page.encode({**values, "groups": groups, "events": events})
-        except ValueError:
-            if events:
-                events = events[len(events) // 2 + 1 :]
-                continue
-            if not told:
-                raise
-            groups, told = [_shortened(group, told) for group in groups], told // 4
-
-
-def _shortened(group: dict[str, Any], told: int) -> dict[str, Any]:
-    """A group with so many of its members at most, and how many there are."""
-    ranks = group["key"]["ranks"]
-    if len(ranks) <= told:
-        return group
-    members = group.get("members", len(ranks))
-    key = {**group["key"], "ranks": ranks[:told]}
-    return {**group, "key": key, "members": members, "truncated": True}
-
-
-def _index(event: Event) -> int:
-    return int(event["index"])
+        self._file = None  # the parent's; it stays mapped, and is written no more
 
 
 def _site(file: str, line: int, function: str) -> dict[str, Any] | None:

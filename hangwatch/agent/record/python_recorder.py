@@ -16,6 +16,7 @@ from hangwatch.agent.call_site import public_name
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.record.python_page import PythonPage
 from hangwatch.agent.record.signature import read_signature
+from hangwatch.agent.record.unseen import standing_for
 from hangwatch.operations import METHODS
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _MARK = "_recorded_by_hangwatch"
 
 
 class PythonRecorder(PythonPage):
-    """Does what hangwatch._native does; see its stub for each function."""
+    """Records as hangwatch._native does; see its stub for each function."""
 
     def wrap_methods(
         self,
@@ -57,12 +58,12 @@ class PythonRecorder(PythonPage):
 
 
 def _replace(owner: type, name: str, wrap: Callable[[Any], Any]) -> bool:
-    """Replace a method that the class itself has; True if it has it."""
+    """Replace a method that the class itself has; return True if it has it."""
     if name not in owner.__dict__:
         return False
     original = getattr(owner, name)
     if not hasattr(original, _MARK):
-        wrapper: Any = functools.wraps(original)(wrap(original))
+        wrapper: Any = standing_for(original)(wrap(original))
         wrapper.__code__ = wrapper.__code__.replace(co_name=name)
         setattr(wrapper, _MARK, True)
         setattr(owner, name, wrapper)
@@ -113,9 +114,9 @@ def _recording(
 def _begin(
     recorder: PythonPage, slot: int, method: Method, call: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[int, Numbering, int] | None:
-    """(event, numbering of its group, c10d's number before) of a call that is about to be made.
+    """Record a call that is about to be made; return (event, numbering, c10d's number before).
 
-    call is its arguments, the group first.
+    call: its arguments, the group first.
     """
     if slot < 0:
         return None

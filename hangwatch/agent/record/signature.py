@@ -1,4 +1,4 @@
-"""What tells a call of a method of ProcessGroup apart, read from its arguments.
+"""Reads the signature of a call of a method of ProcessGroup from its arguments.
 
 For the wrappers that are written in Python: those of the Python recorder, and those
 around process groups that are themselves written in Python. native/signature.cpp does the
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Signature(NamedTuple):
-    """What a call works on. Ranks are global, -1 for none."""
+    """Tensor, root, peer and tag of a call. Ranks are global, -1 for none."""
 
     dtype: str = ""
     shape: tuple[int, ...] = ()
@@ -29,7 +29,7 @@ class Signature(NamedTuple):
 def read_signature(
     method: Method, args: Sequence[Any], kwargs: dict[str, Any], ranks: Sequence[int]
 ) -> Signature:
-    """The signature of a call; args are those after self, ranks the group's members."""
+    """Return the signature of a call; args are those after self, ranks the group's members."""
     tensor = _first(_argument(args, kwargs, method.tensor))
     options = _argument(args, kwargs, method.options)
     root = getattr(options, "rootRank", options) if method.rooted else None
@@ -54,7 +54,7 @@ def _argument(args: Sequence[Any], kwargs: dict[str, Any], parameter: Parameter 
 
 
 def _first(value: Any) -> Any:
-    """The first tensor of a list, or of a list of lists."""
+    """Return the first tensor of a list, or of a list of lists."""
     for _ in range(2):
         if isinstance(value, list | tuple):
             value = value[0] if value else None

@@ -1,4 +1,4 @@
-"""Gives the recorder torch's current stream, so that GPUs tell how far they have come."""
+"""Gives the recorder torch's current stream, so that GPUs tell how far they are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def use_current_streams(recorder: Recorder, modules: Mapping[str, Any] = sys.modules) -> None:
     """Have beacons written, where torch was built for CUDA. For each page anew.
 
-    By torch's own function, which the compiler of torch.compile calls as well
-    (torch/_inductor): of all ways to the handle the one with a stable name, 0.1 us a call.
+    Uses torch's own function, which the compiler of torch.compile calls as well
+    (torch/_inductor): of all ways to the handle the only one with a stable name, 0.1 us a call.
     """
     current_stream = getattr(modules.get("torch._C"), "_cuda_getCurrentRawStream", None)
     if current_stream is not None:

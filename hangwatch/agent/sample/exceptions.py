@@ -21,17 +21,22 @@ if TYPE_CHECKING:
 
 MESSAGE_BYTES = 500
 READ_CHARS = 4000
-"""So much of it is looked at: what is cut out of it makes it shorter."""
+"""Characters of a text that are searched for secrets, which are cut out of it."""
 CHAIN = 100
-"""So many exceptions are followed back: they may lead back to one another."""
+"""Exceptions that are followed back at most: they may lead back to one another."""
 TOLD = 3
-"""So many of them are told."""
+"""Those of them that are told."""
 LED_BYTES = 100
 THROWN_BYTES = 200
-"""All has room in the page's field of 1,024 bytes."""
+"""With these bounds all has room in the page's field of 1,024 bytes."""
 _BASES = vars(type)["__mro__"].__get__
 _CAUSE = vars(BaseException)["__cause__"].__get__
 _CONTEXT = vars(BaseException)["__context__"].__get__
+_PROCESS = "multiprocessing/process.py"
+_FORKING = {("_launch", "popen_fork.py"), ("main", "forkserver.py")}
+"""Functions of multiprocessing that fork, and end the child."""
+_LAST = -(1 << 30)
+"""The priority of the finalizer that multiprocessing calls last."""
 _IS_HIDDEN = vars(BaseException)["__suppress_context__"].__get__
 _TRACEBACK = vars(BaseException)["__traceback__"].__get__
 """The interpreter's own, whatever a class of the program's makes of them."""
@@ -54,18 +59,25 @@ class Exceptions:
         self._prefixes = prefixes
         self._outermost = outermost or outermost_frame_of_main_thread
         self._recorded = 0
-        """id() of the one that was recorded: a reference would keep its frames alive."""
+        """id() of the recorded exception: a reference would keep its frames alive."""
 
     @property
     def recorded(self) -> bool:
-        """Whether one has ended this process."""
+        """True if an exception has ended this process."""
         return self._recorded != 0
 
-    def record_uncaught(self) -> bool:
-        """Record the exception that ends this process; False if there is none."""
+    def uncaught(self) -> BaseException | None:
+        """Return the exception that ends this process, None if there is none."""
         error: BaseException | None = getattr(sys, "last_value", None)
         # Interactive sessions and test runners set it, too, and go on.
         if error is None or hasattr(sys, "ps1") or sys.flags.interactive or self._runs():
+            return None
+        return error
+
+    def record_uncaught(self) -> bool:
+        """Record the exception that ends this process; False if there is none."""
+        error = self.uncaught()
+        if error is None:
             return False
         self.record(error)
         return True
@@ -74,42 +86,45 @@ class Exceptions:
         """Record the exception that ends this process."""
         if id(error) != self._recorded:
             self._recorded = id(error)
-            place = raised_at(_TRACEBACK(error), self._prefixes)
+            site = raised_at(_TRACEBACK(error), self._prefixes)
             kind, text = self._recorder.last_thrown()
             thrown = cut(f"{kind}: {redacted(text)}", THROWN_BYTES) if kind else ""
             after = [
-                cut(f"{type_name(type(one))}: {message(one)}", LED_BYTES) for one in _led_to(error)
+                cut(f"{type_name(type(led))}: {message(led)}", LED_BYTES) for led in _led_to(error)
             ]
-            field = packed(cut(message(error), MESSAGE_BYTES), thrown, signal_of(error), after)
-            self._recorder.set_exception(type_name(type(error)), field, *place)
+            said = cut(message(error), MESSAGE_BYTES)
+            field = packed(said, thrown, signal_of(error), after)
+            self._recorder.set_exception(type_name(type(error)), field, *site)
 
     def _runs(self) -> bool:
-        """Whether the main program has not ended: it still stands on its stack."""
+        """Return True if the main program has not ended: it still stands on its stack."""
         frame = self._outermost()
         if frame is None:
             return False
         return frame.f_code.co_name == "<module>" or frame.f_code.co_filename == "<frozen runpy>"
 
 
-def at_end_of_child(call: Callable[[], None]) -> None:
-    """Be called when this process ends, where multiprocessing started it: see error_of_child().
+def at_end_of_child(raised: Callable[[], None], over: Callable[[], None]) -> None:
+    """Have two functions called when this process ends, if multiprocessing started it.
 
-    It keeps an exception from the interpreter. Nothing comes of it in another process, where
-    the program ends itself by ``sys.exit``, and from Python 3.13 on, which handles the
-    exception before it runs what was left to be run at the end.
+    raised: called while the exception that ends it is handled, which multiprocessing keeps from
+    the interpreter: see error_of_child(). In vain where the program ends itself by ``sys.exit``,
+    and from Python 3.13 on, which handles the exception before it runs finalizers.
+    over: called after the program's own finalizers, when its children have been joined.
     """
     process = sys.modules.get("multiprocessing.process")
     if process is None or process.parent_process() is None:
         return
     from multiprocessing.util import Finalize
 
-    Finalize(None, call, exitpriority=0)
+    Finalize(None, raised, exitpriority=0)
+    Finalize(None, over, exitpriority=_LAST)
 
 
 def error_of_child() -> BaseException | None:
-    """The exception that ends a process that multiprocessing has started, in its finalizers."""
+    """Return, in a finalizer, the exception that ends a process which multiprocessing started."""
     error = sys.exc_info()[1]
-    if error is None or not _is_in(error, "_bootstrap", "multiprocessing/process.py"):
+    if error is None or not _is_in(error, "_bootstrap", _PROCESS):
         return None  # or what the parent was handling when it forked this one
     if not any(base is SystemExit for base in _BASES(type(error))):
         return error
@@ -117,10 +132,42 @@ def error_of_child() -> BaseException | None:
     return _CONTEXT(error) if last else None
 
 
-def _is_in(error: BaseException, function: str, file: str, *, innermost: bool = False) -> bool:
-    """Whether the outermost frame that an exception has come through so far is a function's.
+def fork_ends_well() -> bool:
+    """Return True, in a finalizer, if multiprocessing forked this process and ends it with code 0.
 
-    innermost: that which it was raised in, instead.
+    It ends a fork by ``os._exit``, which no atexit handler of before the fork sees.
+    """
+    ends_well = False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        function, path = frame.f_code.co_name, frame.f_code.co_filename
+        file = path.rpartition("/multiprocessing/")[2]
+        if (function, file) == ("_bootstrap", "process.py"):  # before Python 3.13
+            ends_well = frame.f_locals.get("exitcode", _code_of_exit()) == 0
+        elif (function, file) in _FORKING:
+            return ends_well or frame.f_locals.get("code") == 0
+        frame = frame.f_back
+    return False
+
+
+def _code_of_exit() -> int:
+    """Return the exit code that ``sys.exit`` gives a process which multiprocessing started."""
+    error = sys.exc_info()[1]
+    if type(error) is not SystemExit or not _is_in(error, "_bootstrap", _PROCESS):
+        return 1
+    return 0 if error.code is None else error.code if type(error.code) is int else 1
+
+
+def has_other_threads() -> bool:
+    """Return True if threads live that Python waits for before it ends this process."""
+    main = threading.main_thread()
+    return any(not thread.daemon for thread in threading.enumerate() if thread is not main)
+
+
+def _is_in(error: BaseException, function: str, file: str, *, innermost: bool = False) -> bool:
+    """Return True if the outermost frame of the traceback is that function of that file.
+
+    innermost: look at the frame that raised the exception instead.
     """
     trace: TracebackType | None = _TRACEBACK(error)
     while innermost and trace is not None and trace.tb_next is not None:
@@ -132,12 +179,12 @@ def _is_in(error: BaseException, function: str, file: str, *, innermost: bool = 
 
 
 def innermost_frame_of_main_thread() -> FrameType | None:
-    """The Python frame that the main thread is in."""
+    """Return the Python frame that the main thread is in."""
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def outermost_frame_of_main_thread() -> FrameType | None:
-    """The frame that all others of the main thread were called from."""
+    """Return the frame that all others of the main thread were called from."""
     frame = innermost_frame_of_main_thread()
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
@@ -145,7 +192,7 @@ def outermost_frame_of_main_thread() -> FrameType | None:
 
 
 def handled_by_main_thread() -> str:
-    """Type of the exception that the main thread is handling now, or empty."""
+    """Return the type of the exception that the main thread is handling now, or empty."""
     current = sys._current_exceptions().get(threading.main_thread().ident or 0)
     if isinstance(current, tuple):  # until Python 3.11
         return type_name(current[0]) if current[0] is not None else ""
@@ -153,11 +200,10 @@ def handled_by_main_thread() -> str:
 
 
 def _led_to(error: BaseException) -> list[BaseException]:
-    """The exceptions from which, or while which, another one was raised, the latest first.
+    """Return the exceptions that a traceback of ``error`` shows before it, the latest first.
 
-    They are those that a traceback shows. Of what the program hides (``from None``), which may
-    have its reasons, there is only what torch has raised. Of many there are the latest, the first
-    and the latest of torch's.
+    Of those that the program hides (``from None``), for its own reasons, only torch's. Of many,
+    the latest, the first and the latest of torch's.
     """
     led: list[BaseException] = []
     before: BaseException | None = error
@@ -172,12 +218,12 @@ def _led_to(error: BaseException) -> list[BaseException]:
             led.append(before)
     if len(led) <= TOLD:
         return led
-    of_torch = next((place for place, one in enumerate(led) if _is_of_torch(one)), 1)
-    return [led[place] for place in sorted({0, of_torch, len(led) - 1})]
+    of_torch = next((index for index, error in enumerate(led) if _is_of_torch(error)), 1)
+    return [led[index] for index in sorted({0, of_torch, len(led) - 1})]
 
 
 def _is_of_torch(error: BaseException) -> bool:
-    """Whether an exception was raised in a file of torch's, or in C++ that it has called."""
+    """Return True if ``error`` was raised in a file of torch's, or in C++ called from there."""
     trace = _TRACEBACK(error)
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -188,18 +234,18 @@ def _is_of_torch(error: BaseException) -> bool:
 
 
 def message(error: BaseException) -> str:
-    """What the exception says, without secrets."""
+    """Return the exception's text without secrets."""
     return redacted(text_of(error))
 
 
 def redacted(text: str) -> str:
-    """A text without secrets; so much of it as is looked at."""
+    """Return the first READ_CHARS of a text without secrets."""
     from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
 
     return redaction.text(text, READ_CHARS)
 
 
 def cut(text: str, most_bytes: int) -> str:
-    """A text of at most so many bytes in UTF-8."""
+    """Return the beginning of ``text`` that takes at most ``most_bytes`` in UTF-8."""
     data = text.encode("utf-8", "surrogatepass")
     return text if len(data) <= most_bytes else data[:most_bytes].decode("utf-8", "ignore")

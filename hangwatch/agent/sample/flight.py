@@ -1,4 +1,4 @@
-"""What c10d itself knows: its Flight Recorder, and whether it has unfinished work.
+"""Reads c10d's Flight Recorder, and finds out from it if there is unfinished work.
 
 A job with groups of NCCL and of gloo has calls in two recorders.
 """
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from hangwatch.agent.torch_api import Recorders
 
 DOUBT_AFTER_S = 0.9
-"""How long a status must stand still before the entries themselves are looked at."""
+"""Time for which a status stands still before the entries themselves are looked at."""
 LOOK_AGAIN_S = 5.0
 COSTLY_S = 1e-3
-"""The status tells of all groups that ever were: one that takes this long is not asked for ..."""
+"""Time that a costly status takes: it tells of all groups that ever were."""
 REST = 20
-"""... at each group that is destroyed, but after so many times what it took."""
+"""A costly status is asked for again after this many times what it took, and not at each group
+that is destroyed."""
 
 Status = dict[tuple[str, str], tuple[int, int]]
 """(function, pg_id) to (last enqueued, last completed), in c10d's own counts."""
@@ -45,43 +46,43 @@ class FlightRecorder:
         self._pickled = recorders.pickled
         self._now = now
         self._answer_request = answer_request
-        """Has a request answered without the GIL; False where that cannot be."""
+        """Has a request answered without the GIL; returns False where that cannot be."""
         self._ended: Status = {}
-        """What groups that were destroyed had left unfinished."""
+        """Status of destroyed groups that left work unfinished."""
         self._left: list[tuple[str, Status]] = []
-        """Groups that were destroyed, with all that was unfinished then, by whomever."""
+        """Destroyed groups, each with the status of all groups with unfinished work then."""
         self._to_forget: deque[str | None] = deque()
-        """Those that were destroyed since the status was read, by whatever thread."""
+        """Groups that were destroyed since the status was read, by whatever thread."""
         self._rested_at = 0.0
-        """When the status may be read again."""
+        """Time from which the status may be read again."""
         self._last: Status = {}
         self._since = 0.0
         self._looked: tuple[float, bool] | None = None
-        """When the entries were looked at for this status, and what was found."""
+        """Time when the entries were looked at for this status, and True if any is unfinished."""
         self._was_pending = False
         self._mixed: set[tuple[str, str]] = set()
-        """Groups of which the status is known to tell of two kinds of calls."""
+        """Groups whose status is known to count two kinds of calls."""
 
     def status(self) -> Status:
-        """How far each group has come that ever was."""
+        """Read how far each group has come that ever was."""
         began = self._now()
-        found: Status = {}
+        groups: Status = {}
         for name, dump in self._dumps.items():
             values = json.loads(dump(includeCollectives=False))
             for pg_id, status in values.get("pg_status", {}).items():
                 enqueued = int(status["last_enqueued_collective"])
-                found[name, pg_id] = enqueued, int(status["last_completed_collective"])
+                groups[name, pg_id] = enqueued, int(status["last_completed_collective"])
         took_s = self._now() - began
         self._rested_at = began + took_s * (REST + 1) if took_s >= COSTLY_S else 0.0
-        return found
+        return groups
 
     @property
     def resting(self) -> bool:
-        """Whether reading the status is so costly that it has to wait."""
+        """True if reading the status is so costly that it has to wait."""
         return self._now() < self._rested_at
 
     def forget_ended(self, name: str | None) -> None:
-        """A group was destroyed, None for all: what it left may stay unfinished for ever."""
+        """Ignore what a destroyed group left unfinished, for ever perhaps; None for all groups."""
         if name == "":
             return  # it was none of torch's
         self._to_forget.append(name)
@@ -106,7 +107,7 @@ class FlightRecorder:
             self._left += [(name, rest) for name in names if name]
 
     def _tell_whose_it_was(self) -> None:
-        """Find in the entries what belonged to the groups that were destroyed."""
+        """Read in the entries which unfinished work the destroyed groups had left."""
         left, self._left = self._left, []
         if not left:
             return
@@ -121,7 +122,7 @@ class FlightRecorder:
             }
 
     def progress(self) -> tuple[bool | None, bool]:
-        """(is work unfinished, is it other work than the last time).
+        """Return (work is unfinished, it is other work than the last time).
 
         The first is None where that cannot be known. The status tells the call
         that was completed last, not how far all are completed: of two that
@@ -157,14 +158,14 @@ class FlightRecorder:
         return (pending if status else None), changed
 
     def _is_mixed(self, key: tuple[str, str], state: tuple[int, int]) -> bool:
-        """Whether a status goes back, or tells of more completed calls than were enqueued."""
+        """Return True if a status goes back, or has more calls completed than enqueued."""
         before = self._last.get(key, (-1, -1))
         enqueued, completed = state
         back = enqueued < before[0] or completed < before[1]
         return key[0] == NCCL and (back or completed > enqueued)
 
     def _any_unfinished(self) -> bool:
-        """Whether an entry is not retired, but for those of groups that were destroyed."""
+        """Return True if an entry of a group that was not destroyed is not retired."""
         for name, dump in self._dumps.items():
             # Where the status tells of nothing unfinished the device need not be asked; and
             # nobody retires the entries of a job that waits for each call on the host
@@ -217,9 +218,9 @@ class FlightRecorder:
         os.replace(draft, page + ".flight")
 
     def _dump_all(self) -> bytes:
-        """The recorders that have entries, each on a line: JSON as c10d writes it has one.
+        """Return the recorders that have entries, a line of JSON for each.
 
-        Where none has, one of them. One that has no JSON as it is: pickled.
+        Where none has entries, one of them; of a torch without JSON, the pickled one.
         """
         if not self._dumps and self._pickled is not None:
             with captures.left_alone():
@@ -229,18 +230,18 @@ class FlightRecorder:
 
 
 def _with_entries(dump: Callable[..., bytes]) -> bytes:
-    """The recorder with its entries. NCCL's asks the device how far each is."""
+    """Return the recorder with its entries. NCCL's asks the device how far each is."""
     with captures.left_alone():
         return dump(includeCollectives=True)
 
 
 def _name_of(entry: dict[str, Any]) -> str:
-    """The name of the group that an entry is of."""
+    """Return the name of the group that an entry is of."""
     return str(next(iter(entry.get("process_group") or ()), ""))
 
 
 def _call_of(entry: dict[str, Any]) -> tuple[object, ...]:
-    """What tells the call that an entry is of, or the group of coalesced calls.
+    """Return a key for the call that an entry is of, or for its group of coalesced calls.
 
     Of such a group only the last entry, which ends it, is ever retired (see flight/calls.py).
     """
@@ -250,9 +251,9 @@ def _call_of(entry: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _unfinished(state: tuple[int, int]) -> bool:
-    """Whether a status may tell of unfinished work.
+    """Return True if a status may tell of unfinished work: where its two numbers differ.
 
-    Where they differ at all: NCCL counts collectives and point-to-point calls apart, and the
+    NCCL counts collectives and point-to-point calls apart, and the
     status tells the number of the last one, of whichever kind it was.
     """
     enqueued, completed = state

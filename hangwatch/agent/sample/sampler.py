@@ -32,7 +32,7 @@ class Sampler:
         page: str,
         leave_groups_alone: Callable[[], bool],
     ) -> None:
-        """leave_groups_alone: whether a reference to a group would outlive it just now."""
+        """leave_groups_alone: True while a reference to a group would outlive it."""
         self._recorder = recorder
         self._groups = groups
         self._flight = flight
@@ -51,8 +51,7 @@ class Sampler:
     def sample_groups(self) -> tuple[bool, bool]:
         """Read how far the groups have come. No reference to one is kept beyond this call.
 
-        Returns whether c10d has unfinished work, and whether it is other work than
-        the last time.
+        Returns (c10d has unfinished work, it is other work than the last time).
         """
         numbers = self._numbers()
         pending, changed = self._flight.progress()
@@ -74,7 +73,7 @@ class Sampler:
             self._recorder.sample_number(known.slot, group, -1)
 
     def _numbers(self) -> list[tuple[Known, object, int]]:
-        """Groups and c10d's number for each, -1 where it has none."""
+        """Return the groups with c10d's number for each, -1 where it has none."""
         numbers: list[tuple[Known, object, int]] = []
         if self._leave_groups_alone():
             return numbers

@@ -1,4 +1,4 @@
-"""Whether the main thread waits for what C++ issued, where no recorder of c10d tells.
+"""Finds that the main thread waits for what C++ issued, where no recorder of c10d tells.
 
 gloo has no Flight Recorder before torch 2.8, nor has a job with a buffer of size 0. There a
 rank that waits in ``loss.backward()`` for DDP's reducer shows no call of its own, and no work
@@ -32,21 +32,21 @@ MAY_WAIT = (
 """Files of torch whose functions are innermost while C++ waits for a collective: backward, a
 functional collective, the buffers and the construction of a DistributedDataParallel."""
 _OPERATORS = "/torch/_ops.py"
-"""Between them and any operator: innermost for those of other libraries, too, which may block."""
+"""Innermost while a functional collective waits, and in operators of other libraries, too."""
 SHORTEST_S = 0.2
-"""Two looks that are closer tell nothing."""
+"""Time between two looks that can be compared."""
 IDLE = 0.05
 """Share of a CPU that a thread which waits may use."""
 
 Position = tuple[tuple[int, int], ...]
-"""What tells how far the groups have come: of each its id and its sequence number."""
+"""How far the groups have come: id and c10d's number of each."""
 
 
 def main_thread_cpu_s() -> float:
-    """CPU time of the main thread so far; NaN, by which it is never idle, where that is not told.
+    """Return the CPU time of the main thread so far; NaN, never idle, where it is not told.
 
-    Its clock by its thread id, which is the process id (MAKE_THREAD_CPUCLOCK in Linux'
-    include/linux/posix-timers.h): unlike pthread_getcpuclockid() it reads no memory of it.
+    Its clock is made of its thread id, which is the process id (MAKE_THREAD_CPUCLOCK in Linux'
+    include/linux/posix-timers.h): unlike pthread_getcpuclockid() this reads no memory of it.
     """
     with Ignoring(OSError):  # not each sandbox has the clocks of threads
         return time.clock_gettime(~os.getpid() << 3 | 6)
@@ -69,7 +69,7 @@ class Stillness:
         self._waits = False
 
     def look(self, position: Position) -> tuple[bool, bool]:
-        """(does it wait, is it another wait than at the last look)."""
+        """Return (the main thread waits, it is another wait than at the last look)."""
         now, cpu = self._now(), self._cpu()
         if self._before is None:
             self._before = now, cpu, position

@@ -62,6 +62,7 @@ _FILES = {
     "python": (
         "python_recorder.py",
         "python_page.py",
+        "page_file.py",
         "numbering.py",
         "signature.py",
         "call_site.py",

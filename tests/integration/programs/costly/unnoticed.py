@@ -59,6 +59,12 @@ def check_copies() -> None:
     assert alive() is None, "an iterator that nobody has any more must end"
 
 
+def what_they_take() -> list[object]:
+    """What the classes say that they take, to those who ask without following wrappers."""
+    whom: list[Any] = [DistributedDataParallel, torch.optim.Optimizer, torch.optim.SGD]
+    return [ask(one) for one in whom for ask in (inspect.getfullargspec, inspect.signature)]
+
+
 def check_spawned_workers() -> None:
     """Workers that are started anew get what they need by pickle."""
     sampler: DistributedSampler[Any] = DistributedSampler(DATA)
@@ -69,7 +75,7 @@ def check_spawned_workers() -> None:
 def main() -> None:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     compiled()  # the first time torch compiles more, of its own
-    before = compiled()
+    before, taken = compiled(), what_they_take()
     known = SimpleNamespace(ranks=(0,), slot=0)
     groups: Any = SimpleNamespace(find=lambda _group: known)
     practice = Practice(groups, known_prefixes())
@@ -77,6 +83,7 @@ def main() -> None:
     practice.attach()
     after = compiled()
     assert after == before, (before, after)
+    assert what_they_take() == taken
     check_copies()
     check_spawned_workers()
     assert practice.guard.swallowed == 0, practice.guard.last

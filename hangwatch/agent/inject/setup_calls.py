@@ -1,0 +1,76 @@
+"""The set-up calls of torch that this process is in, and what its page tells of them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from hangwatch.agent.call_site import NO_SITE, user_site
+from hangwatch.agent.turn import Ticket
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from hangwatch.agent.call_site import Prefixes
+    from hangwatch.agent.record.recorder import Recorder
+
+
+class SetupCall(Ticket):
+    """A call of a set-up function of torch's: kept by a local variable of its wrapper.
+
+    What remembers it refers to it weakly, so that it is over at the latest when an
+    exception has taken the wrapper's frame away, wherever in it that struck.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.destroying = False
+        """True while torch's own function destroys groups."""
+        self.leaving: str | None = None
+        """The name of the group that it destroys, None for all of them."""
+
+
+class SetupCalls:
+    """The set-up calls that are being made, of which the page tells the outermost one."""
+
+    def __init__(self, recorder: Recorder, prefixes: Prefixes) -> None:
+        self._recorder = recorder
+        self._prefixes = prefixes
+        self._calls: dict[int, weakref.ref[SetupCall]] = {}
+        """By id()."""
+        self._shown: tuple[str, str, int, str] | None = None
+        """The call that the page tells of: name, file, line and function."""
+
+    def current(self) -> list[SetupCall]:
+        """Return the calls that are being made."""
+        calls = [reference() for reference in list(self._calls.values())]
+        return [call for call in calls if call is not None and not call.over]
+
+    def begin(self, call: SetupCall) -> bool:
+        """Take in a call that may block; return True if it is in no other one."""
+        outermost = not self.current()
+        self._calls[id(call)] = weakref.ref(call)
+        return outermost
+
+    def show(self, call: SetupCall, frame: FrameType | None) -> None:
+        """Tell of the call, which is in no other one."""
+        self._shown = (call.name, *user_site(frame, self._prefixes))
+        self._recorder.set_in_call(*self._shown)
+
+    def leave(self, call: SetupCall) -> None:
+        """End the call, which has returned or raised."""
+        call.over = True
+        self._calls.pop(id(call), None)
+        if not self.current():
+            self._recorder.set_in_call("", *NO_SITE)
+            self._shown = None
+
+    def settle(self) -> None:
+        """Tell no more of a call whose wrapper an exception has ended before leave()."""
+        shown = self._shown
+        if shown is not None and not self.current():
+            self._recorder.set_in_call("", *NO_SITE)
+            self._shown = None
+            if self.current():  # begun just now, by another thread
+                self._recorder.set_in_call(*shown)
+                self._shown = shown
