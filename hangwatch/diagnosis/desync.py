@@ -15,7 +15,7 @@ from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.facts.shares import is_half
-from hangwatch.diagnosis.facts.signatures import Differs, split
+from hangwatch.diagnosis.facts.signatures import Differs, split_of
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.rules.drift import Drift, drift, shifted
 from hangwatch.diagnosis.text import disagreement
@@ -97,8 +97,16 @@ def _differ(steps: Mapping[int, Mapping[int, Step]], one: int, other: int) -> bo
 
 
 def _drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
-    """Where it began, or where the rings begin if it began before."""
-    return drift(mine, theirs) or shifted(mine, theirs)
+    """Return where the drift began, or where the rings begin if it began before.
+
+    Ranks may take turns at a call that stands on two lines. So one of the calls at which they
+    differ first has to be one that they had made together.
+    """
+    found = drift(mine, theirs)
+    if found is None:
+        return shifted(mine, theirs)
+    together = {step for seq, step in mine.items() if seq < found.seq and theirs.get(seq) == step}
+    return found if {mine[found.seq], theirs[found.seq]} & together else None
 
 
 def _verdict_of_drift(
@@ -127,7 +135,7 @@ def _other_signature(
     job: Job, gid: int, places: Mapping[int, Mapping[int, OpRecord]]
 ) -> Iterator[Verdict]:
     for seq in sorted(places):
-        found = split(places[seq])
+        found = split_of(places[seq])
         if found is None or found.differs not in _WRONG:
             continue
         if len({step(record) for record in places[seq].values()}) > 1:

@@ -463,6 +463,32 @@ def test_a_send_that_nobody_waited_for_does_not_answer_a_later_recv() -> None:
     assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (1,))
 
 
+def stages(*, before: OpState) -> JobSnapshot:
+    """Rank 0 sends, waits for none of that yet, and receives; rank 1 receives, then sends.
+
+    The last message is large: it is on its way.
+    """
+    mine = [
+        *(op(W, seq, "send", state=before, peer=1, line=21) for seq in (40, 42)),
+        op(W, 44, "send", state=OpState.ISSUED, peer=1, line=21),
+        blocked(W, 45, "recv", peer=1, line=22),
+    ]
+    theirs = [
+        *(op(W, seq, "recv", peer=0, line=31) for seq in (40, 42)),
+        blocked(W, 44, "recv", peer=0, line=31),
+    ]
+    return job(rank(0, W, *mine), rank(1, W, *theirs))
+
+
+def test_a_message_on_its_way_proves_nothing() -> None:
+    (verdict,) = diagnose(stages(before=OpState.DONE), THRESHOLDS)
+    assert (verdict.state, verdict.kind) == (State.SLOW, Kind.COLLECTIVE_STUCK)
+    assert verdict.culprits == ()
+    # Nobody waits for what is sent: it may all have come.
+    (verdict,) = diagnose(stages(before=OpState.ISSUED), THRESHOLDS)
+    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.POSSIBLE)
+
+
 def test_calls_are_matched_by_their_order_and_tag() -> None:
     peer = rank(1, W, blocked(W, 1, "recv", peer=0, tag=7))
     assert only(job(sending(0, 1, tag=7), peer)).kind is Kind.COLLECTIVE_STUCK

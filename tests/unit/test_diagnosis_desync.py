@@ -160,3 +160,27 @@ def test_a_size_is_compared_only_with_what_was_called_at_the_same_line() -> None
     found = find_desync(running(usual, usual, odd(20), usual))
     assert found is not None
     assert (found.kind, found.culprits) == (Kind.SIGNATURE_MISMATCH, (2,))
+
+
+def test_ranks_that_take_turns_at_a_call_on_two_lines_are_in_step() -> None:
+    warm_up = [op(W, n) for n in range(1, 5)]
+    turns = [
+        [*warm_up, *(op(W, n, line=22 if n % 2 == own else 24) for n in range(5, 60))]
+        for own in (0, 1)
+    ]
+    assert find_desync(job(*(rank(n, W, *sequence) for n, sequence in enumerate(turns)))) is None
+
+
+def test_what_only_copies_bytes_takes_a_dtype_of_the_same_size() -> None:
+    def found(name: str, dtypes: tuple[str, str]) -> bool:
+        sequences = [
+            [op(W, n), op(W, n + 1, name, dtype=dtype, shape=(8,), root=0), *calls(6, first=n + 2)]
+            for n, dtype in zip((1, 1), dtypes, strict=True)
+        ]
+        return find_desync(job(*(rank(n, W, *s) for n, s in enumerate(sequences)))) is not None
+
+    assert not found("broadcast", ("bool", "uint8"))
+    assert not found("broadcast", ("float32", "int32"))
+    assert found("broadcast", ("float32", "float64"))
+    assert found("broadcast", ("float32", "complex64"))
+    assert found("all_reduce", ("float32", "int32"))

@@ -30,7 +30,7 @@ def thread(*frames: Frame) -> ThreadStack:
 
 
 def judged(*threads: ThreadStack, ops: tuple[OpRecord, ...] = (), **fields: Any) -> Verdict:
-    """What is said of two ranks that use two groups in opposite order; of rank 0 more is known."""
+    """The verdict on two ranks that use two groups in opposite order; of rank 0 more is known."""
     known = {"threads": (*main_thread(frame(20)), *threads)} if threads else {}
     first = rank(0, ONE, blocked(ONE, 1), *ops, **{**known, **fields})
     (verdict,) = diagnose(job(first, rank(1, OTHER, blocked(OTHER, 1, line=30))), THRESHOLDS)
@@ -47,6 +47,9 @@ CHORES = {
         Frame(f"{LIBRARY}/multiprocessing/connection.py", 930, "wait"),
         Frame(f"{PACKAGES}/torch/utils/data/_utils/pin_memory.py", 40, "do_one_step"),
     ),
+    "a pool's caretaker": (
+        Frame(f"{LIBRARY}/multiprocessing/pool.py", 531, "Pool._handle_workers"),
+    ),
     "ours": (Frame(f"{PACKAGES}/hangwatch/agent/periodic.py", 60, "_loop"),),
 }
 MAY_ACT = {
@@ -58,6 +61,9 @@ MAY_ACT = {
     "a server": (Frame(f"{LIBRARY}/socketserver.py", 233, "serve_forever"),),
     "a program that is installed": (Frame(f"{PACKAGES}/mytrainer/sends.py", 9, "next_batch"),),
     "what a pool was given": (frame(41, "publish"), POOL),
+    "callbacks of a pool": (
+        Frame(f"{LIBRARY}/multiprocessing/pool.py", 579, "Pool._handle_results"),
+    ),
 }
 
 
@@ -111,9 +117,14 @@ def test_a_thread_that_waits_in_the_cycle_can_do_nothing_more() -> None:
     assert acting_thread(waiting, ()) is threads[1]
 
 
-def test_a_thread_that_c_started_belongs_to_the_main_one() -> None:
-    hook = frame(41, "hook")
-    assert judged(thread(hook)).certainty is Certainty.PROVED
+def test_a_thread_of_autograd_belongs_to_the_main_one_that_waits_for_it() -> None:
+    hook = thread(frame(41, "hook"))
+    backward = Frame(f"{PACKAGES}/torch/autograd/graph.py", 869, "_engine_run_backward")
+    first = rank(0, ONE, blocked(ONE, 1), threads=(*main_thread(backward, frame(20)), hook))
+    (verdict,) = diagnose(job(first, rank(1, OTHER, blocked(OTHER, 1, line=30))), THRESHOLDS)
+    assert verdict.certainty is Certainty.PROVED
+    # Without that the program has started it, by _thread.start_new_thread().
+    assert judged(hook).certainty is Certainty.LIKELY
 
 
 def test_without_a_stack_it_is_open_where_several_threads_have_made_calls() -> None:

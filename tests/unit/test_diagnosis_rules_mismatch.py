@@ -158,6 +158,36 @@ def test_two_against_two_shapes_are_all_candidates() -> None:
     assert "There is no majority" in verdict.explanation
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("all_gather", "all_gather_into_tensor"), ("all_to_all", "all_to_all_single")],
+)
+def test_two_forms_that_backends_run_as_one_are_no_mismatch(one: str, other: str) -> None:
+    ranks = rank(0, W, blocked(W, 7, one)), *(rank(n, W, blocked(W, 7, other)) for n in (1, 2))
+    verdict = only(job(*ranks, rank(3, W, op(W, 6), threads=main_thread(frame(40)))))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (3,))
+
+
+def test_two_forms_that_need_one_size_are_a_mismatch_where_the_sizes_differ() -> None:
+    ranks = [rank(n, W, blocked(W, 7, "all_gather", shape=(1,))) for n in (0, 1, 2)]
+    verdict = only(job(*ranks, rank(3, W, blocked(W, 7, "all_gather_into_tensor", shape=(9,)))))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (3,))
+
+
+def test_a_mismatch_that_all_have_passed_proves_nothing_while_somebody_is_still_to_come() -> None:
+    def after(number: int, first: str, *calls: OpRecord) -> RankSnapshot:
+        return rank(number, W, op(W, 6, first), *calls)
+
+    waits = [after(n, "broadcast", blocked(W, 7, "broadcast")) for n in (1, 2)]
+    late = after(3, "broadcast")
+    verdict = only(job(after(0, "all_reduce", blocked(W, 7)), *waits, late))
+    assert verdict.state is not State.HANG or verdict.stuck_age_s >= THRESHOLDS.hang_after_s
+    assert verdict.certainty is not Certainty.PROVED
+    come = after(3, "broadcast", blocked(W, 7, "broadcast"))
+    verdict = only(job(after(0, "all_reduce", blocked(W, 7)), *waits, come))
+    assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.PROVED)
+
+
 def test_gloo_calls_a_reduce_scatter_all_reduce_and_that_is_no_mismatch() -> None:
     page = rank(0, W, blocked(W, 7, "reduce_scatter_tensor"))
     flight = [

@@ -58,6 +58,15 @@ def is_posted(job: Job, wait_point: Channel, peer: int) -> bool:
     return _under_way(alike) > wait_point.turn
 
 
+def is_guessed(job: Job, wait_point: Channel) -> bool:
+    """Return True if a peer may have made the call that is_posted() misses, for all that is known.
+
+    It waits for none of its calls, so that those that are complete look like those that are not.
+    """
+    calls = _in_group(job, wait_point.peer, wait_point.gid)
+    return not _is_whole(calls) and _forgets(_answering(calls, wait_point))
+
+
 def senders(job: Job, wait_point: Channel) -> tuple[int, ...]:
     """Who may send what a recv from any source waits for."""
     members = job.members(wait_point.gid)[: MAX_SENDERS + 1]
@@ -123,16 +132,24 @@ def _wanted(wait_point: Channel) -> str:
     return "recv" if wait_point.sends else "send"
 
 
-def _under_way(calls: Iterable[OpRecord]) -> int:
-    """How many of some calls are not complete.
+def _under_way(calls: Sequence[OpRecord]) -> int:
+    """Count the calls that are not complete.
 
-    One that nobody waits for stays ISSUED when it is, unless a device tells.
+    A call that nobody waits for stays ISSUED when it is complete, unless a device tells. Where
+    some were waited for, those that are ISSUED are yet to be.
     """
+    forgets = _forgets(calls)
     return sum(
         1
         for call in calls
-        if call.state is OpState.BLOCKED or (call.state is OpState.ISSUED and call.device)
+        if call.state is OpState.BLOCKED
+        or (call.state is OpState.ISSUED and (call.device or not forgets))
     )
+
+
+def _forgets(calls: Sequence[OpRecord]) -> bool:
+    """Return True if no call of several was waited for."""
+    return bool(calls) and all(call.state is OpState.ISSUED and not call.device for call in calls)
 
 
 def _any_from_anyone(calls: Iterable[OpRecord], wire: str) -> bool:

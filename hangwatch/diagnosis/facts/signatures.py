@@ -1,4 +1,4 @@
-"""Whether the members of a place agree on what they entered there."""
+"""Compares what the members of a group entered at one sequence number."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ if TYPE_CHECKING:
     from hangwatch.types.snapshot import OpRecord
 
 _UNKNOWN = Operation("")
+_BYTES = {
+    **dict.fromkeys(("bool", "uint8", "int8", "byte", "char"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "half", "int16", "short"), 2),
+    **dict.fromkeys(("float32", "float", "int32", "int"), 4),
+    **dict.fromkeys(("float64", "double", "int64", "long"), 8),
+}
+"""Bytes of an element, by the names that torch and its recorders give a dtype."""
 
 
 class Differs(StrEnum):
-    """In what the members of a place differ."""
+    """The respect in which the calls of the members differ."""
 
     OP = "op"
     ROOT = "root"
@@ -31,40 +38,49 @@ class Differs(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The members of a place by what they entered, the most numerous first."""
+    """The members of a group by what they entered at one sequence number, most numerous first."""
 
     differs: Differs
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     """(what, ranks) pairs; ``what`` as people read it."""
 
 
-def split(records: Mapping[int, OpRecord]) -> Split | None:
-    """How the known members of a place disagree, None if they do not."""
+def split_of(records: Mapping[int, OpRecord]) -> Split | None:
+    """Return how the calls of one sequence number disagree, None if they do not."""
     alike = {(r.wire, r.root, r.dtype, r.shape, r.source) for r in records.values()}
     if len(alike) <= 1:
         return None  # as nearly always: the rest takes its time
     known = {rank: record for rank, record in records.items() if record.wire}
-    found = _split(Differs.OP, known, wire_key(known.values()))
-    if found is not None or not known:
-        return found
-    operation = _operation(next(iter(known.values())).wire)
-    if operation.rooted:
+    split = _split(Differs.OP, known, wire_key(known.values()))
+    if split is not None or not known:
+        return split
+    operations = [_operation(record.wire) for record in known.values()]
+    if operations[0].rooted:
         rooted = {rank: record for rank, record in known.items() if record.root >= 0}
-        found = _split(Differs.ROOT, rooted, lambda record: f"root {record.root}")
-    if found is None and operation.equal_sizes:
-        found = _sizes(known)
-    return found
+        split = _split(Differs.ROOT, rooted, lambda record: f"root {record.root}")
+    if split is None and all(operation.equal_sizes for operation in operations):
+        split = _sizes(known)
+    return split or _forms(known)
+
+
+def _forms(known: Mapping[int, OpRecord]) -> Split | None:
+    """Return the two forms of an operation, one of them for equal sizes, if the sizes differ."""
+    if len({record.source for record in known.values()}) > 1:
+        return None  # some of them name both forms alike
+    forms = _split(Differs.OP, known, lambda record: _base(record.wire))
+    strict = any(_operation(record.wire).equal_sizes for record in known.values())
+    return forms if forms is not None and strict and _sizes(known) is not None else None
 
 
 def wire_key(records: Iterable[OpRecord]) -> Callable[[OpRecord], str]:
-    """The name to compare operations by.
+    """Return the function that names operations to compare them.
 
-    Records of one source are compared as they are, those of two sources by the
-    coarser names that gloo's recorder knows.
+    Records of one source are compared by what is run for them, those of two sources by the coarser
+    names that gloo's recorder knows.
     """
     one_source = len({record.source for record in records}) <= 1
     if one_source:
-        return lambda record: _base(record.wire)
+        return lambda record: _operation(record.wire).run_as or _base(record.wire)
     return lambda record: _operation(record.wire).by_gloo or _base(record.wire)
 
 
@@ -77,7 +93,7 @@ def _operation(wire: str) -> Operation:
 
 
 def _sizes(known: Mapping[int, OpRecord]) -> Split | None:
-    """A difference in dtype or number of elements, in records that may be compared."""
+    """Return a difference in dtype or number of elements, in records that may be compared."""
     one_tensor = all(OPERATIONS.get(record.wire, _UNKNOWN).one_tensor for record in known.values())
     by_source: dict[str, dict[int, OpRecord]] = defaultdict(dict)
     for rank, record in known.items():
@@ -87,11 +103,23 @@ def _sizes(known: Mapping[int, OpRecord]) -> Split | None:
     # there too the sizes are equal.
     for records in by_source.values():
         typed = {rank: record for rank, record in records.items() if record.dtype}
-        found = _split(Differs.DTYPE, typed, lambda record: _dtype(record.dtype))
-        found = found or _split(Differs.SHAPE, typed, _elements)
-        if found is not None:
-            return _with_shapes(found, records)
+        if _are_as_large(typed.values()):
+            continue
+        split = _split(Differs.DTYPE, typed, lambda record: _dtype(record.dtype))
+        split = split or _split(Differs.SHAPE, typed, _elements)
+        if split is not None:
+            return _with_shapes(split, records)
     return None
+
+
+def _are_as_large(records: Iterable[OpRecord]) -> bool:
+    """Return True if calls that only copy bytes copy as many."""
+    sizes = {
+        (_BYTES.get(_dtype(record.dtype)), math.prod(record.shape), _operation(record.wire).copies)
+        for record in records
+    }
+    known = all(bytes_ is not None and copies for bytes_, _, copies in sizes)
+    return known and len({(bytes_ or 0) * count for bytes_, count, _ in sizes}) == 1
 
 
 def _dtype(name: str) -> str:
@@ -102,12 +130,12 @@ def _elements(record: OpRecord) -> str:
     return str(math.prod(record.shape))
 
 
-def _with_shapes(found: Split, records: Mapping[int, OpRecord]) -> Split:
-    if found.differs is not Differs.SHAPE:
-        return found
+def _with_shapes(split: Split, records: Mapping[int, OpRecord]) -> Split:
+    if split.differs is not Differs.SHAPE:
+        return split
     return Split(
-        found.differs,
-        tuple((f"shape {list(records[ranks[0]].shape)}", ranks) for _, ranks in found.parts),
+        split.differs,
+        tuple((f"shape {list(records[ranks[0]].shape)}", ranks) for _, ranks in split.parts),
     )
 
 

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.types.snapshot import OpRecord, RankSnapshot, ThreadStack
+    from hangwatch.types.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
 
 _BOOTSTRAP = re.compile(r"/threading\.py$")
-"""Where a thread that Python started begins, below it native frames at most; autograd's
-threads belong to the main one."""
+"""Where a thread of threading's begins, below it native frames at most."""
 _NATIVE = re.compile(r"\.(?:so|c|cc|cpp|h|S)(?:[.\d]*)$|^$")
 _CHORES = re.compile(
     r"/hangwatch/agent/"
@@ -37,6 +36,9 @@ _CHORES = re.compile(
     r"|/(?:wandb|mlflow|comet_ml|neptune|aim|sentry_sdk)/"
 )
 """Whose threads call nothing of the program."""
+_RUNS_CALLBACKS = "_handle_results"
+"""The thread of a multiprocessing.Pool that runs the callbacks of apply_async()."""
+_AUTOGRAD = re.compile(r"/torch/(?:autograd/|_tensor\.py$)")
 _STANDARD = re.compile(r"/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
 """What they call, and what a timer or an event loop is seen in as well."""
 
@@ -81,7 +83,7 @@ def acting_thread(rank: RankSnapshot, stuck: Collection[int]) -> ThreadStack | N
     callers = _callers(rank)
     free = [t for t in rank.threads or () if t.tid not in stuck and not _is_main(rank, t)]
     free.sort(key=lambda thread: thread.tid not in callers)
-    return next((t for t in free if t.tid in callers or not _does_chores(t)), None)
+    return next((t for t in free if t.tid in callers or not _does_chores(rank, t)), None)
 
 
 def is_beside(rank: RankSnapshot, record: OpRecord) -> bool | None:
@@ -130,10 +132,20 @@ def _is_of_python(thread: ThreadStack) -> bool:
     )
 
 
-def _does_chores(thread: ThreadStack) -> bool:
-    """Whether it is known to run a library's chores only, or none of Python's code."""
-    if not thread.frames or not _is_of_python(thread):
+def _does_chores(rank: RankSnapshot, thread: ThreadStack) -> bool:
+    """Return True if a thread is known to run a library's chores only, or no Python code."""
+    if not thread.frames or (not _is_of_python(thread) and _is_in_autograd(rank)):
         return True
-    files = [frame.file for frame in thread.frames if not _NATIVE.search(frame.file)]
-    own = (file for file in files if not _STANDARD.search(file))
-    return any(map(_CHORES.search, files)) and all(map(_CHORES.search, own))
+    frames = [frame for frame in thread.frames if not _NATIVE.search(frame.file)]
+    own = (frame for frame in frames if not _STANDARD.search(frame.file))
+    return any(map(_is_chore, frames)) and all(map(_is_chore, own))
+
+
+def _is_chore(frame: Frame) -> bool:
+    return bool(_CHORES.search(frame.file)) and not frame.function.endswith(_RUNS_CALLBACKS)
+
+
+def _is_in_autograd(rank: RankSnapshot) -> bool:
+    """Return True if the main thread waits for those of autograd, which run its hooks."""
+    frames = next((t.frames for t in rank.threads or () if _is_main(rank, t)), ())
+    return any(_AUTOGRAD.search(frame.file) for frame in frames)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.activity import Activity
-from hangwatch.diagnosis.facts.channels import senders, sending
+from hangwatch.diagnosis.facts.channels import is_guessed, senders, sending
 from hangwatch.diagnosis.facts.endings import Cause
 from hangwatch.diagnosis.facts.history import has_history, made_before, step
 from hangwatch.diagnosis.facts.shares import is_minority
@@ -144,8 +144,13 @@ def _raised(case: Case, rank: int) -> bool:
 
 
 def judge_cycle(case: Case, root: Root) -> Finding:
-    """Ranks that wait for each other."""
-    return unless_beside(case, _judge_cycle(case, root))
+    """Judge ranks that wait for each other."""
+    finding = unless_beside(case, _judge_cycle(case, root))
+    if any(
+        isinstance(point, Channel) and is_guessed(case.job, point) for point in root.wait_points
+    ):
+        return replace(finding, certainty=Certainty.POSSIBLE, final=False)
+    return finding
 
 
 def _judge_cycle(case: Case, root: Root) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import last_call
-from hangwatch.diagnosis.facts.signatures import split
+from hangwatch.diagnosis.facts.signatures import split_of
 from hangwatch.diagnosis.facts.wait_points import Place
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _first(job: Job, gid: int, stuck: set[int]) -> int | None:
     candidate: tuple[int, Split] | None = None
     agreed = 0
     for seq in sorted(seq for seq in places if seq <= last):
-        found = split(places[seq])
+        found = split_of(places[seq])
         if candidate is None:
             if found is not None:
                 candidate, agreed = (seq, found), 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.history import habit, step
 from hangwatch.diagnosis.facts.shares import is_majority
-from hangwatch.diagnosis.facts.signatures import Differs, Split, split
+from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.departure import departed
@@ -80,7 +80,7 @@ class Evidence:
 
 def judge_dispute(case: Case, place: Place) -> Finding | None:
     """The finding for a disputed place, None if its members agree after all."""
-    found = split(case.job.places(place.gid).get(place.seq, {}))
+    found = split_of(case.job.places(place.gid).get(place.seq, {}))
     if found is None:
         return None
     racing = judge_threads(case, place)
@@ -192,17 +192,24 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
 
 
 def _is_final(case: Case, place: Place) -> bool:
-    """Whether somebody is stuck in it, or in a later place that is disputed as well.
+    """Return True if somebody is stuck in it, or in a later disputed place that all are in.
 
-    Or was aborted for it: what a thread of gloo's runs, nobody need be waiting for.
+    Or was aborted for it: what a thread of gloo's runs, nobody need be waiting for. Who has passed
+    it, and waits for one that is still to come to a later one, may get past that as well.
     """
-    places = case.job.places(place.gid)
-    ends = (case.ended[rank] for rank in case.job.members(place.gid) if rank in case.ended)
+    places, members = case.job.places(place.gid), case.job.members(place.gid)
+    ends = (case.ended[rank] for rank in members if rank in case.ended)
     return any(end.cause is Cause.ECHO and end.how is How.SIGNAL for end in ends) or any(
         isinstance(wait_point, Place)
         and wait_point.gid == place.gid
         and wait_point.seq >= place.seq
-        and (wait_point == place or split(places.get(wait_point.seq, {})) is not None)
+        and (
+            wait_point == place
+            or (
+                all(case.job.arrived(rank, wait_point) for rank in members)
+                and split_of(places.get(wait_point.seq, {})) is not None
+            )
+        )
         for wait_point in case.graph.at
     )
 
