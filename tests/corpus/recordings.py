@@ -75,11 +75,16 @@ def record(case: Expectation, *, forked: bool) -> tuple[Result, list[bytes]]:
 def recorded(cases: Iterable[Expectation]) -> Iterator[Recorded]:
     """The runs of each case that are recorded. Raises CodecError for one of another format."""
     for case in cases:
-        for path in sorted(RECORDED.glob(f"{_name(case)}.*{_SUFFIX}")):
+        for path in files_of(case):
             how = path.name.removesuffix(_SUFFIX).rpartition(".")[2]
             whole = codec.decompress(path.read_bytes(), MAX_BYTES)
             program, *parts = whole.replace(bytes(HERE) + b"/", bytes(ROOT) + b"/").splitlines()
             yield Recorded(case, how, program, tuple(map(loaded, parts)))
+
+
+def files_of(case: Expectation) -> list[Path]:
+    """The files that hold the runs of a case."""
+    return sorted(RECORDED.glob(f"{_name(case)}.*{_SUFFIX}"))
 
 
 def loaded(part: bytes) -> Recording:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from expectations import expectations, misjudged
+from expectations import against_the_schema, expectations, misjudged
 from recordings import Recorded, judged, recorded, result_of, text_of
 
 from hangwatch.types.kinds import State
@@ -24,7 +24,8 @@ def _runs(*, well: bool) -> list[Any]:
 
 @pytest.mark.parametrize("run", _runs(well=False))
 def test_a_job_is_judged_as_its_header_says(run: Recorded) -> None:
-    assert list(misjudged(run.case, result_of(run.case, run.told))) == []
+    result = result_of(run.case, run.told)
+    assert [*misjudged(run.case, result), *against_the_schema(result)] == []
 
 
 @pytest.mark.parametrize("run", _runs(well=True))

@@ -61,6 +61,14 @@ class Result:
         return [report["verdict"]["state"] for report in self.reports]
 
 
+class NothingCameError(NoAnswerError):
+    """What a program was run up to did not come. ``verdicts``: what was told of it instead."""
+
+    def __init__(self, message: str, verdicts: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(message)
+        self.verdicts = verdicts
+
+
 def reaches(state: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:
     """A condition: an incident has come to this state."""
     return lambda reports: any(report["verdict"]["state"] == state for report in reports)
@@ -86,7 +94,7 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
 
     options: of hangwatch, launch: of torchrun. until: judges the reports so far.
     until_printed: what the program prints. With neither the program comes to its
-    end. Raises NoAnswerError if nothing of that comes within bound_s. No process of
+    end. Raises NothingCameError if nothing of that comes within bound_s. No process of
     the run is left when it returns.
     """
     launcher = ("torchrun", "--standalone", f"--nproc-per-node={nproc}", *launch)
@@ -119,7 +127,10 @@ def watch(  # noqa: PLR0913 (how a program is started, by keyword)
                 exit_code = process.returncode
                 survivors = _outlived(token)
             elif not condition.holds(directory):
-                raise NoAnswerError(f"{program.name}: nothing within {bound_s:g} s")
+                said.read(directory)
+                raise NothingCameError(
+                    f"{program.name}: nothing within {bound_s:g} s", said.verdicts
+                )
         finally:
             end(process, token)
             sys.stderr.write(err.read_text(errors="replace"))

@@ -6,10 +6,15 @@ in ``make test-all``. A pytest plugin: it marks them ``chosen``.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
 
 TESTS = Path(__file__).parents[1]
 BY_FORKS = "test_the_verdict_is_the_same_where_the_program_forks_its_ranks"
@@ -189,6 +194,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("chosen")
     if "chosen" in config.option.markexpr:
         missing = [file for file in CHOSEN if not (TESTS / file).exists()]
-        missing += [f"{file}::{name}" for file in found for name in set(CHOSEN[file]) - found[file]]
+        for file in filter(_is_collected_by(config), CHOSEN):
+            if not found[file]:
+                missing.append(file)  # such as where all of it is skipped
+            missing += [f"{file}::{name}" for name in set(CHOSEN[file]) - found[file]]
         if missing:
             raise pytest.UsageError(f"tests/suite/chosen.py names what is not there: {missing}")
+
+
+def _is_collected_by(config: pytest.Config) -> Callable[[str], bool]:
+    """Return a function that tells if a file is among those that this run was asked for."""
+    asked = [Path(argument).resolve() for argument in config.args if "::" not in argument]
+    return lambda file: any((TESTS / file).is_relative_to(path) for path in asked)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail where continuous integration lacks what a chosen test needs."""
+    report = yield
+    if report.skipped and "CI" in os.environ and "chosen" in item.config.option.markexpr:
+        report.outcome, report.longrepr = "failed", f"it has to run here: {report.longrepr}"
+    return report

@@ -19,7 +19,7 @@ import pytest
 from waiting import NoAnswerError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
 KEPT = Path("build", "late")
 ANSWERS = KEPT / "answers.jsonl"
@@ -32,7 +32,15 @@ FIRST = "--first-answer"
 
 
 def is_late(error: BaseException) -> bool:
-    """Whether a test failed since something did not come, and not since it was wrong."""
+    """Return True if a test failed since something did not come, and not since it was wrong.
+
+    What it waits for while it cleans up after a wrong answer is no excuse for that.
+    """
+    before = error.__context__
+    while before is not None:
+        if isinstance(before, AssertionError):
+            return False
+        before = before.__context__
     return isinstance(error, LATE) or bool(TIMED_OUT.match(str(error)))
 
 
@@ -41,8 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput") and not config.getoption(FIRST):
-        config.pluginmanager.register(_Late(config))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Once() if config.getoption(FIRST) else _Late(config))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -55,6 +63,20 @@ def pytest_runtest_makereport(
     return report
 
 
+class _Once:
+    """Sees to it that a run in which nothing has passed is red, such as one that only skips."""
+
+    def __init__(self) -> None:
+        self._passed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._passed |= report.passed and report.when == "call"
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.exitstatus == pytest.ExitCode.OK and not self._passed:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
 class _Late:
     """Gathers the reports of all workers, and asks when they are done."""
 
@@ -62,7 +84,7 @@ class _Late:
         self._config = config
         self._kept = config.rootpath / KEPT
         self._kept.mkdir(parents=True, exist_ok=True)
-        self._failed: dict[str, list[pytest.TestReport]] = {}
+        self._failed: dict[str, list[pytest.TestReport | pytest.CollectReport]] = {}
         self._late: dict[str, bool | None] = {}
         """Test to whether it passed when it was asked once more; None: it was not asked."""
 
@@ -70,17 +92,23 @@ class _Late:
         if report.failed:
             self._failed.setdefault(report.nodeid, []).append(report)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failed.setdefault(report.nodeid, []).append(report)
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         late = {test: reports for test, reports in self._failed.items() if _all_late(reports)}
         self._late = dict.fromkeys(late)
-        if len(late) == len(self._failed) and 0 < len(late) <= MOST:
+        # Not where it was interrupted, or is red for something else than a test.
+        only_tests = session.exitstatus == pytest.ExitCode.TESTS_FAILED
+        if only_tests and len(late) == len(self._failed) and 0 < len(late) <= MOST:
             self._late = {test: self._ask(test, reports) for test, reports in late.items()}
             if all(self._late.values()):
                 self._forgive()
                 session.exitstatus = pytest.ExitCode.OK
 
-    def _ask(self, test: str, reports: list[pytest.TestReport]) -> bool:
+    def _ask(self, test: str, reports: Sequence[pytest.TestReport | pytest.CollectReport]) -> bool:
         """Run a test once more in a process of its own; whether it passed."""
         name = re.sub(r"\W+", "-", test.rpartition("/")[2])
         first = "\n".join(text for report in reports for text in _told(report))
@@ -105,9 +133,10 @@ class _Late:
             file.write(json.dumps({"late": list(self._late), "wrong": wrong}) + "\n")
 
 
-def _all_late(reports: list[pytest.TestReport]) -> bool:
-    return all(("late", True) in map(tuple, report.user_properties) for report in reports)
+def _all_late(reports: Sequence[pytest.TestReport | pytest.CollectReport]) -> bool:
+    properties = [getattr(report, "user_properties", ()) for report in reports]
+    return all(("late", True) in map(tuple, own) for own in properties)
 
 
-def _told(report: pytest.TestReport) -> list[str]:
+def _told(report: pytest.TestReport | pytest.CollectReport) -> list[str]:
     return [report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)]

@@ -10,6 +10,7 @@ has to be told of another fault. ``may_be`` is another state that may be told of
 a healthy job of anybody. ``lost`` is the kind that is left where torchrun ended ranks before what
 C++ did in them was read. ``forks=no``: a rank is known by what torchrun gives it alone.
 ``# launched with`` gives options of torchrun, ``# watched with`` those of hangwatch.
+Each case of a broken job says how certain its verdict may be.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import report_schema
-from harness import RECORDED, reaches, watch
+from harness import RECORDED, NothingCameError, reaches, watch
 from waiting import SLOWNESS, NoAnswerError
 
 from hangwatch.diagnosis.facts.wait_points import UNNAMED
 from hangwatch.diagnosis.rules.unrecorded import BY_CPP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from harness import Result
 
@@ -42,11 +44,20 @@ PROOF_WITHIN_S = 15.0 * SLOWNESS
 _LAUNCHED = re.compile(r"^# launched with (.*)$", re.MULTILINE)
 _WATCHED = re.compile(r"^# watched with (.*)$", re.MULTILINE)
 _EXPECT = re.compile(r"# expect *([^:]*): *(.*)")
+_MEANT = re.compile(r"#\s*expect", re.IGNORECASE)
 _RANKS = re.compile(r"--nproc-per-node=(\d+)")
 _LISTS = ("culprits", "victims")
 _BESIDE = {"hang": {"slow", "failed"}, "failed": {"slow"}}
 """What the same culprits may be called before or after, by what they are called."""
 _SITES = ("site", "victim_site")
+_NOT_COMPARED = ("text", "also", "may_be", "lost", "ranks", "forks")
+"""Keys that are no values of the verdict."""
+_OF_VERDICTS = (
+    *("state", "kind", "reason", "certainty", *_LISTS, *_SITES, "group", "members", "op"),
+    *("function", "call", "victim_call", "exit"),
+)
+_OF_HEALTHY = {"ok": {"state", "exit", "may_be", "ranks", "also"}}
+"""Keys that are looked at, by state, where not all are."""
 _UNRECORDED = {"op": (BY_CPP, UNNAMED), "certainty": ("likely",)}
 """What may be told instead where RECORDED is false."""
 
@@ -112,18 +123,35 @@ class Expectation:
 
 
 def expectations(programs: Path = PROGRAMS) -> Iterator[Expectation]:
-    """All cases of all programs of a directory, in the order of their names."""
+    """All cases of all programs of a directory, in the order of their names.
+
+    Raises ValueError for a header that says what nobody looks at.
+    """
     for program in sorted(programs.glob("*.py")):
         cases: dict[str, dict[str, str]] = {}
         text = program.read_text()
         for line in text.splitlines():
             match = _EXPECT.fullmatch(line)
+            if match is None and _MEANT.match(line):
+                raise ValueError(f"{program.name}: no header: {line}")
             if match:
                 pairs = (word.partition("=") for word in match[2].split())
                 cases.setdefault(match[1], {}).update({key: value for key, _, value in pairs})
         launch, options = _words(_LAUNCHED, text), _words(_WATCHED, text)
         for arguments, values in cases.items():
+            _check(f"{program.name} {arguments}", values)
             yield Expectation(program, tuple(arguments.split()), launch, options, values)
+
+
+def _check(case: str, values: Mapping[str, str]) -> None:
+    """Raise ValueError for keys of a header that are not looked at, and for one that is missing."""
+    state = values.get("state", "")
+    known = _OF_HEALTHY.get(state, {*_OF_VERDICTS, *_NOT_COMPARED})
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        raise ValueError(f"{case}: nobody looks at {', '.join(unknown)}")
+    if state not in ("ok", "slow") and not values.keys() >= {"state", "certainty", "culprits"}:
+        raise ValueError(f"{case}: its header needs state, culprits and certainty")
 
 
 def _words(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
@@ -148,34 +176,46 @@ def run(
     """Run a program under watch for as long as its verdict needs.
 
     python: that of the environment to run it in. options: beside those that its header names.
-    forked: fork the ranks, instead of torchrun.
+    forked: fork the ranks, instead of torchrun. Raises NothingCameError where its verdict or its
+    end does not come, and AssertionError where something else has been told of it until then.
     """
     quick = QUICK if case.patient and not case.options else ()
-    return watch(
-        case.program,
-        *quick,
-        *case.options,
-        *options,
-        arguments=case.arguments,
-        launch=case.launch,
-        nproc=case.nproc,
-        until=None if case.ends else reaches("hang"),
-        python=python,
-        forked=forked,
-        env=env,
-    )
+    try:
+        return watch(
+            case.program,
+            *quick,
+            *case.options,
+            *options,
+            arguments=case.arguments,
+            launch=case.launch,
+            nproc=case.nproc,
+            until=None if case.ends else reaches("hang"),
+            python=python,
+            forked=forked,
+            env=env,
+        )
+    except NothingCameError as late:
+        wrong = list(_unexplained(case, late.verdicts))
+        if wrong:
+            raise AssertionError(f"{late}: {wrong}") from None
+        raise
 
 
 def mistakes(case: Expectation, result: Result) -> list[str]:
     """What is not as the header says, one line each. Raises NoAnswerError for a late proof."""
     found = _of_a_healthy_job(case, result) if case.healthy else _of_a_broken_job(case, result)
-    return [*found, *_against_the_schema(result)]
+    return [*found, *against_the_schema(result)]
 
 
-def _against_the_schema(result: Result) -> Iterator[str]:
-    check = jsonschema.Draft202012Validator(report_schema.document(closed=True))
+@cache
+def _schema() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(report_schema.document(closed=True))
+
+
+def against_the_schema(result: Result) -> Iterator[str]:
+    """What in the reports is not as their schema says."""
     for report in result.reports:
-        for error in check.iter_errors(report):
+        for error in _schema().iter_errors(report):
             yield f"a report is not as its schema says: {error.json_path}: {error.message[:200]}"
 
 
@@ -223,10 +263,23 @@ def misjudged(case: Expectation, result: Result) -> Iterator[str]:
     verdict = report["verdict"]
     yield from _differences(case, report, result)
     yield from unexplained(case, _but(result, report))
+    unnamed = set(verdict["culprits"]) - _numbers(verdict["headline"])
+    if unnamed:
+        yield f"the headline does not name {sorted(unnamed)}: {verdict['headline']!r}"
+    if not verdict["explanation"] or not verdict["advice"]:
+        yield "nothing is explained, or advised"
     if case.values.get("text", "") not in verdict["headline"] + verdict["explanation"]:
         yield f"the text is {verdict['headline']!r} {verdict['explanation']!r}"
     if [rank["rank"] for rank in report["ranks"]] != list(range(case.world_size)):
         yield "the report leaves ranks out"
+
+
+def _numbers(text: str) -> set[int]:
+    """The numbers of a text, and those between two of ``0-3``."""
+    found = {int(number) for number in re.findall(r"\d+", text)}
+    for first, last in re.findall(r"(\d+)-(\d+)", text):
+        found.update(range(int(first), int(last)))
+    return found
 
 
 def _but(result: Result, report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -234,22 +287,36 @@ def _but(result: Result, report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [one for one in result.verdicts if one != report["verdict"]]
 
 
-def unexplained(case: Expectation, told: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What is told that accuses others than the header, or is of a state that it has not."""
+def unexplained(case: Expectation, told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What is told beside the verdict otherwise than the header says."""
+    state, _, ranks = case.values.get("also", "").partition(":")
+    yield from _unexplained(case, told)
+    if state and not any(_is_of(verdict, state, ranks) for verdict in told):
+        yield f"it is not called {state} of {ranks}"
+
+
+def _unexplained(case: Expectation, told: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What is told that accuses others than the header, or nobody, or is of another state.
+
+    Or proves another kind: what leads to a verdict is not sure of what the verdict denies.
+    """
     wanted = set(case.values["state"].split("|"))
     states = wanted.union({case.values.get("may_be")}, *(_BESIDE.get(one, ()) for one in wanted))
     named = set(re.findall(r"\d+", case.values.get("culprits", "")))
+    kinds = case.values.get("kind", "").split("|")
     anybody = case.values["state"] == "ok"
     state, _, ranks = case.values.get("also", "").partition(":")
-    found = False
     for verdict in told:
         culprits = set(map(str, verdict["culprits"]))
-        if state == verdict["state"] and culprits == set(ranks.split(",")):
-            found = True
-        elif verdict["state"] not in states or not (anybody or culprits <= named):
+        guilty = bool(culprits) == bool(named) and culprits <= named
+        proved = verdict["certainty"] == "proved" and verdict["kind"] not in kinds
+        explained = verdict["state"] in states and (anybody or (guilty and not proved))
+        if not explained and not _is_of(verdict, state, ranks):
             yield f"it is also called {verdict['state'].upper()}: {verdict['headline']}"
-    if state and not found:
-        yield f"it is not called {state} of {ranks}"
+
+
+def _is_of(verdict: Mapping[str, Any], state: str, ranks: str) -> bool:
+    return verdict["state"] == state and set(map(str, verdict["culprits"])) == set(ranks.split(","))
 
 
 def told_by(case: Expectation, result: Result) -> list[dict[str, Any]]:
@@ -261,7 +328,10 @@ def told_by(case: Expectation, result: Result) -> list[dict[str, Any]]:
 def _differences(case: Expectation, report: Mapping[str, Any], result: Result) -> Iterator[str]:
     found = values_of(report, result)
     lost = case.values.get("lost", "").split("|")
-    unsure = ("possible", "likely") if found["kind"] in lost else ("possible",)
+    unsure: tuple[str, ...] = ("possible", "likely") if found["kind"] in lost else ("possible",)
+    # What is recorded has lost nothing, unless the header says so.
+    may_have_lost = result.run is not None or "lost" in case.values
+    unsure = unsure if may_have_lost else ()
     if found["state"] == "failed" and found["certainty"] in unsure and _has_lost(report):
         culprits = re.findall(r"\d+", case.values["culprits"])
         if not {int(rank) for rank in culprits} & set(found["culprits"]):
@@ -270,7 +340,7 @@ def _differences(case: Expectation, report: Mapping[str, Any], result: Result) -
             yield f"kind is {found['kind']}"
         return
     for key, text in case.values.items():
-        if key in ("text", "also", "may_be", "lost", "ranks", "forks"):
+        if key in _NOT_COMPARED:
             continue
         wanted = [_value(case, key, one) for one in text.split("|")]
         if key == "op" and _has_lost(report):

@@ -2,7 +2,7 @@
 
 # launched with --nproc-per-node=2
 # watched with --hang-after 60
-# expect: state=hang kind=finished_early culprits=1 victims=0
+# expect: state=hang kind=finished_early culprits=1 victims=0 certainty=proved|likely
 # expect: site=gathers call=Accelerator.gather
 import torch
 from accelerate import Accelerator

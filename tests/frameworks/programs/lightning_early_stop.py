@@ -2,7 +2,7 @@
 
 # launched with --nproc-per-node=2
 # watched with --hang-after 60
-# expect: state=hang kind=op_mismatch culprits=0 victims=1
+# expect: state=hang kind=op_mismatch culprits=0 victims=1 certainty=proved|likely
 # expect: site=fits call=Trainer.fit victim_site=fits victim_call=Trainer.fit
 import lightning
 import torch

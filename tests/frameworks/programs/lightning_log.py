@@ -2,7 +2,7 @@
 
 # launched with --nproc-per-node=2
 # watched with --hang-after 60
-# expect: state=hang kind=subset_entered culprits=0 victims=1
+# expect: state=hang kind=subset_entered culprits=0 victims=1 certainty=proved|likely
 # expect: function=training_step site=logs call=LightningModule.log
 # expect: victim_site=fits victim_call=Trainer.fit
 import lightning

@@ -2,7 +2,7 @@
 
 # launched with --nproc-per-node=2
 # watched with --hang-after 60
-# expect: state=hang kind=subset_entered culprits=0 victims=1
+# expect: state=hang kind=subset_entered culprits=0 victims=1 certainty=proved|likely
 # expect: op=all_gather function=report site=gathers call=LightningModule.all_gather
 # expect: victim_site=waits victim_call=DDPStrategy.barrier text=@rank_zero_only
 import lightning

@@ -2,7 +2,7 @@
 
 # launched with --nproc-per-node=2
 # watched with --hang-after 60
-# expect: state=hang kind=subset_entered culprits=0 victims=1
+# expect: state=hang kind=subset_entered culprits=0 victims=1 certainty=proved|likely
 # expect: op=all_reduce function=on_step_end site=generates call=GenerationMixin.generate
 # expect: victim_site=trains victim_call=Trainer.train
 import torch

@@ -1,6 +1,6 @@
 """Ranks issue a step's buckets asynchronously; one stops in between and issues no more."""
 # expect: state=hang kind=never_entered reason=user_code culprits=3 victims=0,1,2
-# expect: op=all_reduce group=default_pg site=culprit
+# expect: op=all_reduce group=default_pg site=culprit certainty=likely|possible
 
 import time
 

@@ -1,6 +1,6 @@
 """Ranks 0 and 1 alone call torch.distributed.checkpoint.save, a collective of all ranks."""
 # expect: state=hang kind=subset_entered culprits=0,1 victims=2,3
-# expect: group=default_pg site=culprit
+# expect: group=default_pg site=culprit certainty=likely|possible
 
 import tempfile
 from pathlib import Path

@@ -3,7 +3,7 @@
 The sample sits behind a file lock that nobody gives back, as on a stale network mount.
 """
 # expect: state=hang kind=never_entered reason=data_loading culprits=2 victims=0,1,3
-# expect: op=all_reduce group=default_pg site=culprit
+# expect: op=all_reduce group=default_pg site=culprit certainty=likely|possible
 
 import fcntl
 import tempfile

@@ -1,7 +1,7 @@
 """DDP that finds unused parameters on each rank anew, and DDP over a static graph."""
 # expect: state=ok exit=0
 # With --changed the static graph of one rank is once not what it was.
-# expect --changed: state=failed kind=died reason=exception culprits=3 site=culprit
+# expect --changed: state=failed kind=died reason=exception culprits=3 site=culprit certainty=proved
 
 import sys
 

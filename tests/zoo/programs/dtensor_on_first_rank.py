@@ -2,7 +2,7 @@
 # expect: state=ok exit=0
 # With --first-rank only rank 0 asks for the whole of it, to print it.
 # expect --first-rank: state=hang kind=subset_entered culprits=0 victims=1,2,3
-# expect --first-rank: site=culprit victim_site=victim
+# expect --first-rank: site=culprit victim_site=victim certainty=proved|likely
 
 import sys
 

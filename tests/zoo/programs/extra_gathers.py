@@ -1,5 +1,5 @@
 """A rank looks at a sharded weight by itself: each look is a collective of the tensor group."""
-# expect: state=failed kind=finished_early culprits=0 site=culprit
+# expect: state=failed kind=finished_early culprits=0 site=culprit certainty=proved|likely
 
 import torch
 import torch.distributed as dist

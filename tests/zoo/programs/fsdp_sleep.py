@@ -1,6 +1,6 @@
 """FSDP2 (fully_shard) in which one rank sleeps in its own code between two steps."""
 # expect: state=hang kind=never_entered reason=user_code culprits=2 victims=0,1,3
-# The operation is called as this torch calls it.
+# expect: certainty=likely|possible
 # expect: op=all_gather_single|all_gather_into_tensor group=default_pg site=culprit
 
 import time

@@ -3,7 +3,7 @@
 # expect --stuck: state=hang kind=never_entered reason=user_code culprits=1 victims=0
 # expect --stuck: op=broadcast group=default_pg site=culprit ranks=2
 # The helper waits for the validation of the first epoch.
-# expect --stuck: also=slow:0
+# expect --stuck: also=slow:0 certainty=likely|possible
 # launched with --nproc-per-node=1
 
 import os

@@ -1,6 +1,6 @@
 """Hybrid sharded data parallel on 2 x 2; one rank is stopped by SIGSTOP between two steps."""
 # expect: state=hang kind=never_entered reason=stopped culprits=2 victims=0,1,3
-# expect: members=2,3 site=culprit victim_site=victim
+# expect: members=2,3 site=culprit victim_site=victim certainty=likely|possible
 
 import os
 import signal

@@ -1,8 +1,8 @@
 """DDP over uneven inputs under the Join context manager, which makes that legal."""
 # expect: state=ok exit=0
-# With --metric the loop also makes a collective of its own, which Join does not shadow.
+# --metric adds a collective that Join does not shadow. C++'s calls can be read for some seconds.
 # expect --metric: state=failed kind=signature_mismatch culprits=0 op=all_reduce group=default_pg
-# torchrun leaves the others some seconds, in which what C++ did in them can be read.
+# expect --metric: certainty=proved|likely lost=died
 # launched with --monitor-interval=3
 
 import sys

@@ -1,6 +1,6 @@
 """A rank leaves its group early and is busy for a while; the others wrap what c10d raises."""
 # expect: state=failed kind=finished_early reason=exited culprits=2 victims=0,1
-# expect: op=all_reduce group=default_pg
+# expect: op=all_reduce group=default_pg certainty=proved|likely
 # launched with --nproc-per-node=3
 
 import time

@@ -4,7 +4,7 @@ torchrun leaves the others some seconds, in which what C++ did in them can be re
 """
 # launched with --monitor-interval=3
 # expect: state=failed kind=finished_early lost=signature_mismatch culprits=1
-# expect: op=all_reduce group=default_pg site=culprit
+# expect: op=all_reduce group=default_pg site=culprit certainty=proved|likely
 
 import torch
 import torch.distributed as dist

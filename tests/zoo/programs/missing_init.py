@@ -1,6 +1,6 @@
 """One rank never reaches init_process_group: it waits for a file that nobody writes."""
 # expect: state=hang kind=init_incomplete reason=user_code culprits=3 victims=0,1,2
-# expect: site=culprit victim_site=victim forks=no
+# expect: site=culprit victim_site=victim forks=no certainty=likely|possible
 
 import os
 import time

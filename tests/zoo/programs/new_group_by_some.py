@@ -1,6 +1,6 @@
 """A group is made below a condition, so two ranks never call new_group, one of them a member."""
 # expect: state=hang kind=init_incomplete culprits=2,3 victims=0,1
-# expect: site=culprit victim_site=victim
+# expect: site=culprit victim_site=victim certainty=possible
 
 import torch
 import torch.distributed as dist

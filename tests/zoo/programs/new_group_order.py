@@ -3,9 +3,9 @@
 Its first group has the name that the first group of the others has, and finds their members
 in the store. It reduces its gradient with one of them, whose real peer waits for ever.
 """
-# Rank 1 is let into its group too late. Whether gloo has it connect to rank 0, and so out of
-# new_group, or wait there for ever, depends on which of the two listens on the lower port. While
-# it is there it is not known which group it makes, so that rank 0 is named with rank 3.
+# Rank 1 is let into its group too late. If gloo has it connect to rank 0 it leaves new_group, else
+# it waits there, and nobody knows in which group: then rank 0 is named with rank 3.
+# expect: certainty=possible
 # expect: state=hang kind=init_incomplete culprits=3|0,3 victims=0,1,2|1,2 text=wired
 
 import time

@@ -1,5 +1,5 @@
 """Four stages of torch.distributed.pipelining; one of them runs a micro-batch less."""
-# expect: state=hang kind=missing_peer culprits=2 victims=0,1,3 site=culprit
+# expect: state=hang kind=missing_peer culprits=2 victims=0,1,3 site=culprit certainty=proved|likely
 
 import torch
 import torch.distributed as dist

@@ -2,7 +2,7 @@
 # expect: state=ok exit=0
 # With --skip a stage in the middle leaves out a step, in the schedule 1F1B.
 # expect --skip: state=hang kind=finished_early culprits=2 victims=0,1,3
-# expect --skip: group=default_pg site=culprit victim_site=victim
+# expect --skip: group=default_pg site=culprit victim_site=victim certainty=proved|likely
 
 import sys
 

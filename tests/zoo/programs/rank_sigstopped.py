@@ -1,6 +1,6 @@
 """One rank is stopped by SIGSTOP, as by a shell's job control or a frozen container."""
 # expect: state=hang kind=never_entered reason=stopped culprits=0 victims=1,2,3
-# expect: op=all_reduce group=default_pg site=culprit
+# expect: op=all_reduce group=default_pg site=culprit certainty=likely|possible
 
 import os
 import signal

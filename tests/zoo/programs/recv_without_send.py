@@ -1,5 +1,5 @@
 """A pipeline stage waits for a micro-batch that the stage before it never sends."""
-# expect: state=hang kind=missing_peer culprits=0 op=recv group=default_pg
+# expect: state=hang kind=missing_peer culprits=0 op=recv group=default_pg certainty=proved|likely
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 """The script starts itself anew to change its environment; later one rank is stuck."""
 # expect: state=hang kind=never_entered reason=user_code culprits=1 op=all_reduce
-# expect: group=default_pg site=culprit victim_site=victim
+# expect: group=default_pg site=culprit victim_site=victim certainty=likely|possible
 
 import os
 import sys

@@ -1,6 +1,6 @@
 """A call refuses its arguments on one rank; the others end in order when they are asked to."""
 # expect: state=failed kind=died reason=exception culprits=2
-# expect: op=all_reduce group=default_pg site=culprit
+# expect: op=all_reduce group=default_pg site=culprit certainty=proved|likely
 # launched with --nproc-per-node=3
 
 import signal

@@ -1,6 +1,6 @@
 """The first replica of a 2 x 2 mesh writes a checkpoint and then calls a barrier of all."""
 # expect: state=hang kind=subset_entered culprits=0,1 victims=2,3
-# expect: op=barrier group=default_pg site=culprit
+# expect: op=barrier group=default_pg site=culprit certainty=likely|possible
 
 import tempfile
 from pathlib import Path

@@ -1,5 +1,5 @@
 """A pipeline stage sends one micro-batch more than the next stage receives."""
-# expect: state=hang kind=missing_peer culprits=1 op=send group=default_pg
+# expect: state=hang kind=missing_peer culprits=1 op=send group=default_pg certainty=proved|likely
 
 import torch
 import torch.distributed as dist

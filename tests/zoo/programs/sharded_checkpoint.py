@@ -2,10 +2,10 @@
 # expect: state=ok exit=0
 # With --stuck the storage of one rank does not answer.
 # expect --stuck: state=hang kind=never_entered reason=checkpoint_io culprits=2 victims=0,1,3
-# expect --stuck: op=gather_object site=culprit victim_site=victim
+# expect --stuck: op=gather_object site=culprit victim_site=victim certainty=likely|possible
 # With --load one rank does without the checkpoint that the others load.
 # expect --load: state=failed kind=op_mismatch culprits=3 victims=0,1,2
-# expect --load: group=default_pg victim_site=loading
+# expect --load: group=default_pg victim_site=loading certainty=proved|likely
 # With --shared the thread that saves in the background has no group of its own. Which calls meet
 # is chance: gloo aborts a rank for some, and its threads can be looked at no more; in others
 # all wait.

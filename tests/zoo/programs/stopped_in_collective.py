@@ -1,6 +1,6 @@
 """All ranks are in the same all_reduce, and one of them is stopped there by SIGSTOP."""
 # expect: state=hang kind=collective_stuck reason=stopped culprits=1 victims=0,2,3
-# expect: op=all_reduce group=default_pg site=culprit
+# expect: op=all_reduce group=default_pg site=culprit certainty=likely|possible
 
 import os
 import signal

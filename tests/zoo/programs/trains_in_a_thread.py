@@ -1,9 +1,9 @@
 """The program trains in a thread, as Ray Train has it; on rank 1 that stays in its own code."""
 # expect: state=hang kind=never_entered reason=user_code culprits=1 victims=0,2
-# expect: op=all_reduce group=default_pg site=culprit
+# expect: op=all_reduce group=default_pg site=culprit certainty=likely|possible
 # With --ddp C++ makes the calls.
 # expect --ddp: state=hang kind=never_entered reason=user_code culprits=1 victims=0,2
-# expect --ddp: op=all_reduce group=default_pg site=culprit
+# expect --ddp: op=all_reduce group=default_pg site=culprit certainty=likely|possible
 # launched with --nproc-per-node=3
 
 import queue
