@@ -33,7 +33,8 @@ SEED ?= 1
 # may keep none of it would compile at each import what takes longer than to run it.
 unexport PYTHONDONTWRITEBYTECODE
 # As many real jobs at a time as there are cores: one that starves answers late, or not at all.
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal --randomly-seed=$(SEED)
+IN_ANY_ORDER := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+PYTEST := $(IN_ANY_ORDER) --randomly-seed=$(SEED)
 REAL := tests/integration tests/zoo tests/frameworks tests/gpu_fake
 GATE := $(BIN)/python tests/suite/gate.py
 N ?= 20
@@ -105,7 +106,7 @@ zoo: $(VENV)/tested
 	$(BIN)/python tests/zoo/table.py
 
 campaign: $(VENV)/tested $(FRAMEWORKS)/installed
-	$(if $(FAULT)$(KIND)$(SLICE)$(RESUME),,$(PYTEST) -m campaign --hypothesis-profile=chance -p no:randomly)
+	$(if $(FAULT)$(KIND)$(SLICE)$(RESUME),,$(IN_ANY_ORDER) -m campaign --hypothesis-profile=chance -p no:randomly)
 	$(BIN)/python tests/campaign/run.py $(if $(FAULT),--fault $(FAULT)) $(if $(KIND),--kind $(KIND)) $(if $(SLICE),--slice $(SLICE)) $(if $(DAY),--day $(DAY)) $(if $(RESUME),--resume)
 
 matrix: $(VENV)/tested

@@ -15,6 +15,7 @@ settings.register_profile(
     "chance",
     parent=settings.default,
     deadline=None,
+    derandomize=False,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("fixed", parent=settings.get_profile("chance"), derandomize=True)
@@ -23,9 +24,9 @@ settings.load_profile("fixed")
 
 @pytest.fixture(autouse=True)
 def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No HANGWATCH_* variable of whoever runs the tests reaches them."""
+    """No variable of whoever runs the tests changes what is watched, or how it is shown."""
     for name in list(os.environ):
-        if name.startswith("HANGWATCH"):
+        if name.startswith("HANGWATCH") or name in {"FORCE_COLOR", "NO_COLOR", "COLUMNS"}:
             monkeypatch.delenv(name)
 
 

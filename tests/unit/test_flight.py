@@ -15,7 +15,7 @@ from hangwatch.errors import FlightError
 from hangwatch.flight import parse_json, rank_ops
 from hangwatch.flight.names import dtype_name, wire_name
 from hangwatch.flight.recorder import MAX_ENTRIES
-from hangwatch.types.calls import GroupKey
+from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.flight import FlightDump
 from hangwatch.types.kinds import OpState
 from hangwatch.types.page import PageEvent
@@ -256,6 +256,16 @@ def test_what_only_the_recorder_knows_stands_at_its_time_between_the_pages_calls
         (5, "flight", OpState.ISSUED),
     ]
     assert [op.issued_age_s for op in found] == [998.0, 997.0, 996.0, 995.0]
+
+
+def test_what_cpp_has_issued_is_at_the_innermost_line_of_the_program() -> None:
+    frames = [
+        {"name": "backward", "filename": "/opt/venv/lib/python3.12/site-packages/a.py", "line": 9},
+        {"name": "step", "filename": "/home/ada/model.py", "line": 30},
+        {"name": "main", "filename": "/home/ada/train.py", "line": 7},
+    ]
+    (found,) = rank_ops(page(groups=(group(3),)), flight(entry(3, frames=frames)), NOW)
+    assert found.site == Site("/home/ada/model.py", 30, "step")
 
 
 def test_without_a_common_call_the_newest_entry_is_as_old_as_the_last_change() -> None:

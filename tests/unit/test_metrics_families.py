@@ -378,7 +378,7 @@ def test_the_watchdog_tells_of_itself(node: Node) -> None:
 def test_a_watchdog_that_got_stuck_is_late(node: Node) -> None:
     node.look()
     node.look()
-    assert node.samples().of("watchdog_loop_delay_seconds")[()] < 1
+    assert node.samples().of("watchdog_loop_delay_seconds")[()] < 20
     node.clock.added_ns += 30 * S
     assert 29 <= node.samples().of("watchdog_loop_delay_seconds")[()] < 60
 

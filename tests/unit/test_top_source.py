@@ -35,6 +35,13 @@ SECOND = 10**9
 TRUNCATED = 100
 
 
+@pytest.fixture(autouse=True)
+def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a page and the look at it."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     path = tmp_path / "run"
@@ -54,7 +61,7 @@ def page(rank: int, **changes: Any) -> RankPage:
 
 
 def picture(run_dir: Path, **changes: Any) -> Any:
-    source = Source(runs.describe(run_dir), **changes)
+    source = Source(runs.describe(run_dir), **{"now_ns": time.monotonic_ns, **changes})
     try:
         return source.picture()
     finally:
