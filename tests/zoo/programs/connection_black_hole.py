@@ -2,7 +2,8 @@
 
 All ranks are in the same collective, and no rank's program is to blame.
 """
-# expect: state=hang kind=collective_stuck culprits= op=all_reduce certainty=likely|possible
+# expect: state=hang kind=collective_stuck culprits= op=all_reduce group=default_pg
+# expect: certainty=likely|possible
 
 import ctypes
 import os

@@ -4,7 +4,8 @@ What they raise is raised outside of the handler, says "after 3 attempts" itself
 that is raised in this program, an import that failed long before for its context.
 """
 # launched with --nproc-per-node=3
-# expect: state=failed kind=died reason=exited culprits=2 victims=0,1 exit=1 certainty=proved|likely
+# expect: state=failed kind=died reason=exited culprits=2 victims=0,1 op=all_reduce exit=1
+# expect: certainty=proved|likely
 
 import os
 import time

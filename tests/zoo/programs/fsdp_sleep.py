@@ -1,7 +1,7 @@
 """FSDP2 (fully_shard) in which one rank sleeps in its own code between two steps."""
-# expect: state=hang kind=never_entered reason=user_code culprits=2 victims=0,1,3
-# expect: certainty=likely|possible
-# expect: op=all_gather_single|all_gather_into_tensor group=default_pg site=culprit
+# expect: state=hang kind=never_entered reason=user_code culprits=2 victims=0,1,3 group=default_pg
+# The operation is called as this torch calls it.
+# expect: op=all_gather_single|all_gather_into_tensor site=culprit certainty=likely|possible
 
 import time
 

@@ -1,6 +1,6 @@
 """DDP over uneven inputs under the Join context manager, which makes that legal."""
 # expect: state=ok exit=0
-# --metric adds a collective that Join does not shadow. C++'s calls can be read for some seconds.
+# --metric adds a collective that Join does not shadow; torchrun leaves time to read what C++ did.
 # expect --metric: state=failed kind=signature_mismatch culprits=0 op=all_reduce group=default_pg
 # expect --metric: certainty=proved|likely lost=died
 # launched with --monitor-interval=3
