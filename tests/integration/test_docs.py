@@ -117,6 +117,7 @@ def each_works(commands: Iterable[str], directory: Path) -> None:
         if command == "make demo":
             done = run("hangwatch demo", directory)
             assert "The verdict is right." in done.stderr
+            assert "the job has ended with exit code 1 after the hang above" in done.stderr
             found = (directory / "hangwatch-reports/latest").readlink()
         elif command in INSTALLING | BESIDE_A_JOB:
             continue

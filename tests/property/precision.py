@@ -144,8 +144,15 @@ def counts(tables: Mapping[str, Mapping[str, Row]]) -> Counts:
 
 
 def worse(now: Counts, before: Counts) -> list[str]:
-    """What has got worse, a line each."""
-    return [
+    """What has got worse, or is not measured any more, a line each."""
+    rows_of = {(evidence, kind) for evidence, rows in now.items() for kind in rows}
+    gone = [
+        f"{evidence}, {kind}: no such job was made"
+        for evidence, rows in before.items()
+        for kind in rows
+        if (evidence, kind) not in rows_of
+    ]
+    return gone + [
         f"{evidence}, {kind}: {column} {row[column]}, recorded {before[evidence][kind][column]}"
         for evidence, rows in now.items()
         for kind, row in rows.items()

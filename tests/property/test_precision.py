@@ -51,4 +51,8 @@ def test_a_diagnosis_that_is_worse_shows(judge: Judge) -> None:
 def test_the_same_diagnosis_is_not_worse() -> None:
     now = counts(measure(NUMBERS, judged))
     assert not worse(now, now)
+    (evidence, rows), *_ = now.items()
+    kind = next(iter(rows))
+    fewer = {**now, evidence: {name: row for name, row in rows.items() if name != kind}}
+    assert worse(fewer, now) == [f"{evidence}, {kind}: no such job was made"]
     assert sum(row["exact"] for row in now["all evidence"].values()) > len(NUMBERS) // 2
