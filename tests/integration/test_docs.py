@@ -40,9 +40,11 @@ COMMANDS = {
     ]
     for page in PAGES
 }
-MAKING = {
-    f"make {target}" for target in ("demo", "check", "test", "test-all", "soak N=20", "zoo", "docs")
-}
+TARGETS = (
+    *("demo", "check", "test", "test-all", "soak N=20", "zoo", "docs"),
+    "corpus WORDS=oom",
+)
+MAKING = {f"make {target}" for target in TARGETS}
 INSTALLING = {*MAKING, "pip install ."}
 """Not run here: they install. What ``make demo`` and ``make docs`` run then is run below."""
 BESIDE_A_JOB = {"hangwatch top", "hangwatch inspect"}
