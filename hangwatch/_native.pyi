@@ -63,6 +63,9 @@ def use_dumps(nccl: bool, general: bool) -> bool:
     Returns False, and leaves them to the sampler, where not all of them can be had so.
     """
 
+def add_dump(backend: str) -> None:
+    """Ask for the general recorder of this backend too, besides gloo's (torch 2.15)."""
+
 def answer_request() -> bool:
     """Have the watchdog's request for c10d's recorder answered by a thread without the GIL.
 

@@ -37,6 +37,10 @@ struct Dumps {
 };
 Dumps g_dumps;                   // written once, before any is asked for
 std::atomic<bool> g_can{false};  // g_dumps has all that this torch offers
+constexpr std::size_t kMaxBackends = 16;
+// Of the general recorders, beside gloo's. Not freed: the heart beats until the process is gone.
+const std::string* g_backends[kMaxBackends];
+std::atomic<std::size_t> g_backend_count{0};
 
 struct Paths {
   std::string request;
@@ -85,7 +89,11 @@ void write_dump(const Paths& paths) {
   };
   if (g_dumps.nccl != nullptr) add(g_dumps.nccl(true, false));
   if (g_dumps.general != nullptr) add(g_dumps.general(true, false));
-  if (g_dumps.general_of != nullptr) add(g_dumps.general_of(true, false, kGloo));
+  if (g_dumps.general_of != nullptr) {
+    add(g_dumps.general_of(true, false, kGloo));
+    const std::size_t count = g_backend_count.load(std::memory_order_acquire);
+    for (std::size_t i = 0; i < count; ++i) add(g_dumps.general_of(true, false, *g_backends[i]));
+  }
   if (data.empty()) data = without;
   if (!write_all(paths.draft.c_str(), data) ||
       std::rename(paths.draft.c_str(), paths.answer.c_str()) != 0) {
@@ -158,6 +166,21 @@ bool use(bool nccl, bool general) noexcept try {
   return true;
 } catch (...) {
   return false;
+}
+
+void add(const char* backend) noexcept try {
+  const std::size_t count = g_backend_count.load(std::memory_order_relaxed);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (*g_backends[i] == backend) return;
+  }
+  if (count == kMaxBackends) {
+    g_can.store(false, std::memory_order_release);  // the sampler has all of them
+    return;
+  }
+  g_backends[count] = new std::string(backend);
+  g_backend_count.store(count + 1, std::memory_order_release);
+} catch (...) {
+  g_can.store(false, std::memory_order_release);
 }
 
 bool answer() noexcept try {

@@ -26,8 +26,12 @@ void close() noexcept;
 void disown() noexcept;
 
 // Look for the recorders that this torch has: NCCL's, and the general one. False where one of
-// them cannot be asked.
+// them cannot be asked. Of the general ones, of which torch 2.15 has one for each backend, gloo's
+// is asked, and those that are added.
 bool use(bool nccl, bool general) noexcept;
+
+// Ask for this backend's recorder too, as long as the process lives. With the GIL.
+void add(const char* backend) noexcept;
 
 // Has a request answered. False where that is the sampler's.
 bool answer() noexcept;

@@ -1,6 +1,7 @@
 #include "groups.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -45,19 +46,36 @@ void remember_address(PyObject* group, std::int64_t index) {
   (*g_slot_of)[group] = index;
 }
 
-// How c10d numbers the calls of a group, by its backends ("gloo",
-// "cpu:gloo,cuda:nccl"). It is the default backend's number alone.
-Slot::Number number_kind(std::string_view backends) {
-  bool gloo = false;
-  bool nccl = false;
-  bool other = false;
+// The backends of a group, without their devices: "cpu:gloo,cuda:nccl2" has two.
+std::vector<std::string_view> names_of(std::string_view backends) {
+  std::vector<std::string_view> names;
   while (!backends.empty()) {
     const std::size_t comma = std::min(backends.find(','), backends.size());
     std::string_view name = backends.substr(0, comma);
     backends.remove_prefix(std::min(comma + 1, backends.size()));
     const std::size_t colon = name.find(':');
     if (colon != std::string_view::npos) name.remove_prefix(colon + 1);
-    (name == "gloo" ? gloo : name == "nccl" ? nccl : other) = true;
+    names.push_back(name);
+  }
+  return names;
+}
+
+// NCCL's backends. The calls of a coalescing share one number in the first of them; those of
+// torch 2.15 number each.
+constexpr std::string_view kSharing = "nccl";
+constexpr std::string_view kNccl[] = {kSharing, "nccl2", "nccl-lazy"};
+
+bool is_nccl(std::string_view name) {
+  return std::find(std::begin(kNccl), std::end(kNccl), name) != std::end(kNccl);
+}
+
+// How c10d numbers the calls of a group. It is the default backend's number alone.
+Slot::Number number_kind(const std::vector<std::string_view>& names) {
+  bool gloo = false;
+  bool nccl = false;
+  bool other = false;
+  for (const std::string_view name : names) {
+    (name == "gloo" ? gloo : is_nccl(name) ? nccl : other) = true;
   }
   if (other || !(gloo || nccl)) return Slot::Number::trial;
   if (gloo && nccl) return Slot::Number::mixed;
@@ -140,7 +158,10 @@ Slot* at(std::int64_t slot) {
 void define(std::size_t index, const std::vector<std::int64_t>& ranks, std::string_view backend) {
   Slot slot{};
   slot.defined = true;
-  slot.number = number_kind(backend);
+  const std::vector<std::string_view> names = names_of(backend);
+  slot.number = number_kind(names);
+  slot.shares_number = (slot.number == Slot::Number::nccl || slot.number == Slot::Number::mixed) &&
+                       std::find(names.begin(), names.end(), kSharing) != names.end();
   slot.ranks = ranks;
   slot.definition = ++g_definitions;
   forget_address(g_slots[index]);
@@ -286,6 +307,8 @@ bool end(std::size_t index, PyObject* group, const NumberedCall& numbered, bool 
   }
   if (slot.number == Slot::Number::trial && numbered.call == Call::collective) {
     slot.number = grew == 1 ? Slot::Number::measured : Slot::Number::own;
+    // What was sampled until now counted something else.
+    if (grew != 1) writer::lower_enqueued(index, numbered.seq, slot.own);
     return good;
   }
   slot.adjust += grew - numbers_of(numbered.call);
@@ -294,10 +317,8 @@ bool end(std::size_t index, PyObject* group, const NumberedCall& numbered, bool 
 
 std::int64_t sample(std::size_t index, PyObject* group, std::int64_t completed) {
   Slot& slot = g_slots[index];
-  if (!slot.defined || slot.number == Slot::Number::own || slot.number == Slot::Number::trial ||
-      slot.unsettled > 0) {
-    return -1;
-  }
+  // On trial it is taken to count collectives, as all backends of torch do.
+  if (!slot.defined || slot.number == Slot::Number::own || slot.unsettled > 0) return -1;
   const std::uint32_t generation = slot.generation;
   std::uint64_t number = 0;
   // Reading it may let another thread run, and its call may change what it means.
@@ -322,10 +343,8 @@ void begin_coalescing(std::size_t index, PyObject* group) {
   slot.coalescing = true;
   slot.coalesced_seq = 0;
   std::uint64_t number = 0;
-  if (slot.number == Slot::Number::nccl || slot.number == Slot::Number::mixed) {
-    if (read_number(group, number)) {
-      slot.coalesced_seq = number + 1 - static_cast<std::uint64_t>(slot.adjust);
-    }
+  if (slot.shares_number && read_number(group, number)) {
+    slot.coalesced_seq = number + 1 - static_cast<std::uint64_t>(slot.adjust);
   }
 }
 

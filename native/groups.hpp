@@ -26,6 +26,7 @@ struct Slot {
   bool defined;
   // What c10d's number means here: see number_kind() in groups.cpp.
   enum class Number : std::uint8_t { own, trial, measured, gloo, nccl, mixed } number;
+  bool shares_number;  // the calls of a coalescing have one number together
   bool coalescing;
   std::int64_t adjust;  // c10d's number less the sequence number
   std::uint64_t own;    // the last sequence number as far as this recorder alone knows

@@ -142,6 +142,13 @@ PyObject* py_use_dumps(PyObject*, PyObject* args) {
   return PyBool_FromLong(found);
 }
 
+PyObject* py_add_dump(PyObject*, PyObject* args) {
+  const char* backend = nullptr;
+  if (PyArg_ParseTuple(args, "s", &backend) == 0) return nullptr;
+  dump::add(backend);
+  return none();
+}
+
 PyObject* py_answer_request(PyObject*, PyObject*) { return PyBool_FromLong(dump::answer()); }
 
 PyObject* py_ring_at(PyObject*, PyObject* args) {
@@ -408,6 +415,7 @@ PyMethodDef kFunctions[] = {
     {"ring", py_ring, METH_NOARGS, nullptr},
     {"answer_request", py_answer_request, METH_NOARGS, nullptr},
     {"use_dumps", py_use_dumps, METH_VARARGS, nullptr},
+    {"add_dump", py_add_dump, METH_VARARGS, nullptr},
     {"ring_at", py_ring_at, METH_VARARGS, nullptr},
     {"set_identity", py_set_identity, METH_VARARGS, nullptr},
     {"set_phase", py_set_phase, METH_VARARGS, nullptr},

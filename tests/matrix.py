@@ -117,7 +117,7 @@ from hangwatch.page import native
 from hangwatch.agent import torch_api
 module = native.load()
 wrapped = module.wrap_methods(dist.ProcessGroup, dist.Work, lambda group: -1)
-found = torch_api.Recorders.of(core)
+found = torch_api.Recorders(core)
 gil_free = module.use_dumps(torch_api.NCCL in found.dumps, torch_api.GENERAL in found.dumps)
 c10d = dist.distributed_c10d
 print("; ".join(torch_api.lacks(c10d, found, wrapped, gil_free=gil_free)))

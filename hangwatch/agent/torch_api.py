@@ -16,15 +16,19 @@ since      difference
 2.8        code is kept from the compiler by an execution strategy, before by skip_code()
 2.13       all_gather_single, reduce_scatter_single and all_to_all_single
 2.15       gather_single; a general recorder for each backend, and another C++ signature
+2.15       the name nccl stands for the backend nccl2, whose calls a hook of torch's records, as
+           those of any backend that does not by itself
 =========  ===================================================================================
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from hangwatch.operations import METHODS
+from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +37,10 @@ if TYPE_CHECKING:
 NCCL = "_dump_nccl_trace_json"
 GENERAL = "_dump_fr_trace_json"
 _PICKLED = "_dump_nccl_trace"
+_NEEDS_NONE = frozenset({"gloo", "nccl", "fake"})
+"""Backends that record their calls themselves, or have none."""
+_XCCL = "xccl"
+"""One that records its calls itself, where nobody here has seen how."""
 
 SIZE = "TORCH_FR_BUFFER_SIZE"
 OLD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
@@ -47,19 +55,74 @@ _RETURNS_WORK = re.compile(r"-> *[\w:.]*\bWork\b")
 SHOWN = 4
 
 
-class Recorders(NamedTuple):
-    """c10d's own recorders: two objects, since a job may have groups of NCCL and of gloo."""
+class Recorders:
+    """c10d's own recorders: NCCL's, and the general ones.
 
-    dumps: dict[str, Callable[..., bytes]]
-    """Functions that dump a recorder as JSON, by name: NCCL, GENERAL."""
-    pickled: Callable[..., bytes] | None
-    """The function that dumps NCCL's recorder pickled."""
+    Of these torch 2.15 has one for each backend, before there is one in all, gloo's. dumps are
+    functions that dump a recorder as JSON, by name: NCCL, GENERAL, or the name of a backend.
+    """
 
-    @classmethod
-    def of(cls, core: Any) -> Recorders:
-        """Return the recorders of ``core``, the module torch._C._distributed_c10d."""
-        dumps = {name: getattr(core, name) for name in (NCCL, GENERAL) if hasattr(core, name)}
-        return cls(dumps, getattr(core, _PICKLED, None))
+    def __init__(self, core: Any) -> None:
+        """core: the module torch._C._distributed_c10d."""
+        self.dumps: dict[str, Callable[..., bytes]] = {
+            name: getattr(core, name) for name in (NCCL, GENERAL) if hasattr(core, name)
+        }
+        self.pickled: Callable[..., bytes] | None = getattr(core, _PICKLED, None)
+        """Dumps NCCL's recorder pickled."""
+        self.silent: frozenset[str] = frozenset()
+        """Names of recorders that are not told when a call is complete."""
+        self.unrecorded: list[str] = []
+        """Backends of whose calls no recorder is known."""
+        general = self.dumps.get(GENERAL)
+        self._hooked = general if "backend" in (getattr(general, "__doc__", "") or "") else None
+
+    def add(self, backend: str, *, told: bool) -> bool:
+        """Read the recorder of a backend, too. Returns False where it has none of its own.
+
+        told: the backend tells its hooks which calls are complete.
+        """
+        if backend in _NEEDS_NONE or backend in self.unrecorded:
+            return False
+        if self._hooked is None or backend == _XCCL:
+            self.unrecorded.append(backend)
+            return False
+        if backend not in self.dumps:
+            # Not in place: the sampler's thread may be going through it.
+            self.dumps = {**self.dumps, backend: partial(self._hooked, backend=backend)}
+        if not told:
+            self.silent |= {backend}
+        return True
+
+    def lack(self) -> str:
+        """Return a sentence that names the backends without a recorder, empty if there are none."""
+        if not self.unrecorded:
+            return ""
+        names = _listed(self.unrecorded)
+        return f"what C++ issues through {names} has no name: no recorder of its calls is known"
+
+
+def backends(group: Any) -> dict[str, str]:
+    """Return the name of the backend for each type of device, such as ``cuda: nccl2``.
+
+    Its own name, which is not that by which it was asked for. Empty where a group does not tell.
+    """
+    try:
+        found = {str(one.type): str(group._get_backend(one).name()) for one in group._device_types}
+    except Exception as error:  # of a class of the user's, perhaps
+        if is_foreign(error):
+            raise
+        return {}
+    return dict(sorted(found.items()))
+
+
+def tells_completion(group: Any) -> bool:
+    """Return True if hooks of the group learn which of its calls are complete."""
+    try:
+        return bool(group.supports_completion_hooks)
+    except Exception as error:
+        if is_foreign(error):
+            raise
+        return False
 
 
 def reads_old_size(version: str | None) -> bool:

@@ -13,13 +13,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hangwatch.flight.backends import is_hooked, is_silent
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hangwatch.types.calls import GroupKey
     from hangwatch.types.flight import FlightDump, FlightEntry
-
-GLOO = "gloo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,22 @@ def peer_of(entry: FlightEntry, key: GroupKey) -> int:
     return key.ranks[local] if entry.p2p and 0 <= local < len(key.ranks) else -1
 
 
-def is_device(entry: FlightEntry) -> bool:
-    """Whether a device runs it: all backends but gloo, which runs in threads of the host."""
-    return entry.backend not in (GLOO, "")
-
-
 def calls(dump: FlightDump, *, of_all_groups: bool = False) -> list[Call]:
-    """The calls of a dump, oldest first. Of a name that was used again the newest group's."""
+    """The calls of a dump, oldest first. Of a name that was used again the newest group's.
+
+    Where it will never be known which calls are complete, the last of a group is all that is
+    told: one that the rank may be at.
+    """
     newest: dict[str, int] = {}
+    last: dict[int, int] = {}
     for entry in dump.entries:
         newest[entry.group_name] = max(newest.get(entry.group_name, -1), entry.pg_id)
+        last[entry.pg_id] = max(last.get(entry.pg_id, 0), 0 if entry.p2p else entry.seq)
     groups: dict[tuple[int, bool, int, int], list[FlightEntry]] = {}
     for entry in dump.entries:
         newer = entry.pg_id == newest[entry.group_name]
-        if (entry.seq >= 1 or entry.p2p) and (newer or of_all_groups):
+        told = not is_silent(entry) or (not entry.p2p and entry.seq == last[entry.pg_id])
+        if told and (entry.seq >= 1 or entry.p2p) and (newer or of_all_groups):
             key = entry.pg_id, entry.p2p, entry.seq, entry.coalescing if entry.p2p else 0
             groups.setdefault(key, []).append(entry)
     context = _Context(
@@ -119,7 +121,8 @@ def _complete(entry: FlightEntry) -> bool:
     gloo retires entries and knows no states. On a device an entry that is retired and
     not complete was aborted.
     """
-    return entry.state == "completed" or (entry.retired and not is_device(entry))
+    quiet = entry.device or is_hooked(entry)
+    return entry.state == "completed" or (entry.retired and not quiet)
 
 
 def _finished(context: _Context, entries: Sequence[FlightEntry]) -> bool:
@@ -127,7 +130,7 @@ def _finished(context: _Context, entries: Sequence[FlightEntry]) -> bool:
     last = entries[-1]
     if any(_complete(entry) for entry in entries):
         return True
-    if not is_device(last) or "coalesced" in last.wire:
+    if is_hooked(last) or not last.device or "coalesced" in last.wire:
         return False
     # The entry that ends a group directly follows its parts: this one is no part.
     if len(entries) == 1 and (context.whole or last.record + 1 in context.records):

@@ -2,7 +2,8 @@
 
 The page knows when the program made them, from which line, and no more: they run on a
 device, and no program waits for them on the host. The recorder knows which of them are
-complete, and which were issued as one (``batch_isend_irecv``). gloo's are not in it.
+complete, and which were issued as one (``batch_isend_irecv``). gloo's are not in it, and of
+those that a hook recorded it is not known (``backends.py``): the page alone tells of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.flight.calls import is_device, peer_of
+from hangwatch.flight.backends import is_hooked
+from hangwatch.flight.calls import peer_of
 from hangwatch.types.kinds import OpState
 from hangwatch.types.snapshot import OpRecord
 
@@ -84,7 +86,8 @@ def channels(
     told: dict[int, list[Part]] = defaultdict(list)
     for call in made:
         slot = slots.get((call.first.group_name, call.first.pg_id))
-        if slot is not None and call.first.p2p and is_device(call.first):
+        complete_known = call.first.device and not is_hooked(call.first)
+        if slot is not None and call.first.p2p and complete_known:
             told[slot] += [(call, part) for part in call.parts if part.src >= 0]
     own: dict[int, list[PageEvent]] = defaultdict(list)
     for event in events:

@@ -13,7 +13,8 @@ from dataclasses import replace
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from hangwatch.flight.calls import calls, is_device
+from hangwatch.flight.backends import with_devices
+from hangwatch.flight.calls import calls
 from hangwatch.flight.channels import channels
 from hangwatch.frames import is_user_file
 from hangwatch.types.kinds import OpState
@@ -31,7 +32,7 @@ Place = tuple[int, int]
 """(slot of the page, number of the collective in its group)."""
 
 
-_NCCL_ALONE = ("nccl", "cuda:nccl")
+_NCCL_ALONE = ("nccl", "cuda:nccl", "cuda:nccl2", "cuda:nccl-lazy")
 """Backends of groups in which everything runs on a device, in its order."""
 SET_NS = 30 * 10**9
 """Clocks that differ by more than that were set in the meantime."""
@@ -51,7 +52,7 @@ def rank_ops(
     the recorder knows have the source ``flight``.
     """
     groups = {group.slot: group for group in page.groups}
-    made = calls(flight, of_all_groups=True) if flight else None
+    made = calls(with_devices(flight, page.groups), of_all_groups=True) if flight else None
     slots = _slots(made or (), page.groups)
     known = _by_place(made or (), slots)
     told = channels(page.events, groups, made or (), slots)
@@ -126,7 +127,7 @@ def _may_be_elsewhere(page: RankPage, made: Sequence[Call] | None) -> bool:
     records of a device's.
     """
     if made is not None:
-        return any(c.first.p2p and is_device(c.first) and not c.finished for c in made)
+        return any(c.first.p2p and c.first.device and not c.finished for c in made)
     on_device = {g.slot: g for g in page.groups if g.alive and "nccl" in g.backend}
     if any(group.p2p or group.enqueued > group.entered for group in on_device.values()):
         return True
@@ -229,7 +230,7 @@ def _runs_on_device(
     event: PageEvent, group: PageGroup, call: Call | None, state: OpState, *, begun: bool | None
 ) -> bool:
     """Whether where the device is tells more of a call than where the host is."""
-    if call is not None and is_device(call.first):
+    if call is not None and call.first.device:
         return True
     if event.device < 0:
         return False
@@ -287,8 +288,8 @@ def _from_flight(
         site=_innermost_user(entry.frames, program),
         issued_age_s=_age_s(issued_ns, now_ns),
         source="flight",
-        device=is_device(entry),
-        begun=True if call.started and is_device(entry) else None,
+        device=entry.device,
+        begun=True if call.started and entry.device else None,
     )
 
 

@@ -21,19 +21,20 @@ _DTYPES = {
 }
 """Names of c10::ScalarType (c10/core/ScalarType.h), lower case, as torch.dtype."""
 
-_PEERS = re.compile(r"^(send|recv) +(\d{1,9}) *(->|<-) *(\d{1,9})$")
+_PEERS = re.compile(r"^(send|recv) +(\d{1,9}) *(->|<-) *(\d{1,9}|\?)$")
 
 
 def wire_name(profiling_name: str) -> tuple[str, int, int]:
     """(operation, source, destination) of a recorder's ``profiling_name``.
 
     ``nccl:send 0->3`` and ``nccl:recv 3<-0`` name ranks local to the group
-    (ProcessGroupNCCL.cpp, pointToPoint); elsewhere both are -1.
+    (ProcessGroupNCCL.cpp, pointToPoint); elsewhere both are -1, and so is a source that may be
+    any (``<-?``, FlightRecorderHook.cpp).
     """
     bare = profiling_name.partition(":")[2] or profiling_name
     peers = _PEERS.match(bare)
     if peers:
-        left, right = int(peers[2]), int(peers[4])
+        left, right = int(peers[2]), -1 if peers[4] == "?" else int(peers[4])
         return (peers[1], left, right) if peers[3] == "->" else (peers[1], right, left)
     name = bare.strip().lower()
     return WIRES.get(name, name), -1, -1

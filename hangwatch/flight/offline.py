@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.flight.calls import calls, is_device, peer_of
+from hangwatch.flight.calls import calls, peer_of
 from hangwatch.flight.groups import find_groups
 from hangwatch.frames import is_user_file
 from hangwatch.types.kinds import OpState, Phase
@@ -178,7 +178,7 @@ def _record(  # noqa: PLR0913 (what becomes one record)
         site=next((s for s in entry.frames if s.line > 0 and is_user_file(s.file)), None),
         issued_age_s=max(0, now_ns - entry.created_unix_ns) / 1e9,
         source="flight",
-        device=is_device(entry),
+        device=entry.device,
         begun=begun,
     )
 

@@ -17,7 +17,8 @@ import orjson
 
 from hangwatch.errors import FlightError
 from hangwatch.flight import pickled
-from hangwatch.flight.both import both
+from hangwatch.flight.backends import numbered, runs_on_device
+from hangwatch.flight.merged import merged
 from hangwatch.flight.names import dtype_name, wire_name
 from hangwatch.types.calls import Site
 from hangwatch.types.flight import FlightDump, FlightEntry
@@ -32,7 +33,7 @@ MAX_FRAMES = 128
 MAX_MEMBERS = 1 << 20
 """Ranks that a dump's groups name, all groups together."""
 MAX_PATH = 4096
-_RECORDERS = 2
+MAX_RECORDERS = 20
 _MAX_INT = 1 << 63
 _NUMBER = re.compile(r"\b\d{1,9}\b")
 
@@ -49,7 +50,7 @@ def parse_dump(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
 
 
 def parse_json(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
-    """Decode one rank's recorder, or both of them, each on a line (see agent/sample/flight.py).
+    """Decode one rank's recorders, each on a line (see agent/sample/flight.py).
 
     Raises FlightError for anything else.
     """
@@ -59,14 +60,13 @@ def parse_json(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
     try:
         return _dump(orjson.loads(data), keep)
     except orjson.JSONDecodeError as error:
-        lines = [line for line in data.split(b"\n", 2) if line.strip()]
-        if len(lines) != _RECORDERS:
+        lines = [line for line in data.split(b"\n", MAX_RECORDERS) if line.strip()]
+        if not 1 < len(lines) <= MAX_RECORDERS:
             raise FlightError(f"the Flight Recorder dump is no JSON: {error}") from None
     try:
-        first, second = [_dump(orjson.loads(line), keep) for line in lines]
+        return merged([_dump(orjson.loads(line), keep) for line in lines])
     except orjson.JSONDecodeError as error:
         raise FlightError(f"the Flight Recorder dumps are no JSON: {error}") from None
-    return both(first, second)
 
 
 def _check_size(data: bytes) -> None:
@@ -102,7 +102,8 @@ def _entry(raw: Any, sites: dict[tuple[str, int, str], Site]) -> FlightEntry:
     p2p = raw.get("is_p2p") is True
     # Before 2.4 there was one number, seq_id; newer recorders count the kinds apart.
     seq = raw.get("p2p_seq_id" if p2p else "collective_seq_id", raw.get("seq_id"))
-    return FlightEntry(
+    backend = title.partition(":")[0] if ":" in title else ""
+    entry = FlightEntry(
         group_name=name,
         group_desc=desc,
         pg_id=_int(raw.get("pg_id"), -1),
@@ -118,10 +119,13 @@ def _entry(raw: Any, sites: dict[tuple[str, int, str], Site]) -> FlightEntry:
         frames=_frames(raw.get("frames"), sites),
         src=src,
         dst=dst,
-        backend=title.partition(":")[0] if ":" in title else "",
+        backend=backend,
         record=_int(raw.get("record_id"), -1),
         coalescing=_int(raw.get("collective_seq_id"), -1),
+        p2p_before=_int(raw.get("p2p_seq_id"), 0),
+        device=runs_on_device(backend),
     )
+    return numbered(entry)
 
 
 def _frames(raw: Any, sites: dict[tuple[str, int, str], Site]) -> tuple[Site, ...]:

@@ -31,8 +31,9 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
     missing: tuple[str, ...] = (),
 ) -> RankSnapshot:
     """One rank from its page and what else could be had. The clocks are its node's."""
+    if flight is not None:
+        page = replace(page, groups=counted(page.groups, flight))
     if page.groups_left_out:
-        page = replace(page, groups=tuple(counted(group, flight) for group in page.groups))
         alone = "have no room in its page: PyTorch's Flight Recorder alone tells of their calls"
         missing = (*missing, f"{page.groups_left_out} of its process groups {alone}")
     if page.disarmed:

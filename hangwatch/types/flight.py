@@ -35,6 +35,10 @@ class FlightEntry:
     """record_id: how many entries the process had made before."""
     coalescing: int = -1
     """collective_seq_id, also of point-to-point entries."""
+    p2p_before: int = 0
+    """p2p_seq_id, also of collectives."""
+    device: bool = False
+    """A device runs it, and not a thread of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,8 @@ class FlightDump:
     version: str
     entries: tuple[FlightEntry, ...]
     status: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """pg_id to (last enqueued, started, completed), -1 for none. gloo counts in op_id,
-    NCCL in the number of the last collective or point-to-point call."""
+    """pg_id to (last enqueued, started, completed), -1 for none. gloo and torch's hooks count
+    in op_id, NCCL in the number of the last collective or point-to-point call."""
     configs: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Name of each group that was used to (description, global ranks in the order of the
     group). gloo does not tell."""

@@ -1,7 +1,7 @@
 // Requests that the sampler does not answer, under ASan and UBSan.
 //
-// Run by tests/unit/test_native_build.py with a directory to put pages in and the fakes of
-// libcuda.so.1, libtorch_cuda.so and libtorch_cpu.so.
+// Run by tests/unit/test_native_build.py with a directory to put pages in, the fakes of
+// libcuda.so.1, libtorch_cuda.so and libtorch_cpu.so, and the version of torch that these are of.
 
 #include "../dump.hpp"
 
@@ -151,6 +151,23 @@ void a_forks_child_answers_nothing() {
   CHECK(exists(rank.request));
 }
 
+// The last: there is no end to them.
+void the_recorder_of_each_backend_is_asked(bool each) {
+  const Rank rank;
+  recorder(1)("{}");
+  recorder(2)("{\"entries\":[5]}");
+  dump::add("nccl2");
+  dump::add("mine");
+  dump::add("nccl2");
+  const std::string gloo = "{\"entries\":[5]}\n";
+  const std::string others = "{\"entries\":[\"nccl2\"]}\n{\"entries\":[\"mine\"]}\n";
+  CHECK(beats_until(rank) == (each ? gloo + others : gloo));
+  for (int i = 0; i < 14; ++i) dump::add(std::to_string(i).c_str());
+  CHECK(dump::answer());
+  dump::add("more than there is room for");
+  CHECK(!dump::answer());  // the sampler does, with all of them
+}
+
 void a_thread_tells_how_careful_it_was_of_captures() {
   CHECK(cuda::exchange_capture_mode("libnothing.so.7", 2) == -1);
   std::thread([] {
@@ -162,7 +179,7 @@ void a_thread_tells_how_careful_it_was_of_captures() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CHECK(argc == 5);
+  CHECK(argc == 6);
   g_directory = argv[1];
   for (int i = 0; i < 3; ++i) g_files[i] = argv[2 + i];
   without_all_of_torch_the_request_stays_the_samplers();
@@ -177,6 +194,7 @@ int main(int argc, char** argv) {
   a_heart_that_beats_answers();
   a_forks_child_answers_nothing();
   a_thread_tells_how_careful_it_was_of_captures();
+  the_recorder_of_each_backend_is_asked(std::string(argv[5]) == "2.15");
   std::puts("good");
   return 0;
 }

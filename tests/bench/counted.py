@@ -97,9 +97,7 @@ def sample(directory: Path) -> Call:
     known.update()
     dumps = itertools.cycle(_status(number) for number in (8, 9))
     core = SimpleNamespace(_dump_fr_trace_json=lambda **_: next(dumps))
-    recorder = flight.FlightRecorder(
-        torch_api.Recorders.of(core), itertools.count(0.0, 0.25).__next__
-    )
+    recorder = flight.FlightRecorder(torch_api.Recorders(core), itertools.count(0.0, 0.25).__next__)
     errors = exceptions.Exceptions(native, ())
     page = str(directory / "counted.page")
     call: Call = sampler.Sampler(native, known, recorder, errors, page, bool).sample

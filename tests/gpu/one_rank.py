@@ -179,7 +179,7 @@ def recorder(rank: Rank) -> None:
     """NCCL's recorder is read during a capture, and while the GIL is held, and harms neither."""
     rank.warm_up()
     page = str(rank.path)
-    recorders = Recorders.of(torch._C._distributed_c10d)  # noqa: SLF001 (as the agent)
+    recorders = Recorders(torch._C._distributed_c10d)  # noqa: SLF001 (as the agent)
     flight = FlightRecorder(recorders)
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):

@@ -219,8 +219,9 @@ def test_on_gloo_sends_take_no_sequence_number(recording: Recording) -> None:
     assert recording.first_group.completed == 2
 
 
-def test_on_nccl_sends_are_not_in_the_number(recording: Recording) -> None:
-    group = recording.group("cuda:nccl")
+@pytest.mark.parametrize("backend", ["cuda:nccl", "cuda:nccl2", "cuda:nccl-lazy"])
+def test_on_nccl_sends_are_not_in_the_number(recording: Recording, backend: str) -> None:
+    group = recording.group(backend)
     group.send([1], 1, 0)
     group.number -= 1
     group.allreduce([1])

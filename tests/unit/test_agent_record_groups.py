@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -111,6 +112,32 @@ def test_a_group_is_known_by_its_members_in_their_order_and_its_description(
     assert known is not None
     assert (known.slot, known.ranks, known.python) == (0, (6, 2, 4), False)
     assert recorder.defined == [(0, "0", "mesh_tp", (6, 2, 4), 0, "cpu:gloo")]
+
+
+def test_a_group_has_the_backends_that_it_really_has(world: World, recorder: Recorder) -> None:
+    class OnTwo(Group):
+        _device_types = (SimpleNamespace(type="cuda"), SimpleNamespace(type="cpu"))
+
+        def _get_backend(self, device: Any) -> Any:
+            return SimpleNamespace(name=lambda: {"cpu": "gloo", "cuda": "nccl2"}[device.type])
+
+    class Strange(OnTwo):
+        def _get_backend(self, device: Any) -> Any:
+            raise RuntimeError(f"no backend for {device.type}")
+
+    used: list[list[str]] = []
+    torch: Any = C10d(world)
+    groups = Groups(
+        torch,
+        recorder,  # type: ignore[arg-type]  # (as much of one as is looked at)
+        lambda _: None,
+        use_backends=lambda _, names: used.append(list(names)),
+    )
+    for kind in (OnTwo, Strange):
+        torch.ProcessGroup = kind
+        groups.find(world.add(kind(), 0, 1))
+    assert [backend for *_, backend in recorder.defined] == ["cpu:gloo,cuda:nccl2", "cpu:gloo"]
+    assert used == [["gloo", "nccl2"], []]
 
 
 def test_groups_are_taken_in_by_the_order_of_their_making_and_not_of_their_use(

@@ -76,7 +76,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def flight(core: Core, clock: Clock) -> FlightRecorder:
-    return FlightRecorder(Recorders.of(core), clock)
+    return FlightRecorder(Recorders(core), clock)
 
 
 def test_what_was_enqueued_and_not_completed_is_pending(core: Core, flight: FlightRecorder) -> None:
@@ -91,7 +91,7 @@ def test_what_was_enqueued_and_not_completed_is_pending(core: Core, flight: Flig
 
 def test_a_recorder_that_is_off_or_missing_knows_nothing(flight: FlightRecorder) -> None:
     assert flight.progress() == (None, False)
-    assert FlightRecorder(Recorders.of(SimpleNamespace())).progress() == (None, False)
+    assert FlightRecorder(Recorders(SimpleNamespace())).progress() == (None, False)
 
 
 def test_a_status_that_lags_is_found_out_by_the_entries(
@@ -119,6 +119,54 @@ def test_an_unfinished_call_behind_a_finished_one_is_found(
     clock.now_s += LOOK_AGAIN_S
     core.unfinished = []
     assert flight.progress() == (False, True)
+
+
+class Hooked(Core):
+    """One whose general recorder has another one for each backend, all alike."""
+
+    def _dump_fr_trace_json(self, *, includeCollectives: bool, backend: str = "gloo") -> bytes:  # noqa: N803
+        """Dump the recorder of a backend."""
+        dumped = super()._dump_fr_trace_json(includeCollectives=includeCollectives)
+        return dumped if backend == "mine" else b'{"version":"2.10"}'
+
+
+def test_a_backend_that_tells_no_completion_leaves_it_unknown() -> None:
+    core = Hooked()
+    recorders = Recorders(core)
+    recorders.add("mine", told=False)
+    core.status, core.unfinished = {"0": (3, -1)}, ["0"]
+    assert FlightRecorder(recorders).progress() == (None, False)
+    recorders = Recorders(core)
+    recorders.add("mine", told=True)
+    assert FlightRecorder(recorders).progress() == (True, True)
+
+
+def test_a_call_that_its_backend_has_refused_is_not_waited_for(clock: Clock) -> None:
+    class Refusing(Hooked):
+        def _dump_fr_trace_json(self, *, includeCollectives: bool, backend: str = "gloo") -> bytes:  # noqa: N803
+            """Dump the recorder of a backend."""
+            dump = json.loads(
+                super()._dump_fr_trace_json(includeCollectives=includeCollectives, backend=backend)
+            )
+            # In the order in which they were made.
+            dump["entries"] = [*dump.get("entries", ())[::-1], *self.later]
+            return json.dumps(dump, separators=(",", ":")).encode()
+
+        later: tuple[dict[str, Any], ...] = ()
+
+    core = Refusing()
+    recorders = Recorders(core)
+    recorders.add("mine", told=True)
+    flight = FlightRecorder(recorders, clock)
+    core.status, core.unfinished = {"0": (3, 3)}, ["0"]
+    flight.progress()
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (False, False)
+    core.status = {"0": (4, 3)}
+    core.later = ({"pg_id": 0, "collective_seq_id": 3, "retired": False},)
+    flight.progress()
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (True, False)
 
 
 def test_while_the_status_moves_the_entries_are_not_looked_at(
@@ -170,7 +218,7 @@ def test_a_status_of_many_groups_is_not_read_at_each_that_is_destroyed() -> None
             return super()._dump_fr_trace_json(includeCollectives=includeCollectives)
 
     core = Slow()
-    flight = FlightRecorder(Recorders.of(core), clock)
+    flight = FlightRecorder(Recorders(core), clock)
     core.status = {"0": (3, 2)}
     for _ in range(1000):
         clock.now_s += 0.001
@@ -205,7 +253,7 @@ class Nccl:
 
 def test_the_parts_of_a_coalesced_group_are_as_its_end_is(clock: Clock) -> None:
     core = Nccl()
-    flight = FlightRecorder(Recorders.of(core), clock)
+    flight = FlightRecorder(Recorders(core), clock)
     batch = {"pg_id": 0, "is_p2p": True, "collective_seq_id": 7, "p2p_seq_id": 9}
     send = batch | {"profiling_name": "nccl:send 0->1", "retired": False}
     end = batch | {"profiling_name": "nccl:coalesced", "retired": True}
@@ -225,7 +273,7 @@ def test_the_parts_of_a_coalesced_group_are_as_its_end_is(clock: Clock) -> None:
 
 def test_an_unfinished_call_of_nccls_is_believed_without_asking_the_device(clock: Clock) -> None:
     core = Nccl()
-    flight = FlightRecorder(Recorders.of(core), clock)
+    flight = FlightRecorder(Recorders(core), clock)
     for core.status in ((7, 7), (8, 7)):
         flight.progress()
     clock.now_s += DOUBT_AFTER_S
@@ -237,7 +285,7 @@ def test_a_request_is_answered_without_the_gil_where_that_can_be(
     core: Core, tmp_path: Path
 ) -> None:
     (tmp_path / "page.req").touch()
-    assert FlightRecorder(Recorders.of(core), answer_request=lambda: True).answer(
+    assert FlightRecorder(Recorders(core), answer_request=lambda: True).answer(
         str(tmp_path / "page")
     )
     assert (tmp_path / "page.req").exists()  # the thread's
@@ -246,7 +294,7 @@ def test_a_request_is_answered_without_the_gil_where_that_can_be(
 
 def test_where_nccl_has_completed_all_no_device_is_asked(clock: Clock) -> None:
     core = Nccl()
-    flight = FlightRecorder(Recorders.of(core), clock)
+    flight = FlightRecorder(Recorders(core), clock)
     core.entries = [{"pg_id": 0, "collective_seq_id": 7, "retired": False}]
     flight.progress()
     clock.now_s += DOUBT_AFTER_S
@@ -276,16 +324,16 @@ def test_the_answer_is_all_recorders_that_have_entries(tmp_path: Path) -> None:
     )
     page = tmp_path / "page"
     (tmp_path / "page.req").touch()
-    FlightRecorder(Recorders.of(core)).answer(str(page))
+    FlightRecorder(Recorders(core)).answer(str(page))
     both = b'{"entries":["nccl"]}\n{"entries":["gloo"]}\n'
     assert (tmp_path / "page.flight").read_bytes() == both
     core.__dict__["_dump_nccl_trace_json"] = lambda **_: b'{"version":"2.10"}'
     (tmp_path / "page.req").touch()
-    FlightRecorder(Recorders.of(core)).answer(str(page))
+    FlightRecorder(Recorders(core)).answer(str(page))
     assert (tmp_path / "page.flight").read_bytes() == b'{"entries":["gloo"]}\n'
     core.__dict__["_dump_fr_trace_json"] = lambda **_: b"{}"
     (tmp_path / "page.req").touch()
-    FlightRecorder(Recorders.of(core)).answer(str(page))
+    FlightRecorder(Recorders(core)).answer(str(page))
     assert (tmp_path / "page.flight").read_bytes() == b"{}"
 
 
@@ -296,7 +344,7 @@ def test_the_answer_of_a_torch_without_json_is_its_pickle(tmp_path: Path) -> Non
         asked.append(wanted)
         return b"\x80\x02}q\x00."
 
-    flight = FlightRecorder(Recorders.of(SimpleNamespace(_dump_nccl_trace=dump)))
+    flight = FlightRecorder(Recorders(SimpleNamespace(_dump_nccl_trace=dump)))
     assert flight.progress() == (None, False)
     (tmp_path / "page.req").touch()
     flight.answer(str(tmp_path / "page"))

@@ -28,7 +28,7 @@ def said(
 ) -> str:
     core = SimpleNamespace(_dump_nccl_trace=bytes, **dict.fromkeys(dumps, bytes))
     c10d = SimpleNamespace(_world=world, ProcessGroup=group)
-    return "; ".join(lacks(c10d, Recorders.of(core), wrapped, gil_free=gil_free))
+    return "; ".join(lacks(c10d, Recorders(core), wrapped, gil_free=gil_free))
 
 
 def test_nothing_is_said_of_a_torch_that_has_all() -> None:
@@ -65,6 +65,34 @@ def test_what_has_gone_is_told() -> None:
 def test_what_an_older_torch_has_not_is_told() -> None:
     assert said(dumps=(NCCL,)).startswith("what C++ issues through gloo has no name")
     assert "does not tell what is unfinished" in said(dumps=())
+
+
+def dump_of(backend: str = "gloo") -> bytes:
+    """Dump the recorder of a backend."""
+    return backend.encode()
+
+
+def test_each_backend_has_a_recorder_of_its_own_where_a_hook_records_it() -> None:
+    recorders = Recorders(SimpleNamespace(_dump_nccl_trace_json=bytes, _dump_fr_trace_json=dump_of))
+    told = {"nccl2": True, "mine": False, "gloo": False, "nccl": False}
+    found = {name: recorders.add(name, told=completes) for name, completes in told.items()}
+    assert found == {"nccl2": True, "mine": True, "gloo": False, "nccl": False}
+    assert sorted(recorders.dumps) == [GENERAL, NCCL, "mine", "nccl2"]
+    assert recorders.dumps["nccl2"]() == b"nccl2"
+    assert recorders.silent == {"mine"}
+    assert recorders.lack() == ""
+    assert not recorders.add("xccl", told=True)
+    assert "through xccl has no name" in recorders.lack()
+
+
+def test_before_that_the_backends_that_nobody_records_are_named() -> None:
+    recorders = Recorders(SimpleNamespace(_dump_fr_trace_json=bytes))
+    for name in ("gloo", "mpi", "nccl", "ucc", "mpi"):
+        assert not recorders.add(name, told=True)
+    assert list(recorders.dumps) == [GENERAL]
+    assert recorders.lack() == (
+        "what C++ issues through mpi, ucc has no name: no recorder of its calls is known"
+    )
 
 
 def test_a_recorder_that_needs_the_gil_is_told_unless_that_is_ours() -> None:

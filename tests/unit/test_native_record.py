@@ -161,6 +161,37 @@ def test_coalesced_calls_share_a_place_and_a_work(recording: Recording) -> None:
     assert recording.last.seq == 8
 
 
+def test_coalesced_calls_of_nccl2_have_a_place_each(recording: Recording) -> None:
+    group = recording.group("cuda:nccl2", number=6)
+    group._start_coalescing(1)  # noqa: SLF001 (as torch has it)
+    group.allreduce([1])
+    group.allreduce([1])
+    group._end_coalescing(0)  # noqa: SLF001 (as torch has it)
+    group.allreduce([1])
+    assert [event.seq for event in recording.page.events] == [7, 8, 9]
+
+
+def test_what_cpp_issues_through_a_backend_that_nobody_knows_is_sampled(
+    recording: Recording,
+) -> None:
+    group = recording.group("cpu:mine", number=5)
+    assert recording.last_seq(group, 4) == 5
+    assert (recording.first_group.enqueued, recording.first_group.completed) == (5, 4)
+    group.allreduce([1])
+    group.number += 2
+    assert recording.last_seq(group) == 8
+    assert recording.last.seq == 6
+
+
+def test_a_number_that_counts_something_else_is_not_kept(recording: Recording) -> None:
+    group = recording.group("cpu:mine", number=40)
+    assert recording.last_seq(group) == 40
+    group.during = lambda: setattr(group, "number", group.number + 6)  # bytes, perhaps
+    group.allreduce([1])
+    assert recording.last_seq(group) == -1
+    assert recording.first_group.enqueued == 1
+
+
 def test_a_work_in_the_place_of_another_is_its_own(recording: Recording) -> None:
     group, stranger = recording.group(), Group()
     group.result = stranger.result = work = Work()

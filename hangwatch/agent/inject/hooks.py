@@ -82,7 +82,7 @@ class Hooks:
         self._process.take_launched_page()
 
     def _new_process(self) -> Process:
-        recorders = torch_api.Recorders.of(sys.modules["torch._C._distributed_c10d"])
+        recorders = torch_api.Recorders(sys.modules["torch._C._distributed_c10d"])
         gil_free = self._recorder.use_dumps(NCCL in recorders.dumps, GENERAL in recorders.dumps)
         lacks = torch_api.lacks(self._c10d, recorders, self._wrapped, gil_free=gil_free)
         return Process(

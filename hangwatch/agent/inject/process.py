@@ -28,11 +28,12 @@ from hangwatch.agent.sample.exceptions import (
 )
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.sample.sampler import PERIOD_S, Sampler
+from hangwatch.agent.torch_api import tells_completion
 from hangwatch.safety.foreign import Ignoring, is_foreign
 from hangwatch.safety.texts import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from hangwatch.agent.record.recorder import Recorder
     from hangwatch.agent.torch_api import Recorders
@@ -87,9 +88,10 @@ class Process:
         self._thread: Periodic | None = None
         self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
         self.calls = SetupCalls(recorder, self._prefixes)
-        self.groups = Groups(c10d, recorder, adopt, self._leave_out)
+        self.groups = Groups(c10d, recorder, adopt, self._leave_out, self._use_backends)
         self.custom = CustomCalls(recorder, self.groups, self.guard, self._prefixes)
-        self._torch_lacks = torch_lacks
+        self._recorders = recorders
+        self._lacks = torch_lacks
         self._flight = FlightRecorder(recorders, answer_request=recorder.answer_request)
         self._exceptions = Exceptions(recorder, self._prefixes)
         self._practice = Practice(self.groups, self._prefixes)
@@ -139,7 +141,7 @@ class Process:
                 os.unlink(path)  # of the program that this process was before it called exec
             self._making = path
             self._recorder.open_page(path, identity)
-            self._recorder.set_torch_lacks(self._torch_lacks)
+            self._recorder.set_torch_lacks(self._torch_lacks())
         self.page = path
         use_current_streams(self._recorder)
 
@@ -234,6 +236,18 @@ class Process:
     def _leave_groups_alone(self) -> bool:
         """Return True while groups are destroyed: a reference of ours would outlive them."""
         return any(call.destroying for call in self.calls.current())
+
+    def _use_backends(self, group: Any, names: Iterable[str]) -> None:
+        """Read the recorders of a group's backends; tell of those that have none."""
+        known = len(self._recorders.unrecorded)
+        for name in names:
+            if self._recorders.add(name, told=tells_completion(group)):
+                self._recorder.add_dump(name)
+        if self.page and len(self._recorders.unrecorded) > known:
+            self._recorder.set_torch_lacks(self._torch_lacks())
+
+    def _torch_lacks(self) -> str:
+        return "; ".join(filter(None, (self._lacks, self._recorders.lack())))
 
     def _leave_out(self, group: Mapping[str, Any]) -> None:
         """Leave word of a group that the page has no room for, beside it."""

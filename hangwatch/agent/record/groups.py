@@ -18,6 +18,7 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hangwatch.agent.torch_api import backends
 from hangwatch.agent.turn import Ticket, Turn
 from hangwatch.safety.foreign import is_foreign
 
@@ -69,8 +70,9 @@ class _Coming(NamedTuple):
 class Groups:
     """The process groups of torch.distributed.distributed_c10d, which is ``c10d``.
 
-    adopt is called with each group whose class is written in Python, leave_out with what
-    one is known by that finds no slot.
+    adopt is called with each group whose class is written in Python, use_backends with each
+    other one and the names of its backends, leave_out with what one is known by that finds no
+    slot.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class Groups:
         recorder: Recorder,
         adopt: Callable[[Any], None],
         leave_out: Callable[[Mapping[str, Any]], object] = lambda _: None,
+        use_backends: Callable[[Any, Iterable[str]], object] = lambda *_: None,
     ) -> None:
         self._c10d = c10d
         self._world = c10d._world
         self._recorder = recorder
         self._adopt = adopt
         self._leave_out = leave_out
+        self._use_backends = use_backends
         self._known: dict[int, Known] = {}
         self._seen: dict[tuple[tuple[int, ...], str], int] = {}
         self._unused = 0
@@ -234,7 +238,10 @@ class Groups:
                 continue  # destroyed meanwhile
             desc = _description(group)
             name = str(world.pg_names.get(group, ""))
-            backend = str(world.pg_backend_config.get(group) or entry[0])
+            names = {} if python else backends(group)
+            backend = ",".join(f"{device}:{name}" for device, name in names.items())
+            backend = backend or str(world.pg_backend_config.get(group) or entry[0])
+            self._use_backends(group, names.values())
             counts = {False: 0, True: 0}
             known = Known(weakref.ref(group), self._slot(), ranks, python, counts, id(group))
             index = self._seen.get((ranks, desc), 0)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from hangwatch.operations import Method
 
 
+_NCCL = {"nccl", "nccl2", "nccl-lazy"}
+
+
 class Numbering:
     """Sequence numbers of one group, whose backends are such as ``cpu:gloo,cuda:gloo``.
 
@@ -25,7 +28,7 @@ class Numbering:
     def __init__(self, backends: str) -> None:
         names = {part.rpartition(":")[2] for part in backends.split(",")}
         self._counts_p2p = names == {"gloo"}
-        self._readable = self._counts_p2p or names == {"nccl"}
+        self._readable = self._counts_p2p or (len(names) == 1 and names <= _NCCL)
         self._adjust = 0
         """c10d's number less the sequence number."""
         self._own = 0

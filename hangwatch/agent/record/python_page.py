@@ -177,6 +177,9 @@ class PythonPage(FlagBell):
     def use_dumps(self, nccl: bool, general: bool) -> None:
         """Do nothing: there are no threads without the GIL here, whatever torch has."""
 
+    def add_dump(self, backend: str) -> None:
+        """Do nothing, as above."""
+
     def answer_request(self) -> bool:
         """Return False: there are no threads without the GIL here."""
         return False

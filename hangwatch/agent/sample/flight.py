@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.record import captures
-from hangwatch.agent.torch_api import NCCL
+from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ class FlightRecorder:
         now: Callable[[], float] = time.monotonic,
         answer_request: Callable[[], bool] = bool,
     ) -> None:
-        self._dumps = recorders.dumps
-        self._pickled = recorders.pickled
+        self._recorders = recorders
         self._now = now
         self._answer_request = answer_request
         """Has a request answered without the GIL; returns False where that cannot be."""
@@ -67,7 +66,7 @@ class FlightRecorder:
         """Read how far each group has come that ever was."""
         began = self._now()
         groups: Status = {}
-        for name, dump in self._dumps.items():
+        for name, dump in self._told():
             values = json.loads(dump(includeCollectives=False))
             for pg_id, status in values.get("pg_status", {}).items():
                 enqueued = int(status["last_enqueued_collective"])
@@ -75,6 +74,11 @@ class FlightRecorder:
         took_s = self._now() - began
         self._rested_at = began + took_s * (REST + 1) if took_s >= COSTLY_S else 0.0
         return groups
+
+    def _told(self) -> list[tuple[str, Callable[..., bytes]]]:
+        """Return the recorders that know what is complete."""
+        silent = self._recorders.silent
+        return [named for named in self._recorders.dumps.items() if named[0] not in silent]
 
     @property
     def resting(self) -> bool:
@@ -112,7 +116,7 @@ class FlightRecorder:
         if not left:
             return
         owners: dict[tuple[str, str], str] = {}
-        for function, dump in self._dumps.items():
+        for function, dump in self._told():
             if function != NCCL:
                 entries = json.loads(_with_entries(dump)).get("entries", ())
                 owners |= {(function, str(e["pg_id"])): _name_of(e) for e in entries}
@@ -124,7 +128,8 @@ class FlightRecorder:
     def progress(self) -> tuple[bool | None, bool]:
         """Return (work is unfinished, it is other work than the last time).
 
-        The first is None where that cannot be known. The status tells the call
+        The first is None where that cannot be known: where nothing is recorded, or a backend
+        does not tell its recorder what is complete. The status tells the call
         that was completed last, not how far all are completed: of two that
         overlap on gloo the first may be the last to complete. So a status that
         stands still is checked against the entries, which know it of each call;
@@ -155,7 +160,8 @@ class FlightRecorder:
             pending = self._looked[1]
         changed = changed or pending != self._was_pending
         self._was_pending = pending
-        return (pending if status else None), changed
+        known = bool(status) and (pending or not self._recorders.silent)
+        return (pending if known else None), changed
 
     def _is_mixed(self, key: tuple[str, str], state: tuple[int, int]) -> bool:
         """Return True if a status goes back, or has more calls completed than enqueued."""
@@ -166,7 +172,7 @@ class FlightRecorder:
 
     def _any_unfinished(self) -> bool:
         """Return True if an entry of a group that was not destroyed is not retired."""
-        for name, dump in self._dumps.items():
+        for name, dump in self._told():
             # Where the status tells of nothing unfinished the device need not be asked; and
             # nobody retires the entries of a job that waits for each call on the host
             # (TORCH_NCCL_BLOCKING_WAIT).
@@ -182,7 +188,12 @@ class FlightRecorder:
                 key = name, str(entry["pg_id"])
                 ended = key in self._ended and self._ended[key] == self._last.get(key)
                 call = _call_of(entry)
-                retired[call] = retired.get(call, False) or entry["retired"] or ended
+                done = retired.get(call, False) or entry["retired"] or ended
+                if done and name not in (NCCL, GENERAL):
+                    # A hook never hears again of a call that its backend has refused. Of one
+                    # kind a later one that is complete shows that none before it is waited for.
+                    retired = {one: was for one, was in retired.items() if one[:2] != call[:2]}
+                retired[call] = done
             if not all(retired.values()):
                 return True
         return False
@@ -222,10 +233,11 @@ class FlightRecorder:
 
         Where none has entries, one of them; of a torch without JSON, the pickled one.
         """
-        if not self._dumps and self._pickled is not None:
+        recorders = self._recorders
+        if not recorders.dumps and recorders.pickled is not None:
             with captures.left_alone():
-                return self._pickled(True, False, False)  # noqa: FBT003 (entries, no stacks, all)
-        dumps = [_with_entries(dump) for dump in self._dumps.values()] or [b"{}"]
+                return recorders.pickled(True, False, False)  # noqa: FBT003 (entries, no stacks, all)
+        dumps = [_with_entries(dump) for dump in recorders.dumps.values()] or [b"{}"]
         return b"".join(data + b"\n" for data in dumps if b'"entries"' in data) or dumps[-1]
 
 

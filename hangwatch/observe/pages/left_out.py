@@ -12,10 +12,12 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.flight.backends import is_hooked
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.page import PageGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from hangwatch.types.flight import FlightDump
@@ -48,12 +50,28 @@ def groups_left_out(page: Path) -> tuple[PageGroup, ...]:
     return tuple(found.values())
 
 
-def counted(group: PageGroup, flight: FlightDump | None) -> PageGroup:
-    """Such a group with what the Flight Recorder has seen of it; any other one as it is."""
-    if group.slot < FIRST_SLOT or flight is None:
-        return group
-    own = [e.seq for e in flight.entries if e.group_name == group.name and not e.p2p]
-    return replace(group, enqueued=max(own, default=0))
+def counted(groups: Iterable[PageGroup], flight: FlightDump) -> tuple[PageGroup, ...]:
+    """Such groups with what the Flight Recorder has seen of them.
+
+    The others are as they are, but where a hook of torch's recorded calls beyond those that the
+    page has counted: it may not know how their backend counts.
+    """
+    last: dict[str, tuple[int, int]] = {}
+    """Name to the newest group that has it and its last collective."""
+    hooked = set()
+    for entry in flight.entries:
+        if not entry.p2p:
+            here = entry.pg_id, entry.seq
+            last[entry.group_name] = max(here, last.get(entry.group_name, here))
+            if is_hooked(entry):
+                hooked.add(entry.group_name)
+    return tuple(
+        replace(group, enqueued=max(group.enqueued, last[group.name][1]))
+        if group.name in last
+        and (group.slot >= FIRST_SLOT or (group.alive and group.name in hooked))
+        else group
+        for group in groups
+    )
 
 
 def _group(line: bytes, slot: int) -> PageGroup | None:

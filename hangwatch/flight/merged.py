@@ -1,27 +1,30 @@
-"""One dump from the recorders of a rank that has two: NCCL's, and the general one.
+"""One dump from the recorders of a rank that has several: NCCL's, and those of other backends.
 
-Each counts records and groups (``pg_id``) by itself. A group with both backends, as
+Each counts records and groups (``pg_id``) by itself. A group with two backends, as
 ``init_process_group()`` makes it where there is a GPU, is one group in the program's eyes
 and on the page, but each backend numbers its own calls: the first all_reduce on a GPU is
 1 there, whatever ran on the CPU before. In the order in which they were made the calls
-have the page's numbers again.
+have the page's numbers again. Those that a hook recorded have them already, and their groups
+are counted together, whichever their backend is (``backends.py``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
+from hangwatch.flight.backends import is_hooked
 from hangwatch.types.flight import FlightDump
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from hangwatch.types.flight import FlightEntry
 
 _APART = 1 << 40
-"""Added to the records and groups of the second recorder: no process makes so many."""
+"""Added to the records and groups of another recorder: no process makes so many."""
 
 
 class _Numbers(NamedTuple):
@@ -38,20 +41,50 @@ class _Numbers(NamedTuple):
         return self.seqs[at - 1] if at else self.seqs[0] - 1
 
 
-def both(first: FlightDump, second: FlightDump) -> FlightDump:
-    """What the two recorders of a rank know. Recent versions of torch show one under two names."""
+def merged(dumps: Sequence[FlightDump]) -> FlightDump:
+    """What the recorders of a rank know, of which there is at least one."""
+    hooked = [dump for dump in dumps if _is_hooked(dump)]
+    others = [dump for dump in dumps if not _is_hooked(dump)]
+    return reduce(_both, [*others, _together(hooked)] if hooked else others)
+
+
+def _is_hooked(dump: FlightDump) -> bool:
+    return bool(dump.entries) and is_hooked(dump.entries[0])
+
+
+def _together(dumps: Sequence[FlightDump]) -> FlightDump:
+    """What hooks have recorded, for one backend or several: they count as one."""
+    entries = [
+        replace(entry, record=entry.record + number * _APART)
+        for number, dump in enumerate(dumps)
+        for entry in dump.entries
+    ]
+    return FlightDump(
+        version=dumps[0].version,
+        entries=tuple(sorted(entries, key=lambda entry: entry.created_unix_ns)),
+        configs={name: config for dump in dumps for name, config in dump.configs.items()},
+    )
+
+
+def _both(first: FlightDump, second: FlightDump) -> FlightDump:
+    """What two recorders know. Recent versions of torch show one under two names."""
     if _moments(first) & _moments(second):
         return first
     shared = _shared(first, second)
     ours = {pg_id: _numbers(first, pg_id) for pg_id in shared.values()}
-    theirs = {pg_id: _numbers(second, pg_id) for pg_id in shared}
-    of_first = {pg_id: theirs[other] for other, pg_id in shared.items()}
-    entries = [_renumbered(entry, of_first.get(entry.pg_id)) for entry in first.entries]
+    theirs = {pg_id: _numbers(second, other) for other, pg_id in shared.items()}
+    entries = []
+    for entry in first.entries:
+        others = theirs.get(entry.pg_id)
+        if others is not None and _is_hooked(second):
+            entries.append(_among(entry, others, ours[entry.pg_id]))
+        else:
+            entries.append(_renumbered(entry, others))
     for entry in second.entries:
         pg_id = shared.get(entry.pg_id, entry.pg_id + _APART)
         moved = replace(entry, pg_id=pg_id, record=entry.record + _APART)
-        entries.append(_renumbered(moved, ours.get(pg_id)))
-    status = {pg_id: status for pg_id, status in first.status.items() if pg_id not in of_first}
+        entries.append(moved if is_hooked(entry) else _renumbered(moved, ours.get(pg_id)))
+    status = {pg_id: status for pg_id, status in first.status.items() if pg_id not in theirs}
     for pg_id, counts in second.status.items():
         if pg_id not in shared:  # else they count in numbers that are no longer there
             status[pg_id + _APART] = counts
@@ -103,3 +136,14 @@ def _renumbered(entry: FlightEntry, others: _Numbers | None) -> FlightEntry:
     if others is None or entry.p2p or entry.seq < 1:
         return entry
     return replace(entry, seq=entry.seq + others.before(entry.created_unix_ns))
+
+
+def _among(entry: FlightEntry, hooked: _Numbers, own: _Numbers) -> FlightEntry:
+    """An entry with its place, which those of the hook next to it have already."""
+    if entry.p2p or entry.seq < 1 or not hooked.seqs:
+        return entry
+    at = bisect_right(hooked.created_unix_ns, entry.created_unix_ns)
+    next_to = max(at - 1, 0)
+    made_by_then = own.before(hooked.created_unix_ns[next_to])
+    place = hooked.seqs[next_to] + entry.seq - made_by_then
+    return replace(entry, seq=place if at else place - 1)

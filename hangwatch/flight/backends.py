@@ -1,0 +1,76 @@
+"""What the Flight Recorder's entries mean, by the backend of their calls.
+
+===============  ====================  =====================  ==============================
+backend          recorded by           numbers of a group     a call is complete
+===============  ====================  =====================  ==============================
+gloo             itself                collectives; no p2p    once it is retired
+nccl, xccl       itself                collectives and p2p    in the state ``completed``, or
+                                       apart; coalesced       by the status of its group
+                                       calls have one
+any other        a hook of torch's,    collectives and p2p    in the state ``completed``; of
+                 from 2.15 on          apart; ``op_id``       a p2p call that says nothing,
+                                       counts all             as batched ones are then so
+                                                              as soon as they are issued
+===============  ====================  =====================  ==============================
+
+Sources: torch/csrc/distributed/c10d, ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
+hooks/FlightRecorderHook.cpp, nccl2/ProcessGroupNCCLBackend.cpp. A hook counts no call that is
+captured into a graph, which the backend counts; ``op_id`` is made before that is known. It
+retires a call that its backend will not tell of as soon as it is issued, in the state
+``scheduled``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hangwatch.types.flight import FlightDump, FlightEntry
+    from hangwatch.types.page import PageGroup
+
+_ON_HOST = frozenset({"", "gloo", "mpi"})
+_RECORD_THEMSELVES = frozenset({"", "gloo", "nccl", "xccl"})
+
+
+def is_hooked(entry: FlightEntry) -> bool:
+    """Whether a hook of torch's recorded a call, since its backend records none."""
+    return entry.backend not in _RECORD_THEMSELVES
+
+
+def is_silent(entry: FlightEntry) -> bool:
+    """Whether it will never be known when a call is complete: its backend does not tell."""
+    return is_hooked(entry) and entry.retired and entry.state != "completed"
+
+
+def runs_on_device(backend: str) -> bool:
+    """Whether a device runs a backend's calls; one that nobody knows here is taken to."""
+    return backend not in _ON_HOST
+
+
+def numbered(entry: FlightEntry) -> FlightEntry:
+    """A hook's entry with the number that its backend counts: captured calls are in it."""
+    if not is_hooked(entry) or entry.p2p or entry.op_id < 0:
+        return entry
+    return replace(entry, seq=entry.op_id + 1 - entry.p2p_before)
+
+
+def with_devices(dump: FlightDump, groups: Iterable[PageGroup]) -> FlightDump:
+    """A dump whose entries say where they run, as the groups of its rank have it."""
+    devices: dict[str, set[str]] = {}
+    for group in groups:
+        for part in group.backend.split(","):
+            device, _, name = part.rpartition(":")
+            devices.setdefault(name, set()).add(device)
+    hosts = {name for name, used in devices.items() if used == {"cpu"} and runs_on_device(name)}
+    if not hosts:
+        return dump
+    return replace(
+        dump,
+        entries=tuple(
+            replace(entry, device=False) if entry.backend in hosts else entry
+            for entry in dump.entries
+        ),
+    )

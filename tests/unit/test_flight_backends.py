@@ -1,0 +1,116 @@
+"""What the entries mean that torch's hook makes, for backends that record nothing themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_pages import event, group, page
+from test_flight_merged import MS, entry, recorder
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.flight import job_snapshot, newest, parse_json, rank_ops
+from hangwatch.observe.pages.left_out import counted
+from hangwatch.types.kinds import Kind, OpState
+from hangwatch.types.snapshot import Thresholds
+
+DUMPS = Path(__file__).parent / "dumps" / "nccl2"
+"""What torch 2.15 wrote of a job of four ranks, of which rank 1 skipped an all_reduce. Its
+backend had the name nccl2, and ran on the CPU (tests/newest_torch)."""
+
+
+def hooked(place: int, at_ms: int, backend: str = "nccl2", **more: Any) -> dict[str, Any]:
+    """An entry of the hook's."""
+    known = {"state": "completed", "op_id": place - 1, **more}
+    return entry(backend, place, at_ms, **known)
+
+
+def states(*entries: dict[str, Any]) -> list[tuple[int, OpState]]:
+    mine = group(9, backend="cuda:nccl2", completed=-1)
+    made = rank_ops(page(groups=(mine,)), parse_json(recorder(*entries)), 99 * MS)
+    return [(record.seq, record.state) for record in made]
+
+
+def test_the_rank_that_broke_a_job_is_named_from_real_dumps() -> None:
+    dumps = {int(path.stem[-1]): parse_json(path.read_bytes()) for path in DUMPS.iterdir()}
+    later_ns = max(map(newest, dumps.values())) + 100 * 10**9
+    (verdict, *_) = diagnose(
+        job_snapshot(dumps, dict.fromkeys(dumps, later_ns)), Thresholds(5.0, 30.0)
+    )
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (1,))
+
+
+def test_a_call_is_complete_once_it_says_so_and_only_then() -> None:
+    waits = hooked(2, 20, state="scheduled", retired=False)
+    assert states(hooked(1, 10), waits) == [(1, OpState.DONE), (2, OpState.ISSUED)]
+
+
+def test_of_calls_whose_completion_nobody_tells_the_last_is_all_that_is_known() -> None:
+    issued = [hooked(place, place * 10, state="scheduled") for place in (1, 2, 3)]
+    assert states(*issued) == [(3, OpState.ISSUED)]
+
+
+def test_a_call_has_the_number_that_counts_those_in_a_captured_graph_too() -> None:
+    # Two were captured in between, of which the hook makes no entries.
+    first, second = hooked(1, 10), hooked(2, 20, op_id=3)
+    sent = hooked(1, 30, op_id=4, is_p2p=True, p2p_seq_id=1, profiling_name="nccl2:send 0->1")
+    third = hooked(3, 40, op_id=5, p2p_seq_id=1)
+    found = parse_json(recorder(first, second, sent, third))
+    assert [one.seq for one in found.entries if not one.p2p] == [1, 4, 5]
+
+
+def test_a_send_tells_nothing_of_how_far_it_has_come() -> None:
+    sent = hooked(1, 10, is_p2p=True, p2p_seq_id=1, profiling_name="nccl2:send 0->1")
+    call = event(1, OpState.ISSUED, issued_ns=10 * MS, p2p=True, wire="send", op="isend", peer=1)
+    mine = group(0, backend="cuda:nccl2", completed=-1)
+    made = rank_ops(page(events=[call], groups=(mine,)), parse_json(recorder(sent)), 99 * MS)
+    assert [(record.op, record.state, record.device) for record in made] == [
+        ("isend", OpState.ISSUED, False)
+    ]
+
+
+def test_a_recv_from_any_source_has_none() -> None:
+    (one,) = parse_json(
+        recorder(hooked(1, 10, is_p2p=True, profiling_name="nccl2:recv 3<-?"))
+    ).entries
+    assert (one.wire, one.src, one.dst) == ("recv", -1, 3)
+
+
+def test_three_recorders_are_one_rank() -> None:
+    gloo = recorder(entry("gloo", 1, 10), entry("gloo", 2, 30))
+    nccl2 = recorder(hooked(2, 20), hooked(5, 50))
+    other = recorder(hooked(4, 40, "mine"))
+    found = parse_json(b"\n".join((gloo, nccl2, other)))
+    assert [(one.seq, one.backend) for one in found.entries] == [
+        (1, "gloo"),
+        (2, "nccl2"),
+        (3, "gloo"),
+        (4, "mine"),
+        (5, "nccl2"),
+    ]
+    assert len({one.record for one in found.entries}) == 5
+    assert {one.pg_id for one in found.entries} == {0}
+
+
+def test_what_the_host_made_before_the_first_call_of_a_hook_is_counted_back() -> None:
+    gloo = recorder(*(entry("gloo", seq, seq * 10) for seq in (3, 4)))
+    nccl2 = recorder(hooked(7, 70))
+    found = parse_json(gloo + b"\n" + nccl2)
+    assert [one.seq for one in found.entries] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("backend", "device"), [("cpu:mine", False), ("cuda:mine", True), ("cpu:mine,cuda:mine", True)]
+)
+def test_the_groups_of_a_rank_tell_where_a_backend_runs(backend: str, *, device: bool) -> None:
+    mine = group(1, backend=backend, completed=-1)
+    found = parse_json(recorder(hooked(1, 10, "mine", state="scheduled", retired=False)))
+    (made,) = rank_ops(page(groups=(mine,)), found, 99 * MS)
+    assert made.device is device
+
+
+def test_calls_that_the_page_could_not_count_are_counted() -> None:
+    known, other = group(0, backend="cpu:mine"), group(7, slot=1, name="1", backend="cpu:gloo")
+    found = parse_json(recorder(hooked(5, 10, "mine")))
+    assert [one.enqueued for one in counted((known, other), found)] == [5, 7]
