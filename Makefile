@@ -41,7 +41,7 @@ N ?= 20
 # What the installed package is built from; its Python files are read in place.
 BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*)
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
-       $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp)
+       $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp tests/newest_torch/*.cpp)
 
 .PHONY: demo check test test-all soak lint types unit real quiet everything apart precision \
         instructions slice packages corpus zoo campaign matrix bench docs clean

@@ -33,9 +33,14 @@ VERSIONS = (
     *("2.10.0/3.11", "2.8.0/3.11", "2.6.0/3.11", "2.4.1/3.11"),
 )
 TESTS = {
-    "counting": ("test_counting.py", "test_native_torch.py"),
-    "dumps": ("test_analyze.py",),
+    "counting": ("integration/test_counting.py", "integration/test_native_torch.py"),
+    "dumps": ("integration/test_analyze.py",),
+    "backends": ("newest_torch",),
 }
+NONE = {"dumps": "none of gloo", "backends": "not recorded"}
+"""What a torch has not that does not run them."""
+HOOKS_SINCE = (2, 15)
+"""The first torch whose hook records the calls of any backend."""
 PROGRAMS = (
     *("accumulation", "broadcast_run_ahead", "ddp_data_worker_stuck", "ddp_graphs", "ddp_healthy"),
     *("ddp_stopped_unrecorded", "gil_held", "metric_on_first_rank", "metric_shape_mismatch"),
@@ -78,7 +83,9 @@ def tried(name: str) -> dict[str, Any]:
         for what, files in TESTS.items():
             if what == "dumps" and "Flight Recorder came" in found["lacks"]:
                 continue  # it writes none of gloo
-            tests = [str(ROOT / "tests" / "integration" / file) for file in files]
+            if what == "backends" and _is_before(version, HOOKS_SINCE):
+                continue
+            tests = [str(ROOT / "tests" / file) for file in files]
             output = _run(bin_ / "pytest", "-q", "-n", "2", "-p", "no:randomly", *tests)
             found[what] = {kind.rstrip("s"): int(n) for n, kind in _SUMMARY.findall(output)}
             found[f"{what} failed"] = re.findall(r"^FAILED (\S+)", output, re.MULTILINE)
@@ -145,20 +152,24 @@ def _run(*words: str | Path, check: bool = False) -> str:
     return done.stdout
 
 
+def _is_before(version: str, other: tuple[int, int]) -> bool:
+    return tuple(map(int, version.split(".")[:2])) < other
+
+
 def _is_wrong(line: str) -> bool:
     return line.rstrip().endswith(" wrong") or line.startswith("    ")
 
 
 def _table(known: dict[str, Any]) -> Iterator[str]:
-    yield "| torch | Python | counting | dumps | zoo | what is missing | tried |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield "| torch | Python | counting | dumps | other backends | zoo | what is missing | tried |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for name in VERSIONS:
         if name in known:
             found = known[name]
             cells = (
                 found["torch"],
                 name.partition("/")[2],
-                *(_counts(found[what]) if what in found else "none of gloo" for what in TESTS),
+                *(_counts(found[what]) if what in found else NONE[what] for what in TESTS),
                 f"{found['zoo'][0]} of {found['zoo'][1]} right",
                 found["lacks"] or "nothing",
                 f"{found['on']}, {found['commit']}",

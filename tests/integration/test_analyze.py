@@ -34,12 +34,16 @@ def dumps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         timeout=200,
         check=True,
     )
-    files = list(where.iterdir())
-    assert len(files) == 8
-    for path in files:
+    assert len(list(where.iterdir())) == 8
+    age(where)
+    return where
+
+
+def age(dumps: Path) -> None:
+    """Make files look as if they had been written a minute later."""
+    for path in dumps.iterdir():
         written = path.stat().st_mtime + LATER_S
         os.utime(path, (written, written))
-    return where
 
 
 def analyzed(*paths: Path) -> dict[str, Any]:

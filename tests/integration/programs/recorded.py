@@ -1,7 +1,8 @@
 """A job of four ranks that gets stuck, and leaves its own Flight Recorder dumps.
 
-Arguments: what is wrong (stall, skip), and the directory of the dumps. Once every rank has
-written its dumps, pickled and JSON, all of them end.
+Arguments: what is wrong (stall, skip), the directory of the dumps, and the backend whose
+recorder is dumped where that is not gloo. Once every rank has written its dumps, pickled and
+JSON, all of them end.
 """
 
 import os
@@ -16,6 +17,7 @@ from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
 from torch.distributed.device_mesh import init_device_mesh
 
 fault, where = sys.argv[1], Path(sys.argv[2])
+OF = {"backend": sys.argv[3]} if sys.argv[3:] else {}
 STEPS = 5
 STALLS_AT = 3
 stalled = threading.Event()
@@ -36,7 +38,9 @@ def dump_when_stuck(rank):
     """Write the dumps once this rank is stuck, and end once all have."""
     while not (stalled.is_set() or waits()):
         time.sleep(0.05)
-    pickled = _dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False)
+    pickled = _dump_fr_trace(
+        includeCollectives=True, includeStackTraces=True, onlyActive=False, **OF
+    )
     write(where / f"rank_{rank}.pkl", pickled)
     write(where / f"rank_{rank}.json", as_json())
     while len(list(where.glob("rank_*.json"))) < dist.get_world_size():
@@ -52,7 +56,7 @@ def waits():
 
 
 def as_json():
-    text = _dump_fr_trace_json(includeCollectives=True, onlyActive=False)
+    text = _dump_fr_trace_json(includeCollectives=True, onlyActive=False, **OF)
     return text if isinstance(text, bytes) else text.encode()
 
 
