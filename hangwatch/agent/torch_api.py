@@ -27,6 +27,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.backends import RECORD_THEMSELVES
 from hangwatch.operations import METHODS
 from hangwatch.safety.foreign import is_foreign
 
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
 NCCL = "_dump_nccl_trace_json"
 GENERAL = "_dump_fr_trace_json"
 _PICKLED = "_dump_nccl_trace"
-_NEEDS_NONE = frozenset({"gloo", "nccl", "fake"})
-"""Backends that record their calls themselves, or have none."""
-_XCCL = "xccl"
-"""One that records its calls itself, where nobody here has seen how."""
+_UNREAD = "xccl"
+"""The backend of those that record themselves whose recorder nobody here has seen."""
+_FAKE = "fake"
+"""One that does nothing."""
 
 SIZE = "TORCH_FR_BUFFER_SIZE"
 OLD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
@@ -81,9 +82,10 @@ class Recorders:
 
         told: the backend tells its hooks which calls are complete.
         """
-        if backend in _NEEDS_NONE or backend in self.unrecorded:
+        own = backend in RECORD_THEMSELVES
+        if backend in (_FAKE, *self.unrecorded) or (own and backend != _UNREAD):
             return False
-        if self._hooked is None or backend == _XCCL:
+        if own or self._hooked is None:
             self.unrecorded.append(backend)
             return False
         if backend not in self.dumps:

@@ -7,17 +7,16 @@ gloo             itself                collectives; no p2p    once it is retired
 nccl, xccl       itself                collectives and p2p    in the state ``completed``, or
                                        apart; coalesced       by the status of its group
                                        calls have one
-any other        a hook of torch's,    collectives and p2p    in the state ``completed``; of
-                 from 2.15 on          apart; ``op_id``       a p2p call that says nothing,
-                                       counts all             as batched ones are then so
-                                                              as soon as they are issued
+any other        a hook of torch's,    collectives and p2p    in the state ``completed``,
+                 from 2.15 on          apart; ``op_id``       which a batched p2p call has as
+                                       counts all             soon as it is issued
 ===============  ====================  =====================  ==============================
 
 Sources: torch/csrc/distributed/c10d, ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
 hooks/FlightRecorderHook.cpp, nccl2/ProcessGroupNCCLBackend.cpp. A hook counts no call that is
 captured into a graph, which the backend counts; ``op_id`` is made before that is known. It
 retires a call that its backend will not tell of as soon as it is issued, in the state
-``scheduled``.
+``scheduled``. Of p2p calls the page knows better (channels.py); a dump alone has nothing else.
 """
 
 from __future__ import annotations
@@ -25,19 +24,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hangwatch.backends import ON_HOST, RECORD_THEMSELVES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hangwatch.types.flight import FlightDump, FlightEntry
     from hangwatch.types.page import PageGroup
 
-_ON_HOST = frozenset({"", "gloo", "mpi"})
-_RECORD_THEMSELVES = frozenset({"", "gloo", "nccl", "xccl"})
-
 
 def is_hooked(entry: FlightEntry) -> bool:
     """Whether a hook of torch's recorded a call, since its backend records none."""
-    return entry.backend not in _RECORD_THEMSELVES
+    return entry.backend != "" and entry.backend not in RECORD_THEMSELVES
 
 
 def is_silent(entry: FlightEntry) -> bool:
@@ -47,7 +45,7 @@ def is_silent(entry: FlightEntry) -> bool:
 
 def runs_on_device(backend: str) -> bool:
     """Whether a device runs a backend's calls; one that nobody knows here is taken to."""
-    return backend not in _ON_HOST
+    return backend != "" and backend not in ON_HOST
 
 
 def numbered(entry: FlightEntry) -> FlightEntry:

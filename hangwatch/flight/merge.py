@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import median_low
 from typing import TYPE_CHECKING
 
+from hangwatch.backends import NCCL
 from hangwatch.flight.backends import with_devices
 from hangwatch.flight.calls import calls
 from hangwatch.flight.channels import channels
@@ -32,7 +33,7 @@ Place = tuple[int, int]
 """(slot of the page, number of the collective in its group)."""
 
 
-_NCCL_ALONE = ("nccl", "cuda:nccl", "cuda:nccl2", "cuda:nccl-lazy")
+_NCCL_ALONE = frozenset(NCCL) | {f"cuda:{name}" for name in NCCL}
 """Backends of groups in which everything runs on a device, in its order."""
 SET_NS = 30 * 10**9
 """Clocks that differ by more than that were set in the meantime."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
-from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from hangwatch.flight.backends import is_hooked
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 _APART = 1 << 40
 """Added to the records and groups of another recorder: no process makes so many."""
+_FURTHER_APART = 1 << 48
+"""Added to the records of another recorder of hooks, whose groups are those of the first."""
 
 
 class _Numbers(NamedTuple):
@@ -45,7 +46,10 @@ def merged(dumps: Sequence[FlightDump]) -> FlightDump:
     """What the recorders of a rank know, of which there is at least one."""
     hooked = [dump for dump in dumps if _is_hooked(dump)]
     others = [dump for dump in dumps if not _is_hooked(dump)]
-    return reduce(_both, [*others, _together(hooked)] if hooked else others)
+    whole, *more = [*others, _together(hooked)] if hooked else others
+    for number, dump in enumerate(more, 1):
+        whole = _both(whole, dump, number * _APART)
+    return whole
 
 
 def _is_hooked(dump: FlightDump) -> bool:
@@ -55,7 +59,7 @@ def _is_hooked(dump: FlightDump) -> bool:
 def _together(dumps: Sequence[FlightDump]) -> FlightDump:
     """What hooks have recorded, for one backend or several: they count as one."""
     entries = [
-        replace(entry, record=entry.record + number * _APART)
+        replace(entry, record=entry.record + number * _FURTHER_APART)
         for number, dump in enumerate(dumps)
         for entry in dump.entries
     ]
@@ -66,8 +70,11 @@ def _together(dumps: Sequence[FlightDump]) -> FlightDump:
     )
 
 
-def _both(first: FlightDump, second: FlightDump) -> FlightDump:
-    """What two recorders know. Recent versions of torch show one under two names."""
+def _both(first: FlightDump, second: FlightDump, apart: int) -> FlightDump:
+    """What two recorders know. Recent versions of torch show one under two names.
+
+    apart: what makes the records and groups of the second others than those of the first.
+    """
     if _moments(first) & _moments(second):
         return first
     shared = _shared(first, second)
@@ -81,13 +88,13 @@ def _both(first: FlightDump, second: FlightDump) -> FlightDump:
         else:
             entries.append(_renumbered(entry, others))
     for entry in second.entries:
-        pg_id = shared.get(entry.pg_id, entry.pg_id + _APART)
-        moved = replace(entry, pg_id=pg_id, record=entry.record + _APART)
+        pg_id = shared.get(entry.pg_id, entry.pg_id + apart)
+        moved = replace(entry, pg_id=pg_id, record=entry.record + apart)
         entries.append(moved if is_hooked(entry) else _renumbered(moved, ours.get(pg_id)))
     status = {pg_id: status for pg_id, status in first.status.items() if pg_id not in theirs}
     for pg_id, counts in second.status.items():
         if pg_id not in shared:  # else they count in numbers that are no longer there
-            status[pg_id + _APART] = counts
+            status[pg_id + apart] = counts
     return FlightDump(
         version=first.version,
         entries=tuple(sorted(entries, key=lambda entry: entry.created_unix_ns)),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_torch import Group, Options, Work, raising
 
+from hangwatch.backends import NCCL
 from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
@@ -219,9 +220,9 @@ def test_on_gloo_sends_take_no_sequence_number(recording: Recording) -> None:
     assert recording.first_group.completed == 2
 
 
-@pytest.mark.parametrize("backend", ["cuda:nccl", "cuda:nccl2", "cuda:nccl-lazy"])
+@pytest.mark.parametrize("backend", NCCL)
 def test_on_nccl_sends_are_not_in_the_number(recording: Recording, backend: str) -> None:
-    group = recording.group(backend)
+    group = recording.group(f"cuda:{backend}")
     group.send([1], 1, 0)
     group.number -= 1
     group.allreduce([1])

@@ -93,6 +93,16 @@ def test_three_recorders_are_one_rank() -> None:
     assert {one.pg_id for one in found.entries} == {0}
 
 
+def test_groups_of_three_recorders_are_not_taken_for_one_another() -> None:
+    lines = (
+        recorder(entry("nccl", 1, 10, pg_id=1, process_group=["1", "a"])),
+        recorder(entry("gloo", 1, 20, pg_id=1, process_group=["2", "b"])),
+        recorder(hooked(1, 30, pg_id=1, process_group=["3", "c"])),
+    )
+    found = parse_json(b"\n".join(lines))
+    assert len({one.pg_id for one in found.entries}) == 3
+
+
 def test_what_the_host_made_before_the_first_call_of_a_hook_is_counted_back() -> None:
     gloo = recorder(*(entry("gloo", seq, seq * 10) for seq in (3, 4)))
     nccl2 = recorder(hooked(7, 70))

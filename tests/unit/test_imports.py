@@ -17,6 +17,7 @@ HOUSE = (
     *(
         "_native",
         "operations",
+        "backends",
         "types",
         "errors",
         "collector",
@@ -49,8 +50,8 @@ WITHIN: dict[str, tuple[str, ...]] = {
 }
 """The same inside rooms that have rooms."""
 ONLY: dict[str, frozenset[str]] = {
-    "agent": frozenset({"operations", "safety", "page", "run"}),
-    "flight": frozenset({"operations", "types", "errors", "frames"}),
+    "agent": frozenset({"operations", "backends", "safety", "page", "run"}),
+    "flight": frozenset({"operations", "backends", "types", "errors", "frames"}),
     "gpu": frozenset({"types", "errors"}),
     "preflight": frozenset({"safety"}),
     "diagnosis": frozenset({"operations", "types", "collector", "frames"}),
@@ -68,7 +69,18 @@ BANNED: dict[str, frozenset[str]] = {
 }
 """What a room must never import, from wherever it comes."""
 IN_A_RANK = frozenset(
-    {"agent", "errors", "frames", "operations", "page", "preflight", "run", "safety", "types"}
+    {
+        "agent",
+        "backends",
+        "errors",
+        "frames",
+        "operations",
+        "page",
+        "preflight",
+        "run",
+        "safety",
+        "types",
+    }
 )
 """Rooms that run in a training process: of the standard library alone."""
 LOADED_LATE = frozenset({"torch", "numpy"})

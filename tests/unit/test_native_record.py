@@ -11,6 +11,7 @@ from fake_torch import Group, Work, raising
 from recording import only_native
 
 from hangwatch import _native
+from hangwatch.backends import NCCL, NCCL_OLD
 from hangwatch.types.kinds import OpState
 
 if TYPE_CHECKING:
@@ -161,8 +162,11 @@ def test_coalesced_calls_share_a_place_and_a_work(recording: Recording) -> None:
     assert recording.last.seq == 8
 
 
-def test_coalesced_calls_of_nccl2_have_a_place_each(recording: Recording) -> None:
-    group = recording.group("cuda:nccl2", number=6)
+@pytest.mark.parametrize("backend", [name for name in NCCL if name != NCCL_OLD])
+def test_coalesced_calls_of_newer_nccl_have_a_place_each(
+    recording: Recording, backend: str
+) -> None:
+    group = recording.group(f"cuda:{backend}", number=6)
     group._start_coalescing(1)  # noqa: SLF001 (as torch has it)
     group.allreduce([1])
     group.allreduce([1])

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.backends import NCCL
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
     from hangwatch.operations import Method
-
-
-_NCCL = {"nccl", "nccl2", "nccl-lazy"}
 
 
 class Numbering:
@@ -28,7 +26,7 @@ class Numbering:
     def __init__(self, backends: str) -> None:
         names = {part.rpartition(":")[2] for part in backends.split(",")}
         self._counts_p2p = names == {"gloo"}
-        self._readable = self._counts_p2p or (len(names) == 1 and names <= _NCCL)
+        self._readable = self._counts_p2p or (len(names) == 1 and names <= set(NCCL))
         self._adjust = 0
         """c10d's number less the sequence number."""
         self._own = 0

@@ -30,7 +30,7 @@ REST = 20
 that is destroyed."""
 
 Status = dict[tuple[str, str], tuple[int, int]]
-"""(function, pg_id) to (last enqueued, last completed), in c10d's own counts."""
+"""(recorder, pg_id) to (last enqueued, last completed), in c10d's own counts."""
 
 
 class FlightRecorder:
