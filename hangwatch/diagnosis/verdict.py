@@ -24,7 +24,7 @@ from hangwatch.diagnosis.rules.drift import with_drift
 from hangwatch.diagnosis.rules.mismatch import judge_dispute
 from hangwatch.diagnosis.rules.terminals import judge_terminals
 from hangwatch.diagnosis.source.control_flow import Source
-from hangwatch.types.kinds import Certainty, Kind, State
+from hangwatch.types.kinds import Certainty, Kind, Reason, State
 from hangwatch.types.verdict import OK, Verdict
 from hangwatch.types.verdict import Wait as ShownWait
 
@@ -211,9 +211,17 @@ def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -
         return State.FAILED if wrong or gave_up(case.ended, finding.waits) else None
     if finding.final and _old_enough(case, age_s) and not _is_failing(case):
         return State.HANG
-    if age_s >= thresholds.hang_after_s:
+    if age_s >= thresholds.hang_after_s and not _is_being_compiled_for(case, finding):
         return State.HANG
     return State.SLOW if age_s >= thresholds.suspect_after_s else None
+
+
+def _is_being_compiled_for(case: Case, finding: Finding) -> bool:
+    """Whether all that is waited for is a compiler at work, which ends however long it takes."""
+    if finding.reason is not Reason.COMPILING:
+        return False
+    doing = (case.activity(rank).compiling for rank in finding.culprits)
+    return all(one is not None and one.at_work for one in doing)
 
 
 def _is_failing(case: Case) -> bool:

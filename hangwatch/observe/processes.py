@@ -7,6 +7,7 @@ process that is gone is None or absent, never an error.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +29,12 @@ MAX_ENVIRON_BYTES = 8 << 20
 _ENDED = frozenset("ZXx")
 _FIELD_STATE = 3
 _FIELD_PPID = 4
+_FIELDS_CPU = range(14, 18)
 _FIELD_START = 22
 _FIELD_EXIT = 52
 _FIRST_AFTER_COMM = 3
+_MOMENT_S = 0.05
+"""Processor time is counted in hundredths of a second: of less nothing can be told."""
 _DIGITS = 10
 """A number of more has nothing to do with ranks."""
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
@@ -47,6 +51,8 @@ class Stat:
     start_ticks: int
     exit_status: int
     """As wait(2) gives it; of a zombie only, else 0."""
+    cpu_s: float = 0.0
+    """Processor time that it has used, and the children that it has waited for."""
 
     @property
     def ended(self) -> bool:
@@ -83,6 +89,7 @@ def read_stat(pid: int, proc: str = PROC) -> Stat | None:
             number(_FIELD_PPID),
             number(_FIELD_START),
             number(_FIELD_EXIT),
+            sum(map(number, _FIELDS_CPU)) / os.sysconf("SC_CLK_TCK"),
         )
     except (OSError, ValueError, IndexError):
         return None
@@ -176,13 +183,16 @@ def environment(pid: int, wanted: Callable[[str], bool], proc: str = PROC) -> di
 class Tree:
     """All processes of the node at one moment, by parent."""
 
-    def __init__(self, proc: str = PROC) -> None:
+    def __init__(self, proc: str = PROC, now_s: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
         self._children: dict[int, list[Stat]] = {}
+        self._by_pid: dict[int, Stat] = {}
+        self._read_s = now_s()
         for name in _listdir(proc):
             if name.isdecimal():
                 stat = read_stat(int(name), proc)
                 if stat is not None and not stat.ended:
+                    self._by_pid[stat.pid] = stat
                     self._children.setdefault(stat.ppid, []).append(stat)
 
     def children(self, pid: int) -> tuple[Stat, ...]:
@@ -195,6 +205,15 @@ class Tree:
         for child in self.children(pid):
             yield child
             yield from self.descendants(child.pid)
+
+    def processors(self, pid: int, before: Tree) -> float:
+        """How many processors pid and the processes below it have kept busy since then."""
+        used_s = self._cpu_s(pid) - before._cpu_s(pid)
+        return max(0.0, used_s) / max(self._read_s - before._read_s, _MOMENT_S)
+
+    def _cpu_s(self, pid: int) -> float:
+        own = self._by_pid.get(pid)
+        return (own.cpu_s if own else 0.0) + sum(stat.cpu_s for stat in self.descendants(pid))
 
     def launched_ranks(self, pid: int) -> tuple[LaunchedRank, ...]:
         """The ranks among pid and the processes below it.

@@ -28,6 +28,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
     flight: FlightDump | None = None,
     threads: tuple[ThreadStack, ...] | None = None,
     children: tuple[Child, ...] = (),
+    processors: float | None = None,
     missing: tuple[str, ...] = (),
 ) -> RankSnapshot:
     """One rank from its page and what else could be had. The clocks are its node's."""
@@ -68,6 +69,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         children=tuple(
             replace(child, threads=marked(child.threads, program)) for child in children
         ),
+        processors=processors,
         program=program,
         flight=flight is not None and bool(flight.entries),  # with a buffer of size 0 it has none
         recorder=page.recorder,
@@ -82,6 +84,7 @@ def launched_snapshot(  # noqa: PLR0913 (as above)
     *,
     threads: tuple[ThreadStack, ...] | None = None,
     children: tuple[Child, ...] = (),
+    processors: float | None = None,
     missing: tuple[str, ...] = (),
 ) -> RankSnapshot:
     """A rank that a launcher started and that has no page: it never came to torch."""
@@ -93,6 +96,7 @@ def launched_snapshot(  # noqa: PLR0913 (as above)
         process=process,
         threads=threads,
         children=children,
+        processors=processors,
         recorder="",
         missing_evidence=("it has no page: it has not imported torch.distributed", *missing),
     )

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     USER_CODE = "user_code"
     DATA_LOADING = "data_loading"
     CHECKPOINT_IO = "checkpoint_io"
+    COMPILING = "compiling"
     STORE_WAIT = "store_wait"
     GIL_HELD = "gil_held"
     STOPPED = "stopped"

@@ -155,6 +155,8 @@ class RankSnapshot:
     main_trains: bool = False
     """Another rank shows that this job trains in its main threads (frames.know_trainers)."""
     children: tuple[Child, ...] = ()
+    processors: float | None = None
+    """How many it and the processes below it kept busy while its stack was taken."""
     flight: bool = False
     """Whether its Flight Recorder is merged into ``ops``."""
     recorder: str = "native"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,11 +34,13 @@ def fake_process(  # noqa: PLR0913 (a process has many sides)
     *,
     comm: str = "python",
     state: str = "S",
+    ticks: int = 0,
     variables: Mapping[str, str] | None = None,
 ) -> None:
     directory = proc / str(pid)
-    directory.mkdir()
-    fields = [state, str(ppid), *["0"] * 17, str(1000 + pid), *["0"] * 29, "9"]
+    directory.mkdir(exist_ok=True)
+    used = [str(ticks), "0", "0", "0"]
+    fields = [state, str(ppid), *["0"] * 9, *used, *["0"] * 4, str(1000 + pid), *["0"] * 29, "9"]
     (directory / "stat").write_text(f"{pid} ({comm}) {' '.join(fields)}\n")
     environ = "\0".join(f"{name}={value}" for name, value in (variables or {}).items())
     (directory / "environ").write_text(environ + "\0")
@@ -123,6 +127,33 @@ def test_a_machine_without_proc_has_no_processes(tmp_path: Path) -> None:
     tree = Tree(str(tmp_path / "none"))
     assert tree.launched_ranks(1) == ()
     assert not tree.children(1)
+
+
+def test_the_processors_in_use_are_those_of_all_below(tmp_path: Path) -> None:
+    clock = iter([100.0, 102.0, 104.0])
+
+    def tree() -> Tree:
+        return Tree(str(tmp_path), clock.__next__)
+
+    hertz = os.sysconf("SC_CLK_TCK")
+    fake_process(tmp_path, 10, ticks=5 * hertz)
+    fake_process(tmp_path, 11, 10, ticks=hertz)
+    fake_process(tmp_path, 20, ticks=hertz)
+    before = tree()
+    fake_process(tmp_path, 10, ticks=6 * hertz)
+    fake_process(tmp_path, 12, 11, ticks=2 * hertz)
+    after = tree()
+    assert after.processors(10, before) == 1.5
+    assert after.processors(20, before) == 0.0
+    shutil.rmtree(tmp_path / "12")  # with it goes what it had used, until it is waited for
+    assert tree().processors(10, after) == 0.0
+
+
+def test_a_process_that_works_keeps_a_processor_busy() -> None:
+    before, spent = Tree(), time.process_time()
+    while time.process_time() < spent + 0.1:
+        sum(range(10_000))
+    assert Tree().processors(os.getpid(), before) > 0.0
 
 
 def test_finds_real_descendants() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.endings import gave_up
 from hangwatch.diagnosis.text.phrases import line, short_file, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
@@ -15,6 +16,7 @@ from hangwatch.frames import is_user_frame, program_thread
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from hangwatch.diagnosis.facts.compiling import Compiling
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import Frame
@@ -126,6 +128,8 @@ def facts_of(case: Case, finding: Finding) -> Facts:
     living = [case.activity(rank) for rank in culprits if rank not in case.ended]
     if living and living[0].waits_in:
         values["waits_in"] = living[0].waits_in
+    if living and living[0].compiling is not None:
+        values |= dict(_compiling(living[0].compiling))
     for end in (case.ended[rank] for rank in culprits if rank in case.ended):
         if end.signal == signal.SIGABRT:
             values["late_abort" if end.in_shutdown else "abort"] = "SIGABRT"
@@ -173,6 +177,18 @@ def _values(finding: Finding) -> Iterator[tuple[str, str]]:
         yield "other_line", line(finding.victim_site)
     if finding.collective is not None and finding.collective.op:
         yield "op", finding.collective.op
+
+
+def _compiling(compiling: Compiling) -> Iterator[tuple[str, str]]:
+    """What compiles, each under a name of its own."""
+    if compiling.locked:
+        yield "lock", "`lock`"
+    elif compiling.by is Compiler.TORCH:
+        yield "torch_compile", compiling.by.value
+    elif compiling.by is Compiler.EXTENSION:
+        yield "extension", compiling.extension or "the extension"
+    else:
+        yield "kernels", compiling.by.value
 
 
 def _left_loop(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,48 @@ BY_REASON: tuple[Remedy, ...] = (
         reasons=(Reason.CHECKPOINT_IO,),
     ),
     Remedy(
+        "lock",
+        "If no process builds the extension any more, delete the file {lock} in its folder "
+        "below TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions): a build that was killed leaves "
+        "it there, and all wait for it.",
+        f"{TORCH}/cpp_extension.html",
+        reasons=(Reason.COMPILING,),
+    ),
+    Remedy(
+        "recompiles",
+        "Run with TORCH_LOGS=recompiles to see why {torch_compile} compiles there. Where shapes "
+        "differ by rank, pad them to a few lengths, or mark them with "
+        "torch._dynamo.mark_dynamic().",
+        f"{TORCH}/torch.compiler_troubleshooting.html",
+        reasons=(Reason.COMPILING,),
+    ),
+    Remedy(
+        "compile before",
+        "Let all ranks run one step of each shape before the loop, and keep what {torch_compile} "
+        "has made (TORCHINDUCTOR_CACHE_DIR) for the next start.",
+        reasons=(Reason.COMPILING,),
+    ),
+    Remedy(
+        "build before",
+        "Build {extension} before the job starts (pip install; DS_BUILD_OPS=1 for DeepSpeed's), "
+        "so that no rank compiles it while others wait.",
+        f"{TORCH}/cpp_extension.html",
+        reasons=(Reason.COMPILING,),
+    ),
+    Remedy(
+        "compile before",
+        "Run the kernels of {kernels} once with these shapes on all ranks before the loop, and "
+        "keep their cache (TRITON_CACHE_DIR, NUMBA_CACHE_DIR) for the next start.",
+        reasons=(Reason.COMPILING,),
+    ),
+    Remedy(
+        "timeout",
+        "If it only takes long, give init_process_group() a timeout above what it takes: else "
+        "torch ends the job while it compiles.",
+        DISTRIBUTED,
+        reasons=(Reason.COMPILING,),
+    ),
+    Remedy(
         "key",
         "See which key it waits for and which rank should set it.",
         reasons=(Reason.STORE_WAIT,),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.compiling import Compiling, compiling
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.frames import (
     innermost_user_site,
@@ -83,6 +84,7 @@ class Activity:
     """Its thread was on a processor when it was looked at."""
     waits_in: str = ""
     """What of Python's own it waits in for other threads or processes: ``queue.get``."""
+    compiling: Compiling | None = None
 
 
 _NO_STACK = ThreadStack("", 0, active=True, owns_gil=True, frames=())
@@ -97,6 +99,8 @@ def waits_in_collective(rank: RankSnapshot, sources: Mapping[str, str]) -> bool 
     thread = program_thread(rank)
     if thread is None or not thread.frames:
         return None
+    if compiling(rank) is not None:
+        return False
     for frame in thread.frames:
         if is_user_frame(frame):
             text = line_of(sources, frame.file, frame.line) or ""
@@ -127,6 +131,9 @@ def activity(rank: RankSnapshot, sources: Mapping[str, str]) -> Activity:
     stopped = _stopped(rank, frames)
     if stopped is not None:
         return Activity(stopped, site)
+    compiles = compiling(rank)
+    if compiles is not None:
+        return Activity(Reason.COMPILING, site, compiling=compiles)
     return _waiting_outside(rank, frames, site, sources) or _busy(rank, frames, site, sources)
 
 

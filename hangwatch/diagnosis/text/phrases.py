@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Place
 from hangwatch.types.kinds import Reason
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hangwatch.diagnosis.facts.activity import Activity
+    from hangwatch.diagnosis.facts.compiling import Compiling
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.diagnosis.facts.wait_points import WaitPoint
@@ -194,6 +196,9 @@ def doing(activity: Activity) -> str:
         return f"busy in {where}" if activity.running else f"in {where}"
     if activity.reason is Reason.GPU_FAULT:
         return f"on {activity.fault}"
+    if activity.compiling is not None:
+        what = _compiling(activity.compiling)
+        return f"{what} ({where})" if where else what
     what = _DOING.get(activity.reason, "doing something that could not be seen")
     if activity.handling and activity.reason is Reason.EXCEPTION_HANDLING:
         article = "an" if activity.handling[:1].lower() in "aeiou" else "a"
@@ -202,6 +207,17 @@ def doing(activity: Activity) -> str:
         inside = f" in {_in_function(activity.worker_site)}" if activity.worker_site else ""
         return f"{what} (worker pid {activity.worker}{inside})"
     return f"{what} ({where})" if where else what
+
+
+def _compiling(compiling: Compiling) -> str:
+    """``compiling with torch.compile``, ``building the C++ extension attention``."""
+    if compiling.by is not Compiler.EXTENSION:
+        return f"compiling with {compiling.by.value}"
+    named = f"the C++ extension {compiling.extension}" if compiling.extension else ""
+    extension = named or "a C++ extension"
+    if compiling.locked:
+        return f"waiting for the lock file of {extension}, which another process builds or built"
+    return f"building {extension}"
 
 
 def _in_function(site: Site | None) -> str:

@@ -97,8 +97,19 @@ def never_entered(scene: Scene, activity: Activity, *, timed_out: bool = False) 
     )
     return Text(
         headline + (waited if timed_out else scene.awaited()),
-        sentences(worker if activity.worker_site else scene.seen(), scene.waiting()),
+        sentences(
+            worker if activity.worker_site else scene.seen(), _compiler(activity), scene.waiting()
+        ),
     )
+
+
+def _compiler(activity: Activity) -> str:
+    """Whether what compiles is at work, empty where nothing does."""
+    if activity.compiling is None or activity.compiling.locked:
+        return ""
+    if activity.compiling.at_work:
+        return "It uses the processor: as long as it does, this is called slow and not hung."
+    return "Neither it nor a process that it started used the processor when it was looked at."
 
 
 def unseen(scene: Scene, why: Sequence[str], *, failed: bool) -> Text:

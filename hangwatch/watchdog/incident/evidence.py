@@ -31,7 +31,7 @@ from hangwatch.types.kinds import Phase
 from hangwatch.types.snapshot import Child, ProcessState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from hangwatch.news import News
     from hangwatch.observe.exits import Exits
@@ -69,9 +69,11 @@ class Level(IntEnum):
 class _Found:
     """What was gathered of one rank beside its page."""
 
+    pid: int
     process: ProcessState
     threads: tuple[ThreadStack, ...] | None = None
     children: dict[int, Child] = field(default_factory=dict)
+    processors: float | None = None
     flight: FlightDump | None = None
     raw_flight: bytes = b""
     missing: list[str] = field(default_factory=list)
@@ -154,11 +156,14 @@ class Gatherer:
         """What is known of the ranks of this node; what took too long is missing."""
         seen = self._pages.look()
         launched = self._launched_without_page(seen)
-        found = {rank: _Found(self._state(one)) for rank, one in seen.items()}
+        found = {
+            rank: _Found(one.light.identity.pid, self._state(one)) for rank, one in seen.items()
+        }
         lone = {
-            one.rank: _Found(process_state(one.pid, one.start_ticks, self._proc))
+            one.rank: _Found(one.pid, process_state(one.pid, one.start_ticks, self._proc))
             for one in launched
         }
+        tree: Tree | None = None
         jobs: list[Coroutine[Any, Any, None]] = []
         if level >= Level.FULL:
             reach(Point.GATHERING)
@@ -167,10 +172,12 @@ class Gatherer:
         if level >= Level.FULL:
             tree = Tree(self._proc)
             for rank, one in seen.items():
-                jobs += self._stacks(one.light.identity.pid, found[rank], tree, _page(one))
-            for lost in launched:
-                jobs += self._stacks(lost.pid, lone[lost.rank], tree, None)
+                jobs += self._stacks(found[rank], tree, _page(one))
+            for lost in lone.values():
+                jobs += self._stacks(lost, tree, None)
         await _within(budget_s, jobs)
+        if tree is not None:
+            self._processors([*found.values(), *lone.values()], tree)
         # The pages last: what is said of a rank is then no older than its stack.
         now_ns = self._now_ns()
         ranks = []
@@ -185,6 +192,7 @@ class Gatherer:
                 self._node,
                 threads=lone[one.rank].threads,
                 children=tuple(lone[one.rank].children.values()),
+                processors=lone[one.rank].processors,
                 missing=tuple(lone[one.rank].missing),
             )
             for one in launched
@@ -220,6 +228,7 @@ class Gatherer:
             flight=found.flight,
             threads=found.threads,
             children=tuple(found.children.values()),
+            processors=found.processors,
             missing=tuple(found.missing),
         )
 
@@ -247,13 +256,13 @@ class Gatherer:
         found.missing.remove(note)
 
     def _stacks(
-        self, pid: int, found: _Found, tree: Tree, page: RankPage | None
+        self, found: _Found, tree: Tree, page: RankPage | None
     ) -> list[Coroutine[Any, Any, None]]:
         """Dumps to be made for one rank: its own, and its children's where they may matter."""
         if not found.process.alive:
             return []
-        jobs = [self._own_stack(pid, found)]
-        children = [stat for stat, _ in zip(tree.descendants(pid), range(MAX_CHILDREN))]  # noqa: B905 (the shorter decides)
+        jobs = [self._own_stack(found)]
+        children = [stat for stat, _ in zip(tree.descendants(found.pid), range(MAX_CHILDREN))]  # noqa: B905 (the shorter decides)
         for stat in children:
             state = process_state(stat.pid, stat.start_ticks, self._proc)
             command = command_line(stat.pid, self._proc) or stat.comm
@@ -262,11 +271,17 @@ class Gatherer:
                 jobs.append(self._child_stack(stat.pid, found))
         return jobs
 
-    async def _own_stack(self, pid: int, found: _Found) -> None:
+    def _processors(self, ranks: Iterable[_Found], before: Tree) -> None:
+        """Note how much each rank has worked since then."""
+        tree = Tree(self._proc)
+        for found in ranks:
+            found.processors = tree.processors(found.pid, before)
+
+    async def _own_stack(self, found: _Found) -> None:
         found.threads = ()
         found.missing.append(note := "no stack: py-spy was not done in time")
         try:
-            found.threads = await self._py_spy.dump(pid)
+            found.threads = await self._py_spy.dump(found.pid)
         except NoStacksError as error:
             self._news.lose("stacks", f"no stacks: {error}")
             found.missing.append(f"no stack: {error}")
