@@ -22,7 +22,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hangwatch.nccl.sockets import accepted_by, listens
+from hangwatch.errors import EvidenceError
+from hangwatch.nccl.sockets import accepted_by, listened_by, listens
 from hangwatch.types.report import RasAnswer
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ TRIES = 4
 _MARGIN_S = 0.2
 _ADDRESS = "NCCL_RAS_ADDR"
 _ENABLED = "NCCL_RAS_ENABLE"
+_TLS_ALERT = "\x15"
+"""What a record of TLS begins with that refuses a connection (RFC 8446, 5.1: ContentType)."""
 _HOST_PORT = re.compile(r"\[?([^\[\]]*?)\]?:(\d{1,5})")
 
 
@@ -45,12 +48,17 @@ class _NotOursError(Exception):
     """The connection was accepted by a process that is no rank of ours."""
 
 
+class _NoGreetingError(Exception):
+    """The connection was closed, or answered by an alert of TLS, before a word was said."""
+
+
 async def ask(
     pids: Collection[int], variables: dict[str, str], timeout_s: float, proc: str = "/proc"
 ) -> RasAnswer | None:
     """What RAS says of the job; None where there is no such service, or it does not answer.
 
-    pids: of this node's ranks. variables: NCCL's, of one of them.
+    pids: of this node's ranks. variables: NCCL's, of one of them. Raises EvidenceError where
+    the service closes each connection without a word, as one that speaks TLS alone.
     """
     if variables.get(_ENABLED) == "0" or not pids:
         return None
@@ -59,10 +67,20 @@ async def ask(
     if not listens(port, next(iter(pids)), proc):
         return None
     deadline = time.monotonic() + timeout_s
+    closed = 0
     for _ in range(TRIES):
         with suppress(OSError, TimeoutError, ValueError, _NotOursError):
             async with asyncio.timeout(deadline - time.monotonic()):
-                return await _converse(host, port, pids, deadline, proc)
+                try:
+                    return await _converse(host, port, pids, deadline, proc)
+                except _NoGreetingError:
+                    closed += 1
+    if closed == TRIES and listened_by(port, pids, proc):
+        raise EvidenceError(
+            f"NCCL's RAS service at {host}:{port} closes each connection without an answer: it may "
+            "ask for TLS (from NCCL 2.32 on, where a key is configured), which hangwatch does not "
+            "speak"
+        )
     return None
 
 
@@ -71,7 +89,7 @@ async def _converse(
 ) -> RasAnswer:
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 16)
     try:
-        hello = await _answer(reader, writer, "CLIENT PROTOCOL 2")
+        hello = await _greet(reader, writer)
         if not hello.upper().startswith("SERVER PROTOCOL "):
             raise ValueError(hello)
         if not accepted_by(writer.get_extra_info("sockname")[1], port, pids, proc):
@@ -85,6 +103,16 @@ async def _converse(
     if not data:
         raise ValueError("no answer")
     return RasAnswer(data, is_json=is_json, complete=complete)
+
+
+async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    try:
+        hello = await _answer(reader, writer, "CLIENT PROTOCOL 2")
+    except ConnectionError as error:
+        raise _NoGreetingError from error
+    if not hello or hello.startswith(_TLS_ALERT):
+        raise _NoGreetingError
+    return hello
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> str:

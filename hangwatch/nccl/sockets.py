@@ -34,6 +34,20 @@ def accepted_by(own_port: int, port: int, pids: Collection[int], proc: str) -> b
         for one in _sockets(next(iter(pids)), proc)
         if (one.port, one.peer_port, one.state) == (port, own_port, _ESTABLISHED)
     }
+    return _is_open(inodes, pids, proc)
+
+
+def listened_by(port: int, pids: Collection[int], proc: str) -> bool:
+    """Whether one of these processes listens on a port."""
+    inodes = {
+        one.inode
+        for one in _sockets(next(iter(pids)), proc)
+        if (one.port, one.state) == (port, _LISTEN)
+    }
+    return _is_open(inodes, pids, proc)
+
+
+def _is_open(inodes: set[str], pids: Collection[int], proc: str) -> bool:
     wanted = {f"socket:[{inode}]" for inode in inodes - {"0"}}
     return bool(wanted) and any(wanted & set(open_files(pid, proc)) for pid in pids)
 

@@ -6,7 +6,10 @@ import asyncio
 import os
 import re
 import socket
+import ssl
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,7 @@ from fake_ras import TEXT, FakeRas, absent, member, status
 from harness import reaches, watch
 from waiting import in_time
 
+from hangwatch.errors import EvidenceError
 from hangwatch.nccl import ras
 from hangwatch.nccl.status import read
 from hangwatch.types.kinds import Phase
@@ -105,6 +109,25 @@ def test_something_else_on_the_port_is_left_alone() -> None:
     with FakeRas("", greeting="HTTP/1.1 400 Bad Request") as fake:
         assert asked(fake, timeout_s=2.0) is None
         assert set(fake.commands) == {"CLIENT PROTOCOL 2"}
+
+
+def test_one_that_speaks_tls_alone_is_said_to_be_so() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def serve(server: socket.socket) -> None:
+        for _ in range(ras.TRIES):
+            connection = server.accept()[0]
+            with suppress(OSError):  # what comes is not TLS
+                context.wrap_socket(connection, server_side=True).close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        variables = {"NCCL_RAS_ADDR": address}
+        pool.submit(serve, server)
+        with pytest.raises(EvidenceError, match=f"{address} closes .* may ask for TLS"):
+            asyncio.run(ras.ask([os.getpid()], variables, 10.0))
+        pool.submit(serve, server)
+        assert asyncio.run(ras.ask([os.getppid()], variables, 10.0)) is None  # not NCCL's
 
 
 def test_what_is_well_is_not_told() -> None:

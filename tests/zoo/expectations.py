@@ -8,7 +8,8 @@ arguments add up. What is told beside that, or before, may accuse nobody else, a
 other state than one that leads to it; ``also=failed:1`` is the state and the culprits of what
 has to be told of another fault. ``may_be`` is another state that may be told of the culprits, of
 a healthy job of anybody. ``lost`` is the kind that is left where torchrun ended ranks before what
-C++ did in them was read. ``forks=no``: a rank is known by what torchrun gives it alone.
+C++ did in them was read. ``text`` is in the headline or the explanation, ``advice`` in the first
+advice. ``forks=no``: a rank is known by what torchrun gives it alone.
 ``# launched with`` gives options of torchrun, ``# watched with`` those of hangwatch.
 Each case of a broken job says how certain its verdict may be.
 """
@@ -50,7 +51,7 @@ _LISTS = ("culprits", "victims")
 _BESIDE = {"hang": {"slow", "failed"}, "failed": {"slow"}}
 """What the same culprits may be called before or after, by what they are called."""
 _SITES = ("site", "victim_site")
-_NOT_COMPARED = ("text", "also", "may_be", "lost", "ranks", "forks")
+_NOT_COMPARED = ("text", "advice", "also", "may_be", "lost", "ranks", "forks")
 """Keys that are no values of the verdict."""
 _OF_VERDICTS = (
     *("state", "kind", "reason", "certainty", *_LISTS, *_SITES, "group", "members", "op"),
@@ -270,6 +271,8 @@ def misjudged(case: Expectation, result: Result) -> Iterator[str]:
         yield "nothing is explained, or advised"
     if case.values.get("text", "") not in verdict["headline"] + verdict["explanation"]:
         yield f"the text is {verdict['headline']!r} {verdict['explanation']!r}"
+    if case.values.get("advice", "") not in "".join(verdict["advice"][:1]):
+        yield f"the first advice is {verdict['advice'][:1]}"
     if [rank["rank"] for rank in report["ranks"]] != list(range(case.world_size)):
         yield "the report leaves ranks out"
 

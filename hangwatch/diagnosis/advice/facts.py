@@ -29,6 +29,7 @@ class Use(StrEnum):
     ACCELERATE = "accelerate"
     TRANSFORMERS = "transformers"
     DEEPSPEED = "deepspeed"
+    ZERO_3 = "zero_3"
     DDP = "ddp"
     FSDP = "fsdp"
     ZERO = "zero"
@@ -46,6 +47,12 @@ _FRAMES: tuple[tuple[Use, re.Pattern[str]], ...] = (
     (Use.ACCELERATE, re.compile(r"/accelerate/")),
     (Use.TRANSFORMERS, re.compile(r"/transformers/trainer\w*\.py$")),
     (Use.DEEPSPEED, re.compile(r"/deepspeed/")),
+    (
+        Use.ZERO_3,
+        re.compile(
+            r"/deepspeed/runtime/zero/(?:parameter_offload|partitioned_param_coordinator)\.py$"
+        ),
+    ),
     (Use.DDP, re.compile(r"/torch/nn/parallel/distributed\.py$")),
     (Use.FSDP, re.compile(r"/torch/distributed/(?:fsdp|_composable/fsdp)/")),
     (Use.ZERO, re.compile(r"/torch/distributed/optim/zero_redundancy_optimizer\.py$")),

@@ -216,6 +216,16 @@ BY_LIBRARY: tuple[Remedy, ...] = (
     ),
     Remedy(
         "sharded",
+        "With ZeRO-3 each module gathers its parameters from all ranks when it runs: an expert "
+        "without tokens, or a branch, that only some ranks run stops them all. Have the block "
+        "around it gathered as a whole: deepspeed.utils.set_z3_leaf_modules(model, [Block]) "
+        "before deepspeed.initialize().",
+        f"{DEEPSPEED}/zero3.html",
+        kinds=(*_APART, Kind.NEVER_ENTERED),
+        uses=(Use.ZERO_3,),
+    ),
+    Remedy(
+        "sharded",
         "With ZeRO-3 the forward pass itself gathers parameters from all ranks: evaluation, "
         "GatheredParameters and each module have to run on all of them, as often.",
         f"{DEEPSPEED}/zero3.html",

@@ -150,7 +150,11 @@ class Gatherer:
         """What NCCL's RAS service on this node says of the whole job, None without one."""
         pids = {rank: one.light.identity.pid for rank, one in self._pages.look().items()}
         variables = environment(next(iter(pids.values()), 0), ras.is_variable, self._proc)
-        return await ras.ask(list(pids.values()), variables, RAS_S, self._proc)
+        try:
+            return await ras.ask(list(pids.values()), variables, RAS_S, self._proc)
+        except EvidenceError as error:
+            self._news.lose("ras", str(error))
+            return None
 
     async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
         """What is known of the ranks of this node; what took too long is missing."""

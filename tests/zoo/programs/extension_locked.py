@@ -1,7 +1,7 @@
 """A build that was killed has left the lock file of an extension, which rank 2 loads."""
 # expect: state=hang kind=never_entered reason=compiling culprits=2 victims=0,1,3
 # expect: op=all_reduce group=default_pg site=load victim_site=add certainty=likely
-# expect: function=kernel text=lock
+# expect: function=kernel text=lock advice=TORCH_EXTENSIONS_DIR
 
 import tempfile
 from pathlib import Path
