@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 CHECK = "jobs"
-_OTHER_TORCH = "docs/compatibility.md says what hangwatch tells with which torch"
+_LACKS = "docs/compatibility.md and docs/limits.md say what is seen with which"
 
 
 def jobs(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def _job(run: runs.Run) -> Iterator[Finding]:
     for lacks in sorted({page.torch_lacks for page in seen.values() if page.torch_lacks}):
         lacking = True
         ranks = the_ranks([rank for rank, page in seen.items() if page.torch_lacks == lacks])
-        yield warn(CHECK, f"{run.name}: {ranks}, by the torch they run: {lacks}", _OTHER_TORCH)
+        yield warn(CHECK, f"{run.name}: {ranks}, by their torch and libraries: {lacks}", _LACKS)
     for note in notes:
         lacking = True
         yield warn(CHECK, f"{run.name}: a rank is not recorded: {note}", "the job itself goes on")

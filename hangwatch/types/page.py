@@ -161,6 +161,6 @@ class RankPage:
     beacons: str = "the Python recorder writes none"
     """Why the GPU does not tell how far it has come; empty if it does."""
     torch_lacks: str = ""
-    """What the agent misses in the rank's torch, for people; empty if nothing."""
+    """What the agent misses in the rank's torch and libraries, for people; empty if nothing."""
     groups_left_out: int = 0
     """Groups that the process made when there was no room for more in the page."""

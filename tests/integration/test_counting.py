@@ -258,6 +258,10 @@ class TestGroupsWrittenInPython:
             assert (default.enqueued, default.p2p) == (4, 1)
             assert (page.swallowed, page.disarmed) == (0, "")
 
+    def test_what_goes_round_torch_distributed_is_named(self, counted: Counted) -> None:
+        for page, _ in counted.ranks():
+            assert "what an_engine sends through NCCL by itself" in page.torch_lacks
+
     def test_the_users_line_is_told_and_not_that_of_the_class(self, counted: Counted) -> None:
         lines = counted.program.read_text().splitlines()
         for page, _ in counted.ranks():

@@ -68,6 +68,6 @@ def test_why_ranks_are_not_recorded_better(environ: dict[str, str], held: rundir
     assert [finding.what for finding in found] == [
         "night-7: rank 0 recorded by Python, a few times a second: no module of ours",
         "night-7: rank 1 recorded no more: too many errors",
-        "night-7: ranks 2 and 3, by the torch they run: calls of gather_all are not seen",
+        "night-7: ranks 2 and 3, by their torch and libraries: calls of gather_all are not seen",
         "night-7: a rank is not recorded: process 77 is not recorded: OSError: full",
     ]

@@ -16,6 +16,7 @@ from hangwatch.agent.inject.setup_calls import SetupCalls
 from hangwatch.agent.inject.unwrapped import Unwrapped
 from hangwatch.agent.periodic import Periodic
 from hangwatch.agent.practice.practice import Practice
+from hangwatch.agent.record.bypasses import Bypasses
 from hangwatch.agent.record.custom_groups import CustomCalls
 from hangwatch.agent.record.groups import Groups
 from hangwatch.agent.record.streams import use_current_streams
@@ -88,7 +89,10 @@ class Process:
         self._thread: Periodic | None = None
         self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
         self.calls = SetupCalls(recorder, self._prefixes)
-        self.groups = Groups(c10d, recorder, adopt, self._leave_out, self._use_backends)
+        self._adopt_group = adopt
+        self._bypasses = Bypasses()
+        self._bypasses.look()
+        self.groups = Groups(c10d, recorder, self._adopt, self._leave_out, self._use_backends)
         self.custom = CustomCalls(recorder, self.groups, self.guard, self._prefixes)
         self._recorders = recorders
         self._lacks = torch_lacks
@@ -243,11 +247,26 @@ class Process:
         for name in names:
             if self._recorders.add(name, told=tells_completion(group)):
                 self._recorder.add_dump(name)
-        if self.page and len(self._recorders.unrecorded) > known:
+        if len(self._recorders.unrecorded) > known:
+            self._tell_lacks()
+
+    def _adopt(self, group: Any) -> None:
+        """Record a group whose class is written in Python; tell of what cannot be recorded."""
+        self._adopt_group(group)
+        if self._bypasses.take_over(type(group), self._c10d.ProcessGroup, self._c10d):
+            self._tell_lacks()
+
+    def _look_for_bypasses(self) -> None:
+        if self._bypasses.look():
+            self._tell_lacks()
+
+    def _tell_lacks(self) -> None:
+        if self.page:
             self._recorder.set_torch_lacks(self._torch_lacks())
 
     def _torch_lacks(self) -> str:
-        return "; ".join(filter(None, (self._lacks, self._recorders.lack())))
+        lacks = (self._lacks, self._recorders.lack(), *self._bypasses.found)
+        return "; ".join(filter(None, lacks))
 
     def _leave_out(self, group: Mapping[str, Any]) -> None:
         """Leave word of a group that the page has no room for, beside it."""
@@ -273,6 +292,7 @@ class Process:
             self._exceptions.record_uncaught()
             if self._thread is not None and self._thread.stop() and self._sampler is not None:
                 self._sampler.sample_groups()
+            self._look_for_bypasses()
             self._practice.finish(self.page)
         finally:
             self._set_phase("raised" if raised else "exited")
@@ -315,6 +335,7 @@ class Process:
             def run() -> None:
                 self.settle()
                 sampler.sample()
+                self._look_for_bypasses()
                 self.custom.end_finished_waits()
                 if not self._leave_groups_alone():
                     self._practice.look(self.page)
