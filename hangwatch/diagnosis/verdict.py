@@ -217,7 +217,7 @@ def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -
 
 
 def _is_being_compiled_for(case: Case, finding: Finding) -> bool:
-    """Whether all that is waited for is a compiler at work, which ends however long it takes."""
+    """Whether all that is waited for is a compiler at work: it takes as long as it takes."""
     if finding.reason is not Reason.COMPILING:
         return False
     doing = (case.activity(rank).compiling for rank in finding.culprits)

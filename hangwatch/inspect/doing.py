@@ -64,6 +64,8 @@ def doing(rank: RankSnapshot, call: Call | None, sources: Mapping[str, str]) -> 
         return _waits(f"{call.text}{phrases.at_line(call.site) or at}")
     if not frames:
         return _without_stack(rank)
+    if act.compiling is not None:
+        return _is(Where.ELSEWHERE, phrases.doing(act))
     return _in_library(rank, frames, at) or _elsewhere(rank, act, at, sources)
 
 

@@ -66,6 +66,10 @@ def reducing(rank: int) -> RankSnapshot:
         ),
         (WAITING, "is in backward at train.py:9, in which gradients are reduced"),
         ((MAIN,), "is in its own code at train.py:9"),
+        (
+            (Frame(f"{TORCH}/_inductor/compile_fx.py", 1, "bw_compiler"), *WAITING[:-1], MAIN),
+            "is compiling with torch.compile (main, train.py:9)",
+        ),
     ],
 )
 def test_a_stack_tells_what_a_rank_waits_in(frames: tuple[Frame, ...], said: str) -> None:

@@ -6,6 +6,8 @@
 # expect 1 skips-step: state=failed kind=op_mismatch culprits=1 certainty=proved|likely
 # expect 2 skips-backward: state=hang kind=finished_early culprits=1 victims=0
 # expect 2 skips-backward: certainty=proved|likely
+# expect 3 skips-step: state=hang kind=op_mismatch culprits=1 victims=0 certainty=proved|likely
+# expect 3 skips-step: advice=step()
 # expect 3 uses-spare: state=hang kind=subset_entered culprits=0 victims=1 certainty=proved|likely
 # expect 3 uses-spare: function=forward site=uses victim_site=goes_back
 # expect 3 uses-spare: victim_call=DeepSpeedEngine.backward
