@@ -116,6 +116,7 @@ class Method(NamedTuple):
         inputs are a list (reduce_scatter).
     options: the options, or in the forms without them the root.
     peer, tag: of point-to-point calls.
+    sends, receives: how many rows each member is sent, and sends; empty where all get as many.
     core: every version of torch since 2.4 has it.
     """
 
@@ -125,6 +126,8 @@ class Method(NamedTuple):
     options: Parameter | None = None
     peer: Parameter | None = None
     tag: Parameter | None = None
+    sends: Parameter | None = None
+    receives: Parameter | None = None
     core: bool = False
 
     @property
@@ -157,6 +160,8 @@ _OPTIONS = (
     Parameter(2, ("opts", "root")),
 )
 _SPLIT_OPTIONS = Parameter(4, ("opts",))
+_SENDS = Parameter(3, ("input_split_sizes",))
+_RECEIVES = Parameter(2, ("output_split_sizes",))
 _TAG = Parameter(2, ("tag",))
 
 METHODS = (
@@ -186,8 +191,23 @@ METHODS = (
         "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_coalesced", _LISTS, _OPTIONS[2]
     ),
     Method("alltoall", "all_to_all", _INPUTS, _OPTIONS[2], core=True),
-    Method("alltoall_base", "all_to_all_single", _INPUT, _SPLIT_OPTIONS, core=True),
-    Method("all_to_all_single", "all_to_all_single", _INPUT, _SPLIT_OPTIONS),
+    Method(
+        "alltoall_base",
+        "all_to_all_single",
+        _INPUT,
+        _SPLIT_OPTIONS,
+        sends=_SENDS,
+        receives=_RECEIVES,
+        core=True,
+    ),
+    Method(
+        "all_to_all_single",
+        "all_to_all_single",
+        _INPUT,
+        _SPLIT_OPTIONS,
+        sends=_SENDS,
+        receives=_RECEIVES,
+    ),
     Method("barrier", "barrier", options=_OPTIONS[0], core=True),
     Method("monitored_barrier", "monitored_barrier"),
     Method("send", "send", _TENSORS, peer=Parameter(1, ("dstRank",)), tag=_TAG, core=True),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_NAMES = max(
     len(parameter.names)
     for method in METHODS
-    for parameter in (method.tensor, method.options, method.peer, method.tag)
+    for parameter in (method.tensor, method.options, method.peer, method.tag, method.sends)
     if parameter is not None
 )
 HEAD = f"""\
@@ -52,6 +52,8 @@ struct Method {{
   Parameter root;       // the root's rank, or the options that hold it
   Parameter peer;
   Parameter tag;
+  Parameter sends;      // how many rows go to each member, and come from it
+  Parameter receives;
 }};
 
 constexpr Method kMethods[] = {{
@@ -73,7 +75,8 @@ def _row(method: Method) -> str:
     call = "p2p" if method.p2p else "monitored_barrier" if method.seq_count > 1 else "collective"
     one_tensor = str(OPERATIONS[method.wire].one_tensor).lower()
     root = method.options if method.rooted else None
-    parameters = ", ".join(_braced(method.tensor, root, method.peer, method.tag))
+    splits = method.sends, method.receives
+    parameters = ", ".join(_braced(method.tensor, root, method.peer, method.tag, *splits))
     return (
         f'    {{"{method.name}", "{method.wire}", groups::Call::{call}, {one_tensor},'
         f" {parameters}}},\n"

@@ -25,7 +25,7 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 7;
+constexpr std::uint32_t kVersion = 8;
 constexpr std::size_t kMaxGroups = 512;
 // Slots get memory so many at a time: most ranks never need more than the first.
 constexpr std::size_t kSlotsAtOnce = 64;
@@ -33,7 +33,9 @@ static_assert(kMaxGroups % kSlotsAtOnce == 0);
 constexpr std::size_t kRingEvents = 256;
 constexpr std::size_t kCheckpoints = 8;
 constexpr std::uint64_t kCheckpointInterval = 32;
-constexpr std::size_t kBeacons = 32;  // for consecutive sequence numbers of a group
+constexpr std::size_t kBeacons = 32;     // for consecutive sequence numbers of a group
+constexpr std::size_t kSplitsKept = 32;  // calls with splits, by their index modulo this
+constexpr std::size_t kMaxSplits = 128;  // of larger groups they are not kept
 constexpr std::size_t kMaxSites = 4096;
 constexpr std::size_t kMaxStrings = 4096;
 constexpr std::size_t kStringBytes = 192 * 1024;
@@ -243,6 +245,15 @@ struct alignas(64) EventSlot {
   Record<EventData> record;
 };
 
+// How many rows a call of all_to_all_single sends to each member of its group, and takes.
+struct SplitsData {
+  std::uint64_t index;  // of its event
+  std::uint32_t sends;  // how many are known, 0 where they were not given
+  std::uint32_t receives;
+  std::int32_t sent[kMaxSplits];
+  std::int32_t received[kMaxSplits];
+};
+
 // How far a stream has come: what the GPU writes, and what it was asked to write
 // (beacon.hpp). A sequence number has the beacon of its value modulo kBeacons, since
 // streams overtake each other: one word for all would go back and forth between them.
@@ -301,6 +312,7 @@ struct Page {
   Record<NoteData> beacons_off;  // why there are no beacons; empty if there are
   Record<NoteData> torch_lacks;  // what the agent misses in this torch; empty if nothing
   EventSlot events[kRingEvents];
+  Record<SplitsData> splits[kSplitsKept];
   SiteTable sites;
   StringTable strings;
   // The slots, for which room is set aside as they come into use (Page::slots). To

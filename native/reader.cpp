@@ -88,6 +88,18 @@ void read_groups(const Page& page, PageView& view, std::uint32_t (&generations)[
   }
 }
 
+void read_splits(const Page& page, EventView& event) {
+  const Record<SplitsData>& record = page.splits[event.data.index % kSplitsKept];
+  // Nearly all others are of another call: they are not read.
+  if (record.word(offsetof(SplitsData, index)) != event.data.index) return;
+  SplitsData splits;
+  if (!record.read(splits) || splits.index != event.data.index) return;
+  const auto sends = std::min<std::size_t>(splits.sends, kMaxSplits);
+  const auto receives = std::min<std::size_t>(splits.receives, kMaxSplits);
+  event.sends.assign(splits.sent, splits.sent + sends);
+  event.receives.assign(splits.received, splits.received + receives);
+}
+
 void read_events(const Page& page, PageView& view, const std::uint32_t (&generations)[kMaxGroups]) {
   const std::uint64_t next = page.next_event.load(std::memory_order_acquire);
   for (std::size_t i = 0; i < kRingEvents; ++i) {
@@ -105,6 +117,7 @@ void read_events(const Page& page, PageView& view, const std::uint32_t (&generat
     event.wire = string_at(page, data.wire);
     event.dtype = string_at(page, data.dtype);
     event.site = site_at(page, data.site);
+    read_splits(page, event);
     view.events.push_back(std::move(event));
   }
   std::sort(view.events.begin(), view.events.end(),

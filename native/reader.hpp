@@ -33,6 +33,7 @@ struct EventView {
   EventData data;
   std::string op, wire, dtype;
   SiteView site;
+  std::vector<std::int64_t> sends, receives;  // rows for each member; empty where not known
 };
 
 struct PageView {

@@ -112,6 +112,13 @@ bool mark_passed(const Wait& wait) {
   return PyErr_Occurred() == nullptr;
 }
 
+void keep_splits(const signature::Method& method, const signature::Arguments& arguments,
+                 std::uint64_t event) noexcept {
+  SplitsData splits{};
+  if (event == writer::kNoEvent) return;
+  if (signature::read_splits(method, arguments, event, splits)) writer::set_splits(splits);
+}
+
 Call interrupted() {
   Call call = kNoCall;
   call.slot = kInterrupted;
@@ -214,6 +221,7 @@ Call begin(std::size_t method, PyObject* group, const signature::Arguments& argu
   event.blocked_ns = now;
   event.state = static_cast<std::uint64_t>(OpState::blocked);
   call.event = writer::add_event(event);
+  if (m.sends.position >= 0) keep_splits(m, arguments, call.event);
   if (event.p2p == 0) {
     call.device = mark_reached(*slot, index, event.seq, on_device, m.tensor.position >= 0);
     if (streams::wanted() && PyErr_Occurred() != nullptr) {

@@ -52,6 +52,22 @@ bool read_root(PyObject* options, const groups::Slot& slot, EventData& event) {
   return true;
 }
 
+// Returns how many sizes there are, 0 for anything but a list of plain integers.
+std::uint32_t read_sizes(PyObject* value, std::int32_t (&sizes)[kMaxSplits]) noexcept {
+  if (value == nullptr || !PyList_Check(value)) return 0;
+  const Py_ssize_t count = PyList_Size(value);
+  if (count > static_cast<Py_ssize_t>(kMaxSplits)) return 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PyList_GetItem(value, i);
+    if (item == nullptr || !PyLong_CheckExact(item)) return 0;
+    int overflow = 0;
+    const long size = PyLong_AsLongAndOverflow(item, &overflow);
+    if (overflow != 0 || size < 0 || size > INT32_MAX) return 0;
+    sizes[i] = static_cast<std::int32_t>(size);
+  }
+  return static_cast<std::uint32_t>(count);
+}
+
 }  // namespace
 
 bool setup() {
@@ -72,6 +88,14 @@ bool read(const Method& method, const Arguments& arguments, const groups::Slot& 
   }
   if (PyObject* tag = argument(arguments, method.tag)) return to_integer(tag, event.tag);
   return true;
+}
+
+bool read_splits(const Method& method, const Arguments& arguments, std::uint64_t index,
+                 SplitsData& splits) noexcept {
+  splits.index = index;
+  splits.sends = read_sizes(argument(arguments, method.sends), splits.sent);
+  splits.receives = read_sizes(argument(arguments, method.receives), splits.received);
+  return splits.sends != 0 || splits.receives != 0;
 }
 
 }  // namespace hangwatch::signature

@@ -23,4 +23,9 @@ bool setup();  // false with an exception set
 bool read(const Method& method, const Arguments& arguments, const groups::Slot& slot,
           bool want_device, EventData& event, groups::Device& device);
 
+// Reads the splits of a call, the event of which is `index`. False where none are given, or they
+// are no lists of numbers. Runs nothing of the program's.
+bool read_splits(const Method& method, const Arguments& arguments, std::uint64_t index,
+                 SplitsData& splits) noexcept;
+
 }  // namespace hangwatch::signature

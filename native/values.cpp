@@ -117,8 +117,8 @@ PyObject* group_dict(const GroupView& group) {
 PyObject* event_dict(const EventView& event) {
   const EventData& data = event.data;
   const std::vector<std::int64_t> shape(data.shape, data.shape + data.ndim);
-  return Dict()
-      .set("index", count(data.index))
+  Dict dict;
+  dict.set("index", count(data.index))
       .set("slot", count(data.slot))
       .set("op", text(event.op))
       .set("wire", text(event.wire))
@@ -136,8 +136,10 @@ PyObject* event_dict(const EventView& event) {
       .set("done_ns", count(data.done_ns))
       .set("site", site_dict(event.site.file, event.site.line, event.site.function))
       .set("device", number(data.device))
-      .set("thread", count(data.thread))
-      .release();
+      .set("thread", count(data.thread));
+  if (!event.sends.empty()) dict.set("sends", list_of(event.sends, number));
+  if (!event.receives.empty()) dict.set("receives", list_of(event.receives, number));
+  return dict.release();
 }
 
 }  // namespace

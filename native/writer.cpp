@@ -255,6 +255,12 @@ std::uint64_t add_event(EventData& event) noexcept {
   return kNoEvent;
 }
 
+void set_splits(const SplitsData& splits) noexcept {
+  Page* p = page();
+  if (p == nullptr) return;
+  if (!p->splits[splits.index % kSplitsKept].write(splits)) dropped(p);
+}
+
 void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_async) noexcept {
   Page* p = page();
   if (p == nullptr || index == kNoEvent) return;

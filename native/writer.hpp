@@ -92,6 +92,7 @@ std::uint64_t add_event(EventData& event) noexcept;
 void agree(const EventData& event, bool sized) noexcept;
 // Moves an event of the slot to another state, now, unless the ring has gone on
 // without it or it was done already.
+void set_splits(const SplitsData& splits) noexcept;
 void move_event(std::uint64_t index, std::size_t slot, OpState state, bool is_async) noexcept;
 
 // The event's collective has a beacon on a stream of the device.

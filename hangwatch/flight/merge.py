@@ -269,6 +269,8 @@ def _from_page(event: PageEvent, group: PageGroup, call: Call | None, now_ns: in
         thread=event.thread,
         device=_runs_on_device(event, group, call, state, begun=begun),
         begun=begun,
+        sends=event.sends,
+        receives=event.receives,
     )
 
 
@@ -291,6 +293,8 @@ def _from_flight(
         source="flight",
         device=entry.device,
         begun=True if call.started and entry.device else None,
+        sends=entry.sends,
+        receives=entry.receives,
     )
 
 

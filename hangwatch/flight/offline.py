@@ -180,6 +180,8 @@ def _record(  # noqa: PLR0913 (what becomes one record)
         source="flight",
         device=entry.device,
         begun=begun,
+        sends=() if grouped else entry.sends,
+        receives=() if grouped else entry.receives,
     )
 
 

@@ -124,6 +124,8 @@ def _entry(raw: Any, sites: dict[tuple[str, int, str], Site]) -> FlightEntry:
         coalescing=_int(raw.get("collective_seq_id"), -1),
         p2p_before=_int(raw.get("p2p_seq_id"), 0),
         device=runs_on_device(backend),
+        sends=_splits(raw.get("input_split_sizes")),
+        receives=_splits(raw.get("output_split_sizes")),
     )
     return numbered(entry)
 
@@ -212,6 +214,14 @@ def _shape(raw: Any) -> tuple[int, ...]:
     if not isinstance(raw, list):
         return ()
     return tuple(_int(size, -1) for size in raw[:MAX_DIMS])
+
+
+def _splits(raw: Any) -> tuple[int, ...]:
+    """What goes to each member or comes from it; empty if it makes no sense."""
+    if not isinstance(raw, list) or len(raw) > MAX_MEMBERS:
+        return ()
+    sizes = tuple(_int(size, -1) for size in raw)
+    return sizes if min(sizes, default=-1) >= 0 else ()
 
 
 def _text(raw: Any) -> str:

@@ -39,6 +39,9 @@ class FlightEntry:
     """p2p_seq_id, also of collectives."""
     device: bool = False
     """A device runs it, and not a thread of the host."""
+    sends: tuple[int, ...] = ()
+    """Of an all_to_all: how many elements go to each member (format 2.11)."""
+    receives: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

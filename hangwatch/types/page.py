@@ -123,6 +123,10 @@ class PageEvent:
     """Native thread id that issued it."""
     device: int = -1
     """CUDA device whose stream tells when it has come to it (``PageGroup.reached``), else -1."""
+    sends: tuple[int, ...] = ()
+    """Of all_to_all_single: how many rows go to each member; empty where that is not known."""
+    receives: tuple[int, ...] = ()
+    """How many rows it takes from each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,10 @@ class OpRecord:
     the device may not have come to it yet."""
     begun: bool | None = None
     """Whether the device has come to it; None where that is not known."""
+    sends: tuple[int, ...] = ()
+    """Of an all_to_all: how much goes to each member (rows; elements where ``flight`` tells)."""
+    receives: tuple[int, ...] = ()
+    """How much it takes from each."""
 
 
 @dataclass(frozen=True, slots=True)

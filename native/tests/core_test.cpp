@@ -102,6 +102,25 @@ void events_of_a_slot_given_away_are_left_out() {
   CHECK(page.read().events.empty());
 }
 
+void splits_are_those_of_their_call() {
+  const Opened page("splits.page");
+  writer::define_group(0, "0", "", {0, 1}, 0, "gloo");
+  for (std::uint64_t seq = 1; seq <= kSplitsKept + 2; ++seq) {
+    EventData event = event_of(seq, 0);
+    SplitsData splits{};
+    splits.index = writer::add_event(event);
+    splits.sends = 2;
+    splits.sent[1] = static_cast<std::int32_t>(seq);
+    // The call after it has none, and takes the place of none.
+    if (seq != 2) writer::set_splits(splits);
+  }
+  const std::vector<EventView> events = page.read().events;
+  CHECK(events.size() == kSplitsKept + 2);
+  CHECK(events[0].sends.empty() && events[1].sends.empty());  // overwritten, and without
+  CHECK((events[2].sends == std::vector<std::int64_t>{0, 3}) && events[2].receives.empty());
+  CHECK((events.back().sends == std::vector<std::int64_t>{0, kSplitsKept + 2}));
+}
+
 using Checkpoints = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
 // The checkpoints of a rank that issued so many calls, one of them from another line.
@@ -333,6 +352,7 @@ int main(int argc, char** argv) {
   members_survive_the_way_through_text();
   a_page_reads_as_it_was_written();
   events_of_a_slot_given_away_are_left_out();
+  splits_are_those_of_their_call();
   checkpoints_tell_where_programs_differ();
   a_bell_is_heard_before_during_and_after_the_wait();
   a_bell_is_rung_at_pages_only();

@@ -161,6 +161,10 @@ class TestEveryCall:
             assert by_site["gather", "gather"].root == 0
             if RECORDED or counted.recorder == "native":  # c10d's options do not say so before
                 assert by_site["all_reduce_async", "all_reduce"].is_async
+            splits = {0: ((1, 3), (1, 2)), 1: ((2, 2), (3, 2))}
+            uneven = by_site["all_to_all_uneven", "all_to_all_single"]
+            assert (uneven.sends, uneven.receives) == splits[rank]
+            assert by_site["all_to_all_single", "all_to_all_single"].sends == ()
             sent = by_site["isend_irecv", "recv" if rank else "send"]
             assert (sent.peer, sent.tag, sent.p2p) == (1 - rank, 7, True)
             if rank == 1:

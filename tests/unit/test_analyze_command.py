@@ -81,6 +81,24 @@ def test_json_is_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert report["run"]["nodes"] == []
 
 
+@pytest.mark.parametrize("name", ["nccl_trace_rank_{}", "rank_{}.json"])
+def test_dumps_with_split_sizes_tell_what_does_not_fit(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = config(g0=("default_pg", [0, 1, 2]))
+    for rank in range(3):
+        splits = {"input_split_sizes": [8, 8, 8], "output_split_sizes": [8, 8, 8]}
+        if rank == 1:
+            splits["output_split_sizes"] = [16, 8, 0]
+        exchange = entry(2, "nccl:all_to_all", **splits)
+        dump = plain(done(1), exchange, version="2.11", pg_config=ranks)
+        write(tmp_path / name.format(rank), dump)
+    verdict = report_of(capsys, tmp_path)["verdict"]
+    assert (verdict["kind"], verdict["culprits"]) == ("signature_mismatch", [1])
+    assert "rank 0 sends 8 elements to rank 1, which takes 16" in verdict["headline"]
+    assert "rank 2 sends 8 elements to rank 1, which takes 0" in verdict["headline"]
+
+
 def test_a_job_in_which_nothing_waits_is_ok(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

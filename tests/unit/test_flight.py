@@ -104,6 +104,13 @@ def test_a_subgroup_that_nobody_described_has_no_description() -> None:
     assert entry.group_desc == ""
 
 
+@pytest.mark.parametrize("raw", [None, 5, [1, -1], ["x"], [[1]]])
+def test_split_sizes_that_make_no_sense_are_not_believed(raw: Any) -> None:
+    splits = {"input_split_sizes": [1, "2"], "output_split_sizes": raw}
+    (entry,) = parse_json(dump({**GLOO, **splits})).entries
+    assert (entry.sends, entry.receives) == ((1, 2), ())
+
+
 def test_a_dump_without_entries_is_read() -> None:
     assert parse_json(b'{"version": "2.5"}') == FlightDump("2.5", ())
     assert parse_json(dump(entries=None)).entries == ()

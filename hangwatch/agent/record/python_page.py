@@ -248,6 +248,12 @@ class PythonPage(FlagBell):
                 group["enqueued"], group["changed_ns"] = seq, now
         return index
 
+    def set_splits(self, index: int, splits: dict[str, list[int]]) -> None:
+        """Tell how many rows a call sends to each member, and takes from each."""
+        event = self._events.get(index)
+        if event is not None:
+            event |= splits
+
     def record_cancelled(self, index: int) -> None:
         """Take back a call that was recorded: it is not made."""
         event = self._events.pop(index, None)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.agent.call_site import public_name
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.record.python_page import PythonPage
-from hangwatch.agent.record.signature import read_signature
+from hangwatch.agent.record.signature import read_signature, read_splits
 from hangwatch.agent.record.unseen import standing_for
 from hangwatch.operations import METHODS
 
@@ -127,6 +127,8 @@ def _begin(
     seq, before = numbering.begin(method, group)
     try:
         index = recorder.record_begin(slot, op, method.wire, seq, method.p2p, *signature)
+        if method.sends is not None:
+            recorder.set_splits(index, read_splits(method, args, kwargs))
     except BaseException:  # not ours, perhaps: then the call is not made
         numbering.cancel(method)
         raise

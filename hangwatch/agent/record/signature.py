@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from hangwatch.operations import Method, Parameter
 
 
+MAX_SPLITS = 128
+"""Of larger groups they are not kept (native/page.hpp: kMaxSplits)."""
+_MAX_SIZE = (1 << 31) - 1
+
+
 class Signature(NamedTuple):
     """Tensor, root, peer and tag of a call. Ranks are global, -1 for none."""
 
@@ -43,6 +48,25 @@ def read_signature(
         tag if isinstance(tag, int) else 0,
         bool(getattr(options, "asyncOp", False)),
     )
+
+
+def read_splits(
+    method: Method, args: Sequence[Any], kwargs: dict[str, Any]
+) -> dict[str, list[int]]:
+    """Return how many rows a call sends to each member, and takes from each, where it says so."""
+    given = {
+        "sends": _argument(args, kwargs, method.sends),
+        "receives": _argument(args, kwargs, method.receives),
+    }
+    return {
+        name: sizes.copy()
+        for name, sizes in given.items()
+        if isinstance(sizes, list) and 0 < len(sizes) <= MAX_SPLITS and _are_sizes(sizes)
+    }
+
+
+def _are_sizes(values: list[Any]) -> bool:
+    return all(type(value) is int and 0 <= value <= _MAX_SIZE for value in values)
 
 
 def _argument(args: Sequence[Any], kwargs: dict[str, Any], parameter: Parameter | None) -> Any:

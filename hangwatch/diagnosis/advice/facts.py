@@ -85,6 +85,9 @@ _SOURCE: tuple[tuple[Use, re.Pattern[str]], ...] = (
 )
 """What the text of the files tells in which ranks are."""
 
+_NAMED = {"dtype": "dtype", "shape": "shape", "root": "root", "splits": "split sizes"}
+"""What may differ in calls that match else, and what people call it."""
+
 _EXHAUSTED = {"StopIteration", "StopAsyncIteration"}
 OUTERMOST = 2
 """So many functions from the user's line inwards are what the user called, not how it works."""
@@ -173,8 +176,8 @@ def _values(finding: Finding) -> Iterator[tuple[str, str]]:
         yield "culprits", the_ranks(finding.culprits)
     if others:
         yield "others", the_ranks(others)
-    if finding.differs in {"dtype", "shape", "root"}:
-        yield finding.differs, finding.differs
+    if finding.differs in _NAMED:
+        yield finding.differs, _NAMED[finding.differs]
     if finding.guard is not None:
         yield "guard", finding.guard.text.rstrip(":")
         yield "guard_line", f"{short_file(finding.guard.file)}:{finding.guard.line}"

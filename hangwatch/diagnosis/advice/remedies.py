@@ -215,6 +215,14 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "same tensor",
+        "Exchange the {splits} first: all_to_all_single of what each rank sends gives each what it "
+        "has to take (output_split_sizes). Compare the two at {line}.",
+        DISTRIBUTED,
+        kinds=(Kind.SIGNATURE_MISMATCH,),
+        apart=False,
+    ),
+    Remedy(
+        "same tensor",
         "Make the tensor the same on all ranks: pad it, or gather the sizes first and use a "
         "collective that allows uneven ones.",
         DISTRIBUTED,

@@ -23,6 +23,7 @@ VALUES = frozenset(
         "dtype",
         "shape",
         "root",
+        "splits",
         "impatient",
         "exhausted",
         "left",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.exchanges import misfits, odd_ones
 from hangwatch.operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Differs(StrEnum):
     ROOT = "root"
     DTYPE = "dtype"
     SHAPE = "shape"
+    SPLITS = "splits"
+    """One sends another amount than the other takes."""
     ORIGIN = "origin"
     """The same call, made by the user's code here and by C++ there."""
 
@@ -49,7 +52,7 @@ def split_of(records: Mapping[int, OpRecord]) -> Split | None:
     """Return how the calls of one sequence number disagree, None if they do not."""
     alike = {(r.wire, r.root, r.dtype, r.shape, r.source) for r in records.values()}
     if len(alike) <= 1:
-        return None  # as nearly always: the rest takes its time
+        return _exchange(records)  # as nearly always: the rest takes its time
     known = {rank: record for rank, record in records.items() if record.wire}
     split = _split(Differs.OP, known, wire_key(known.values()))
     if split is not None or not known:
@@ -60,7 +63,18 @@ def split_of(records: Mapping[int, OpRecord]) -> Split | None:
         split = _split(Differs.ROOT, rooted, lambda record: f"root {record.root}")
     if split is None and all(operation.equal_sizes for operation in operations):
         split = _sizes(known)
-    return split or _forms(known)
+    return split or _forms(known) or _exchange(known)
+
+
+def _exchange(known: Mapping[int, OpRecord]) -> Split | None:
+    """Return those whose sizes do not fit those of the others, after the others."""
+    found = misfits(known)
+    if not found:
+        return None
+    odd = odd_ones(found)
+    others = tuple(sorted(known.keys() - set(odd)))
+    parts = (("sizes that fit", others), ("sizes that do not", odd))
+    return Split(Differs.SPLITS, tuple(part for part in parts if part[1]))
 
 
 def _forms(known: Mapping[int, OpRecord]) -> Split | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import Cause, How
+from hangwatch.diagnosis.facts.exchanges import misfits
 from hangwatch.diagnosis.facts.history import habit, step
 from hangwatch.diagnosis.facts.shares import is_majority
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
@@ -86,6 +87,8 @@ def judge_dispute(case: Case, place: Place) -> Finding | None:
     racing = judge_threads(case, place)
     if racing is not None:
         return racing
+    if found.differs is Differs.SPLITS:
+        return _other_splits(case, place, found)
     parts = [ranks for _, ranks in found.parts]
     majority = parts[0] if len(parts[0]) > len(parts[1]) else None
     if majority is None:
@@ -338,6 +341,32 @@ def _other_signature(
         victim_site=scene.other_site,
         waits=_waits(case, place),
         apart=bool(by_cpp),
+        differs=found.differs,
+    )
+
+
+def _other_splits(case: Case, place: Place, found: Split) -> Finding:
+    """Ranks that send another amount than is taken, or take another than is sent."""
+    pairs = misfits(case.job.places(place.gid)[place.seq])
+    culprits = found.parts[-1][1]
+    named = {rank for pair in pairs for rank in (pair.sender, pair.receiver)}
+    partners = tuple(sorted(named - {*culprits})) if len(culprits) == 1 else ()
+    site = case.site_at(culprits[0], place)
+    where = wait_point_text(case.job, place, _op(case, place, culprits[0]))
+    scene = Scene(culprits, partners, where, site)
+    return Finding(
+        kind=Kind.SIGNATURE_MISMATCH,
+        reason=Reason.USER_CODE,
+        certainty=Certainty.LIKELY if len(culprits) == 1 else Certainty.POSSIBLE,
+        culprits=culprits,
+        victims=case.victims_of(culprits, _wait_points(case, place)),
+        text=disagreement.exchange(scene, pairs),
+        final=_is_final(case, place),
+        wait_point=place,
+        collective=_collective(case, place, culprits[0]),
+        site=site,
+        victim_site=case.site_at(partners[0], place) if partners else None,
+        waits=_waits(case, place),
         differs=found.differs,
     )
 

@@ -19,10 +19,13 @@ from hangwatch.diagnosis.text.wording import Scene, Text, sentences
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hangwatch.diagnosis.facts.exchanges import Misfit
     from hangwatch.diagnosis.facts.signatures import Split
     from hangwatch.diagnosis.source.control_flow import Guard
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
+
+MAX_PAIRS = 3
 
 
 def subset(scene: Scene, guard: Guard | None, went_on: str) -> Text:
@@ -179,6 +182,32 @@ def signature(scene: Scene, found: Split, by_cpp: Ranks = ()) -> Text:
             inner if by_cpp else "",
         ),
     )
+
+
+def exchange(scene: Scene, pairs: Sequence[Misfit]) -> Text:
+    """An exchange in which ranks send others more, or less, than these take."""
+    theirs = f"those of {the_ranks(scene.others)}" if scene.others else "each other"
+    told = [
+        f"rank {pair.sender} sends {_count(pair.sent, pair.unit)} to rank {pair.receiver}, which "
+        f"takes {pair.taken}"
+        for pair in pairs[:MAX_PAIRS]
+    ]
+    more = f"; and {len(pairs) - MAX_PAIRS} pairs more" if len(pairs) > MAX_PAIRS else ""
+    return Text(
+        f"{scene.they} entered {scene.where}{at_line(scene.site)} with sizes that do not fit "
+        f"{theirs}: {'; '.join(told)}{more}.",
+        sentences(
+            "What one rank sends another has to be what that one takes.",
+            f"The sizes of {the_ranks(scene.others)} fit those of all others."
+            if scene.others
+            else "Nothing tells which of the two is wrong.",
+            f"{scene.they}: {place_in_code(scene.site)}." if scene.site else "",
+        ),
+    )
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
 def _took(scene: Scene, guard: Guard | None) -> str:

@@ -115,6 +115,12 @@ def all_to_all_single():
     dist.all_to_all_single(ones(), ones())
 
 
+@form(("all_to_all_single", "all_to_all_single"))
+def all_to_all_uneven():
+    sends, receives = ([1, 3], [1, 2]) if RANK == 0 else ([2, 2], [3, 2])
+    dist.all_to_all_single(torch.ones(sum(receives)), ones(), receives, sends)
+
+
 @form(("all_to_all", "all_to_all"))
 def all_to_all():
     dist.all_to_all([ones(), ones()], [ones(), ones()])

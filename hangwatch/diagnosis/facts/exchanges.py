@@ -1,0 +1,55 @@
+"""Compares what the members of a group send each other with what they take (all_to_all)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hangwatch.types.snapshot import OpRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A pair of ranks of which one sends another amount than the other takes."""
+
+    sender: int
+    receiver: int
+    sent: int
+    taken: int
+    unit: str
+    """``row``, or ``element`` where a Flight Recorder tells."""
+
+
+def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
+    """The pairs that do not fit, of members whose calls of one sequence number are known."""
+    first = next(iter(records.values()), None)
+    if first is None or not first.wire.startswith("all_to_all"):
+        return []  # as nearly always
+    return list(_misfits(records))
+
+
+def _misfits(records: Mapping[int, OpRecord]) -> Iterator[Misfit]:
+    ranks = next(iter(records.values())).group.ranks
+    for sending, sender in enumerate(ranks):
+        theirs = records.get(sender)
+        if theirs is None or len(theirs.sends) != len(ranks):
+            continue
+        for taking, receiver in enumerate(ranks):
+            mine = records.get(receiver)
+            if mine is None or len(mine.receives) != len(ranks) or mine.source != theirs.source:
+                continue
+            sent, taken = theirs.sends[taking], mine.receives[sending]
+            if sent != taken:
+                unit = "element" if mine.source == "flight" else "row"
+                yield Misfit(sender, receiver, sent, taken, unit)
+
+
+def odd_ones(found: Sequence[Misfit]) -> tuple[int, ...]:
+    """The one rank that is in all pairs; both of a pair where none is in more, or no other."""
+    common = {found[0].sender, found[0].receiver}
+    for pair in found[1:]:
+        common &= {pair.sender, pair.receiver}
+    return tuple(sorted(common or {found[0].sender, found[0].receiver}))

@@ -1,0 +1,99 @@
+"""Ranks that send each other other amounts than are taken (all_to_all_single)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from snapshots import THRESHOLDS, W, blocked, job, only, op, rank
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.facts.exchanges import Misfit, misfits, odd_ones
+from hangwatch.types.kinds import Certainty, Kind, OpState, State
+from hangwatch.types.verdict import OK
+
+if TYPE_CHECKING:
+    from hangwatch.types.snapshot import JobSnapshot, OpRecord
+
+Table = dict[int, list[int]]
+FITS: Table = {sender: [(sender + taker) % 3 + 1 for taker in range(4)] for sender in range(4)}
+"""What each rank sends to each, and so what each takes from each."""
+
+
+def exchanges(taken: dict[tuple[int, int], int], **fields: str) -> dict[int, OpRecord]:
+    """The calls of four ranks. taken: what a (sender, receiver) takes where it does not fit."""
+    return {
+        number: replace(
+            blocked(W, 41, "all_to_all_single", **fields),
+            sends=tuple(FITS[number]),
+            receives=tuple(
+                taken.get((sender, number), FITS[sender][number]) for sender in range(4)
+            ),
+        )
+        for number in range(4)
+    }
+
+
+def stuck(taken: dict[tuple[int, int], int]) -> JobSnapshot:
+    calls = exchanges(taken)
+    return job(*(rank(number, W, op(W, 40), calls[number]) for number in range(4)))
+
+
+def test_sizes_that_fit_are_no_dispute() -> None:
+    assert misfits(exchanges({})) == []
+    assert misfits({}) == []
+    verdict = only(stuck({}))
+    assert verdict.kind is Kind.COLLECTIVE_STUCK
+
+
+def test_the_rank_in_all_pairs_that_do_not_fit_is_the_odd_one() -> None:
+    verdict = only(stuck({(0, 2): 9, (3, 2): 0}))
+    assert (verdict.kind, verdict.state) == (Kind.SIGNATURE_MISMATCH, State.HANG)
+    assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.LIKELY)
+    assert verdict.headline == (
+        "Rank 2 entered all_to_all_single #41 of group default_pg at train.py:20 with sizes that "
+        "do not fit those of ranks 0 and 3: rank 0 sends 3 rows to rank 2, which takes 9; rank 3 "
+        "sends 3 rows to rank 2, which takes 0."
+    )
+    assert "The sizes of ranks 0 and 3 fit those of all others." in verdict.explanation
+    assert "output_split_sizes" in verdict.advice[0]
+
+
+def test_of_one_pair_either_may_be_wrong() -> None:
+    verdict = only(stuck({(0, 1): 1}))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert "rank 0 sends 2 rows to rank 1, which takes 1." in verdict.headline
+    assert "Nothing tells which of the two is wrong." in verdict.explanation
+
+
+def test_a_sender_is_found_as_well_as_a_receiver() -> None:
+    found = misfits(exchanges({(1, 0): 7, (1, 3): 8}))
+    assert [(pair.sender, pair.receiver) for pair in found] == [(1, 0), (1, 3)]
+    assert odd_ones(found) == (1,)
+
+
+def test_of_pairs_that_have_nobody_in_common_the_first_is_told() -> None:
+    found = [Misfit(0, 1, 2, 1, "row"), Misfit(2, 3, 2, 1, "row")]
+    assert odd_ones(found) == (0, 1)
+
+
+def test_what_a_recorder_tells_is_counted_in_elements() -> None:
+    (pair,) = misfits(exchanges({(0, 1): 16}, source="flight"))
+    assert pair == Misfit(0, 1, 2, 16, "element")
+
+
+@pytest.mark.parametrize("unknown", [{"sends": ()}, {"sends": (1, 2)}, {"source": "flight"}])
+def test_sizes_that_cannot_be_compared_are_not(unknown: dict[str, object]) -> None:
+    calls = exchanges({(0, 1): 1})
+    calls[0] = replace(calls[0], **unknown)  # type: ignore[arg-type]
+    assert misfits(calls) == []
+
+
+def test_nobody_is_stuck_in_one_that_went_through() -> None:
+    calls = exchanges({(0, 1): 9})
+    done = (
+        rank(n, W, replace(calls[n], state=OpState.DONE), *(op(W, 42 + i) for i in range(4)))
+        for n in range(4)
+    )
+    assert diagnose(job(*done), THRESHOLDS) == (OK,)
