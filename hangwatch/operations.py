@@ -116,7 +116,8 @@ class Method(NamedTuple):
         inputs are a list (reduce_scatter).
     options: the options, or in the forms without them the root.
     peer, tag: of point-to-point calls.
-    sends, receives: how many rows each member is sent, and sends; empty where all get as many.
+    sends, receives: lists of how many rows go to each member, and come from it; empty lists mean
+        that it is as many for all.
     core: every version of torch since 2.4 has it.
     """
 

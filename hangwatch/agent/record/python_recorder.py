@@ -125,12 +125,14 @@ def _begin(
     op = public_name(sys._getframe(), recorder.prefixes) or method.wire
     numbering = recorder.numbering[slot]
     seq, before = numbering.begin(method, group)
+    index = -1
     try:
         index = recorder.record_begin(slot, op, method.wire, seq, method.p2p, *signature)
         if method.sends is not None:
             recorder.set_splits(index, read_splits(method, args, kwargs))
     except BaseException:  # not ours, perhaps: then the call is not made
         numbering.cancel(method)
+        recorder.record_cancelled(index)
         raise
     return index, numbering, before
 
