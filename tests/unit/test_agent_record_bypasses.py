@@ -13,7 +13,7 @@ def modules(*names: str) -> dict[str, ModuleType]:
 
 
 def test_an_engine_that_calls_nccl_by_itself_is_named_when_it_does() -> None:
-    loaded = modules("vllm", "vllm.distributed")
+    loaded: dict[Any, ModuleType] = {**modules("vllm", "vllm.distributed"), 7: ModuleType("odd")}
     bypasses = Bypasses(loaded)
     assert not bypasses.look()
     loaded |= modules("vllm.distributed.device_communicators.pynccl")

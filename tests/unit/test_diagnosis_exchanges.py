@@ -56,7 +56,7 @@ def test_the_rank_in_all_pairs_that_do_not_fit_is_the_odd_one() -> None:
         "do not fit those of ranks 0 and 3: rank 0 sends 3 rows to rank 2, which takes 9; rank 3 "
         "sends 3 rows to rank 2, which takes 0."
     )
-    assert "The sizes of ranks 0 and 3 fit those of all others." in verdict.explanation
+    assert "No other pair is known not to fit." in verdict.explanation
     assert "output_split_sizes" in verdict.advice[0]
 
 
@@ -64,7 +64,7 @@ def test_of_one_pair_either_may_be_wrong() -> None:
     verdict = only(stuck({(0, 1): 1}))
     assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
     assert "rank 0 sends 2 rows to rank 1, which takes 1." in verdict.headline
-    assert "Nothing tells which of the two is wrong." in verdict.explanation
+    assert "Nothing tells which of them is wrong." in verdict.explanation
 
 
 def test_a_sender_is_found_as_well_as_a_receiver() -> None:
@@ -73,9 +73,16 @@ def test_a_sender_is_found_as_well_as_a_receiver() -> None:
     assert odd_ones(found) == (1,)
 
 
-def test_of_pairs_that_have_nobody_in_common_the_first_is_told() -> None:
+def test_of_pairs_that_have_nobody_in_common_any_rank_may_be_wrong() -> None:
     found = [Misfit(0, 1, 2, 1, "row"), Misfit(2, 3, 2, 1, "row")]
-    assert odd_ones(found) == (0, 1)
+    assert odd_ones(found) == (0, 1, 2, 3)
+
+
+def test_a_rank_may_not_even_fit_itself() -> None:
+    verdict = only(stuck({(2, 2): 1}))
+    assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.LIKELY)
+    assert "rank 2 sends 2 rows to itself, and takes 1." in verdict.headline
+    assert "No other pair is known not to fit." in verdict.explanation
 
 
 def test_what_a_recorder_tells_is_counted_in_elements() -> None:

@@ -43,7 +43,7 @@ class Bypasses:
         if len(self._modules) != self._count:
             self._count = len(self._modules)
             self._watch_torchcomms()
-            for name in [name for name in tuple(self._modules) if name.endswith(_PYNCCL)]:
+            for name in filter(_is_pynccl, tuple(self._modules)):
                 engine = name.partition(".")[0]
                 self._find(f"what {engine} sends through NCCL by itself (pynccl) is not seen")
         if self._makes_comms:
@@ -83,6 +83,10 @@ class Bypasses:
     def _find(self, sentence: str) -> None:
         if sentence not in self.found:
             self.found.append(sentence)
+
+
+def _is_pynccl(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(_PYNCCL)  # a program may put in anything
 
 
 def _taken_over(kind: type, base: type, c10d: Any) -> Iterator[str]:

@@ -38,11 +38,6 @@ _OF_FSDP = (
     r"full_tensor|get_model_state_dict|get_optimizer_state_dict|get_state_dict|state_dict"
     r"|summon_full_params|clip_grad_norm_|optim_state_dict|full_optim_state_dict"
 )
-_SKIPPED_STEP = (
-    "A rank may not leave out backward() or step() of the engine alone (a loss that is not finite, "
-    "an exception): multiply its loss by 0 instead, or agree on it before."
-)
-
 BY_LIBRARY: tuple[Remedy, ...] = (
     # --- Lightning ----------------------------------------------------------------------------
     Remedy(
@@ -219,14 +214,6 @@ BY_LIBRARY: tuple[Remedy, ...] = (
         awaited=_OF_ENGINE,
     ),
     Remedy(
-        "skipped step",
-        _SKIPPED_STEP,
-        f"{DEEPSPEED}/training.html",
-        kinds=_MISMATCH,
-        uses=(Use.DEEPSPEED,),
-        awaited="step",
-    ),
-    Remedy(
         "sharded",
         "With ZeRO-3 each module gathers its parameters from all ranks when it runs: an expert "
         "without tokens, or a branch, that only some ranks run stops them all. Have the block "
@@ -235,6 +222,16 @@ BY_LIBRARY: tuple[Remedy, ...] = (
         f"{DEEPSPEED}/zero3.html",
         kinds=_APART,
         uses=(Use.ZERO_3,),
+        awaited=r"backward|pre_sub_module_\w+",  # not where step() is what was left out
+    ),
+    Remedy(
+        "skipped step",
+        "A rank may not leave out backward() or step() of the engine alone (a loss that is not "
+        "finite, an exception): multiply its loss by 0 instead, or agree on it before.",
+        f"{DEEPSPEED}/training.html",
+        kinds=_MISMATCH,
+        uses=(Use.DEEPSPEED,),
+        awaited=r"backward|step",
     ),
     Remedy(
         "sharded",
@@ -243,14 +240,6 @@ BY_LIBRARY: tuple[Remedy, ...] = (
         f"{DEEPSPEED}/zero3.html",
         kinds=_APART,
         uses=(Use.DEEPSPEED,),
-    ),
-    Remedy(
-        "skipped step",
-        _SKIPPED_STEP,
-        f"{DEEPSPEED}/training.html",
-        kinds=_MISMATCH,
-        uses=(Use.DEEPSPEED,),
-        awaited="backward",
     ),
     Remedy(
         "join",

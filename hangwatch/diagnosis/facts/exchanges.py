@@ -48,8 +48,6 @@ def _misfits(records: Mapping[int, OpRecord]) -> Iterator[Misfit]:
 
 
 def odd_ones(found: Sequence[Misfit]) -> tuple[int, ...]:
-    """The one rank that is in all pairs; both of a pair where none is in more, or no other."""
-    common = {found[0].sender, found[0].receiver}
-    for pair in found[1:]:
-        common &= {pair.sender, pair.receiver}
-    return tuple(sorted(common or {found[0].sender, found[0].receiver}))
+    """The one rank that is in all pairs; both where it is one pair, and all where none is."""
+    pairs = [{pair.sender, pair.receiver} for pair in found]
+    return tuple(sorted(set.intersection(*pairs) or set.union(*pairs)))

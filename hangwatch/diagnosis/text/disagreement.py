@@ -188,8 +188,9 @@ def exchange(scene: Scene, pairs: Sequence[Misfit]) -> Text:
     """An exchange in which ranks send others more, or less, than these take."""
     theirs = f"those of {the_ranks(scene.others)}" if scene.others else "each other"
     told = [
-        f"rank {pair.sender} sends {_count(pair.sent, pair.unit)} to rank {pair.receiver}, which "
-        f"takes {pair.taken}"
+        f"rank {pair.sender} sends {pair.sent} {pair.unit}{'' if pair.sent == 1 else 's'} to "
+        + ("itself, and " if pair.sender == pair.receiver else f"rank {pair.receiver}, which ")
+        + f"takes {pair.taken}"
         for pair in pairs[:MAX_PAIRS]
     ]
     more = f"; and {len(pairs) - MAX_PAIRS} pairs more" if len(pairs) > MAX_PAIRS else ""
@@ -198,16 +199,12 @@ def exchange(scene: Scene, pairs: Sequence[Misfit]) -> Text:
         f"{theirs}: {'; '.join(told)}{more}.",
         sentences(
             "What one rank sends another has to be what that one takes.",
-            f"The sizes of {the_ranks(scene.others)} fit those of all others."
-            if scene.others
-            else "Nothing tells which of the two is wrong.",
+            "Nothing tells which of them is wrong."
+            if len(scene.culprits) > 1
+            else "No other pair is known not to fit.",
             f"{scene.they}: {place_in_code(scene.site)}." if scene.site else "",
         ),
     )
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
 def _took(scene: Scene, guard: Guard | None) -> str:
