@@ -3,8 +3,9 @@
     gate.py [--minutes M] [--cpu-minutes M] NAME TARGET...
     gate.py --soak ROUNDS NAME TARGET...
 
-All targets are made, also after one has failed. --soak makes them again and again beside two
-busy processes, and says which tests answered late or wrong, and how often.
+All targets are made, also after one has failed; TARGET+TARGET are made side by side. --soak makes
+them again and again beside two busy processes, and says which tests answered late or wrong, and
+how often.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Step:
 
     def __str__(self) -> str:
         passed = "passed" if self.code == 0 else f"FAILED with exit code {self.code}"
-        return f"{self.target:14}{self.seconds:6.0f} s {self.cpu_s / 60:6.1f} min of CPU  {passed}"
+        return f"{self.target:16}{self.seconds:6.0f} s {self.cpu_s / 60:6.1f} min of CPU  {passed}"
 
 
 def main() -> int:
@@ -87,7 +88,10 @@ def make(targets: Sequence[str]) -> Iterator[Step]:
     """Make each target, whatever became of those before."""
     for target in targets:
         began, before = time.monotonic(), _cpu_s()
-        code = subprocess.run(["make", "--no-print-directory", target], check=False).returncode  # noqa: S603, S607 (ours)
+        several = target.split("+")
+        options = ("-kj", "--output-sync") if len(several) > 1 else ()
+        command = ("make", "--no-print-directory", *options, *several)
+        code = subprocess.run(command, check=False).returncode  # noqa: S603 (ours)
         yield Step(target, code, time.monotonic() - began, _cpu_s() - before)
 
 

@@ -52,6 +52,16 @@ def test_all_targets_are_made_and_one_that_fails_is_told(tmp_path: Path) -> None
     ]
 
 
+def test_of_two_that_are_made_side_by_side_both_are_made_and_one_that_fails_is_told(
+    tmp_path: Path,
+) -> None:
+    code, lines = made(tmp_path, "check", "bad+good")
+    assert code == 1
+    assert "good is made" in lines
+    assert "bad+good" in lines[-2]
+    assert "FAILED" in lines[-2]
+
+
 def test_a_target_that_is_killed_is_red(tmp_path: Path) -> None:
     assert made(tmp_path, "check", "good", "killed", "good")[0] == 1
 

@@ -64,10 +64,14 @@ def own(scope: Function) -> Iterator[ast.AST]:
 def scope_at(tree: ast.Module, line: int) -> Function:
     """The innermost function that holds a line, or the module."""
     found: Function = tree
-    for node in ast.walk(tree):
-        # ast.walk goes from the outside in, so the last one that fits is the innermost.
+    todo: deque[ast.AST] = deque([tree])
+    while todo:
+        node = todo.popleft()
+        # From the outside in, so the last one that fits is the innermost.
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and holds(node, line):
             found = node
+        # No expression holds a statement.
+        todo.extend(n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr))
     return found
 
 

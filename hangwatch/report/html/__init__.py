@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import ReportError
 
 if TYPE_CHECKING:
+    import jinja2
+
     from hangwatch.report.schema import Report
 
 _HERE = Path(__file__).parent
@@ -32,22 +35,18 @@ def render_page(report: Report) -> str:
         from hangwatch.report.html.content import page_of  # noqa: PLC0415
     except ImportError as error:
         raise ReportError(f"no page can be rendered: {error}") from None
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        finalize=_harmless,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     try:
-        return environment.get_template("page.html.j2").render(
-            page=page_of(report),
-            style=Markup(style),  # noqa: S704 (a file of ours)
-            script=Markup(script),  # noqa: S704 (a file of ours)
-            style_hash=_hash(style),
-            script_hash=_hash(script),
+        return (
+            _environment()
+            .get_template("page.html.j2")
+            .render(
+                page=page_of(report),
+                style=Markup(style),  # noqa: S704 (a file of ours)
+                script=Markup(script),  # noqa: S704 (a file of ours)
+                style_hash=_hash(style),
+                script_hash=_hash(script),
+            )
         )
     except (
         jinja2.TemplateError,
@@ -58,6 +57,21 @@ def render_page(report: Report) -> str:
         ValueError,
     ) as error:
         raise ReportError(f"the page cannot be rendered: {type(error).__name__}: {error}") from None
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """What holds the compiled template: compiling it takes longer than drawing a page."""
+    import jinja2  # noqa: PLC0415
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        finalize=_harmless,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def _hash(text: str) -> str:
