@@ -14,7 +14,9 @@ any other        a hook of torch's,    collectives and p2p    in the state ``com
 
 Sources: torch/csrc/distributed/c10d, ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
 hooks/FlightRecorderHook.cpp, nccl2/ProcessGroupNCCLBackend.cpp. A hook counts no call that is
-captured into a graph, which the backend counts; ``op_id`` is made before that is known. It
+captured into a graph, which the backend counts; ``op_id`` is made before that is known, and counts
+what other backends of the group run too. A barrier has no tensor that tells where it runs: the hook
+takes it for one of the group's default backend. It
 retires a call that its backend will not tell of as soon as it is issued, in the state
 ``scheduled``. Of p2p calls the page knows better (channels.py); a dump alone has nothing else.
 """

@@ -4,21 +4,24 @@ Each counts records and groups (``pg_id``) by itself. A group with two backends,
 ``init_process_group()`` makes it where there is a GPU, is one group in the program's eyes
 and on the page, but each backend numbers its own calls: the first all_reduce on a GPU is
 1 there, whatever ran on the CPU before. In the order in which they were made the calls
-have the page's numbers again. Those that a hook recorded have them already, and their groups
-are counted together, whichever their backend is (``backends.py``).
+have the page's numbers again. What hooks recorded is counted together, whichever its backend is
+(``backends.py``).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from hangwatch.backends import ran_on_host
 from hangwatch.flight.backends import is_hooked
 from hangwatch.types.flight import FlightDump
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hangwatch.types.flight import FlightEntry
 
@@ -78,6 +81,8 @@ def _both(first: FlightDump, second: FlightDump, apart: int) -> FlightDump:
     if _moments(first) & _moments(second):
         return first
     shared = _shared(first, second)
+    if _is_hooked(second):
+        second = _placed(first, second, shared)
     ours = {pg_id: _numbers(first, pg_id) for pg_id in shared.values()}
     theirs = {pg_id: _numbers(second, other) for other, pg_id in shared.items()}
     entries = []
@@ -101,6 +106,54 @@ def _both(first: FlightDump, second: FlightDump, apart: int) -> FlightDump:
         status=status,
         configs=second.configs | first.configs,
     )
+
+
+def _placed(host: FlightDump, hooked: FlightDump, shared: Mapping[int, int]) -> FlightDump:
+    """What hooks recorded, with the numbers that calls of a shared group have among both.
+
+    Barriers that the host ran are left to its own recorder.
+    """
+    of_group: dict[int, list[FlightEntry]] = defaultdict(list)
+    for entry in hooked.entries:
+        of_group[entry.pg_id].append(entry)
+    entries: list[FlightEntry] = []
+    for pg_id, found in of_group.items():
+        if pg_id in shared:
+            others = [e for e in _collectives(host.entries) if e.pg_id == shared[pg_id]]
+            entries += _placed_in_group(found, others)
+        else:
+            entries += found
+    return replace(hooked, entries=tuple(sorted(entries, key=lambda e: e.created_unix_ns)))
+
+
+def _placed_in_group(
+    hooked: Sequence[FlightEntry], host: Sequence[FlightEntry]
+) -> Iterable[FlightEntry]:
+    """Those of the hook, from both in the order in which they were made.
+
+    ``op_id`` counts the calls of both, what is captured into a graph, and the host's sends and
+    recvs, of which the host's ``op_id`` tells only once it has made a collective. So what is too
+    much in it from here to the end was captured.
+    """
+    barriers = [entry.created_unix_ns for entry in host if entry.wire == "barrier"]
+    twice = ran_on_host(
+        [(entry.created_unix_ns, entry.wire == "barrier") for entry in hooked], barriers
+    )
+    made = [entry.created_unix_ns for entry in host]
+    seqs, op_ids = (_Numbers(made, [getattr(e, of) for e in host]) for of in ("seq", "op_id"))
+    numbers, captured = [], []
+    for entry in hooked:
+        at = entry.created_unix_ns
+        before = entry.coalescing - (not entry.p2p) - bisect_left(barriers, at)
+        numbers.append(before + 1 + seqs.before(at))
+        sent = entry.p2p_before - entry.p2p
+        captured.append(max(0, entry.op_id - before - sent - op_ids.before(at)))
+    least = [*accumulate(reversed(captured), min)][::-1]
+    for entry, number, more, is_other in zip(hooked, numbers, least, twice, strict=True):
+        if entry.p2p:
+            yield entry
+        elif not is_other:
+            yield replace(entry, seq=number + more)
 
 
 def _moments(dump: FlightDump) -> set[tuple[int, int, str]]:

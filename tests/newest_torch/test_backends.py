@@ -1,7 +1,8 @@
 """Backends that record nothing themselves, whose calls a hook of torch's records from 2.15 on.
 
 ``make matrix`` runs it. What a device runs is simulated by a thread that runs calls in their
-order (store_backend.cpp); nothing here has a device.
+order (store_backend.cpp), and the device itself by the host (simulated_device.cpp); nothing here
+has a device.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ LIBRARIES = ("torch", "torch_cpu", "torch_python", "c10")
 OTHER = {"STORE_BACKEND_NAME": "mine"}
 SILENT = OTHER | {"STORE_BACKEND_SILENT": "1"}
 RENAMED = {"STORE_BACKEND_NAME": "nccl2"}
+ON_DEVICE = RENAMED | {"STORE_BACKEND_DEVICE": "sim"}
+"""In a group of two backends, as ``init_process_group()`` makes it where there is a GPU."""
 CASES = {str(case): case for case in (*expectations(), *expectations(HERE / "programs"))}
 RUNS = [
     *(
@@ -41,6 +44,14 @@ RUNS = [
         )
     ),
     *((SILENT, name) for name in ("ddp_data_worker_stuck", "op_mismatch", "slow_checkpoint")),
+    *(
+        (ON_DEVICE, name)
+        for name in (
+            *("ddp_healthy", "metric_on_first_rank", "mixed_group", "mixed_group --amid"),
+            *("mixed_group --quiet", "no_sync_on_one_rank", "op_mismatch", "recv_without_send"),
+            "skipped_batch",
+        )
+    ),
     *((RENAMED, name) for name in ("ddp_data_worker_stuck", "ddp_healthy", "skipped_batch")),
 ]
 
@@ -53,7 +64,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [
             *("g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"),
             *(f"-I{path}" for path in (*INCLUDES, sysconfig.get_path("include"))),
-            *("-o", str(where / "store_backend.so"), str(HERE / "store_backend.cpp")),
+            *("-o", str(where / "store_backend.so"), *map(str, sorted(HERE.glob("*.cpp")))),
             *(f"-L{TORCH}/lib", *(f"-l{name}" for name in LIBRARIES)),
         ],
         check=True,

@@ -169,6 +169,31 @@ def test_a_call_that_its_backend_has_refused_is_not_waited_for(clock: Clock) -> 
     assert flight.progress() == (True, False)
 
 
+@pytest.mark.parametrize("by_host", [True, False])
+def test_a_barrier_that_the_host_ran_is_not_waited_for(clock: Clock, *, by_host: bool) -> None:
+    barrier = {"pg_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl2:barrier"}
+    of_hook = {**barrier, "record_id": 0, "time_created_ns": 10, "retired": False}
+    of_host = {**barrier, "record_id": 0, "time_created_ns": 12, "retired": True}
+    of_host["profiling_name"] = "gloo:barrier"
+    if not by_host:
+        of_host["time_created_ns"] = 8  # an earlier one
+
+    def dump(last_completed: int, entry: dict[str, Any]) -> bytes:
+        status = {"last_enqueued_collective": "1", "last_completed_collective": last_completed}
+        values = {"version": "2.10", "pg_status": {"0": status}, "entries": [entry]}
+        return json.dumps(values, separators=(",", ":")).encode()
+
+    recorders = Recorders(SimpleNamespace())
+    recorders.dumps = {
+        "_dump_fr_trace_json": lambda **_: dump(1, of_host),
+        "nccl2": lambda **_: dump(0, of_hook),
+    }
+    flight = FlightRecorder(recorders, clock)
+    flight.progress()
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress()[0] is not by_host
+
+
 def test_while_the_status_moves_the_entries_are_not_looked_at(
     core: Core, flight: FlightRecorder, clock: Clock
 ) -> None:

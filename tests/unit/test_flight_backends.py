@@ -79,8 +79,8 @@ def test_a_recv_from_any_source_has_none() -> None:
 
 def test_three_recorders_are_one_rank() -> None:
     gloo = recorder(entry("gloo", 1, 10), entry("gloo", 2, 30))
-    nccl2 = recorder(hooked(2, 20), hooked(5, 50))
-    other = recorder(hooked(4, 40, "mine"))
+    nccl2 = recorder(hooked(1, 20, op_id=1), hooked(3, 50, op_id=4))
+    other = recorder(hooked(2, 40, "mine", op_id=3))
     found = parse_json(b"\n".join((gloo, nccl2, other)))
     assert [(one.seq, one.backend) for one in found.entries] == [
         (1, "gloo"),
@@ -105,9 +105,57 @@ def test_groups_of_three_recorders_are_not_taken_for_one_another() -> None:
 
 def test_what_the_host_made_before_the_first_call_of_a_hook_is_counted_back() -> None:
     gloo = recorder(*(entry("gloo", seq, seq * 10) for seq in (3, 4)))
-    nccl2 = recorder(hooked(7, 70))
+    nccl2 = recorder(hooked(3, 70, op_id=6))
     found = parse_json(gloo + b"\n" + nccl2)
     assert [one.seq for one in found.entries] == [5, 6, 7]
+
+
+def of_two(gloo: list[dict[str, Any]], nccl2: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    """The collectives of a group of two backends, with their numbers."""
+    found = parse_json(recorder(*gloo) + b"\n" + recorder(*nccl2))
+    return [(f"{one.backend}:{one.wire}", one.seq) for one in found.entries if not one.p2p]
+
+
+def barrier(made: dict[str, Any]) -> dict[str, Any]:
+    return {**made, "profiling_name": made["profiling_name"].replace("all_reduce", "barrier")}
+
+
+WAITING = {"state": "scheduled", "retired": False}
+
+
+def test_a_barrier_that_both_recorded_is_the_hosts() -> None:
+    # As torch 2.15 writes it: the hook takes it for one of the device's, and never hears of it.
+    gloo = [barrier(entry("gloo", 1, 21, op_id=1)), entry("gloo", 2, 30, op_id=2)]
+    nccl2 = [hooked(1, 10), barrier(hooked(2, 20, **WAITING)), hooked(3, 40, op_id=3)]
+    assert of_two(gloo, nccl2) == [
+        ("nccl2:all_reduce", 1),
+        ("gloo:barrier", 2),
+        ("gloo:all_reduce", 3),
+        ("nccl2:all_reduce", 4),
+    ]
+
+
+def test_a_barrier_of_the_device_is_its_own() -> None:
+    gloo = [barrier(entry("gloo", 1, 21, op_id=1))]
+    nccl2 = [barrier(hooked(1, 20)), barrier(hooked(2, 30)), hooked(3, 40)]
+    assert of_two(gloo, nccl2) == [
+        ("gloo:barrier", 1),
+        ("nccl2:barrier", 2),
+        ("nccl2:all_reduce", 3),
+    ]
+
+
+def test_what_the_host_sends_and_what_it_has_two_numbers_for_move_no_number() -> None:
+    # Of 2 and 3, a monitored_barrier, and of the sends nobody has an entry; op_id counts the sends.
+    gloo = [entry("gloo", 1, 10), entry("gloo", 4, 30), entry("gloo", 5, 60, op_id=7)]
+    nccl2 = [hooked(1, 20, op_id=1), hooked(2, 40, op_id=5), hooked(3, 70, op_id=7)]
+    assert [number for _, number in of_two(gloo, nccl2)] == [1, 2, 5, 6, 7, 8]
+
+
+def test_what_was_captured_into_a_graph_moves_all_later_numbers_of_both() -> None:
+    gloo = [entry("gloo", 1, 10), entry("gloo", 2, 40, op_id=2), entry("gloo", 3, 60, op_id=3)]
+    nccl2 = [hooked(1, 20, op_id=1), hooked(2, 30, op_id=5), hooked(3, 50, op_id=7)]
+    assert [number for _, number in of_two(gloo, nccl2)] == [1, 2, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.record import captures
 from hangwatch.agent.torch_api import GENERAL, NCCL
+from hangwatch.backends import ran_on_host
 from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:
@@ -184,7 +185,10 @@ class FlightRecorder:
             if b'"retired":false' not in data:
                 continue
             retired: dict[tuple[object, ...], bool] = {}
-            for entry in json.loads(data).get("entries", ()):
+            entries = json.loads(data).get("entries", ())
+            if name not in (NCCL, GENERAL):
+                entries = self._without_those_of_the_host(entries)
+            for entry in entries:
                 key = name, str(entry["pg_id"])
                 ended = key in self._ended and self._ended[key] == self._last.get(key)
                 call = _call_of(entry)
@@ -197,6 +201,27 @@ class FlightRecorder:
             if not all(retired.values()):
                 return True
         return False
+
+    def _without_those_of_the_host(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return what a hook recorded but for barriers that gloo ran, which gloo has, too."""
+        general = self._recorders.dumps.get(GENERAL)
+        if general is None or not any(not e["retired"] and _is_barrier(e) for e in entries):
+            return entries
+        by_host: dict[str, list[int]] = {}
+        for entry in json.loads(_with_entries(general)).get("entries", ()):
+            if _is_barrier(entry):
+                by_host.setdefault(_name_of(entry), []).append(entry["time_created_ns"])
+        of_group: dict[str, list[dict[str, Any]]] = {}
+        for entry in entries:
+            of_group.setdefault(_name_of(entry), []).append(entry)
+        others: set[int] = set()
+        for group, made in of_group.items():
+            hooked = [(entry["time_created_ns"], _is_barrier(entry)) for entry in made]
+            on_host = ran_on_host(hooked, by_host.get(group, ()))
+            others |= {
+                e["record_id"] for e, is_other in zip(made, on_host, strict=True) if is_other
+            }
+        return [entry for entry in entries if entry["record_id"] not in others]
 
     def answer(self, page: str) -> bool:
         """Answer the watchdog if it has asked for the recorder (``<page>.req``).
@@ -250,6 +275,10 @@ def _with_entries(dump: Callable[..., bytes]) -> bytes:
 def _name_of(entry: dict[str, Any]) -> str:
     """Return the name of the group that an entry is of."""
     return str(next(iter(entry.get("process_group") or ()), ""))
+
+
+def _is_barrier(entry: dict[str, Any]) -> bool:
+    return str(entry.get("profiling_name", "")).endswith(":barrier")
 
 
 def _call_of(entry: dict[str, Any]) -> tuple[object, ...]:
