@@ -22,7 +22,7 @@ from waiting import until
 
 from hangwatch import _native
 from hangwatch.agent.sample.flight import FlightRecorder
-from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders
+from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders, backends
 from hangwatch.flight import parse_dump
 from hangwatch.page.reader import parse_page
 
@@ -176,7 +176,10 @@ def barrier(rank: Rank) -> None:
 
 
 def recorder(rank: Rank) -> None:
-    """NCCL's recorder is read during a capture, and while the GIL is held, and harms neither."""
+    """The recorder is read during a capture, and while the GIL is held, and harms neither.
+
+    NCCL's own, or from torch 2.15 on that of the backend which ``nccl`` stands for.
+    """
     rank.warm_up()
     page = str(rank.path)
     recorders = Recorders(torch._C._distributed_c10d)  # noqa: SLF001 (as the agent)
@@ -191,7 +194,7 @@ def recorder(rank: Rank) -> None:
     torch.cuda.synchronize()
     answer = Path(page + ".flight")
     entries = parse_dump(answer.read_bytes()).entries
-    assert {entry.backend for entry in entries} == {"nccl"}
+    assert {entry.backend for entry in entries} == {backends(dist.group.WORLD)["cuda"]}
     answer.unlink()
     assert _native.use_dumps(NCCL in recorders.dumps, GENERAL in recorders.dumps)
     _native.start_heartbeat(50)
