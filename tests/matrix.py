@@ -45,8 +45,8 @@ PROGRAMS = (
     *("accumulation", "broadcast_run_ahead", "ddp_data_worker_stuck", "ddp_graphs", "ddp_healthy"),
     *("ddp_stopped_unrecorded", "gil_held", "metric_on_first_rank", "metric_shape_mismatch"),
     *("missing_init", "no_sync_on_one_rank", "op_mismatch", "order_swapped_in_pairs"),
-    *("rank_raises", "rank_sigkilled", "rank_sigstopped", "recv_without_send", "skipped_batch"),
-    *("slow_checkpoint", "swallowed_exception", "tp_dp_order_swapped"),
+    *("rank_raises", "rank_sigkilled", "rank_sigstopped", "recompiles", "recv_without_send"),
+    *("skipped_batch", "slow_checkpoint", "swallowed_exception", "tp_dp_order_swapped"),
 )
 """Of each kind of fault, with DDP and without, and healthy ones."""
 LIMIT_S = 1800

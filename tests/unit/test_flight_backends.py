@@ -120,7 +120,7 @@ def barrier(made: dict[str, Any]) -> dict[str, Any]:
     return {**made, "profiling_name": made["profiling_name"].replace("all_reduce", "barrier")}
 
 
-WAITING = {"state": "scheduled", "retired": False}
+WAITING: dict[str, Any] = {"state": "scheduled", "retired": False}
 
 
 def test_a_barrier_that_both_recorded_is_the_hosts() -> None:
