@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 from acting_rank import Rank
-from waiting import BOUND_S, in_time, until
+from sampling import sampling
+from waiting import BOUND_S, in_time
 
-from hangwatch.errors import EvidenceError
 from hangwatch.news import News
 from hangwatch.observe import flights
 from hangwatch.observe.exits import Exits
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
     from hangwatch.types.snapshot import RankSnapshot
 
 pytest.importorskip("hangwatch._native")
-RECORDER = b"""{"version": "2.10", "entries": [{"process_group": ["0", "default_pg"], "pg_id": 0,
- "collective_seq_id": 4, "p2p_seq_id": 0, "op_id": 4, "is_p2p": false, "retired": false,
- "profiling_name": "gloo:all_reduce", "input_sizes": [[4]], "input_dtypes": ["Float"],
- "state": "scheduled", "time_created_ns": 1700000000000000000}]}"""
 WORKER = """
 import subprocess, sys
 def load():
@@ -111,29 +106,6 @@ def pair(node: Node, stack: ExitStack) -> tuple[Rank, Rank]:
     for rank in ranks:
         rank.do("work 3")
     return ranks[0], ranks[1]
-
-
-@contextmanager
-def sampling(page: Path) -> Iterator[None]:
-    """Answers requests for a Flight Recorder as a rank's sampler does."""
-    over = threading.Event()
-
-    def work() -> None:
-        request = page.with_name(page.name + ".req")
-        while not over.wait(0.01):
-            if request.exists():
-                request.unlink()
-                unfinished = page.with_name(page.name + ".flight.tmp")
-                unfinished.write_bytes(RECORDER)
-                unfinished.rename(page.with_name(page.name + ".flight"))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_the_light_look_has_the_page_and_the_process(node: Node, stack: ExitStack) -> None:
@@ -233,6 +205,8 @@ def test_a_stopped_rank_is_shown_as_stopped_and_stays_so(node: Node, stack: Exit
     found = node.rank(Level.FULL)
     assert found.process.state == "T"
     assert found.threads
+    # It could not answer, and is not asked.
+    assert not any("Flight Recorder" in what for what in found.missing_evidence)
     stat = read_stat(one.process.pid)
     assert stat is not None
     assert stat.state == "T"
@@ -276,35 +250,3 @@ def test_a_sampler_without_the_gil_is_not_waited_for(node: Node, stack: ExitStac
     in_time(began, flights.TIMEOUT_S)
     assert not found.flight
     assert "does not get the GIL" in found.missing_evidence[0]
-
-
-def test_a_request_that_is_not_answered_is_taken_back(tmp_path: Path) -> None:
-    with pytest.raises(EvidenceError, match="did not answer"):
-        asyncio.run(flights.ask(tmp_path / "r0-0-1.page", 0.1))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_old_answer_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
-    page = tmp_path / "r0-0-1.page"
-    (tmp_path / "r0-0-1.page.flight").write_bytes(b"old")
-    with sampling(page):
-        assert asyncio.run(flights.ask(page)) == RECORDER
-
-
-def test_a_run_directory_that_is_gone_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(EvidenceError, match="cannot be asked"):
-        asyncio.run(flights.ask(tmp_path / "gone" / "r0-0-1.page"))
-
-
-def test_a_rank_that_was_asked_before_its_end_has_left_its_recorder(tmp_path: Path) -> None:
-    page = tmp_path / "r0-0-1.page"
-    with sampling(page):
-        flights.ask_in_passing(page)
-        answer = tmp_path / "r0-0-1.page.flight"
-        until(answer.exists)
-    assert flights.left_behind(page, 0.0) == RECORDER
-    an_hour_ago = time.time() - 3600
-    os.utime(answer, (an_hour_ago, an_hour_ago))
-    assert flights.left_behind(page, 3600.0) == RECORDER
-    with pytest.raises(EvidenceError, match="long before its end"):
-        flights.left_behind(page, 1.0)

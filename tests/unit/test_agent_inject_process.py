@@ -38,9 +38,17 @@ class Recorder:
     def __init__(self) -> None:
         self.lacks: list[str] = []
         self.dumps: list[str] = []
+        self.phases: list[str] = []
+
+    def last_thrown(self) -> tuple[str, str]:
+        return "", ""
 
     def __getattr__(self, name: str) -> Any:
-        kept = {"set_torch_lacks": self.lacks.append, "add_dump": self.dumps.append}
+        kept = {
+            "set_torch_lacks": self.lacks.append,
+            "add_dump": self.dumps.append,
+            "set_phase": self.phases.append,
+        }
         return kept.get(name, lambda *_: True)
 
 
@@ -69,3 +77,29 @@ def test_backends_are_recorded_or_told_once_their_groups_are_there(
     nameless = "what C++ issues through {} has no name: no recorder of its calls is known"
     assert recorder.lacks == [lacks, *(f"{lacks}; {nameless.format(name)}" for name in unrecorded)]
     assert list(dict.fromkeys(recorder.dumps)) == dumps
+
+
+def test_who_destroys_the_default_group_by_name_comes_to_its_end(tmp_path: Path) -> None:
+    world, recorder = World(), Recorder()
+    torch: Any = C10d(world)
+    process = Process(
+        torch, recorder, str(tmp_path), lambda _: None, Recorders(SimpleNamespace()), "", {}
+    )
+    world.default_pg = world.add(Group(), 0, 1)
+    pair = world.add(Group(), 0, 1)
+    assert process.before_destroy(pair) == world.pg_names[pair]
+    assert recorder.phases == []
+    assert process.before_destroy(world.default_pg) is None
+    assert recorder.phases == ["finalizing"]
+
+
+def test_a_child_whose_exception_was_recorded_did_not_end_well(tmp_path: Path) -> None:
+    recorder = Recorder()
+    torch: Any = C10d(World())
+    process = Process(
+        torch, recorder, str(tmp_path), lambda _: None, Recorders(SimpleNamespace()), "", {}
+    )
+    process.open_page(0, 2)
+    process._exceptions.record(ValueError("bad row"))  # noqa: SLF001 (as at the end of a child)
+    process.finish()
+    assert recorder.phases == ["raised"]

@@ -16,6 +16,7 @@ from snapshots import (
     exited,
     frame,
     job,
+    killed,
     main_thread,
     only,
     op,
@@ -683,3 +684,17 @@ def test_a_user_function_that_calls_another_below_a_line_with_item_waits_for_not
     beside = [backward(n, threads=main_thread(inner, SLEEP)) for n in (0, 1, 3)]
     found = job(*beside, busy(threads=main_thread(frame(30))), sources=sources)
     assert diagnose(found, THRESHOLDS) == (OK,)
+
+
+def test_a_process_that_is_traced_and_runs_is_not_stopped() -> None:
+    traced = ProcessState(alive=True, state="S", tracer_pid=9)
+    verdict = only(behind(busy(threads=main_thread(SLEEP), process=traced)))
+    assert (verdict.kind, verdict.reason) == (Kind.NEVER_ENTERED, Reason.USER_CODE)
+
+
+def test_who_died_is_missed_at_new_group_whoever_else_has_not_come() -> None:
+    waiting = [joining(n, "new_group", 8) for n in (0, 1)]
+    late = rank(2, W, threads=main_thread(SLEEP))
+    found = diagnose(job(*waiting, late, rank(3, W, **killed(9))), THRESHOLDS)
+    told = {verdict.kind: (verdict.culprits, verdict.victims) for verdict in found}
+    assert told[Kind.DIED] == ((3,), (0, 1))

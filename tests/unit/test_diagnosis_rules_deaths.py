@@ -926,3 +926,11 @@ def test_a_line_that_a_rank_has_left_behind_is_not_shown_as_its_last() -> None:
     assert "last known call" not in verdict.explanation
     there = replace(early, groups=rank(2, W, op(W, 46)).groups, ops=(op(W, 46),))
     assert only(job(there, *others)).site == site(20)
+
+
+def test_memory_that_ran_out_further_back_is_not_the_reason() -> None:
+    after = ("OSError: no such file", "OutOfMemoryError: CUDA out of memory")
+    error = ExceptionRecord("TrainingFailed", "step 5", after=after)
+    died = replace(rank(1, W, op(W, 5), **raised("TrainingFailed", "step 5")), exception=error)
+    verdict = only(job(died, rank(0, W, blocked(W, 6)), ended=True, exit_code=1))
+    assert verdict.reason is Reason.EXCEPTION

@@ -669,3 +669,13 @@ def test_ranks_in_different_collectives_are_told_of_though_a_member_has_not_come
         (2,),
         State.HANG,
     )
+
+
+def test_who_raises_after_a_disputed_place_did_not_fail_by_itself() -> None:
+    error = raised("RuntimeError", "op.preamble.length <= op.nbytes. 8 vs 4", 20, age=3.0)
+    failed = op(W, 6, state=OpState.FAILED, age=5.0)
+    ranks = [rank(number, W, op(W, 4), op(W, 5), blocked(W, 6)) for number in (0, 3)]
+    ranks += [rank(1, W, op(W, 4), op(W, 5), failed, **error)]
+    ranks += [rank(2, W, op(W, 4), op(W, 5, "broadcast"), blocked(W, 6))]
+    (verdict,) = diagnose(job(*ranks, ended=True, exit_code=1), THRESHOLDS)
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1, 3))

@@ -431,3 +431,12 @@ def test_hostile_strings_stay_labels(make: Callable[..., Node]) -> None:
     assert wait["op"].startswith('"}\\n\\ evil{} 1')
     assert wait["group"].startswith('"}\\n\\ evil{} 1')
     assert all(text.isprintable() for one in samples.all for text in one.labels.values())
+
+
+def test_there_is_no_lag_in_what_cpp_has_issued_on_all(node: Node) -> None:
+    for number in (0, 1):
+        write(node.run_dir, page(number, groups=(group(30, entered=20 + number),)))
+    for _ in range(3):
+        node.clock.added_ns += S
+        node.look()
+    assert set(lag(node).values()) == {0}

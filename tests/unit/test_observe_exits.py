@@ -202,3 +202,28 @@ def test_who_is_killed_first_after_a_restart_was_not_ended_by_the_launcher() -> 
 
     state = asyncio.run(watch())
     assert (state.signal, state.terminated_by_launcher) == (signal.SIGKILL, False)
+
+
+def test_who_is_killed_for_memory_was_not_ended_by_the_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OomKills, "explains", lambda *_: True)
+
+    async def watch() -> ProcessState:
+        exits, told = Exits(), asyncio.Semaphore(0)
+        exits.on_exit = lambda _: told.release()
+        children = [start(), start()]
+        for child, start_ticks in children:
+            exits.track(child.pid, start_ticks)
+        for (child, _), number in zip(children, (signal.SIGSEGV, signal.SIGKILL), strict=True):
+            child.send_signal(number)
+            await within(told.acquire())
+        second, start_ticks = children[1]
+        state = exits.state(second.pid, start_ticks)
+        exits.close()
+        for child, _ in children:
+            finish(child)
+        return state
+
+    state = asyncio.run(watch())
+    assert (state.oom_killed, state.terminated_by_launcher) == (True, False)

@@ -221,3 +221,11 @@ def test_who_does_something_of_its_own_with_a_signal(
     (thread / "status").write_text(f"SigBlk:\t{blocked:016x}\n")
     (thread / "wchan").write_text(wchan)
     assert takes(10, signal.SIGTERM, str(tmp_path)) is taken
+
+
+def test_the_last_word_of_a_command_line_that_was_cut_is_not_shown(tmp_path: Path) -> None:
+    fake_process(tmp_path, 5)
+    before = "python\0--pad\0"
+    words = f"{before}{'x' * (processes.COMMAND_BYTES - len(before) - 8)}\0--api_key=sk-live-1234"
+    (tmp_path / "5" / "cmdline").write_text(words)
+    assert processes.command_words(5, str(tmp_path))[-1] == "…"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from incident import EVIDENCE, TRAIN, VERDICT, WORLD
+from incident import EVIDENCE, STALLED, TRAIN, VERDICT, WORLD
 from snapshots import blocked, op, rank, site
 
 from hangwatch.efficiency import Finding, note_of
@@ -23,7 +23,7 @@ from hangwatch.report.html.progress import MOST_ROWS, progress
 from hangwatch.report.html.ranksets import RankSet, seconds, shortened
 from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import Cost, Kind
-from hangwatch.types.snapshot import GroupProgress, JobSnapshot, RankSnapshot
+from hangwatch.types.snapshot import GroupProgress, JobSnapshot, RankSnapshot, ThreadStack
 from hangwatch.types.verdict import OK, Wait
 
 if TYPE_CHECKING:
@@ -483,3 +483,22 @@ def test_the_watchdog_does_not_pay_for_it_before_there_is_an_incident() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)  # noqa: S603 (ours)
     assert done.stdout.decode().strip() == "[]"
+
+
+def test_a_stack_that_victims_have_as_well_is_not_the_culprits() -> None:
+    pump = ThreadStack("pump", 7, active=False, owns_gil=False, frames=STALLED)
+    ranks = [
+        replace(one, threads=(*(one.threads or ()), pump), children=())
+        for one in EVIDENCE.job.ranks
+    ]
+    stacks = page(VERDICT, *ranks).stacks
+    assert stacks is not None
+    (other,) = stacks.others
+    assert (other.ranks.text, other.culprit) == ("ranks 0-3", False)
+
+
+def test_that_the_launcher_ended_a_process_is_told() -> None:
+    (first, second, *_) = EVIDENCE.job.ranks
+    ended = replace(second.process, alive=False, signal=15, terminated_by_launcher=True)
+    found = machines(report_of(first, replace(second, process=ended)))
+    assert [one.state for one in found.processes] == ["ended by SIGTERM, by the launcher"]

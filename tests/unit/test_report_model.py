@@ -155,3 +155,10 @@ def test_it_is_plain_json_even_with_odd_text() -> None:
 def test_a_moment_that_is_no_date_leaves_the_start_unknown() -> None:
     report = build_report(replace(EVIDENCE, detected_at="yesterday"))
     assert report["verdict"]["stuck_since"] is None
+
+
+def test_each_of_several_culprits_is_at_its_own_line() -> None:
+    verdict = replace(VERDICT, culprits=(1, 2), victims=(0, 3), waits=())
+    ranks = build_report(replace(EVIDENCE, verdicts=(verdict,)))["ranks"]
+    sites = [ranks[number]["site"] for number in verdict.culprits]
+    assert [site and site["line"] for site in sites] == [9, 8]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from incident import EVIDENCE, VERDICT
-from waiting import BOUND_S, in_time
+from waiting import BOUND_S, in_time, until
 
 from hangwatch.news import News
+from hangwatch.observe.processes import read_stat
 from hangwatch.observe.threads import Worker, in_thread
 from hangwatch.watchdog import state
 from hangwatch.watchdog.incident.actions import hook_variables, run_hook
@@ -87,12 +88,14 @@ def test_a_hook_that_fails_is_mentioned_once(
 
 
 def test_a_hook_that_takes_too_long_is_ended_with_all_that_it_started(
-    news: News, said: Path
+    news: News, said: Path, tmp_path: Path
 ) -> None:
     began = time.monotonic()
-    hook("sh -c 'sleep 600 & sleep 600'", news, timeout_s=0.3)
+    hook(f"sh -c 'sleep 600 & echo $! > {tmp_path}/pid; sleep 600'", news, timeout_s=0.3)
     in_time(began, 20)
     assert "not done after 0.3 s" in said.read_text()
+    left = int((tmp_path / "pid").read_text())
+    until(lambda: (stat := read_stat(left)) is None or stat.ended)
 
 
 def test_the_hooks_output_stays_away_from_the_job(news: News, said: Path) -> None:

@@ -40,3 +40,9 @@ def test_ranks_of_a_lost_node_are_there_by_name_unless_more_is_known_of_them() -
 def test_a_world_that_is_damage_is_not_counted_through() -> None:
     job = whole_job(replace(HERE, world_size=1 << 60), None, Missing(), "why not")
     assert len(job.ranks) == 2
+
+
+def test_of_a_rank_that_two_nodes_tell_of_what_is_seen_here_counts() -> None:
+    stale = Local((rank(1, node="n1"),), {}, ())
+    job = whole_job(HERE, Gathered(owner=True, round=1, others=(stale,)), Missing(), "why not")
+    assert [one.node for one in job.ranks] == ["n0", "n0"]

@@ -177,7 +177,9 @@ def test_a_stopped_rank_is_ended_too(news: News) -> None:
 
 
 def test_a_process_that_only_has_a_ranks_old_pid_is_left_alone(news: News) -> None:
-    assert ended({0: (os.getpid(), 1)}, news) == (0, 0)
+    with child(IDLE) as (one, (pid, _)):
+        assert ended({0: (pid, 1)}, news) == (0, 0)
+        assert one.poll() is None
 
 
 def test_a_process_that_is_gone_is_no_error(news: News, said: Path) -> None:

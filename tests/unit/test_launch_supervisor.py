@@ -1,0 +1,30 @@
+"""How a run takes leave of its watchdog."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.launch import supervisor
+from hangwatch.launch.command import Signals
+from hangwatch.settings.config import Config
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_a_watchdog_that_is_stuck_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FAREWELL_S", 0.05)
+    looks = iter([False] * 99)
+    done: list[str] = []
+    guardian: Any = SimpleNamespace(
+        farewell=lambda _: done.append("told"),
+        gone=lambda: next(looks, True),
+        kill=lambda: done.append("ended"),
+    )
+    run = supervisor._Run(  # noqa: SLF001 (a run without its processes)
+        ["true"], Config(), {}, Signals(set(), None), guardian=guardian
+    )
+    run._see_off(0)  # noqa: SLF001
+    assert done == ["told", "ended"]
+    assert len(run.lost) == 1

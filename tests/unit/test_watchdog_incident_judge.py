@@ -1,0 +1,51 @@
+"""What is made of other nodes' verdicts, and of what one node can prove by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from incident import EVIDENCE, VERDICT
+from snapshots import THRESHOLDS
+
+from hangwatch.settings.config import Config
+from hangwatch.types.kinds import Certainty, State
+from hangwatch.watchdog.exchange.messages import Published
+from hangwatch.watchdog.incident.account import Judged
+from hangwatch.watchdog.incident.evidence import Collected
+from hangwatch.watchdog.incident.incidents import Incidents, Stage
+from hangwatch.watchdog.incident.judge import Judge
+
+if TYPE_CHECKING:
+    from hangwatch.types.verdict import Verdict
+
+
+def judge(
+    told: list[Any], found: tuple[Verdict, ...] = (), incidents: Incidents | None = None
+) -> Judge:
+    hello: Any = SimpleNamespace(run=EVIDENCE.run, config=Config())
+    gatherer: Any = SimpleNamespace(incarnation=0)
+    reporter: Any = SimpleNamespace(remote=told.append)
+    news: Any = None
+    return Judge(
+        hello, gatherer, reporter, news, lambda *_: found, "n0", incidents=incidents or Incidents()
+    )
+
+
+def test_how_a_hung_job_falls_apart_on_another_node_is_no_news() -> None:
+    told: list[Any] = []
+    ours = judge(told, incidents=Incidents(Stage.HANG))
+    ours.heard(Published("n1", (replace(VERDICT, state=State.FAILED),)))
+    assert (told, ours.incidents.stage) == ([], Stage.HANG)
+
+
+@pytest.mark.parametrize(("culprits", "proved"), [((2,), True), ((1,), False)])
+def test_a_hang_is_proved_here_if_this_node_alone_finds_the_same_culprits(
+    culprits: tuple[int, ...], *, proved: bool
+) -> None:
+    sure = replace(VERDICT, certainty=Certainty.PROVED)
+    ours = judge([], (replace(sure, culprits=culprits),))
+    judged = Judged((sure,), EVIDENCE.job, Collected(0, 4, ()))
+    assert ours._proved_here(judged, THRESHOLDS) is proved  # noqa: SLF001 (the question itself)
