@@ -74,10 +74,10 @@ unit: $(VENV)/tested
 
 # What make test runs of the real jobs (tests/suite/chosen.py), then those that want a quiet machine.
 real: $(VENV)/tested $(FRAMEWORKS)/installed
-	$(PYTEST) -m 'chosen and not quiet' $(REAL)
+	$(PYTEST) -m 'chosen and not quiet' --durations=12 $(REAL)
 
 quiet: $(VENV)/tested $(FRAMEWORKS)/installed
-	$(PYTEST) -n 0 -m 'chosen and quiet' $(REAL)
+	$(PYTEST) -n 0 -m 'chosen and quiet' --durations=12 $(REAL)
 
 # All of them, but for those that make campaign runs.
 everything: $(VENV)/tested $(FRAMEWORKS)/installed
