@@ -79,6 +79,7 @@ def calls(dump: FlightDump, *, of_all_groups: bool = False) -> list[Call]:
         records={entry.record for entry in dump.entries},
         mixed=_mixed(dump),
         batching={key[0] for key, entries in groups.items() if _is_group(entries)},
+        reached=_reached(dump),
     )
     return [
         Call(
@@ -102,6 +103,24 @@ class _Context:
     """Groups (pg_id) with collectives and point-to-point calls: their status counts both."""
     batching: set[int]
     """Groups with coalesced calls."""
+    reached: Mapping[int, int]
+    """pg_id to the last collective that a hook knows to be complete."""
+
+
+def _reached(dump: FlightDump) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for entry in dump.entries:
+        if is_hooked(entry) and not entry.p2p and entry.state == "completed":
+            found[entry.pg_id] = max(found.get(entry.pg_id, 0), entry.seq)
+    return found
+
+
+def is_open_barrier(call: Call) -> bool:
+    """Whether it is a barrier of which it may never be told that it is complete.
+
+    In a group of two backends the host may have run it, which a hook does not hear of.
+    """
+    return call.wire == "barrier" and is_hooked(call.first) and not call.finished
 
 
 def _mixed(dump: FlightDump) -> set[int]:
@@ -130,6 +149,9 @@ def _finished(context: _Context, entries: Sequence[FlightEntry]) -> bool:
     last = entries[-1]
     if any(_complete(entry) for entry in entries):
         return True
+    if is_hooked(last) and last.wire == "barrier":
+        # The host may have run it; who has gone on has left it.
+        return last.seq < context.reached.get(last.pg_id, 0)
     if is_hooked(last) or not last.device or "coalesced" in last.wire:
         return False
     # The entry that ends a group directly follows its parts: this one is no part.

@@ -6,10 +6,11 @@ complete. It does not tell what the rank does instead of the next one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hangwatch.flight.calls import calls, peer_of
+from hangwatch.flight.calls import calls, is_open_barrier, peer_of
 from hangwatch.flight.groups import find_groups
 from hangwatch.frames import is_user_file
 from hangwatch.types.kinds import OpState, Phase
@@ -22,7 +23,7 @@ from hangwatch.types.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from hangwatch.flight.calls import Call
     from hangwatch.flight.groups import Groups
@@ -45,6 +46,11 @@ def job_snapshot(dumps: Mapping[int, FlightDump], taken_unix_ns: Mapping[int, in
     world_size = _world_size(dumps)
     groups = find_groups(dumps, world_size)
     made = {rank: calls(dump) for rank, dump in dumps.items()}
+    met = _met(made, groups)
+    made = {
+        rank: [replace(c, finished=c.finished or _place(c, groups, rank) in met) for c in found]
+        for rank, found in made.items()
+    }
     job = _Job(
         groups,
         counts_p2p=frozenset(
@@ -61,8 +67,21 @@ def job_snapshot(dumps: Mapping[int, FlightDump], taken_unix_ns: Mapping[int, in
             _rank(rank, dump, made[rank], job, taken_unix_ns.get(rank, newest_ns))
             for rank, dump in sorted(dumps.items())
         ),
-        unseen=_unseen(dumps, groups),
+        unseen=_unseen(dumps, groups, met),
     )
+
+
+def _place(call: Call, groups: Groups, rank: int) -> tuple[GroupKey, int] | None:
+    """The place of a barrier of which it may never be told that it is complete."""
+    if not is_open_barrier(call):
+        return None
+    return groups.by_name[rank][call.first.group_name], call.first.seq
+
+
+def _met(made: Mapping[int, Sequence[Call]], groups: Groups) -> set[tuple[GroupKey, int] | None]:
+    """Such barriers that all members have entered: the host may have run them long ago."""
+    counts = Counter(_place(call, groups, rank) for rank, found in made.items() for call in found)
+    return {place for place, count in counts.items() if place and count >= len(place[0].ranks)}
 
 
 def newest(dump: FlightDump) -> int:
@@ -196,9 +215,13 @@ def _function(frames: Iterable[Site]) -> str:
     return found
 
 
-def _unseen(dumps: Mapping[int, FlightDump], groups: Groups) -> tuple[str, ...]:
+def _unseen(
+    dumps: Mapping[int, FlightDump], groups: Groups, met: Collection[object]
+) -> tuple[str, ...]:
     """What dumps do not tell, for people."""
     found = ["dumps hold calls, not what a rank does instead of one: run hangwatch live for that"]
+    if met:
+        found.append("whether a barrier that all have entered is complete: it is taken to be")
     if groups.inferred:
         found.append("gloo's dumps do not tell who is in a group: those that used it are taken")
     versions = sorted({dump.version for dump in dumps.values()}, key=_numbers)

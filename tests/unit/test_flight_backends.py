@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_pages import event, group, page
-from test_flight_merged import MS, entry, recorder
+from test_flight_merged import MS, UNIX, entry, recorder
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.flight import job_snapshot, newest, parse_json, rank_ops
 from hangwatch.observe.pages.left_out import counted
 from hangwatch.types.kinds import Kind, OpState
 from hangwatch.types.snapshot import Thresholds
+from hangwatch.types.verdict import OK
+
+if TYPE_CHECKING:
+    from hangwatch.types.snapshot import JobSnapshot
 
 DUMPS = Path(__file__).parent / "dumps" / "nccl2"
 """What torch 2.15 wrote of a job of four ranks, of which rank 1 skipped an all_reduce. Its
@@ -133,6 +138,27 @@ def test_a_barrier_that_both_recorded_is_the_hosts() -> None:
         ("gloo:all_reduce", 3),
         ("nccl2:all_reduce", 4),
     ]
+
+
+def offline(*ranks: list[dict[str, Any]]) -> JobSnapshot:
+    """A job of which there are dumps of the hook alone."""
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    dumps = (json.loads(recorder(*entries)) | {"pg_config": config} for entries in ranks)
+    parsed = {rank: parse_json(json.dumps(dump).encode()) for rank, dump in enumerate(dumps)}
+    return job_snapshot(parsed, dict.fromkeys(parsed, UNIX + 99 * 10**9))
+
+
+def test_a_dump_does_not_tell_whether_a_barrier_that_all_have_entered_is_complete() -> None:
+    met = [hooked(1, 10), barrier(hooked(2, 20, **WAITING))]
+    job = offline(met, met)
+    assert diagnose(job, Thresholds(5.0, 30.0)) == (OK,)
+    assert "whether a barrier that all have entered is complete: it is taken to be" in job.unseen
+    # One of them has gone on, and the other has not come.
+    gone_on = [*met, hooked(3, 30), hooked(4, 40, **WAITING)]
+    (verdict, *_) = diagnose(offline(gone_on, gone_on[:3]), Thresholds(5.0, 30.0))
+    assert (verdict.culprits, verdict.collective and verdict.collective.seq) == ((1,), 4)
+    (verdict, *_) = diagnose(offline(met, met[:1]), Thresholds(5.0, 30.0))
+    assert (verdict.culprits, verdict.collective and verdict.collective.seq) == ((1,), 2)
 
 
 def test_a_barrier_of_the_device_is_its_own() -> None:
