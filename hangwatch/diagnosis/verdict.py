@@ -10,6 +10,7 @@ from hangwatch.collector import without_collections
 from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.advice.facts import facts_of
 from hangwatch.diagnosis.facts.aftermath import find_waits
+from hangwatch.diagnosis.facts.compiling import compiling
 from hangwatch.diagnosis.facts.devices import needed, stuck_devices, without_company
 from hangwatch.diagnosis.facts.endings import Cause, How, endings, gave_up, last_call
 from hangwatch.diagnosis.facts.job import index, seconds
@@ -220,8 +221,12 @@ def _is_being_compiled_for(case: Case, finding: Finding) -> bool:
     """Whether all that is waited for is a compiler at work: it takes as long as it takes."""
     if finding.reason is not Reason.COMPILING:
         return False
-    doing = (case.activity(rank).compiling for rank in finding.culprits)
-    return all(one is not None and one.at_work for one in doing)
+    doing = [case.activity(rank).compiling for rank in finding.culprits]
+    if not all(one is not None and (one.at_work or one.locked) for one in doing):
+        return False
+    # Who waits for a lock file waits for whoever compiles the same.
+    everybody = map(compiling, case.job.ranks.values())
+    return any(one is not None and one.at_work for one in everybody)
 
 
 def _is_failing(case: Case) -> bool:

@@ -51,6 +51,10 @@ BUILD = (
     Frame(f"{TORCH}/utils/cpp_extension.py", 1500, "load"),
 )
 LOCKED = (Frame(f"{TORCH}/utils/file_baton.py", 50, "FileBaton.wait"), *BUILD[1:])
+FILELOCK = (
+    Frame(f"{PACKAGES}/filelock/_api.py", 640, "BaseFileLock.acquire"),
+    Frame(f"{TORCH}/utils/_filelock.py", 26, "FileLock.__enter__"),
+)
 IDLE = main_thread(WAIT, *DYNAMO, STEP)
 
 
@@ -102,6 +106,8 @@ def test_it_is_known_by_what_the_program_asked_for(frames: tuple[Frame, ...], by
         DYNAMO[3:],
         (Frame(f"{TORCH}/_inductor/compile_fx.py", 1919, "cudagraphify.<locals>.run"),),
         (Frame(f"{TORCH}/_inductor/compile_fx.py", 1, "<module>"),),
+        (Frame(f"{TORCH}/utils/cpp_extension.py", 2700, "_import_module_from_library"), *BUILD),
+        (Frame("/home/u/triton/compiler/step.py", 7, "compile"),),
         (Frame(f"{TORCH}/_inductor/runtime/triton_heuristics.py", 2, "CachingAutotuner.run"),),
         (Frame(f"{TORCH}/_dynamo/convert_frame.py", 1, "<module>"),),
         (Frame(f"{PACKAGES}/triton/runtime/jit.py", 1, "JITFunction.run"),),
@@ -146,6 +152,31 @@ def test_who_waits_for_a_lock_file_is_hung_whatever_else_it_does() -> None:
     assert (verdict.state, verdict.reason) == (State.HANG, Reason.COMPILING)
     assert "waiting for the lock file of a C++ extension" in verdict.headline
     assert "delete the file `lock`" in verdict.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "where"),
+    [(BUILD[1:], "TORCH_EXTENSIONS_DIR"), (DYNAMO[1:], "TORCHINDUCTOR_CACHE_DIR")],
+)
+def test_a_lock_that_the_kernel_keeps_is_held_by_somebody(
+    compiler: tuple[Frame, ...], where: str
+) -> None:
+    verdict = awaited(compiles(main_thread(*FILELOCK, *compiler, STEP), processors=1.0), 300.0)
+    assert (verdict.state, verdict.reason) == (State.HANG, Reason.COMPILING)
+    assert "waiting for the lock of" in verdict.headline
+    assert "fuser -v" in verdict.advice[0]
+    assert where in verdict.advice[0]
+
+
+def test_who_waits_for_the_lock_of_a_rank_that_compiles_is_not_hung() -> None:
+    waits = compiles(main_thread(*FILELOCK, *BUILD[1:], STEP), processors=0.0)
+    others = (rank(n, W, op(W, 40), blocked(W, 41, age=300.0)) for n in (0, 1))
+    for processors, state in ((1.0, State.SLOW), (0.0, State.HANG)):
+        builds = rank(3, W, op(W, 40), threads=main_thread(WAIT, *BUILD, STEP))
+        ranks = (*others, waits, replace(builds, processors=processors))
+        (verdict, *_) = diagnose(job(*ranks, size=4), THRESHOLDS)
+        assert (verdict.state, verdict.reason) == (state, Reason.COMPILING)
+        others = (rank(n, W, op(W, 40), blocked(W, 41, age=300.0)) for n in (0, 1))
 
 
 def test_an_extension_is_named_by_the_compiler_that_builds_it() -> None:

@@ -88,6 +88,10 @@ _SOURCE: tuple[tuple[Use, re.Pattern[str]], ...] = (
 _NAMED = {"dtype": "dtype", "shape": "shape", "root": "root", "splits": "split sizes"}
 """What may differ in calls that match else, and what people call it."""
 
+_LOCK_OF_EXTENSION = (
+    "the file `lock` in its folder below TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions)"
+)
+_LOCK_OF_CACHE = "the files `*.lock` of the compiler's cache (TORCHINDUCTOR_CACHE_DIR)"
 _EXHAUSTED = {"StopIteration", "StopAsyncIteration"}
 OUTERMOST = 2
 """So many functions from the user's line inwards are what the user called, not how it works."""
@@ -191,7 +195,10 @@ def _values(finding: Finding) -> Iterator[tuple[str, str]]:
 
 def _compiling(compiling: Compiling) -> Iterator[tuple[str, str]]:
     """What compiles, each under a name of its own."""
-    if compiling.locked:
+    if compiling.held:
+        of_extension = compiling.by is Compiler.EXTENSION
+        yield "held", _LOCK_OF_EXTENSION if of_extension else _LOCK_OF_CACHE
+    elif compiling.locked:
         yield "lock", "`lock`"
     elif compiling.by is Compiler.TORCH:
         yield "torch_compile", compiling.by.value

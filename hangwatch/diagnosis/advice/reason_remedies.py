@@ -51,6 +51,12 @@ BY_REASON: tuple[Remedy, ...] = (
         reasons=(Reason.COMPILING,),
     ),
     Remedy(
+        "lock",
+        "See which process holds the lock: `fuser -v` with {held}. One of another job, or that a "
+        "job has left behind, is to be ended; if it is a rank that compiles, wait for it.",
+        reasons=(Reason.COMPILING,),
+    ),
+    Remedy(
         "recompiles",
         "Run with TORCH_LOGS=recompiles to see why {torch_compile} compiles there. Where shapes "
         "differ by rank, pad them to a few lengths, or mark them with "

@@ -32,6 +32,7 @@ VALUES = frozenset(
         "raised_in",
         "cleanup",
         "waits_in",
+        "held",
         "lock",
         "torch_compile",
         "extension",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hangwatch.frames import program_thread
+from hangwatch.frames import is_user_file, program_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +42,12 @@ _FRAMES = (
 """File and function of frames that exist only while something is compiled; what runs the
 compiled code afterwards (eval_frame.py, CachingAutotuner.run, JITFunction.run) is not here.
 The first that matches is what the program asked for: torch.compile calls Triton."""
-_LOCK = re.compile(r"/torch/utils/file_baton\.py$")
+_IMPORTS = re.compile(r"/torch/utils/cpp_extension\.py:_import_module_from_library$")
+"""Runs what an extension does when it is imported: it is built."""
+_LOCK_FILE = re.compile(r"/torch/utils/file_baton\.py$")
+"""Waits until a file is gone: for the build of an extension, up to torch 2.14."""
+_LOCK = re.compile(r"/torch/utils/_filelock\.py$|/filelock/_\w+\.py$")
+"""Waits for a lock that the kernel keeps: from then on, and for what torch.compile makes."""
 _AUTOGRAD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
 _NAME = re.compile(r"-DTORCH_EXTENSION_NAME=(\w+)")
 _MIN_PROCESSORS = 0.05
@@ -57,7 +62,9 @@ class Compiling:
     extension: str = ""
     """Name of the extension, empty where that is not known."""
     locked: bool = False
-    """It waits for a lock file: another process builds the extension, or has left the file."""
+    """It waits for a lock: another process compiles the same, or has left the lock's file."""
+    held: bool = False
+    """That lock is held by a process that still runs."""
     at_work: bool = False
     """The rank, or what it has started, used a processor while it was looked at."""
 
@@ -71,9 +78,10 @@ def compiling(rank: RankSnapshot) -> Compiling | None:
     if thread is None or by is None:
         return None
     names = (found[1] for child in rank.children if (found := _NAME.search(child.command)))
-    locked = any(_LOCK.search(frame.file) for frame in thread.frames)
+    held = any(_LOCK.search(frame.file) for frame in thread.frames)
+    locked = held or any(_LOCK_FILE.search(frame.file) for frame in thread.frames)
     at_work = (rank.processors or 0.0) >= _MIN_PROCESSORS
-    return Compiling(by, next(names, ""), locked, at_work and not locked)
+    return Compiling(by, next(names, ""), locked, held, at_work and not locked)
 
 
 def _threads(rank: RankSnapshot) -> Iterable[ThreadStack]:
@@ -97,5 +105,7 @@ def _is_of_engine(thread: ThreadStack) -> bool:
 
 
 def _compiler(frames: Iterable[Frame]) -> Compiler | None:
-    names = [f"{frame.file}:{frame.function}" for frame in frames]
+    names = [f"{f.file}:{f.function}" for f in frames if not is_user_file(f.file)]
+    if any(map(_IMPORTS.search, names)):
+        return None
     return next((by for by, pattern in _FRAMES if any(map(pattern.search, names))), None)

@@ -212,10 +212,13 @@ def doing(activity: Activity) -> str:
 def _compiling(compiling: Compiling) -> str:
     """``compiling with torch.compile``, ``building the C++ extension attention``."""
     if compiling.by is not Compiler.EXTENSION:
-        return f"compiling with {compiling.by.value}"
+        beside = ", waiting for the lock of another compilation" if compiling.locked else ""
+        return f"compiling with {compiling.by.value}{beside}"
     named = f"the C++ extension {compiling.extension}" if compiling.extension else ""
     extension = named or "a C++ extension"
     if compiling.locked:
+        if compiling.held:
+            return f"waiting for the lock of {extension}, which another process holds"
         return f"waiting for the lock file of {extension}, which another process builds or built"
     return f"building {extension}"
 

@@ -122,6 +122,8 @@ class Gatherer:
         self._notes = notes
         self._proc = proc
         self._now_ns = now_ns
+        self._tree: Tree | None = None
+        """Of the last look at processes."""
 
     @property
     def incarnation(self) -> int:
@@ -276,10 +278,17 @@ class Gatherer:
         return jobs
 
     def _processors(self, ranks: Iterable[_Found], before: Tree) -> None:
-        """Note how much each rank has worked since then."""
-        tree = Tree(self._proc)
+        """Note how much each rank has worked since then, or since the last look.
+
+        On a busy machine a rank may not get a processor for as long as one look takes; of what
+        has ended since the last look, only this one tells.
+        """
+        tree, moments = Tree(self._proc), [before]
+        if self._tree is not None:
+            moments.append(self._tree)
         for found in ranks:
-            found.processors = tree.processors(found.pid, before)
+            found.processors = max(tree.processors(found.pid, moment) for moment in moments)
+        self._tree = tree
 
     async def _own_stack(self, found: _Found) -> None:
         found.threads = ()
