@@ -97,6 +97,26 @@ def test_sizes_that_cannot_be_compared_are_not(unknown: dict[str, object]) -> No
     assert misfits(calls) == []
 
 
+def test_rows_of_two_sizes_are_not_compared() -> None:
+    calls = exchanges({(0, 1): 1, (0, 2): 2, (0, 3): 2})
+    calls[0] = replace(calls[0], shape=(12, 8))
+    others = {n: replace(calls[n], shape=(6, 16)) for n in (1, 2, 3)}
+    assert misfits({0: calls[0], **others}) == []
+
+
+def test_who_has_not_come_is_waited_for_whether_sizes_fit_or_not() -> None:
+    calls = exchanges({(0, 1): 9})
+    came = (rank(number, W, op(W, 40), calls[number]) for number in (0, 1, 2))
+    verdict = only(job(*came, rank(3, W, op(W, 40))))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (3,))
+
+
+def test_a_pair_that_has_both_passed_was_let_through() -> None:
+    calls = exchanges({(0, 1): 9, (2, 3): 9})
+    passed = {n: replace(calls[n], state=OpState.DONE) for n in (0, 1)}
+    assert [(pair.sender, pair.receiver) for pair in misfits({**calls, **passed})] == [(2, 3)]
+
+
 def test_nobody_is_stuck_in_one_that_went_through() -> None:
     calls = exchanges({(0, 1): 9})
     done = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hangwatch.types.kinds import OpState
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -24,10 +26,15 @@ class Misfit:
 
 
 def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
-    """The pairs that do not fit, of members whose calls of one sequence number are known."""
+    """The pairs that do not fit, of calls of one sequence number that all members have made.
+
+    Where one has not come, the others wait for it, whether their sizes fit or not.
+    """
     first = next(iter(records.values()), None)
     if first is None or not first.wire.startswith("all_to_all"):
         return []  # as nearly always
+    if not records.keys() >= {*first.group.ranks}:
+        return []
     return list(_misfits(records))
 
 
@@ -41,6 +48,10 @@ def _misfits(records: Mapping[int, OpRecord]) -> Iterator[Misfit]:
             mine = records.get(receiver)
             if mine is None or len(mine.receives) != len(ranks) or mine.source != theirs.source:
                 continue
+            if mine.state is theirs.state is OpState.DONE:
+                continue  # there was room enough
+            if mine.source == "page" and mine.shape[1:] != theirs.shape[1:]:
+                continue  # their rows are not of one size
             sent, taken = theirs.sends[taking], mine.receives[sending]
             if sent != taken:
                 unit = "element" if mine.source == "flight" else "row"
