@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from hangwatch.backends import ran_on_host
@@ -131,9 +130,10 @@ def _placed_in_group(
 ) -> Iterable[FlightEntry]:
     """Those of the hook, from both in the order in which they were made.
 
-    ``op_id`` counts the calls of both, what is captured into a graph, and the host's sends and
-    recvs, of which the host's ``op_id`` tells only once it has made a collective. So what is too
-    much in it from here to the end was captured.
+    ``op_id`` counts the calls of both, and also what is captured into a graph. But it counts the
+    host's sends and recvs, of which there are no entries: the host's own ``op_id`` tells how many
+    were made between two of its collectives, and any of them may have been before a call in
+    between. What is more than that was captured.
     """
     barriers = [entry.created_unix_ns for entry in host if entry.wire == "barrier"]
     twice = ran_on_host(
@@ -141,19 +141,26 @@ def _placed_in_group(
     )
     made = [entry.created_unix_ns for entry in host]
     seqs, op_ids = (_Numbers(made, [getattr(e, of) for e in host]) for of in ("seq", "op_id"))
-    numbers, captured = [], []
-    for entry in hooked:
+    captured = 0
+    for entry, is_of_host in zip(hooked, twice, strict=True):
         at = entry.created_unix_ns
         before = entry.coalescing - (not entry.p2p) - bisect_left(barriers, at)
-        numbers.append(before + 1 + seqs.before(at))
-        sent = entry.p2p_before - entry.p2p
-        captured.append(max(0, entry.op_id - before - sent - op_ids.before(at)))
-    least = [*accumulate(reversed(captured), min)][::-1]
-    for entry, number, more, is_other in zip(hooked, numbers, least, twice, strict=True):
+        following = bisect_right(made, at)
+        if following < len(made):
+            known = before + entry.p2p_before - entry.p2p + op_ids.before(at)
+            captured = max(captured, entry.op_id - known - _sent(host, following))
         if entry.p2p:
             yield entry
-        elif not is_other:
-            yield replace(entry, seq=number + more)
+        elif not is_of_host:
+            yield replace(entry, seq=before + 1 + seqs.before(at) + captured)
+
+
+def _sent(host: Sequence[FlightEntry], following: int) -> int:
+    """How many sends and recvs the host made between two collectives."""
+    if following == 0:
+        return 0
+    last, this = host[following - 1 : following + 1]
+    return (this.op_id - last.op_id) - (this.seq - last.seq)
 
 
 def _moments(dump: FlightDump) -> set[tuple[int, int, str]]:

@@ -178,6 +178,12 @@ def test_what_the_host_sends_and_what_it_has_two_numbers_for_move_no_number() ->
     assert [number for _, number in of_two(gloo, nccl2)] == [1, 2, 5, 6, 7, 8]
 
 
+def test_what_the_host_sends_before_each_call_moves_no_number() -> None:
+    gloo = [entry("gloo", 1, 30, op_id=2), entry("gloo", 2, 60, op_id=4)]
+    nccl2 = [hooked(1, 20, op_id=1), hooked(2, 50, op_id=4), hooked(3, 80, op_id=7)]
+    assert [number for _, number in of_two(gloo, nccl2)] == [1, 2, 3, 4, 5]
+
+
 def test_what_was_captured_into_a_graph_moves_all_later_numbers_of_both() -> None:
     gloo = [entry("gloo", 1, 10), entry("gloo", 2, 40, op_id=2), entry("gloo", 3, 60, op_id=3)]
     nccl2 = [hooked(1, 20, op_id=1), hooked(2, 30, op_id=5), hooked(3, 50, op_id=7)]
