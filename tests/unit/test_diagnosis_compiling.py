@@ -119,6 +119,11 @@ def test_running_what_was_compiled_is_not_compiling(frames: tuple[Frame, ...]) -
     assert compiling(compiles(main_thread(*frames, STEP))) is None
 
 
+def test_a_torch_that_was_built_in_its_own_tree_compiles_too() -> None:
+    frames = [replace(one, file=one.file.replace(PACKAGES, "/home/u/pytorch")) for one in DYNAMO]
+    assert compiling(compiles(main_thread(WAIT, *frames, STEP))) is not None
+
+
 def test_backward_is_compiled_in_a_thread_of_the_autograd_engine() -> None:
     main = ThreadStack("MainThread", 1, active=False, owns_gil=False, frames=(*BACKWARD, STEP))
     engine = ThreadStack("pt_autograd_0", 7, active=True, owns_gil=True, frames=COMPILED_BACKWARD)

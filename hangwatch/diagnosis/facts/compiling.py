@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hangwatch.frames import is_user_file, program_thread
+from hangwatch.frames import program_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +35,16 @@ _FRAMES = (
         ),
     ),
     (Compiler.EXTENSION, re.compile(r"/torch/utils/cpp_extension\.py:(?!<module>)")),
-    (Compiler.TRITON, re.compile(r"/triton/(?:compiler/|backends/\w+/compiler\.py|runtime/build)")),
-    (Compiler.TRITON, re.compile(r"/triton/(?:runtime/autotuner|testing)\.py:.*bench")),
+    (
+        Compiler.TRITON,
+        re.compile(
+            r"/(?:site|dist)-packages/triton/(?:compiler/|backends/\w+/compiler\.py|runtime/build)"
+        ),
+    ),
+    (
+        Compiler.TRITON,
+        re.compile(r"/(?:site|dist)-packages/triton/(?:runtime/autotuner|testing)\.py:.*bench"),
+    ),
     (Compiler.NUMBA, re.compile(r"/numba/core/compiler\w*\.py:(?!<module>)")),
 )
 """File and function of frames that exist only while something is compiled; what runs the
@@ -105,7 +113,7 @@ def _is_of_engine(thread: ThreadStack) -> bool:
 
 
 def _compiler(frames: Iterable[Frame]) -> Compiler | None:
-    names = [f"{f.file}:{f.function}" for f in frames if not is_user_file(f.file)]
+    names = [f"{frame.file}:{frame.function}" for frame in frames]
     if any(map(_IMPORTS.search, names)):
         return None
     return next((by for by, pattern in _FRAMES if any(map(pattern.search, names))), None)
