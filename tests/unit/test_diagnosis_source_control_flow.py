@@ -172,6 +172,14 @@ def test_a_condition_that_both_lines_stand_under_says_nothing() -> None:
         "args.process_index == 0",
         "state.is_world_process_zero",
         "trainer.is_global_zero",
+        "not self.isMainProcess",
+        "dp_rank == 0",
+        "rank0",
+        "os.environ.get('LOCAL_RANK') == '0'",
+        "is_master",
+        "stage.is_last",
+        "parallel_state.is_pipeline_last_stage()",
+        "utils.is_rank_zero()",
     ],
 )
 def test_conditions_on_the_rank_are_recognised(test: str) -> None:
@@ -181,11 +189,48 @@ def test_conditions_on_the_rank_are_recognised(test: str) -> None:
     assert guard.on_rank
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "use_low_rank",
+        "config.lora_rank > 8",
+        "config.lora.rank > 8",
+        "os.environ['LORA_RANK'] != '0'",
+        "rank_loss > 0",
+        "ranking",
+        "batch.is_last_batch",
+        "is_first_epoch",
+        "max_rank",
+        "process(batch)",
+    ],
+)
+def test_conditions_on_something_that_is_only_called_alike_are_none_on_the_rank(test: str) -> None:
+    text = source(f"if {test}:\n    dist.barrier()\n")
+    assert text.rank_guard(at(2)) is None
+
+
 @pytest.mark.parametrize("given", ["r = dist.get_rank()", "r, n = dist.get_rank(), 4"])
 def test_a_variable_that_was_given_the_rank_is_recognised(given: str) -> None:
     text = source(f"{given}\nif r == 0:\n    dist.barrier()\nif n:\n    dist.barrier()\n")
     assert text.rank_guard(at(3)) is not None
     assert text.rank_guard(at(5)) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "on_rank"),
+    [
+        ("rank = config.lora_r", False),
+        ("rank = 8", False),
+        ("rank = 0\nrank = dist.get_rank()", True),
+        ("rank = setup()", True),
+        ("rank, size = setup()", True),
+    ],
+)
+def test_a_name_for_the_rank_that_is_given_something_else_is_none(
+    given: str, *, on_rank: bool
+) -> None:
+    text = source(f"{given}\nif rank == 0:\n    dist.barrier()\n")
+    assert (text.rank_guard(at(given.count("\n") + 3)) is not None) is on_rank
 
 
 CALLED = source(

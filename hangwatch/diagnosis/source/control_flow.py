@@ -29,17 +29,17 @@ from hangwatch.diagnosis.source.syntax import (
     names_the_rank,
     own,
     parse,
-    rank_variables,
     runs_out,
     scope_at,
     spans,
     swallows,
+    variables,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hangwatch.diagnosis.source.syntax import Function
+    from hangwatch.diagnosis.source.syntax import Function, Variables
     from hangwatch.types.snapshot import Frame
 
 
@@ -95,7 +95,7 @@ class Source:
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
         self._trees: dict[str, ast.Module | None] = {}
-        self._rank_variables: dict[str, frozenset[str]] = {}
+        self._variables: dict[str, Variables] = {}
 
     def tree(self, file: str) -> ast.Module | None:
         """The parsed file, None where there is none."""
@@ -226,12 +226,14 @@ class Source:
         )
 
     def _asks_for_rank(self, file: str, test: ast.expr) -> bool:
-        if file not in self._rank_variables:
+        if file not in self._variables:
             tree = self.tree(file)
-            self._rank_variables[file] = rank_variables(tree) if tree else frozenset()
-        variables = self._rank_variables[file]
+            self._variables[file] = variables(tree or ast.Module([], []))
+        given = self._variables[file]
         return any(
-            names_the_rank(node) or (isinstance(node, ast.Name) and node.id in variables)
+            node.id in given.ranks or (names_the_rank(node) and node.id not in given.others)
+            if isinstance(node, ast.Name)
+            else names_the_rank(node)
             for node in ast.walk(test)
         )
 

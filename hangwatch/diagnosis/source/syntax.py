@@ -6,19 +6,28 @@ import ast
 import re
 import warnings
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MAX_SOURCE_CHARS = 1_000_000
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_OF_A_MATRIX = "adapter|approx|full|lora|low|lr|matrix|max|min|svd|target"
+"""What the rank is one of a matrix after, or a bound."""
+_PROCESS = "host|node|proc|process|rank|worker"
 _RANK = re.compile(
-    r"rank|main_process|process_(?:index|id|zero)|global_zero"
-    r"|is_(?:main|master|leader|chief|first|last)",
-    re.IGNORECASE,
+    rf"(?:^|\b(?!(?:{_OF_A_MATRIX})\b)\w+ )rank(?=$| (?:first|id|idx|index|last|main|only|zero|\d))"
+    r"|\bprocess (?:id|index|zero)\b|\bglobal zero$"
+    r"|\b(?:chief|leader|main|master) process\b"
+    rf"|\bis (?:chief|leader|main|master)(?=$| (?:{_PROCESS})\b)"
+    rf"|\b(?:is|pipeline) (?:first|last) (?:{_PROCESS}|stage)\b|\bstage is (?:first|last)$"
 )
-"""Names for the rank, and for being one of a few: of programs, accelerate, transformers
-(``is_world_process_zero``), lightning (``is_global_zero``)."""
+"""Names for the rank, and for being one of a few, as words: of programs, accelerate
+(``is_main_process``), transformers (``is_world_process_zero``), lightning (``is_global_zero``),
+pipelines (``is_last_stage``, ``stage.is_last``).
+Not ``use_low_rank``, nor ``is_last_batch``."""
 _FOR_ONE_RANK = re.compile(
     r"rank_?(?:zero|0)|(?:rank|process|master|main|leader|chief)\w*_only$"
     r"|^on_(?:\w+_)?(?:process|rank)$|^only_on_",
@@ -190,11 +199,19 @@ def swallows(scope: Function, loop: Loop, line: int) -> int:
 
 
 def names_the_rank(node: ast.AST) -> bool:
-    """Whether a node reads like the rank."""
-    name = getattr(node, "id", None) or getattr(node, "attr", None)
+    """Whether a node reads like the rank, or like being one of a few ranks."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return "RANK" in node.value
-    return isinstance(name, str) and bool(_RANK.search(name))
+        # An environment variable's name.
+        return node.value.isupper() and bool(_RANK.search(words(node.value)))
+    if isinstance(node, ast.Attribute):
+        owner = getattr(node.value, "attr", None) or getattr(node.value, "id", None) or ""
+        return bool(_RANK.search(words(f"{owner}_{node.attr}")))
+    return isinstance(node, ast.Name) and bool(_RANK.search(words(node.id)))
+
+
+def words(name: str) -> str:
+    """An identifier as words in lower case: ``use low rank`` of ``use_lowRank``."""
+    return " ".join(_WORDS.findall(name)).lower()
 
 
 def for_one_rank(scope: Function) -> ast.expr | None:
@@ -218,9 +235,32 @@ def asks_for_most(test: ast.expr) -> bool:
     )
 
 
-def rank_variables(tree: ast.Module) -> frozenset[str]:
-    """Names that are given the rank somewhere: ``r = dist.get_rank()``."""
-    found = set()
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Names by what they are given in a file."""
+
+    ranks: frozenset[str]
+    """The rank, somewhere: ``r = dist.get_rank()``."""
+    others: frozenset[str]
+    """Always something else: ``rank = config.lora_rank``."""
+
+
+def variables(tree: ast.Module) -> Variables:
+    """What the names of a file are given, as far as it says so."""
+    ranks, others, open_ = set(), set(), set()
+    for name, value in _assigned(tree):
+        nodes = list(ast.walk(value))
+        if any(map(names_the_rank, nodes)):
+            ranks.add(name)
+        elif any(isinstance(node, ast.Call | ast.Await) for node in nodes):
+            open_.add(name)
+        else:
+            others.add(name)
+    return Variables(frozenset(ranks), frozenset(others - ranks - open_))
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Each name that is given a value, and the value."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign):
             continue
@@ -228,12 +268,7 @@ def rank_variables(tree: ast.Module) -> frozenset[str]:
             pairs = [(target, node.value)]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
-            found |= {
-                name.id
-                for name, value in pairs
-                if isinstance(name, ast.Name) and any(map(names_the_rank, ast.walk(value)))
-            }
-    return frozenset(found)
+            yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
 
 
 def communicates(body: Sequence[ast.stmt]) -> bool:
