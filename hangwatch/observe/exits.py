@@ -176,8 +176,11 @@ class Exits:
         if not os.WIFSIGNALED(tracked.status):
             return replace(state, exit_code=os.WEXITSTATUS(tracked.status))
         number = os.WTERMSIG(tracked.status)
-        earlier = any(0 < one.gone_ns < tracked.gone_ns for one in self._tracked.values())
-        launcher = number in _LAUNCHER_SIGNALS and earlier and not tracked.oom_killed
+        # Launchers end all once one has failed; who came to a good end is no reason for them.
+        failed = any(
+            0 < one.gone_ns < tracked.gone_ns and one.status != 0 for one in self._tracked.values()
+        )
+        launcher = number in _LAUNCHER_SIGNALS and failed and not tracked.oom_killed
         return replace(state, signal=number, terminated_by_launcher=launcher)
 
     def _release(self, tracked: _Tracked) -> None:

@@ -111,26 +111,41 @@ def test_a_reused_pid_is_not_taken_for_the_rank() -> None:
     assert not asyncio.run(watch()).alive
 
 
-def test_who_is_killed_after_another_has_ended_was_ended_by_the_launcher() -> None:
+def in_turn(*ends: Callable[[subprocess.Popen[bytes]], Any]) -> list[ProcessState]:
+    """What is known of children that were ended one after the other."""
+
     async def watch() -> list[ProcessState]:
         exits, told = Exits(), asyncio.Semaphore(0)
         exits.on_exit = lambda _: told.release()
-        children = [start(), start()]
+        children = [start() for _ in ends]
         for child, start_ticks in children:
             exits.track(child.pid, start_ticks)
-        children[0][0].send_signal(signal.SIGSEGV)
-        await within(told.acquire())
-        children[1][0].send_signal(signal.SIGTERM)
-        await within(told.acquire())
-        states = [exits.state(child.pid, ticks) for child, ticks in children]
+        for (child, _), end in zip(children, ends, strict=True):
+            end(child)
+            await within(told.acquire())
+        states = [exits.state(child.pid, start_ticks) for child, start_ticks in children]
         exits.close()
         for child, _ in children:
             finish(child)
         return states
 
-    first, second = asyncio.run(watch())
+    return asyncio.run(watch())
+
+
+def by(number: signal.Signals) -> Callable[[subprocess.Popen[bytes]], None]:
+    return lambda child: child.send_signal(number)
+
+
+def test_who_is_killed_after_another_has_failed_was_ended_by_the_launcher() -> None:
+    first, second = in_turn(by(signal.SIGSEGV), by(signal.SIGTERM))
     assert (first.signal, first.terminated_by_launcher) == (signal.SIGSEGV, False)
     assert (second.signal, second.terminated_by_launcher) == (signal.SIGTERM, True)
+
+
+def test_who_is_killed_after_another_came_to_a_good_end_was_not_ended_by_the_launcher() -> None:
+    first, second = in_turn(go_on, by(signal.SIGKILL))
+    assert first.exit_code == 0
+    assert (second.signal, second.terminated_by_launcher) == (signal.SIGKILL, False)
 
 
 def test_a_watchdog_that_takes_over_knows_the_ends_that_were_seen() -> None:
@@ -208,22 +223,5 @@ def test_who_is_killed_for_memory_was_not_ended_by_the_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(OomKills, "explains", lambda *_: True)
-
-    async def watch() -> ProcessState:
-        exits, told = Exits(), asyncio.Semaphore(0)
-        exits.on_exit = lambda _: told.release()
-        children = [start(), start()]
-        for child, start_ticks in children:
-            exits.track(child.pid, start_ticks)
-        for (child, _), number in zip(children, (signal.SIGSEGV, signal.SIGKILL), strict=True):
-            child.send_signal(number)
-            await within(told.acquire())
-        second, start_ticks = children[1]
-        state = exits.state(second.pid, start_ticks)
-        exits.close()
-        for child, _ in children:
-            finish(child)
-        return state
-
-    state = asyncio.run(watch())
+    _, state = in_turn(by(signal.SIGSEGV), by(signal.SIGKILL))
     assert (state.oom_killed, state.terminated_by_launcher) == (True, False)
