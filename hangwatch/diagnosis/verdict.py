@@ -20,8 +20,8 @@ from hangwatch.diagnosis.graph.wait_for import roots
 from hangwatch.diagnosis.rules.blame import with_fault
 from hangwatch.diagnosis.rules.case import Case
 from hangwatch.diagnosis.rules.cycles import judge_cycle, judge_stuck
+from hangwatch.diagnosis.rules.departed import with_departure
 from hangwatch.diagnosis.rules.disputes import disputes
-from hangwatch.diagnosis.rules.drift import with_drift
 from hangwatch.diagnosis.rules.mismatch import judge_dispute
 from hangwatch.diagnosis.rules.terminals import judge_terminals
 from hangwatch.diagnosis.source.control_flow import Source
@@ -134,7 +134,7 @@ def _findings(case: Case) -> list[Finding]:
             found.append(finding or judge_stuck(case, wait_point))
     found.extend(judge_terminals(case, terminals))
     kept = [finding for finding in found if not _is_idle_guess(finding, found)]
-    return [with_fault(case, with_drift(case, finding)) for finding in kept]
+    return [with_fault(case, with_departure(case, finding)) for finding in kept]
 
 
 def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
@@ -159,9 +159,9 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     state = _state(case, finding, age_s, thresholds)
     if state is None:
         return None
-    certainty = finding.certainty
-    if certainty is Certainty.PROVED and not _old_enough(case, age_s):
-        certainty = Certainty.LIKELY
+    certainty, hang = finding.certainty, finding.hang
+    if not _old_enough(case, age_s):
+        certainty, hang = _not_proved(certainty), hang and _not_proved(hang)
     wait_point = finding.wait_point
     gid = wait_point.gid if isinstance(wait_point, Place | Channel) else None
     return Verdict(
@@ -181,7 +181,12 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
         advice=advice(finding.kind, finding.reason, facts_of(case, finding)),
         waits=shown,
         stuck_age_s=age_s,
+        hang=hang,
     )
+
+
+def _not_proved(certainty: Certainty) -> Certainty:
+    return Certainty.LIKELY if certainty is Certainty.PROVED else certainty
 
 
 def _unless_guessed(case: Case, finding: Finding) -> Finding:
@@ -195,8 +200,8 @@ def _unless_guessed(case: Case, finding: Finding) -> Finding:
     guessed = any(isinstance(s, Place | Channel) and s.gid in case.job.guessed for s in wait_points)
     if not replaced and (not guessed or finding.kind is Kind.DIED):
         return finding
-    sure = finding.certainty is Certainty.PROVED
-    return replace(finding, final=False, certainty=Certainty.LIKELY if sure else finding.certainty)
+    hang = finding.hang and _not_proved(finding.hang)
+    return replace(finding, final=False, certainty=_not_proved(finding.certainty), hang=hang)
 
 
 def _old_enough(case: Case, age_s: float) -> bool:

@@ -99,6 +99,10 @@ def _verdict(verdict: Verdict, evidence: Evidence) -> schema.Verdict:
         "kind": verdict.kind.value if verdict.kind else None,
         "reason": verdict.reason.value,
         "certainty": verdict.certainty.value,
+        "certainty_of": {
+            "hang": verdict.certainty_of_hang.value,
+            "culprits": verdict.certainty.value,
+        },
         "culprits": list(verdict.culprits),
         "victims": list(verdict.victims),
         "group": _group(verdict.group, verdict.group_name),

@@ -89,6 +89,15 @@ class Collective(TypedDict):
     shape: list[int]
 
 
+class CertaintyOf(TypedDict):
+    """How sure each part of a verdict is."""
+
+    hang: Annotated[str, Certainty]
+    """That it hangs, whoever did it."""
+    culprits: Annotated[str, Certainty]
+    """That these ranks did it."""
+
+
 class Verdict(TypedDict):
     """What happened, which ranks caused it, and what to do."""
 
@@ -96,6 +105,8 @@ class Verdict(TypedDict):
     kind: Annotated[str, Kind] | None
     reason: Annotated[str, Reason]
     certainty: Annotated[str, Certainty]
+    """The lower one of certainty_of."""
+    certainty_of: CertaintyOf
     culprits: list[int]
     """The ranks that caused it."""
     victims: list[int]

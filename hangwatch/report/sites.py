@@ -1,4 +1,4 @@
-"""Lines of code, groups and ranks, as reports name them."""
+"""Lines of code, groups, ranks and certainties, as reports name them."""
 
 from __future__ import annotations
 
@@ -94,3 +94,11 @@ def ranges(ranks: Iterable[int]) -> list[tuple[int, int]]:
         else:
             found.append((rank, rank))
     return found
+
+
+def certainty_text(verdict: schema.Verdict) -> str:
+    """``likely``, or ``proved, who did it: possible`` where it is surer that the job hangs."""
+    sure = verdict["certainty"]
+    of = verdict.get("certainty_of")  # not in reports of earlier versions
+    hang = of["hang"] if of is not None else sure
+    return sure if hang == sure else f"{hang}, who did it: {sure}"

@@ -19,7 +19,7 @@ from hangwatch.notice import printable
 from hangwatch.report.chains import chain
 from hangwatch.report.notes import note_text
 from hangwatch.report.places import places_of, towards_of
-from hangwatch.report.sites import call_text, fold_ranks, ranges
+from hangwatch.report.sites import call_text, certainty_text, fold_ranks, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -121,7 +121,7 @@ def _headline(verdict: schema.Verdict, style: Style) -> Iterator[str]:
     state = verdict["state"]
     word = state.upper()
     age_s = verdict["stuck_age_s"]
-    about = verdict["certainty"]
+    about = certainty_text(verdict)
     if age_s >= LEAST_S:
         about = f"{about}, stuck for {age_s:.1f} s"
     first, *more = _wrap(f"hangwatch: {word} ({about})", style.columns)
@@ -134,7 +134,7 @@ def _headline(verdict: schema.Verdict, style: Style) -> Iterator[str]:
 
 
 def _sentence(verdict: schema.Verdict) -> str:
-    return f"{verdict['state'].upper()} ({verdict['certainty']}) {verdict['headline']}"
+    return f"{verdict['state'].upper()} ({certainty_text(verdict)}) {verdict['headline']}"
 
 
 def _waits(report: Report, style: Style) -> Iterator[str]:

@@ -39,6 +39,7 @@ class Verdict:
     kind: Kind | None
     reason: Reason
     certainty: Certainty
+    """Of all that it says: that it hangs, and that these ranks did it."""
     culprits: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     group: GroupKey | None = None
@@ -54,6 +55,13 @@ class Verdict:
     waits: tuple[Wait, ...] = ()
     stuck_age_s: float = 0.0
     """How long the longest-waiting rank has waited; where nobody is missing, the last to come."""
+    hang: Certainty | None = None
+    """That it hangs, where that is surer than who did it."""
+
+    @property
+    def certainty_of_hang(self) -> Certainty:
+        """How sure it is that it hangs, whoever did it."""
+        return self.hang or self.certainty
 
 
 OK = Verdict(State.OK, None, Reason.UNKNOWN, Certainty.PROVED, headline="Nothing is stuck.")

@@ -220,7 +220,8 @@ def test_a_rank_that_left_early_is_a_proved_hang(tmp_path: Path, stack: ExitStac
     one.do("begin")
     watchdog.until("HANG")
     verdict = watchdog.report()["verdict"]
-    assert (verdict["kind"], verdict["culprits"]) == ("finished_early", [1])
+    assert (verdict["kind"], verdict["culprits"]) == ("finished_early", [0, 1])
+    assert verdict["certainty_of"] == {"hang": "proved", "culprits": "possible"}
 
 
 def test_a_watchdog_that_is_killed_in_the_middle_says_nothing_twice(

@@ -7,7 +7,9 @@ Simulated jobs of fixed seeds, whose faults are known, are judged when nothing m
 more: with all evidence, and with some of it taken away. Of each kind of fault the table shows
 
 jobs        with such a fault that hangs or ends the job
-exact       the share whose first verdict names the ranks at fault, and nobody else
+tied        whose first verdict names them and as many others, as "possible": of two of a kind
+            nothing tells which it is
+exact       of the others the share whose first verdict names the ranks at fault, and nobody else
 candidates  how many ranks are named, on average, where somebody is
 missed      the share in which no rank at fault is named
 accused     jobs in which somebody else is named, and not as "possible" only
@@ -53,7 +55,7 @@ SEVERAL = "several faults"
 UNSEEN = "none that shows"
 """A fault that neither hangs nor ends its job."""
 _BETTER_MORE = ("exact",)
-_BETTER_LESS = ("named", "missed", "accused")
+_BETTER_LESS = ("tied", "named", "missed", "accused")
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Row:
     """What came of the jobs with one kind of fault; all are counts."""
 
     jobs: int = 0
+    tied: int = 0
     exact: int = 0
     found: int = 0
     """Jobs in which somebody is named."""
@@ -73,6 +76,7 @@ class Row:
         """Count one job."""
         named = {rank for verdict in verdicts for rank in verdict.culprits}
         self.jobs += 1
+        self.tied += _is_tied(of, verdicts)
         self.exact += _is_exact(of, verdicts)
         self.found += bool(named)
         self.named += len(named)
@@ -85,8 +89,17 @@ class Row:
     def line(self, name: str) -> str:
         """One line of the table."""
         each = f"{self.named / self.found:10.2f}" if self.found else f"{'':10}"
-        exact, missed = self.exact / self.jobs, self.missed / self.jobs
-        return f"{name:16} {self.jobs:5} {exact:8.1%} {each} {missed:7.1%} {self.accused:8}\n"
+        decided = self.jobs - self.tied
+        exact = f"{self.exact / decided:8.1%}" if decided else f"{'':8}"
+        missed = f"{self.missed / self.jobs:7.1%}"
+        return f"{name:16} {self.jobs:5} {self.tied:5} {exact} {each} {missed} {self.accused:8}\n"
+
+
+def _is_tied(of: Simulated, verdicts: Sequence[Verdict]) -> bool:
+    if not verdicts or verdicts[0].certainty is not Certainty.POSSIBLE:
+        return False
+    culprits = {*verdicts[0].culprits}
+    return of.planted < culprits and len(culprits) == 2 * len(of.planted)
 
 
 def _is_exact(of: Simulated, verdicts: Sequence[Verdict]) -> bool:
@@ -170,7 +183,8 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, print, compare; 1 if anything has got worse."""
     found = measure(range(JOBS), judged)
     for evidence, rows in found.items():
-        sys.stdout.write(f"{evidence:16} {'jobs':>5} {'exact':>8} candidates  missed  accused\n")
+        head = f"{evidence:16} {'jobs':>5} {'tied':>5} {'exact':>8} candidates  missed  accused"
+        sys.stdout.write(f"{head}\n")
         sys.stdout.writelines(rows[kind].line(kind) for kind in sorted(rows))
         sys.stdout.write("\n")
     now = counts(found)

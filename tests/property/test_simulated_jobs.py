@@ -16,6 +16,10 @@ from truth import Simulated, names_wrongly, proved_wrongly, simulate, wrong_in_t
 from views import Sight
 
 from hangwatch.diagnosis import diagnose, find_desync
+from hangwatch.diagnosis.facts.alignment import departures
+from hangwatch.diagnosis.facts.endings import endings
+from hangwatch.diagnosis.facts.job import index
+from hangwatch.diagnosis.source.control_flow import Source
 from hangwatch.types.kinds import Certainty, State
 from hangwatch.types.snapshot import Thresholds
 
@@ -39,6 +43,7 @@ HEALTHY = "a slow or healthy job is neither proved nor called a hang early"
 RENAMED = "the verdict does not depend on how ranks are numbered"
 LESS = "with less evidence nobody else is named but as possible"
 CERTAINTY = "with less evidence a verdict is not more certain, unless it names others, and rightly"
+LEFT = "whoever is said to have left the common program is at fault, however little is known"
 DESYNC = "ranks are called out of step only where one at fault is among them"
 
 
@@ -66,7 +71,8 @@ def _complaints(number: int) -> Iterator[tuple[str, str]]:
     wrong = wrong_in_the_end(job, verdicts)
     if wrong:
         yield ROOT, f"{wrong}: {verdicts[0].headline}"
-    for check in (_at_a_moment, _while_slow, _with_other_names, _with_less, _out_of_step):
+    checks = (_at_a_moment, _while_slow, _with_other_names, _with_less, _departed, _out_of_step)
+    for check in checks:
         yield from check(job, late, verdicts, rng)
     for verdict in verdicts:
         if proved_wrongly(job, verdict):
@@ -132,6 +138,17 @@ def _with_less(
             yield CERTAINTY, f"now it is proved: {verdict.headline}"
         if proved_wrongly(job, verdict):
             yield PROVED, verdict.headline
+
+
+def _departed(
+    job: Simulated, late: JobSnapshot, _verdicts_of_late: tuple[Verdict, ...], rng: Random
+) -> Iterator[tuple[str, str]]:
+    short = job.seen(job.quiet_s + 12.0, Sight(rng.choice((8, 20, 40))))
+    seen = rng.choice((short, lessened(rng, late), lessened(rng, short)))
+    found = index(seen)
+    left = departures(found, endings(found), Source(seen.sources), found.ranks)
+    if not left.ranks <= job.planted or (left.tied and not left.tied & job.planted):
+        yield LEFT, f"{sorted(left.ranks)}, or one of {sorted(left.tied)}"
 
 
 def _out_of_step(

@@ -176,18 +176,21 @@ class _Look:
             made = [(n, n) for n in range(len(self.layout.keys)) if self._member(n)]
         found = []
         for name, group in made:
-            entered = p2p = 0
+            entered = p2p = by_python = 0
             for call in self.rank.calls:
                 issue = call.issue
                 if issue.group != group or call.issued_s > self.at_s:
                     continue
+                by_python += issue.mode is not Mode.CPP and not issue.p2p
                 if issue.p2p:
                     p2p += 1
                 elif issue.mode is not Mode.CPP or call.issued_s <= self.sampled_s:
                     entered = call.seq
             completed = self._completed(group) if pending else self._sampled(group)
             key = self.layout.keys[group]
-            found.append(GroupProgress(key, str(name), entered, completed, p2p))
+            found.append(
+                GroupProgress(key, str(name), entered, completed, p2p, by_python=by_python)
+            )
         return tuple(found)
 
     def _member(self, group: int) -> bool:

@@ -252,4 +252,4 @@ def test_a_page_tells_that_its_rank_has_ended(
     ended = made_pages.page(1, groups=(made_pages.group(2),), phase=Phase.EXITED)
     made_pages.write(tmp_path / "pages", ended)
     verdict = report_of(capsys, tmp_path)["verdict"]
-    assert (verdict["kind"], verdict["culprits"]) == ("finished_early", [1])
+    assert (verdict["kind"], verdict["culprits"]) == ("finished_early", [0, 1])

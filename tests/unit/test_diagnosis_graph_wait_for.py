@@ -61,7 +61,7 @@ def test_two_ranks_that_use_two_groups_in_opposite_order_wait_for_each_other() -
     verdict = only(
         job(rank(0, first, blocked(first, 1)), rank(1, second, blocked(second, 1, line=30)))
     )
-    assert (verdict.kind, verdict.certainty) == (Kind.ORDER_INVERSION, Certainty.PROVED)
+    assert (verdict.kind, verdict.certainty_of_hang) == (Kind.ORDER_INVERSION, Certainty.PROVED)
     assert (verdict.state, verdict.culprits) == (State.HANG, (0, 1))
     assert {verdict.site, verdict.victim_site} == {site(20), site(30)}
     assert "group a" in verdict.headline
@@ -111,7 +111,7 @@ def test_pending_work_in_opposite_order_is_an_inversion_on_a_device() -> None:
 
     verdict = only(job(issued(0, first, second), issued(1, second, first)))
     assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (0, 1))
-    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.certainty_of_hang is Certainty.LIKELY
 
 
 def test_a_full_place_that_does_not_complete_is_nobodys_fault() -> None:

@@ -73,21 +73,21 @@ def test_a_cycle_is_proved_where_nothing_else_runs_but_chores(frames: tuple[Fram
         assert judged(thread(*below, *frames, THREADING, *below)).state is State.HANG
     for verdict in (judged(), judged(thread(*frames, THREADING))):
         assert (verdict.kind, verdict.state) == (Kind.ORDER_INVERSION, State.HANG)
-        assert verdict.certainty is Certainty.PROVED
+        assert verdict.certainty_of_hang is Certainty.PROVED
 
 
 @pytest.mark.parametrize("frames", MAY_ACT.values(), ids=MAY_ACT)
 def test_it_is_open_beside_a_thread_that_is_not_known_for_chores(frames: tuple[Frame, ...]) -> None:
     for below in ((), (NATIVE,)):
         verdict = judged(thread(*below, *frames, THREADING, *below))
-        assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.LIKELY)
+        assert (verdict.state, verdict.certainty_of_hang) == (State.SLOW, Certainty.LIKELY)
 
 
 @pytest.mark.parametrize("busy", [frame(41, "publish"), SAVES], ids=["the program", "torch"])
 def test_it_is_open_while_another_thread_runs_what_may_communicate(busy: Frame) -> None:
     verdict = judged(thread(busy, POOL, THREADING))
     assert (verdict.kind, verdict.state) == (Kind.ORDER_INVERSION, State.SLOW)
-    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.certainty_of_hang is Certainty.LIKELY
     assert "Rank 0 runs another thread" in verdict.explanation
     assert ("train.py:41" in verdict.explanation) == (busy is not SAVES)
 
@@ -96,7 +96,7 @@ def test_it_is_quite_open_while_a_thread_that_has_made_calls_is_at_something_els
     package = Frame("/usr/lib/python3/site-packages/mytrainer/sends.py", 9, "next_batch")
     calls = (replace(op(OTHER, 0), thread=TID),)
     verdict = judged(thread(package, THREADING), ops=calls)
-    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.POSSIBLE)
+    assert (verdict.state, verdict.certainty_of_hang) == (State.SLOW, Certainty.POSSIBLE)
 
 
 def test_a_thread_that_waits_outside_of_the_cycle_may_get_what_it_waits_for() -> None:
@@ -107,7 +107,7 @@ def test_a_thread_that_waits_outside_of_the_cycle_may_get_what_it_waits_for() ->
     others = rank(1, OTHER, blocked(OTHER, 1, line=30)), rank(2, third)
     (cycle,) = (v for v in diagnose(job(first, *others), THRESHOLDS) if v.culprits != (2,))
     assert cycle.kind is Kind.ORDER_INVERSION
-    assert (cycle.state, cycle.certainty) == (State.SLOW, Certainty.POSSIBLE)
+    assert (cycle.state, cycle.certainty_of_hang) == (State.SLOW, Certainty.POSSIBLE)
 
 
 def test_a_thread_that_waits_in_the_cycle_can_do_nothing_more() -> None:
@@ -122,17 +122,17 @@ def test_a_thread_of_autograd_belongs_to_the_main_one_that_waits_for_it() -> Non
     backward = Frame(f"{PACKAGES}/torch/autograd/graph.py", 869, "_engine_run_backward")
     first = rank(0, ONE, blocked(ONE, 1), threads=(*main_thread(backward, frame(20)), hook))
     (verdict,) = diagnose(job(first, rank(1, OTHER, blocked(OTHER, 1, line=30))), THRESHOLDS)
-    assert verdict.certainty is Certainty.PROVED
+    assert verdict.certainty_of_hang is Certainty.PROVED
     # Without that the program has started it, by _thread.start_new_thread().
-    assert judged(hook).certainty is Certainty.LIKELY
+    assert judged(hook).certainty_of_hang is Certainty.LIKELY
 
 
 def test_without_a_stack_it_is_open_where_several_threads_have_made_calls() -> None:
     verdict = judged(ops=(replace(op(OTHER, 0), thread=TID),))
-    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.POSSIBLE)
+    assert (verdict.state, verdict.certainty_of_hang) == (State.SLOW, Certainty.POSSIBLE)
 
 
 def test_where_no_stack_could_be_had_it_is_likely_at_most() -> None:
     verdict = judged(threads=())
-    assert (verdict.state, verdict.certainty) == (State.SLOW, Certainty.LIKELY)
+    assert (verdict.state, verdict.certainty_of_hang) == (State.SLOW, Certainty.LIKELY)
     assert "Other threads of rank 0 could not be seen" in verdict.explanation

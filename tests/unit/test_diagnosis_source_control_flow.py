@@ -512,3 +512,22 @@ def test_what_may_have_led_out_of_a_loop(
 )
 def test_a_handler_amid_a_cleanup_handles_something_else(text: str, amid: str) -> None:
     assert left_last(text).amid == amid
+
+
+@pytest.mark.parametrize(
+    ("over", "on_rank"),
+    [
+        ("batches[:-1] if rank == 1 else batches", True),
+        ("range(steps_of(rank))", True),
+        ("batches", False),
+        ("range(low_rank)", False),
+    ],
+)
+def test_a_loop_over_what_depends_on_the_rank_is_known(over: str, on_rank: bool) -> None:  # noqa: FBT001
+    text = f"def main():\n    for batch in {over}:\n        step(batch)\n    dist.barrier()\n"
+    found = source(text)
+    fork = found.fork_of_lines(at(4), at(3))
+    assert fork is not None
+    left = found.left_loop(fork)
+    assert left is not None
+    assert left.on_rank is on_rank

@@ -159,6 +159,17 @@ def test_a_verdict_without_culprit_shows_no_stack() -> None:
     assert not any(line.startswith(("  culprit", "  stack", "  code")) for line in shown)
 
 
+def test_it_is_said_of_what_a_verdict_is_how_sure() -> None:
+    found = replace(VERDICT, certainty=Certainty.POSSIBLE, hang=Certainty.PROVED)
+    report = build_report(replace(EVIDENCE, verdicts=(found,)))
+    assert report["verdict"]["certainty"] == "possible"
+    assert report["verdict"]["certainty_of"] == {"hang": "proved", "culprits": "possible"}
+    first = next(iter(format_verdict(report, WHERE)))
+    assert first.startswith("hangwatch: HANG (proved, who did it: possible, stuck for ")
+    del report["verdict"]["certainty_of"]  # type: ignore[misc]  # of an earlier version
+    assert next(iter(format_verdict(report, WHERE))).startswith("hangwatch: HANG (possible, ")
+
+
 def test_other_verdicts_are_told_in_one_line_each() -> None:
     other = Verdict(
         State.SLOW, Kind.DIED, Reason.SIGNAL, Certainty.LIKELY, (1,), headline="Rank 1 died."

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.types.snapshot import OpRecord
 
+MOST_BEFORE = 40
+"""Calls before one that tell whether it is usual there."""
+ENOUGH = 1
+"""Times that a rank has to have made them."""
 Step = tuple[str, str, int, str]
 """What makes a call recognisable when it comes again: operation and line."""
 
@@ -122,22 +126,24 @@ def next_of(job: Job, rank: int, calls: Iterable[Call]) -> Call | None:
 def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
     """Whether a rank made a call after what it always does before it, None if unknown.
 
-    What it did since it last made the same call is compared, whatever its order.
+    The longest run of calls before it that the rank has made twice before tells.
     """
-    call = call_of(job.gid(record.group), record)
-    since: Counter[Call] = Counter()
-    gaps: list[Counter[Call] | None] = []
+    calls = []
     for gid, own in job.ops.get(rank, ()):
         if own is record:
             break
-        if call_of(gid, own) == call:
-            gaps.append(since if gaps else None)
-            since = Counter()
-        else:
-            since[call_of(gid, own)] += 1
-    if not gaps:  # it never made that call: strange for one that goes round in a loop
-        return False if any(count > 1 for count in since.values()) else None
-    return since in gaps if len(gaps) > 1 else None
+        calls.append(call_of(gid, own))
+    call = call_of(job.gid(record.group), record)
+    if call not in calls:
+        return None  # it may come after a loop, or every hundredth time
+    for length in range(min(MOST_BEFORE, len(calls) - 1), 0, -1):
+        context = calls[-length:]
+        after = [
+            calls[at] for at in range(length, len(calls)) if calls[at - length : at] == context
+        ]
+        if len(after) >= ENOUGH:
+            return call in after
+    return None
 
 
 def made_before(job: Job, rank: int, record: OpRecord) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeVar
 
 from hangwatch.diagnosis.facts.activity import Activity, activity
+from hangwatch.diagnosis.facts.alignment import Departures, departures
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
 from hangwatch.diagnosis.facts.job import seconds
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+MOST_COMPARED = 128
+"""Ranks of which all that they did is compared."""
+FEW = 4
+"""Of those that wait at one point, and of those that are missing there."""
 _FROZEN = frozenset({Reason.STOPPED, Reason.DEBUGGER})
 _UNEXPLAINED = frozenset({Reason.UNKNOWN, Reason.GPU_KERNEL})
 
@@ -59,6 +64,8 @@ class Finding:
     """Of its victims and its culprits."""
     ended: tuple[int, ...] = ()
     """Culprits that are gone."""
+    hang: Certainty | None = None
+    """That it hangs, where that is surer than who did it."""
     guard: Guard | None = None
     """The condition that the culprits took, or did not take, other than the rest."""
     loop: LeftLoop | None = None
@@ -80,6 +87,7 @@ class Case:
     disputed: Mapping[int, int]
     stuck: Mapping[int, Stuck] = field(default_factory=dict)
     """Ranks whose device is stuck itself."""
+    _departures: Departures | None = None
     _activities: dict[int, Activity] = field(default_factory=dict)
     _within_s: float | None = None
 
@@ -87,6 +95,26 @@ class Case:
     def texts(self) -> Mapping[str, str]:
         """Text of the user's files."""
         return self.job.snapshot.sources
+
+    @property
+    def departures(self) -> Departures:
+        """Who left the common program, from what all ranks did."""
+        if self._departures is None:
+            self._departures = departures(self.job, self.ended, self.source, self._compared())
+        return self._departures
+
+    def _compared(self) -> list[int]:
+        """The ranks that are held against each other: of a large job those that differ."""
+        known = self.job.ranks
+        if len(known) <= MOST_COMPARED:
+            return list(known)
+        graph, some = self.graph, [*self.ended]
+        for wait_point, missing in graph.missing.items():
+            some += [*missing[:FEW], *(wait.rank for wait in graph.at[wait_point][:FEW])]
+            if len(some) > MOST_COMPARED:
+                break
+        ranks = (rank for rank in (*some, *known) if rank in known)
+        return list(islice(dict.fromkeys(ranks), MOST_COMPARED))
 
     def activity(self, rank: int) -> Activity:
         """What a rank does, or did when it was ended from outside."""

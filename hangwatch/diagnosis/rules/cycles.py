@@ -21,7 +21,7 @@ from hangwatch.diagnosis.rules.naming import judge_names
 from hangwatch.diagnosis.rules.terminals import finished, judge_terminals, left_behind
 from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import disagreement, wording
-from hangwatch.diagnosis.text.phrases import at_line, now, verb
+from hangwatch.diagnosis.text.phrases import at_line, group_text, now, verb
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
 
@@ -387,6 +387,10 @@ def _told(
         scene = Scene(left.culprits, left.others, case.where(guilty[0].wait_point), *sites)
         text = disagreement.subset(scene, left.guard, disagreement.elsewhere(scene, theirs))
         return Kind.SUBSET_ENTERED, text
+    at = guilty[0].wait_point
+    if isinstance(at, Channel) and not left.parted:
+        scene = Scene(left.culprits, left.others, group_text(case.job, at.gid), *sites)
+        return Kind.MISSING_PEER, wording.unmatched(scene, mine, theirs)
     return Kind.ORDER_INVERSION, None
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.history import is_usual, made_before, step
 from hangwatch.diagnosis.facts.shares import is_minority
 from hangwatch.diagnosis.facts.wait_points import Channel, Place
-from hangwatch.diagnosis.rules.departure import departed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,15 +66,16 @@ def divergence(case: Case, waits: Sequence[Wait], beside: Sequence[Wait] = ()) -
 
 def _judged(case: Case, waits: Sequence[Wait], inside: set[int]) -> Divergence | None:
     everyone = tuple(sorted({wait.rank for wait in waits}))
-    alone = departed(case.job, case.ended, inside)
+    found = case.departures
+    alone = (found.ranks or found.tied) & inside
     if is_minority(alone, everyone):
         # What all did until then knows best; the source may tell what they did instead.
         among = [wait for wait in waits if wait.rank in inside]
-        found = _by_source(case, among)
-        if found is not None and set(found.culprits) <= alone:
-            return found
+        by_source = _by_source(case, among)
+        if by_source is not None and set(by_source.culprits) <= alone:
+            return by_source
         culprits = tuple(sorted(alone))
-        return Divergence(culprits, _rest(culprits, everyone), parted=len(culprits) > 1)
+        return Divergence(culprits, _rest(culprits, everyone), parted=not found.ranks)
     return _by_source(case, waits) or _by_habit(case, waits, everyone)
 
 

@@ -8,25 +8,13 @@ does what the others do a few places later, or earlier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from hangwatch.diagnosis.facts.history import step
-from hangwatch.diagnosis.facts.wait_points import Place
-from hangwatch.diagnosis.text import disagreement
-from hangwatch.diagnosis.text.phrases import wait_point_text
-from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.frames import with_source
-from hangwatch.types.kinds import Kind
-from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hangwatch.diagnosis.facts.history import Step
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.snapshot import OpRecord
 
 MAX_SHIFT = 8
 AGREED_BEFORE = 2
@@ -35,8 +23,6 @@ AGREE_AFTER = 3
 """Places after it that have to agree, shifted: at least so many, and all that are known."""
 AGREE_WITHOUT_START = 12
 """So many, where no place is known at which they were in step."""
-_KINDS = {Kind.OP_MISMATCH, Kind.SUBSET_ENTERED, Kind.FINISHED_EARLY, Kind.NEVER_ENTERED}
-_MAX_REFERENCES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +33,6 @@ class Drift:
     shift: int
     known: bool = True
     """Whether ``seq`` is where it began; else it began before."""
-
-
-def with_drift(case: Case, finding: Finding) -> Finding:
-    """The finding, or the earlier place where its culprit fell out of step."""
-    place = finding.wait_point
-    if finding.kind not in _KINDS or not isinstance(place, Place) or not finding.culprits:
-        return finding
-    members = case.job.members(place.gid)
-    others = [rank for rank in members if rank not in finding.culprits]
-    culprit = finding.culprits[0]
-    drift = _find(case, place, culprit, others[:_MAX_REFERENCES])
-    if drift is None:
-        return finding
-    return _told(case, finding, Place(place.gid, drift.seq), drift, tuple(others))
-
-
-def _find(case: Case, place: Place, culprit: int, others: list[int]) -> Drift | None:
-    """The drift against all references that have records, None if they differ in it."""
-    places = case.job.places(place.gid)
-    mine = _steps(places, culprit, place.seq)
-    found = {drift(mine, theirs) for rank in others if (theirs := _steps(places, rank, place.seq))}
-    return found.pop() if len(found) == 1 else None
-
-
-def _steps(places: Mapping[int, Mapping[int, OpRecord]], rank: int, before: int) -> dict[int, Step]:
-    return {
-        seq: step(records[rank])
-        for seq, records in places.items()
-        if seq < before and rank in records
-    }
 
 
 def drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
@@ -130,28 +86,3 @@ def _agree(
         if seq >= first and seq + shift in behind
     ]
     return len(pairs) >= least and all(one == other for one, other in pairs)
-
-
-def _told(case: Case, finding: Finding, place: Place, found: Drift, others: Ranks) -> Finding:
-    """The finding, told from where it began."""
-    records = case.job.places(place.gid)[place.seq]
-    mine = records[finding.culprits[0]]
-    theirs = next(records[rank] for rank in others if rank in records)
-    about = theirs if found.shift > 0 else mine
-    scene = Scene(
-        finding.culprits,
-        others,
-        wait_point_text(case.job, place, about.op),
-        with_source(mine.site, case.texts),
-        with_source(theirs.site, case.texts),
-    )
-    return replace(
-        finding,
-        kind=Kind.OP_MISMATCH,
-        text=disagreement.out_of_step(scene, found.shift, finding.text.headline),
-        collective=Collective(about.op, place.seq, about.dtype, about.shape),
-        site=scene.site,
-        victim_site=scene.other_site,
-        guard=None,
-        loop=None,
-    )

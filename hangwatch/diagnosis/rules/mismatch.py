@@ -13,7 +13,6 @@ from hangwatch.diagnosis.facts.shares import is_majority
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
 from hangwatch.diagnosis.rules.case import Finding
-from hangwatch.diagnosis.rules.departure import departed
 from hangwatch.diagnosis.rules.threads import judge_threads
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, wait_point_text
@@ -164,7 +163,7 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
     whole = known == len(case.job.members(place.gid))
     if len(found.parts) == 2 and whole:  # noqa: PLR2004 (a pair of sides)
         one, other = found.parts[0][1], found.parts[1][1]
-        alone = departed(case.job, case.ended, (*one, *other))
+        alone = case.departures.ranks & {*one, *other}
         if alone and (alone <= set(one) or alone <= set(other)):
             sides = (one, other) if alone <= set(one) else (other, one)
             return _blame(case, place, found, sides, Certainty.LIKELY)

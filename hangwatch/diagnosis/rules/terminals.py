@@ -23,7 +23,6 @@ from hangwatch.diagnosis.rules.absentees import (
 )
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.deaths import died, last_site
-from hangwatch.diagnosis.rules.departure import departed
 from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.text.wording import Scene
@@ -236,7 +235,7 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
 def _went_on_alone(case: Case, wait_point: Place, finished: Ranks) -> bool:
     """Whether what all ranks did shows that those who wait have left the common program."""
     waiting = case.direct(wait_point)
-    alone = departed(case.job, case.ended, (*waiting, *finished))
+    alone = case.departures.ranks & {*waiting, *finished}
     return bool(alone) and alone == frozenset(waiting)
 
 

@@ -85,6 +85,8 @@ class LeftLoop:
     """The lines of the statements in it that leave it: break, return."""
     swallows: int = 0
     """The line of the handler, or ``with suppress``, by which an exception may lead past it."""
+    on_rank: bool = False
+    """Whether what it runs over depends on the rank."""
     amid: str = ""
     """The ``finally`` or ``except`` around it that the rank is in: what an exception leads to."""
 
@@ -159,6 +161,7 @@ class Source:
         if in_body(inner, fork.here) or fork.here <= body_end(inner):
             return None
         outer = any(loop is not inner and in_body(loop, fork.here) for loop in around)
+
         amid = cleanup_of(fork.scope, inner, fork.here)
         return LeftLoop(
             fork.file,
@@ -168,6 +171,9 @@ class Source:
             runs_out(inner),
             jumps_out(inner),
             swallows(fork.scope, inner, fork.here),
+            self._asks_for_rank(
+                fork.file, inner.test if isinstance(inner, ast.While) else inner.iter
+            ),
             amid,
         )
 

@@ -84,6 +84,42 @@ def out_of_step(scene: Scene, shift: int, later: str) -> Text:
     )
 
 
+def either(text: Text, ranks: Ranks) -> Text:
+    """What stands of two sides, of which nothing tells who left the common program."""
+    note = (
+        f"One of {the_ranks(ranks)} left the common program: up to there they did the same, so "
+        "nothing tells which."
+    )
+    return Text(text.headline, sentences(text.explanation, note))
+
+
+def ended_before(scene: Scene, shows: str, *, outlasts: bool) -> Text:
+    """Ranks that came to the end of their program before the others did, or (outlasts) after."""
+    it = verb(scene.culprits, "it", "they")
+    if outlasts:
+        headline = (
+            f"{scene.they} {verb(scene.culprits, 'goes', 'go')} on to {scene.where}"
+            f"{at_line(scene.site)} where {the_ranks(scene.others)} came to the end of the program."
+        )
+    else:
+        headline = (
+            f"{scene.they} finished early: {it} came to the end of the program where "
+            f"{the_ranks(scene.others)} {verb(scene.others, 'goes', 'go')} on to {scene.where}"
+            f"{at_line(scene.other_site)}."
+        )
+    return Text(headline, sentences(*_both(scene), shows))
+
+
+def other_way(scene: Scene, ops: tuple[str, str], shows: str) -> Text:
+    """Ranks that made another call than the others did at that point of the program."""
+    headline = (
+        f"{scene.they} left the common program: {verb(scene.culprits, 'it', 'they')} made "
+        f"{ops[0]}{at_line(scene.site)}, where {the_ranks(scene.others)} made {ops[1]}"
+        f"{at_line(scene.other_site)}."
+    )
+    return Text(headline, sentences(*_both(scene), shows))
+
+
 def drifting(scene: Scene, shift: int, *, known: bool, even: bool) -> Text:
     """A rank that left calls out, or made more, in a job that still runs.
 

@@ -276,6 +276,24 @@ def missing_peer(
     return Text(headline, sentences(fewer, scene.seen(), scene.waiting()))
 
 
+def unmatched(scene: Scene, call: str, theirs: str) -> Text:
+    """A point-to-point call that its rank made where it made none before, and nobody matches."""
+    headline = (
+        f"{scene.they} made a {call}{at_line(scene.site)} in {scene.where} that nobody matches: "
+        f"{the_ranks(scene.others)} {verb(scene.others, 'is', 'are')} in {theirs}"
+        f"{at_line(scene.other_site)}."
+    )
+    it = verb(scene.culprits, "it", "they")
+    return Text(
+        headline,
+        sentences(
+            f"At this point of the program {it} never made it before, and the others do as ever.",
+            scene.seen(),
+            scene.waiting(),
+        ),
+    )
+
+
 def init_incomplete(scene: Scene, doing: str) -> Text:
     """Ranks missing from a call that all have to make."""
     if not scene.culprits:

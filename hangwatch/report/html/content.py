@@ -17,7 +17,7 @@ from hangwatch.report.html.progress import Progress, progress
 from hangwatch.report.html.ranksets import RankSet, place, seconds, shortened, words
 from hangwatch.report.html.stacks import Stacks, stacks
 from hangwatch.report.notes import note_text
-from hangwatch.report.sites import call_text
+from hangwatch.report.sites import call_text, certainty_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -172,7 +172,7 @@ def page_of(report: Report) -> Page:
     return Page(
         shortened(f"{verdict['state'].upper()}: {verdict['headline']}", 120),
         verdict["state"],
-        verdict["certainty"],
+        certainty_text(verdict),
         _CERTAIN.get(verdict["certainty"], ""),
         words(verdict["kind"]),
         "" if verdict["reason"] == "unknown" else words(verdict["reason"]),
@@ -282,7 +282,7 @@ def _code(site: schema.Site, title: str) -> Code:
 def _finding(verdict: schema.Verdict) -> Finding:
     return Finding(
         verdict["state"],
-        verdict["certainty"],
+        certainty_text(verdict),
         shortened(verdict["headline"], LONG),
         place(verdict["site"]),
     )

@@ -379,13 +379,13 @@ class Judge:
         Where a rank has died it is its launcher that ends the others, and may be at it.
         """
         main = judged.verdicts[0]
-        if main.certainty is not Certainty.PROVED or main.kind is Kind.DIED:
+        if main.certainty_of_hang is not Certainty.PROVED or main.kind is Kind.DIED:
             return False
         found = self.diagnose(self._job(judged.collected), thresholds)
         return (
             bool(found)
             and found[0].state is State.HANG
-            and found[0].certainty is Certainty.PROVED
+            and found[0].certainty_of_hang is Certainty.PROVED
             and found[0].culprits == main.culprits
         )
 

@@ -1,6 +1,6 @@
 """The first rank collects results from whoever has one, and the count is not right."""
 # expect: state=hang kind=missing_peer certainty=likely culprits=2 op=recv site=culprit
-# expect --one-more: state=hang kind=order_inversion certainty=possible culprits=0 op=recv
+# expect --one-more: state=hang kind=missing_peer certainty=likely|proved culprits=0 op=recv
 # expect --one-more: site=victim
 # expect --wait-for-the-gone: state=hang kind=finished_early certainty=likely culprits=0
 # expect --wait-for-the-gone: op=recv site=waits

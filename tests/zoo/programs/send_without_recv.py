@@ -1,5 +1,6 @@
 """A pipeline stage sends one micro-batch more than the next stage receives."""
-# expect: state=hang kind=missing_peer culprits=1 op=send group=default_pg certainty=proved|likely
+# expect: state=hang kind=missing_peer culprits=0 op=send group=default_pg certainty=proved|likely
+# expect: victims=1,2,3 site=culprit victim_site=victim
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,9 @@ def main():
             if rank > 0:
                 dist.recv(activation, src=rank - 1)
             if rank < last:
-                dist.send(activation.relu(), dst=rank + 1)  # victim
+                dist.send(activation.relu(), dst=rank + 1)  # culprit
         gradient = torch.randn(64)
-        dist.all_reduce(gradient)  # culprit
+        dist.all_reduce(gradient)  # victim
     dist.destroy_process_group()
 
 

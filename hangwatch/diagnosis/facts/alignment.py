@@ -1,0 +1,502 @@
+"""Which ranks left the common program: the calls of all ranks, held against each other.
+
+Ranks of one program make the same calls, by operation and line, whatever their groups, but
+for calls that are not for all of them. So of two ranks the calls that are for both are alike:
+one has made the beginning of what the other has. Where two part, one of them has left the
+program, and the fewest ranks that explain all partings are those that did.
+
+What is known of a rank has holes: rings wrap, and not every rank has a recorder. Two ranks
+are compared from where all that they did since is known of both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, pairwise, takewhile
+from typing import TYPE_CHECKING, NamedTuple
+
+from hangwatch.diagnosis.facts.endings import How
+from hangwatch.types.kinds import Phase
+from hangwatch.types.snapshot import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from hangwatch.diagnosis.facts.endings import Ending
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.source.control_flow import Source
+    from hangwatch.types.snapshot import OpRecord
+
+MOST_CLASSES = 48
+"""Of ranks that did the same. Where there are more, each runs in its own way."""
+MOST_CALLS = 50_000
+"""Of all ranks together; of each its last ones are compared."""
+MOST_CONTEXT = 8
+"""Calls before a parting that tell what usually comes then."""
+
+
+class Step(NamedTuple):
+    """What makes a call recognisable when it comes again, on any rank."""
+
+    wire: str
+    file: str = ""
+    line: int = 0
+    size: str = ""
+    """Where C++ issued it, and it has no line."""
+    kind: str = ""
+    """Of its group: how it is described, else how large it is."""
+
+
+END = Step("the end of the program")
+_LEFT = "destroy_process_group"
+
+
+class Made(NamedTuple):
+    """A call that a rank made, and its number among those of its group."""
+
+    step: Step
+    gid: int
+    seq: int
+    by_python: bool = True
+    p2p: bool = False
+    aside: bool = False
+    """Another thread made it than the one that makes most calls of the rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Two ranks that made the same calls, and then did not."""
+
+    ranks: tuple[int, int]
+    ways: tuple[tuple[Made, ...], tuple[Made, ...]]
+    """What each of them did from there on, of what is for both."""
+    before: tuple[Step, ...]
+    """What both did until then, as far as it is known."""
+    pairs: int = 1
+    """So many pairs of ranks part like them."""
+
+    def seen_by(self, rank: int) -> tuple[tuple[Made, ...], tuple[Made, ...]]:
+        """What a rank did from there on, and what the other did."""
+        one, other = self.ways
+        return (one, other) if rank == self.ranks[0] else (other, one)
+
+
+@dataclass(frozen=True, slots=True)
+class Departures:
+    """Who left the common program; empty where all follow it, or that is not known."""
+
+    ranks: frozenset[int] = frozenset()
+    tied: frozenset[int] = frozenset()
+    """Of these some left it, and nothing tells which."""
+    partings: tuple[Parting, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What ranks did that did the same."""
+
+    ranks: tuple[int, ...]
+    calls: tuple[Made, ...]
+    known: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
+    """(kind of group, the call from which on all of that kind are known) pairs, then those
+    for what Python made; -1 for all, a number beyond the last call for never."""
+    groups: frozenset[int]
+    left: frozenset[int]
+    """The groups that it has destroyed."""
+    recorded: bool
+    """What C++ issued is known, too."""
+    ended: bool
+    kinds: frozenset[str]
+    """Of the groups that it is in."""
+    part: tuple[object, ...]
+    """Its position among those with whom it exchanges messages."""
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether all calls are known."""
+        return all(since < 0 for _, since in self.known[0])
+
+    @cached_property
+    def steps(self) -> frozenset[Step]:
+        return frozenset(made.step for made in self.calls)
+
+
+def departures(
+    job: Job, ended: Mapping[int, Ending], source: Source, ranks: Iterable[int]
+) -> Departures:
+    """Compare ranks of a job, each with each."""
+    pasts = _pasts(job, ended, ranks)
+    if len(pasts) > MOST_CLASSES:
+        return Departures()
+    partings = {
+        (one, other): replace(parting, pairs=len(a.ranks) * len(b.ranks))
+        for (one, a), (other, b) in combinations(enumerate(pasts), 2)
+        if (parting := _parting(job, a, b)) is not None
+    }
+    covers = _covers(list(partings), [len(past.ranks) for past in pasts])
+    if len(covers) > 1:
+        covers = _by_habit(covers, partings, source)
+    if not covers:
+        return Departures(partings=tuple(partings.values()))
+    sure = frozenset.intersection(*covers)
+    return Departures(
+        frozenset(rank for at in sure for rank in pasts[at].ranks),
+        frozenset(rank for at in frozenset.union(*covers) - sure for rank in pasts[at].ranks),
+        tuple(partings.values()),
+    )
+
+
+# --- What each rank did ---------------------------------------------------------------
+
+
+def _pasts(job: Job, ended: Mapping[int, Ending], ranks: Iterable[int]) -> list[_Past]:
+    alike: dict[_Past, list[int]] = defaultdict(list)
+    several = list(ranks)
+    most = MOST_CALLS // max(1, len(several))
+    for rank in several:
+        alike[_past(job, rank, ended.get(rank), most)].append(rank)
+    return [replace(past, ranks=tuple(same)) for past, same in alike.items()]
+
+
+def _past(job: Job, rank: int, end: Ending | None, most: int) -> _Past:
+    snapshot, ops = job.ranks[rank], job.ops.get(rank, [])[-most:]
+    threads = Counter(record.thread for _, record in ops if _has_thread(record))
+    pid = snapshot.pid  # the native id of the main thread as well
+    main = max(threads, key=lambda thread: (threads[thread], thread == pid, thread), default=0)
+    groups = job.progress.get(rank, {})
+    used = {(gid, record.p2p) for gid, record in ops}
+    kinds = {(gid, p2p): _kind(job, gid, p2p=p2p) for gid, p2p in used}
+    sizes = {gid: "" if job.keys[gid].desc else str(gid) for gid, _ in used}
+    calls = tuple(
+        _made(kinds[gid, record.p2p], gid, record, main, sizes[gid]) for gid, record in ops
+    )
+    return _Past(
+        (),
+        calls,
+        _known(job, rank, calls),
+        frozenset(groups),
+        frozenset(gid for gid, progress in groups.items() if not progress.alive),
+        # Of what C++ issued nothing tells which thread it was.
+        snapshot.flight and len(threads) <= 1,
+        snapshot.phase is Phase.FINALIZING if end is None else end.how is How.CLEAN,
+        frozenset(_kind(job, gid) for gid in groups),
+        _part(job, rank, ops),
+    )
+
+
+def _has_thread(record: OpRecord) -> bool:
+    """Whether the thread is one of the program's: autograd runs what a device does in its own."""
+    return record.source == "page" and not record.device
+
+
+def _made(kind: str, gid: int, record: OpRecord, main: int, size: str) -> Made:
+    site, by_python = record.site, record.source == "page"
+    if site is not None:
+        step = Step(record.wire, site.file, site.line, "", kind)
+    else:  # by its size alone it is not known again in a group that is not described
+        step = Step(record.wire, "", 0, f"{record.shape} {size}", kind)
+    aside = by_python and not record.device and record.thread != main
+    return Made(step, gid, record.seq, by_python, record.p2p, aside)
+
+
+def _kind(job: Job, gid: int, *, p2p: bool = False) -> str:
+    key = job.keys[gid]
+    return (key.desc or f"of {len(key.ranks)}") + (" p2p" if p2p else "")
+
+
+def _known(
+    job: Job, rank: int, calls: Sequence[Made]
+) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
+    """_Past.known. The rings of Python's calls and of c10d's do not hold as many."""
+    every, pythons = _Streams(calls), _Streams(calls, python=True)
+    # Nothing orders the calls of two threads in one group.
+    aside = {made.gid for made in calls if made.aside}
+    mixed = aside and aside & {made.gid for made in calls if not made.aside}
+    groups = job.progress.get(rank, {})
+    counts = {(gid, False): (one.enqueued, one.by_python) for gid, one in groups.items()}
+    counts |= {(gid, True): (one.p2p, one.p2p) for gid, one in groups.items()}
+    whole = all(pythons.count.get(stream, 0) >= own >= 0 for stream, (_, own) in counts.items())
+    # Whether it was Python that made a call is known from the first one on that it did.
+    origin = -1 if whole else sum(1 for _ in takewhile(lambda made: not made.by_python, calls))
+    never = len(calls) + 1
+    known: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for stream, (count, own) in counts.items():
+        kind = _kind(job, stream[0], p2p=stream[1])
+        since = [never, never]
+        if stream[0] not in mixed:
+            since[0] = max(origin, every.unbroken(stream, count, never))
+            if own == count:
+                since[1] = pythons.unbroken(stream, count, never)
+            elif pythons.count.get(stream, 0) >= own >= 0:
+                since[1] = -1
+            else:
+                since[1] = pythons.first.get(stream, never)
+        for of, at, made_any in zip(known, since, (count, own), strict=True):
+            if made_any:
+                of[kind] = max(of.get(kind, -1), at)
+    return tuple(sorted(known[0].items())), tuple(sorted(known[1].items()))
+
+
+class _Streams:
+    """The calls of each group that are known, collectives and messages apart.
+
+    python: those that Python made.
+    """
+
+    def __init__(self, calls: Sequence[Made], *, python: bool = False) -> None:
+        first: dict[tuple[int, bool], int] = {}
+        count: dict[tuple[int, bool], int] = {}
+        last: dict[tuple[int, bool], int] = {}
+        after_hole: dict[tuple[int, bool], int] = {}
+        for number, (_, gid, seq, by_python, p2p, _) in enumerate(calls):
+            if python and not by_python:
+                continue
+            stream = gid, p2p
+            before = last.get(stream)
+            if before is None:
+                first[stream] = number
+                count[stream] = before = 0
+            if seq != before + 1:
+                after_hole[stream] = number
+            count[stream] += 1
+            last[stream] = seq
+        self.first, self.count = first, count
+        self._last, self._after_hole = last, after_hole
+
+    def unbroken(self, stream: tuple[int, bool], count: int, never: int) -> int:
+        """The call from which on none is missing, of so many; -1 where none is at all."""
+        if self._last.get(stream, 0) < count:
+            return never
+        return self._after_hole.get(stream, -1)
+
+
+def _part(job: Job, rank: int, ops: Iterable[tuple[int, OpRecord]]) -> tuple[object, ...]:
+    """Which part it has in the exchange of messages: the stages of a pipeline differ."""
+    places = {
+        (_kind(job, gid), job.keys[gid].ranks.index(rank))
+        for gid, record in ops
+        if record.p2p and rank in job.keys[gid].ranks
+    }
+    return tuple(sorted(places))
+
+
+# --- Where two ranks part -------------------------------------------------------------
+
+
+def _parting(job: Job, one: _Past, other: _Past) -> Parting | None:
+    """Where two part; None where one made the beginning of what the other did."""
+    recorded = one.recorded and other.recorded
+    found = _parting_of(job, one, other, python=False) if recorded else None
+    if found is None and not (recorded and one.whole and other.whole):
+        found = _parting_of(job, one, other, python=True)
+    if found is None:
+        found = _parting_in_a_group(one, other)
+    if found is None and (turned := _parting_in_a_group(other, one)) is not None:
+        found = replace(
+            turned,
+            ranks=(turned.ranks[1], turned.ranks[0]),
+            ways=(turned.ways[1], turned.ways[0]),
+        )
+    return found
+
+
+def _parting_of(job: Job, one: _Past, other: _Past, *, python: bool) -> Parting | None:
+    for kinds, starts in _knowledge(one, other, python=python):
+        mine, theirs = (
+            [
+                made
+                for made in past.calls[max(0, start) :]
+                if made.step.kind in kinds
+                and (made.by_python or not python)
+                and not made.aside
+                and _is_for(job, past, made, rival)
+            ]
+            for past, rival, start in ((one, other, starts[0]), (other, one, starts[1]))
+        )
+        if max(starts) >= 0:
+            mine, theirs = _from_a_place_of_both(mine, theirs)
+            if not mine:
+                continue
+        mine += [Made(END, -1, 0)] * one.ended
+        theirs += [Made(END, -1, 0)] * other.ended
+        for number, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+            if a.step != b.step and not _is_one_call(one, other, a, b):
+                return Parting(
+                    (one.ranks[0], other.ranks[0]),
+                    (tuple(mine[number:]), tuple(theirs[number:])),
+                    tuple(made.step for made in mine[:number]),
+                )
+    return None
+
+
+def _knowledge(
+    one: _Past, other: _Past, *, python: bool
+) -> Iterator[tuple[frozenset[str], tuple[int, int]]]:
+    """(kinds of groups, the calls of each of two from which on all of these kinds are known).
+
+    First of all kinds that are known at all, then without those that are known least far back.
+    """
+    mine, theirs = dict(one.known[python]), dict(other.known[python])
+    unknown = {kind for kind, since in mine.items() if since > len(one.calls)}
+    unknown |= {kind for kind, since in theirs.items() if since > len(other.calls)}
+    kinds = sorted(
+        {*mine, *theirs} - unknown,
+        key=lambda kind: (max(mine.get(kind, -1), theirs.get(kind, -1)), kind),
+    )
+    before = None
+    for count in range(len(kinds), 0, -1):
+        some = frozenset(kinds[:count])
+        starts = (
+            max(mine.get(kind, -1) for kind in some),
+            max(theirs.get(kind, -1) for kind in some),
+        )
+        if starts != before:
+            yield some, starts
+        before = starts
+
+
+def _is_for(job: Job, past: _Past, made: Made, rival: _Past) -> bool:
+    """Whether a call of one rank is for another rank, too."""
+    if made.gid in rival.groups and not made.p2p:
+        return True
+    if past.part != rival.part:
+        return False
+    return made.step in rival.steps or job.keys[made.gid].desc in rival.kinds
+
+
+def _from_a_place_of_both(mine: list[Made], theirs: list[Made]) -> tuple[list[Made], list[Made]]:
+    """Both from the first place on that both have been at; nothing where there is none."""
+    at = {(made.gid, made.seq): number for number, made in enumerate(theirs) if not made.p2p}
+    for number, made in enumerate(mine):
+        there = None if made.p2p else at.get((made.gid, made.seq))
+        if there is not None:
+            return mine[number:], theirs[there:]
+    return [], []
+
+
+def _is_one_call(one: _Past, other: _Past, mine: Made, theirs: Made) -> bool:
+    """Whether two ranks make a collective together from two lines, each from its own alone."""
+    return (
+        not mine.p2p
+        and (mine.gid, mine.seq) == (theirs.gid, theirs.seq)
+        and mine.step.wire == theirs.step.wire
+        and mine.step not in other.steps
+        and theirs.step not in one.steps
+    )
+
+
+def _parting_in_a_group(leaver: _Past, other: _Past) -> Parting | None:
+    """Where one of two has destroyed a group in which the other goes on."""
+    for gid in sorted(leaver.left & other.groups - other.left):
+        own = [made for made in leaver.calls if made.gid == gid and not made.p2p]
+        more = [made for made in other.calls if made.gid == gid and not made.p2p][len(own) :]
+        if own and own[0].seq == 1 and own[-1].seq == len(own) and more:
+            end = Made(Step(_LEFT, kind=own[0].step.kind), gid, 0)
+            ranks = leaver.ranks[0], other.ranks[0]
+            return Parting(ranks, ((end,), tuple(more)), _until_the_end_of(leaver, gid))
+    return None
+
+
+def _until_the_end_of(past: _Past, gid: int) -> tuple[Step, ...]:
+    """What it did in groups of one kind, with their ends, up to the last call in one of them."""
+    last = max(number for number, made in enumerate(past.calls) if made.gid == gid and not made.p2p)
+    kind = past.calls[last].step.kind
+    steps: list[Step] = []
+    before = -1
+    for made in past.calls[: last + 1]:
+        if made.step.kind != kind:
+            continue
+        if before != made.gid and before in past.left:
+            steps.append(Step(_LEFT, kind=kind))
+        steps.append(made.step)
+        before = made.gid
+    return tuple(steps)
+
+
+# --- Who explains all partings --------------------------------------------------------
+
+
+def _covers(edges: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[frozenset[int]]:
+    """The sets of the fewest ranks of which each edge has one; none where it takes most ranks."""
+    best: list[frozenset[int]] = []
+    least = sum(weights) // 2
+
+    def search(left: Sequence[tuple[int, int]], taken: frozenset[int], weight: int) -> None:
+        nonlocal best, least
+        if weight > least:
+            return
+        if not left:
+            best = [*best, taken] if weight == least else [taken]
+            least = weight
+            return
+        degrees = Counter(at for edge in left for at in edge)
+        hub = max(degrees, key=lambda at: (degrees[at], -weights[at], -at))
+        # Either the hub, or all that it parts from.
+        search([e for e in left if hub not in e], taken | {hub}, weight + weights[hub])
+        around = {at for edge in left if hub in edge for at in edge} - {hub}
+        search(
+            [e for e in left if not around & {*e}],
+            taken | around,
+            weight + sum(weights[at] for at in around),
+        )
+
+    if edges:
+        search(edges, frozenset(), 0)
+    return list(dict.fromkeys(best))
+
+
+def _by_habit(
+    covers: Sequence[frozenset[int]], partings: Mapping[tuple[int, int], Parting], source: Source
+) -> list[frozenset[int]]:
+    """Those covers that have most of the ranks that did what they never did before."""
+    strange = [
+        pair[side]
+        for pair, parting in partings.items()
+        if (side := strange_side(parting, source)) is not None
+    ]
+    scores = [sum(at in cover for at in strange) for cover in covers]
+    return [cover for cover, score in zip(covers, scores, strict=True) if score == max(scores)]
+
+
+def strange_side(parting: Parting, source: Source) -> int | None:
+    """Which of two ranks did what they never did at this point.
+
+    A call that is new to both may come after a loop: it is strange only where the source shows
+    that none ends between their lines.
+    """
+    found = _strange(parting, lambda step: step, new=False)
+    if found is None and _in_one_loop(parting, source):
+        found = _strange(parting, lambda step: step._replace(file="", line=0), new=True)
+    return found
+
+
+def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> int | None:
+    """The same. read: what is compared of a call; new: a call that neither knows is strange."""
+    before, known = parting.before, [read(step) for step in parting.before]
+    alike = sum(1 for _ in takewhile(lambda step: step == before[-1], reversed(before)))
+    # One of several equal calls in a row tells nothing: it takes all of them, and one before.
+    for length in range(min(MOST_CONTEXT, len(before)), alike if alike > 1 else 0, -1):
+        context = before[-length:]
+        usual = {
+            known[at] for at in range(length, len(before)) if before[at - length : at] == context
+        }
+        if usual:
+            ways = [[read(made.step) for made in way] for way in parting.ways]
+            odd = [side for side, way in enumerate(ways) if way[0] not in usual]
+            if len(odd) != 1 or not (new or ways[odd[0]][0] in known):
+                return None
+            # What it does again and again from then on is a part of the program.
+            again = (known[-1], ways[odd[0]][0]) in pairwise(ways[odd[0]])
+            return None if again else odd[0]
+    return None
+
+
+def _in_one_loop(parting: Parting, source: Source) -> bool:
+    """Whether the source shows that neither is past a loop that the other is in."""
+    one, other = (Frame(way[0].step.file, way[0].step.line, "") for way in parting.ways)
+    if not one.file or not other.file or source.tree(one.file) is None:
+        return False
+    forks = source.fork_of_lines(one, other), source.fork_of_lines(other, one)
+    return all(fork is not None and source.left_loop(fork) is None for fork in forks)

@@ -1,0 +1,332 @@
+"""Tells a hang from where a rank left the common program, be it long before it got stuck."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.alignment import END
+from hangwatch.diagnosis.facts.channels import senders
+from hangwatch.diagnosis.facts.endings import How
+from hangwatch.diagnosis.facts.history import is_usual, made_before, step
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
+from hangwatch.diagnosis.text import disagreement
+from hangwatch.diagnosis.text.phrases import (
+    at_line,
+    capital,
+    group_text,
+    the_ranks,
+    verb,
+    wait_point_text,
+)
+from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.frames import with_source
+from hangwatch.types.kinds import Certainty, Kind, Phase, Reason
+from hangwatch.types.verdict import Collective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hangwatch.diagnosis.facts.alignment import Made, Parting, Step
+    from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.diagnosis.text.phrases import Ranks
+    from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import OpRecord
+
+MAX_SHIFT = 8
+"""Calls that a rank left out, or made more."""
+AGREE_AFTER = 2
+"""Calls that have to agree then, or all that are known."""
+MAX_TOLD = 3
+"""Wait points that are told of."""
+_SIDES = frozenset(
+    {
+        Kind.OP_MISMATCH,
+        Kind.SUBSET_ENTERED,
+        Kind.FINISHED_EARLY,
+        Kind.MISSING_PEER,
+        Kind.ORDER_INVERSION,
+    }
+)
+"""Where two sides are in different calls, and one of them has left the common program."""
+
+_OF_TWO = frozenset({Kind.FINISHED_EARLY, Kind.MISSING_PEER, Kind.ORDER_INVERSION})
+"""Of which the one side may be at fault as well as the other."""
+_OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED})
+"""Why a rank is elsewhere that is neither busy nor stopped."""
+
+
+def with_departure(case: Case, finding: Finding) -> Finding:
+    """The finding, told of those who left the common program, where what all did shows it."""
+    culprits = {*finding.culprits}
+    if finding.kind is Kind.NEVER_ENTERED and _came_from_elsewhere(case, finding):
+        return _since(case, finding) if culprits == case.departures.ranks else finding
+    if finding.kind not in _SIDES:
+        return finding
+    left = case.departures.ranks & {*culprits, *finding.victims}
+    if left == culprits:
+        return _since(case, finding)
+    parting = _parting(case, left) if left else None
+    if parting is not None:
+        return _told(case, finding, tuple(sorted(left)), parting)
+    candidates = _candidates(case, finding)
+    return _undecided(finding, candidates) if candidates else finding
+
+
+def _came_from_elsewhere(case: Case, finding: Finding) -> bool:
+    """Whether a culprit made another call in the group where those who wait made theirs."""
+    place = finding.wait_point
+    if not isinstance(place, Place) or not finding.waits or not finding.culprits:
+        return False
+    culprit, other = finding.culprits[0], finding.waits[0].rank
+    return any(
+        step(records[culprit]) != step(records[other])
+        for records in case.job.places(place.gid).values()
+        if culprit in records and other in records
+    )
+
+
+def _candidates(case: Case, finding: Finding) -> set[int]:
+    """The ranks of which any may be at fault, nobody where something decides."""
+    culprits, tied = {*finding.culprits}, case.departures.tied
+    others = _others(case, finding)
+    if finding.kind not in _OF_TWO or _is_by_rank(case, finding, others):
+        return set()
+    # Of a tie with one who waits for nothing and nobody, that one explains nothing.
+    if tied & culprits and (tied <= culprits or tied & {*finding.victims}):
+        return culprits | (tied & {*finding.victims})
+    if finding.reason not in _OF_THE_PROGRAM:
+        return set()
+    if len(culprits) < len(others) or not all(_is_elsewhere(case, rank) for rank in culprits):
+        return set()
+    return set() if _did_as_never_before(case, culprits, others) else culprits | others
+
+
+def _is_by_rank(case: Case, finding: Finding, others: set[int]) -> bool:
+    """Whether the source shows that the culprits alone are meant to go another way."""
+    guard, loop = finding.guard, finding.loop
+    if (guard is not None and guard.on_rank) or (loop is not None and loop.on_rank):
+        return True
+    for rank in finding.culprits:
+        for wait in case.graph.by_rank.get(rank, ()):
+            # To send and receive below such a condition is what it is for.
+            known = wait.record is None or any(
+                made_before(case.job, other, wait.record) for other in others
+            )
+            if known or not isinstance(wait.wait_point, Place):
+                continue
+            frames = case.frames_at(rank, wait.wait_point) or case.stack(rank)
+            found = case.source.rank_guard(frames[-1]) if frames else None
+            if found is not None and found.for_few and not found.other_branch_communicates:
+                return True
+    return False
+
+
+def _others(case: Case, finding: Finding) -> set[int]:
+    """Those on the other side of a finding than its culprits."""
+    place, graph = finding.wait_point, case.graph
+    found = {wait.rank for wait in finding.waits}
+    if finding.kind is Kind.ORDER_INVERSION:
+        return found - {*finding.culprits}
+    if finding.reason is Reason.EXITED:
+        for rank in finding.culprits:
+            for wait_point in graph.before().get(rank, ()):
+                found.update(case.direct(wait_point) if not isinstance(wait_point, int) else ())
+    if isinstance(place, Channel):
+        found.update(senders(case.job, place) if place.peer == ANYONE else (place.peer,))
+        for rank in finding.culprits:
+            found.update(_in_messages(case, rank))
+    elif isinstance(place, Place) and finding.loop is None:
+        found.update(case.job.members(place.gid))
+    return found - {*finding.culprits}
+
+
+def _in_messages(case: Case, rank: int) -> set[int]:
+    """Most members of the collective that a rank is in: those that send and receive before it."""
+    for wait in case.graph.by_rank.get(rank, ()):
+        if isinstance(wait.wait_point, Place):
+            members = case.job.members(wait.wait_point.gid)
+            found = {
+                member
+                for member in members
+                if not case.job.arrived(member, wait.wait_point)
+                and any(
+                    isinstance(other.wait_point, Channel)
+                    for other in case.graph.by_rank.get(member, ())
+                )
+            }
+            return found if 2 * len(found) > len(members) else set()
+    return set()
+
+
+def _is_elsewhere(case: Case, rank: int) -> bool:
+    """Whether a rank has come to its end, or waits: else it may yet come."""
+    end = case.ended.get(rank)
+    if end is not None:
+        return end.how is How.CLEAN
+    snapshot = case.job.ranks.get(rank)
+    finalizing = snapshot is not None and snapshot.phase is Phase.FINALIZING
+    return finalizing or bool(case.graph.by_rank.get(rank))
+
+
+def _did_as_never_before(case: Case, ranks: set[int], others: set[int]) -> bool:
+    """Whether ranks wait in what they never came to from there, and the others as ever."""
+    usual = {
+        rank: {
+            is_usual(case.job, rank, wait.record)
+            for wait in case.graph.by_rank.get(rank, ())
+            if wait.record is not None
+        }
+        for rank in (*ranks, *others)
+    }
+    return (
+        bool(others)
+        and all(False in usual[rank] for rank in ranks)
+        and all(usual[rank] <= {True} for rank in others)
+    )
+
+
+def _undecided(finding: Finding, ranks: set[int]) -> Finding:
+    """The finding, of which nothing tells who of these ranks is at fault."""
+    victims = {*finding.culprits, *finding.victims} - ranks
+    return replace(
+        finding,
+        culprits=tuple(sorted(ranks)),
+        victims=tuple(sorted(victims)),
+        certainty=Certainty.POSSIBLE,
+        hang=finding.hang or finding.certainty,
+        text=disagreement.either(finding.text, tuple(sorted(ranks))),
+    )
+
+
+def _since(case: Case, finding: Finding) -> Finding:
+    """The finding, told from an earlier call that its culprits left out, or made more."""
+    place = finding.wait_point
+
+    def is_before(mine: Sequence[Made], theirs: Sequence[Made]) -> bool:
+        moved = shift(mine, theirs)
+        about = theirs[0] if moved is not None and moved > 0 else mine[0]
+        # What stands where they got stuck is told by the finding.
+        return (
+            moved is not None
+            and isinstance(place, Place)
+            and (about.gid, about.p2p) == (place.gid, False)
+            and about.seq < place.seq
+        )
+
+    parting = _parting(case, finding.culprits, is_before)
+    return finding if parting is None else _told(case, finding, finding.culprits, parting)
+
+
+def _parting(
+    case: Case,
+    culprits: Iterable[int],
+    fits: Callable[[Sequence[Made], Sequence[Made]], bool] = lambda _mine, _theirs: True,
+) -> Parting | None:
+    """How most culprits parted from ranks that did not leave the common program."""
+    alike: dict[tuple[Step, Step], list[Parting]] = defaultdict(list)
+    for parting in case.departures.partings:
+        guilty = {*parting.ranks} & {*culprits}
+        if len(guilty) == 1:
+            mine, theirs = parting.seen_by(guilty.pop())
+            if fits(mine, theirs):
+                alike[mine[0].step, theirs[0].step].append(parting)
+    if not alike:
+        return None
+    most = max(alike, key=lambda steps: (sum(one.pairs for one in alike[steps]), steps))
+    return alike[most][0]
+
+
+def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Finding:
+    """The finding, told of these culprits and from where they left the common program."""
+    about = {*finding.culprits, *finding.victims} - {*culprits}
+    culprit, other = sorted(parting.ranks, key=lambda rank: rank not in culprits)
+    mine, theirs = parting.seen_by(culprit)
+    moved = shift(mine, theirs)
+    victims = tuple(sorted(about))
+    call = theirs[0] if mine[0].step == END or (moved is not None and moved > 0) else mine[0]
+    where = wait_point_text(case.job, Place(call.gid, call.seq), call.step.wire)
+    if call.p2p:
+        where = f"{call.step.wire} in {group_text(case.job, call.gid)}"
+    scene = Scene(
+        culprits, victims, where, _site(case, culprit, mine[0]), _site(case, other, theirs[0])
+    )
+    kind, shows = Kind.OP_MISMATCH, _shows(case, finding)
+    if END in (mine[0].step, theirs[0].step):
+        kind = Kind.FINISHED_EARLY
+        text = disagreement.ended_before(scene, shows, outlasts=theirs[0].step == END)
+    elif moved is not None:
+        text = disagreement.out_of_step(scene, moved, shows)
+    else:
+        text = disagreement.other_way(scene, (mine[0].step.wire, theirs[0].step.wire), shows)
+    return replace(
+        finding,
+        kind=kind,
+        reason=Reason.USER_CODE,
+        certainty=finding.certainty if culprits == finding.culprits else Certainty.LIKELY,
+        hang=finding.hang or finding.certainty,
+        culprits=culprits,
+        victims=victims,
+        text=text,
+        collective=_collective(case, culprit if call is mine[0] else other, call),
+        site=scene.site,
+        victim_site=scene.other_site,
+        ended=tuple(rank for rank in culprits if rank in case.ended),
+        guard=None,
+        loop=None,
+    )
+
+
+def _shows(case: Case, finding: Finding) -> str:
+    """Where those wait who are stuck now."""
+    at = {wait.wait_point: wait for wait in finding.waits}
+    told = [
+        f"{the_ranks(ranks)} {verb(ranks, 'waits', 'wait')} in {case.where(point)}"
+        f"{at_line(case.wait_site(wait))}"
+        for point, wait in list(at.items())[:MAX_TOLD]
+        if (ranks := case.direct(point))
+    ]
+    return f"{capital(', '.join(told))}." if told else ""
+
+
+def _record(case: Case, rank: int, made: Made) -> OpRecord | None:
+    return next(
+        (
+            record
+            for gid, record in case.job.ops.get(rank, ())
+            if (gid, record.seq, record.p2p) == (made.gid, made.seq, made.p2p)
+        ),
+        None,
+    )
+
+
+def _site(case: Case, rank: int, made: Made) -> Site | None:
+    record = _record(case, rank, made)
+    if record is not None and record.site is not None:
+        return with_source(record.site, case.texts)
+    if made.step == END or made.p2p:
+        return None
+    return case.site_at(rank, Place(made.gid, made.seq))
+
+
+def _collective(case: Case, rank: int, made: Made) -> Collective | None:
+    record = _record(case, rank, made)
+    if record is None:
+        return None
+    return Collective(record.op or record.wire, record.seq, record.dtype, record.shape)
+
+
+def shift(mine: Sequence[Made], theirs: Sequence[Made]) -> int | None:
+    """How many calls the first left out, or made more (negative); None for neither."""
+    for count in range(1, MAX_SHIFT + 1):
+        if _agree(mine, theirs[count:]):
+            return count
+        if _agree(mine[count:], theirs):
+            return -count
+    return None
+
+
+def _agree(mine: Sequence[Made], theirs: Sequence[Made]) -> bool:
+    pairs = list(zip(mine, theirs, strict=False))
+    return len(pairs) >= AGREE_AFTER and all(a.step == b.step for a, b in pairs)
