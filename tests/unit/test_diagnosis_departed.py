@@ -265,6 +265,6 @@ def test_of_two_the_verdict_says_how_sure_it_is_of_what() -> None:
     )
     assert verdict.state is State.HANG
     assert verdict.explanation.endswith(
-        "One of ranks 0 and 1 left the common program: up to there they did the same, so nothing "
-        "tells which."
+        "One of ranks 0 and 1 left the common program: what is known of their calls does not "
+        "tell which."
     )

@@ -87,8 +87,8 @@ def out_of_step(scene: Scene, shift: int, later: str) -> Text:
 def either(text: Text, ranks: Ranks) -> Text:
     """What stands of two sides, of which nothing tells who left the common program."""
     note = (
-        f"One of {the_ranks(ranks)} left the common program: up to there they did the same, so "
-        "nothing tells which."
+        f"One of {the_ranks(ranks)} left the common program: what is known of their calls does "
+        "not tell which."
     )
     return Text(text.headline, sentences(text.explanation, note))
 
