@@ -268,3 +268,17 @@ def test_of_two_the_verdict_says_how_sure_it_is_of_what() -> None:
         "One of ranks 0 and 1 left the common program: what is known of their calls does not "
         "tell which."
     )
+
+
+def test_who_did_what_it_never_did_before_is_likely_the_one_and_the_hang_is_proved() -> None:
+    # Both reduce over two groups in turn, and each waits for the other in one of them.
+    dp, tp = GroupKey((0, 1), "dp"), GroupKey((0, 1), "tp")
+    turns = [op(key, n, line=10 + at) for n in (1, 2, 3) for at, key in enumerate((dp, tp))]
+    usual = rank(0, PAIR, *turns, blocked(dp, 4, line=10))
+    swapped = rank(1, PAIR, *turns, blocked(tp, 4, line=11))
+    verdict = only(job(usual, swapped))
+    assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (1,))
+    assert (verdict.certainty, verdict.certainty_of_hang) == (
+        Certainty.LIKELY,
+        Certainty.PROVED,
+    )

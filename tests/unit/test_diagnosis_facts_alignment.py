@@ -75,7 +75,7 @@ def ways(*letters: str, **fields: Any) -> list[RankSnapshot]:
 )
 def test_one_of_three_that_parts_from_both_others_has_left(odd: str, usual: str) -> None:
     found = left(ways(usual, odd, usual))
-    assert (set(found.ranks), set(found.tied)) == ({1}, set())
+    assert (set(found.ranks), set(found.by_habit), set(found.tied)) == ({1}, set(), set())
 
 
 def test_one_that_is_behind_has_left_nothing() -> None:
@@ -101,7 +101,8 @@ def test_of_two_either_may_have_left() -> None:
 
 
 def test_of_two_the_one_that_does_out_of_turn_what_it_knows_has_left() -> None:
-    assert left(ways("abcabca", "abcabcb")).ranks == {1}
+    found = left(ways("abcabca", "abcabcb"))
+    assert (set(found.ranks), set(found.by_habit)) == ({1}, {1})
 
 
 def test_one_of_several_equal_calls_in_a_row_tells_nothing_of_what_comes_next() -> None:

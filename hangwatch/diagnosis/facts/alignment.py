@@ -5,20 +5,17 @@ for calls that are not for all of them. So of two ranks the calls that are for b
 one has made the beginning of what the other has. Where two part, one of them has left the
 program, and the fewest ranks that explain all partings are those that did.
 
-What is known of a rank has holes: rings wrap, and not every rank has a recorder. Two ranks
-are compared from where all that they did since is known of both.
+Two ranks are compared from where all that they did since is known of both (facts/past.py).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations, pairwise, takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.endings import How
-from hangwatch.types.kinds import Phase
+from hangwatch.diagnosis.facts.past import END, LEFT, Made, Step, pasts
 from hangwatch.types.snapshot import Frame
 
 if TYPE_CHECKING:
@@ -26,43 +23,13 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.past import Past
     from hangwatch.diagnosis.source.control_flow import Source
-    from hangwatch.types.snapshot import OpRecord
 
 MOST_CLASSES = 48
 """Of ranks that did the same. Where there are more, each runs in its own way."""
-MOST_CALLS = 50_000
-"""Of all ranks together; of each its last ones are compared."""
 MOST_CONTEXT = 8
 """Calls before a parting that tell what usually comes then."""
-
-
-class Step(NamedTuple):
-    """What makes a call recognisable when it comes again, on any rank."""
-
-    wire: str
-    file: str = ""
-    line: int = 0
-    size: str = ""
-    """Where C++ issued it, and it has no line."""
-    kind: str = ""
-    """Of its group: how it is described, else how large it is."""
-
-
-END = Step("the end of the program")
-_LEFT = "destroy_process_group"
-
-
-class Made(NamedTuple):
-    """A call that a rank made, and its number among those of its group."""
-
-    step: Step
-    gid: int
-    seq: int
-    by_python: bool = True
-    p2p: bool = False
-    aside: bool = False
-    """Another thread made it than the one that makes most calls of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,204 +55,44 @@ class Departures:
     """Who left the common program; empty where all follow it, or that is not known."""
 
     ranks: frozenset[int] = frozenset()
+    by_habit: frozenset[int] = frozenset()
+    """Those of them that are known only by what all did before; that is no proof."""
     tied: frozenset[int] = frozenset()
     """Of these some left it, and nothing tells which."""
     partings: tuple[Parting, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Past:
-    """What ranks did that did the same."""
-
-    ranks: tuple[int, ...]
-    calls: tuple[Made, ...]
-    known: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
-    """(kind of group, the call from which on all of that kind are known) pairs, then those
-    for what Python made; -1 for all, a number beyond the last call for never."""
-    groups: frozenset[int]
-    left: frozenset[int]
-    """The groups that it has destroyed."""
-    recorded: bool
-    """What C++ issued is known, too."""
-    ended: bool
-    kinds: frozenset[str]
-    """Of the groups that it is in."""
-    part: tuple[object, ...]
-    """Its position among those with whom it exchanges messages."""
-
-    @cached_property
-    def whole(self) -> bool:
-        """Whether all calls are known."""
-        return all(since < 0 for _, since in self.known[0])
-
-    @cached_property
-    def steps(self) -> frozenset[Step]:
-        return frozenset(made.step for made in self.calls)
 
 
 def departures(
     job: Job, ended: Mapping[int, Ending], source: Source, ranks: Iterable[int]
 ) -> Departures:
     """Compare ranks of a job, each with each."""
-    pasts = _pasts(job, ended, ranks)
-    if len(pasts) > MOST_CLASSES:
+    known = pasts(job, ended, ranks)
+    if len(known) > MOST_CLASSES:
         return Departures()
     partings = {
         (one, other): replace(parting, pairs=len(a.ranks) * len(b.ranks))
-        for (one, a), (other, b) in combinations(enumerate(pasts), 2)
+        for (one, a), (other, b) in combinations(enumerate(known), 2)
         if (parting := _parting(job, a, b)) is not None
     }
-    covers = _covers(list(partings), [len(past.ranks) for past in pasts])
-    if len(covers) > 1:
-        covers = _by_habit(covers, partings, source)
+    covers = _covers(list(partings), [len(past.ranks) for past in known])
     if not covers:
         return Departures(partings=tuple(partings.values()))
-    sure = frozenset.intersection(*covers)
-    return Departures(
-        frozenset(rank for at in sure for rank in pasts[at].ranks),
-        frozenset(rank for at in frozenset.union(*covers) - sure for rank in pasts[at].ranks),
-        tuple(partings.values()),
-    )
+    left = sure = frozenset.intersection(*covers)
+    if len(covers) > 1:
+        covers = _by_habit(covers, partings, source)
+        left = frozenset.intersection(*covers)
 
+    def of(classes: frozenset[int]) -> frozenset[int]:
+        return frozenset(rank for at in classes for rank in known[at].ranks)
 
-# --- What each rank did ---------------------------------------------------------------
-
-
-def _pasts(job: Job, ended: Mapping[int, Ending], ranks: Iterable[int]) -> list[_Past]:
-    alike: dict[_Past, list[int]] = defaultdict(list)
-    several = list(ranks)
-    most = MOST_CALLS // max(1, len(several))
-    for rank in several:
-        alike[_past(job, rank, ended.get(rank), most)].append(rank)
-    return [replace(past, ranks=tuple(same)) for past, same in alike.items()]
-
-
-def _past(job: Job, rank: int, end: Ending | None, most: int) -> _Past:
-    snapshot, ops = job.ranks[rank], job.ops.get(rank, [])[-most:]
-    threads = Counter(record.thread for _, record in ops if _has_thread(record))
-    pid = snapshot.pid  # the native id of the main thread as well
-    main = max(threads, key=lambda thread: (threads[thread], thread == pid, thread), default=0)
-    groups = job.progress.get(rank, {})
-    used = {(gid, record.p2p) for gid, record in ops}
-    kinds = {(gid, p2p): _kind(job, gid, p2p=p2p) for gid, p2p in used}
-    sizes = {gid: "" if job.keys[gid].desc else str(gid) for gid, _ in used}
-    calls = tuple(
-        _made(kinds[gid, record.p2p], gid, record, main, sizes[gid]) for gid, record in ops
-    )
-    return _Past(
-        (),
-        calls,
-        _known(job, rank, calls),
-        frozenset(groups),
-        frozenset(gid for gid, progress in groups.items() if not progress.alive),
-        # Of what C++ issued nothing tells which thread it was.
-        snapshot.flight and len(threads) <= 1,
-        snapshot.phase is Phase.FINALIZING if end is None else end.how is How.CLEAN,
-        frozenset(_kind(job, gid) for gid in groups),
-        _part(job, rank, ops),
-    )
-
-
-def _has_thread(record: OpRecord) -> bool:
-    """Whether the thread is one of the program's: autograd runs what a device does in its own."""
-    return record.source == "page" and not record.device
-
-
-def _made(kind: str, gid: int, record: OpRecord, main: int, size: str) -> Made:
-    site, by_python = record.site, record.source == "page"
-    if site is not None:
-        step = Step(record.wire, site.file, site.line, "", kind)
-    else:  # by its size alone it is not known again in a group that is not described
-        step = Step(record.wire, "", 0, f"{record.shape} {size}", kind)
-    aside = by_python and not record.device and record.thread != main
-    return Made(step, gid, record.seq, by_python, record.p2p, aside)
-
-
-def _kind(job: Job, gid: int, *, p2p: bool = False) -> str:
-    key = job.keys[gid]
-    return (key.desc or f"of {len(key.ranks)}") + (" p2p" if p2p else "")
-
-
-def _known(
-    job: Job, rank: int, calls: Sequence[Made]
-) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
-    """_Past.known. The rings of Python's calls and of c10d's do not hold as many."""
-    every, pythons = _Streams(calls), _Streams(calls, python=True)
-    # Nothing orders the calls of two threads in one group.
-    aside = {made.gid for made in calls if made.aside}
-    mixed = aside and aside & {made.gid for made in calls if not made.aside}
-    groups = job.progress.get(rank, {})
-    counts = {(gid, False): (one.enqueued, one.by_python) for gid, one in groups.items()}
-    counts |= {(gid, True): (one.p2p, one.p2p) for gid, one in groups.items()}
-    whole = all(pythons.count.get(stream, 0) >= own >= 0 for stream, (_, own) in counts.items())
-    # Whether it was Python that made a call is known from the first one on that it did.
-    origin = -1 if whole else sum(1 for _ in takewhile(lambda made: not made.by_python, calls))
-    never = len(calls) + 1
-    known: tuple[dict[str, int], dict[str, int]] = ({}, {})
-    for stream, (count, own) in counts.items():
-        kind = _kind(job, stream[0], p2p=stream[1])
-        since = [never, never]
-        if stream[0] not in mixed:
-            since[0] = max(origin, every.unbroken(stream, count, never))
-            if own == count:
-                since[1] = pythons.unbroken(stream, count, never)
-            elif pythons.count.get(stream, 0) >= own >= 0:
-                since[1] = -1
-            else:
-                since[1] = pythons.first.get(stream, never)
-        for of, at, made_any in zip(known, since, (count, own), strict=True):
-            if made_any:
-                of[kind] = max(of.get(kind, -1), at)
-    return tuple(sorted(known[0].items())), tuple(sorted(known[1].items()))
-
-
-class _Streams:
-    """The calls of each group that are known, collectives and messages apart.
-
-    python: those that Python made.
-    """
-
-    def __init__(self, calls: Sequence[Made], *, python: bool = False) -> None:
-        first: dict[tuple[int, bool], int] = {}
-        count: dict[tuple[int, bool], int] = {}
-        last: dict[tuple[int, bool], int] = {}
-        after_hole: dict[tuple[int, bool], int] = {}
-        for number, (_, gid, seq, by_python, p2p, _) in enumerate(calls):
-            if python and not by_python:
-                continue
-            stream = gid, p2p
-            before = last.get(stream)
-            if before is None:
-                first[stream] = number
-                count[stream] = before = 0
-            if seq != before + 1:
-                after_hole[stream] = number
-            count[stream] += 1
-            last[stream] = seq
-        self.first, self.count = first, count
-        self._last, self._after_hole = last, after_hole
-
-    def unbroken(self, stream: tuple[int, bool], count: int, never: int) -> int:
-        """The call from which on none is missing, of so many; -1 where none is at all."""
-        if self._last.get(stream, 0) < count:
-            return never
-        return self._after_hole.get(stream, -1)
-
-
-def _part(job: Job, rank: int, ops: Iterable[tuple[int, OpRecord]]) -> tuple[object, ...]:
-    """Which part it has in the exchange of messages: the stages of a pipeline differ."""
-    places = {
-        (_kind(job, gid), job.keys[gid].ranks.index(rank))
-        for gid, record in ops
-        if record.p2p and rank in job.keys[gid].ranks
-    }
-    return tuple(sorted(places))
+    tied = frozenset.union(*covers) - left
+    return Departures(of(left), of(left - sure), of(tied), tuple(partings.values()))
 
 
 # --- Where two ranks part -------------------------------------------------------------
 
 
-def _parting(job: Job, one: _Past, other: _Past) -> Parting | None:
+def _parting(job: Job, one: Past, other: Past) -> Parting | None:
     """Where two part; None where one made the beginning of what the other did."""
     recorded = one.recorded and other.recorded
     found = _parting_of(job, one, other, python=False) if recorded else None
@@ -302,7 +109,7 @@ def _parting(job: Job, one: _Past, other: _Past) -> Parting | None:
     return found
 
 
-def _parting_of(job: Job, one: _Past, other: _Past, *, python: bool) -> Parting | None:
+def _parting_of(job: Job, one: Past, other: Past, *, python: bool) -> Parting | None:
     for kinds, starts in _knowledge(one, other, python=python):
         mine, theirs = (
             [
@@ -332,7 +139,7 @@ def _parting_of(job: Job, one: _Past, other: _Past, *, python: bool) -> Parting 
 
 
 def _knowledge(
-    one: _Past, other: _Past, *, python: bool
+    one: Past, other: Past, *, python: bool
 ) -> Iterator[tuple[frozenset[str], tuple[int, int]]]:
     """(kinds of groups, the calls of each of two from which on all of these kinds are known).
 
@@ -357,7 +164,7 @@ def _knowledge(
         before = starts
 
 
-def _is_for(job: Job, past: _Past, made: Made, rival: _Past) -> bool:
+def _is_for(job: Job, past: Past, made: Made, rival: Past) -> bool:
     """Whether a call of one rank is for another rank, too."""
     if made.gid in rival.groups and not made.p2p:
         return True
@@ -376,7 +183,7 @@ def _from_a_place_of_both(mine: list[Made], theirs: list[Made]) -> tuple[list[Ma
     return [], []
 
 
-def _is_one_call(one: _Past, other: _Past, mine: Made, theirs: Made) -> bool:
+def _is_one_call(one: Past, other: Past, mine: Made, theirs: Made) -> bool:
     """Whether two ranks make a collective together from two lines, each from its own alone."""
     return (
         not mine.p2p
@@ -387,19 +194,19 @@ def _is_one_call(one: _Past, other: _Past, mine: Made, theirs: Made) -> bool:
     )
 
 
-def _parting_in_a_group(leaver: _Past, other: _Past) -> Parting | None:
+def _parting_in_a_group(leaver: Past, other: Past) -> Parting | None:
     """Where one of two has destroyed a group in which the other goes on."""
     for gid in sorted(leaver.left & other.groups - other.left):
         own = [made for made in leaver.calls if made.gid == gid and not made.p2p]
         more = [made for made in other.calls if made.gid == gid and not made.p2p][len(own) :]
         if own and own[0].seq == 1 and own[-1].seq == len(own) and more:
-            end = Made(Step(_LEFT, kind=own[0].step.kind), gid, 0)
+            end = Made(Step(LEFT, kind=own[0].step.kind), gid, 0)
             ranks = leaver.ranks[0], other.ranks[0]
             return Parting(ranks, ((end,), tuple(more)), _until_the_end_of(leaver, gid))
     return None
 
 
-def _until_the_end_of(past: _Past, gid: int) -> tuple[Step, ...]:
+def _until_the_end_of(past: Past, gid: int) -> tuple[Step, ...]:
     """What it did in groups of one kind, with their ends, up to the last call in one of them."""
     last = max(number for number, made in enumerate(past.calls) if made.gid == gid and not made.p2p)
     kind = past.calls[last].step.kind
@@ -409,7 +216,7 @@ def _until_the_end_of(past: _Past, gid: int) -> tuple[Step, ...]:
         if made.step.kind != kind:
             continue
         if before != made.gid and before in past.left:
-            steps.append(Step(_LEFT, kind=kind))
+            steps.append(Step(LEFT, kind=kind))
         steps.append(made.step)
         before = made.gid
     return tuple(steps)

@@ -16,7 +16,7 @@ from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
 from hangwatch.diagnosis.graph.wait_for import held_up
 from hangwatch.diagnosis.text.phrases import wait_point_text
 from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
-from hangwatch.types.kinds import Reason
+from hangwatch.types.kinds import Certainty, Reason
 from hangwatch.types.snapshot import Frame
 from hangwatch.types.verdict import Collective
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop, Source
     from hangwatch.diagnosis.text.wording import Text
     from hangwatch.types.calls import Site
-    from hangwatch.types.kinds import Certainty, Kind
+    from hangwatch.types.kinds import Kind
     from hangwatch.types.snapshot import OpRecord
 
 
@@ -74,6 +74,12 @@ class Finding:
     """The culprits and the others are in different calls of the program, of one operation."""
     differs: str = ""
     """What is not the same in their calls (facts/signatures.py: Differs), where they match else."""
+
+    def likely_at_most(self) -> Finding:
+        """The finding, with a guess who did it; that it hangs stays as sure as it is."""
+        if self.certainty is not Certainty.PROVED:
+            return self
+        return replace(self, certainty=Certainty.LIKELY, hang=self.hang or self.certainty)
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.alignment import END
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.history import is_usual, made_before, step
+from hangwatch.diagnosis.facts.past import END
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import (
@@ -28,7 +28,8 @@ from hangwatch.types.verdict import Collective
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hangwatch.diagnosis.facts.alignment import Made, Parting, Step
+    from hangwatch.diagnosis.facts.alignment import Parting
+    from hangwatch.diagnosis.facts.past import Made, Step
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 MAX_SHIFT = 8
 """Calls that a rank left out, or made more."""
 AGREE_AFTER = 2
-"""Calls that have to agree then, or all that are known."""
+"""Calls that have to agree then."""
 MAX_TOLD = 3
 """Wait points that are told of."""
 _SIDES = frozenset(
@@ -50,7 +51,6 @@ _SIDES = frozenset(
     }
 )
 """Where two sides are in different calls, and one of them has left the common program."""
-
 _OF_TWO = frozenset({Kind.FINISHED_EARLY, Kind.MISSING_PEER, Kind.ORDER_INVERSION})
 """Of which the one side may be at fault as well as the other."""
 _OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED})
@@ -60,18 +60,33 @@ _OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED})
 def with_departure(case: Case, finding: Finding) -> Finding:
     """The finding, told of those who left the common program, where what all did shows it."""
     culprits = {*finding.culprits}
-    if finding.kind is Kind.NEVER_ENTERED and _came_from_elsewhere(case, finding):
-        return _since(case, finding) if culprits == case.departures.ranks else finding
+    if finding.kind is Kind.NEVER_ENTERED:
+        elsewhere = _came_from_elsewhere(case, finding) and culprits == case.departures.ranks
+        return _since(case, finding) if elsewhere else finding
     if finding.kind not in _SIDES:
         return finding
     left = case.departures.ranks & {*culprits, *finding.victims}
-    if left == culprits:
-        return _since(case, finding)
-    parting = _parting(case, left) if left else None
+    parting = _parting(case, left) if left and left != culprits else None
     if parting is not None:
         return _told(case, finding, tuple(sorted(left)), parting)
-    candidates = _candidates(case, finding)
-    return _undecided(finding, candidates) if candidates else finding
+    if left == culprits:
+        found = _since(case, finding)
+        return found.likely_at_most() if left & case.departures.by_habit else found
+    return _or_another(case, finding) if finding.kind in _OF_TWO else finding
+
+
+def _or_another(case: Case, finding: Finding) -> Finding:
+    """The finding, of all who may be at fault as well as its culprits."""
+    culprits, others = {*finding.culprits}, _others(case, finding)
+    if _is_by_rank(case, finding, others):
+        return finding
+    if tied := _tied(case, finding):
+        return _undecided(finding, tied)
+    if not _is_one_of_two(case, finding, others):
+        return finding
+    if _did_as_never_before(case, culprits, others):
+        return finding.likely_at_most()
+    return _undecided(finding, culprits | others)
 
 
 def _came_from_elsewhere(case: Case, finding: Finding) -> bool:
@@ -87,20 +102,23 @@ def _came_from_elsewhere(case: Case, finding: Finding) -> bool:
     )
 
 
-def _candidates(case: Case, finding: Finding) -> set[int]:
-    """The ranks of which any may be at fault, nobody where something decides."""
-    culprits, tied = {*finding.culprits}, case.departures.tied
-    others = _others(case, finding)
-    if finding.kind not in _OF_TWO or _is_by_rank(case, finding, others):
-        return set()
+def _tied(case: Case, finding: Finding) -> set[int]:
+    """The ranks of which any may have left the program as well as the culprits."""
+    culprits, victims = {*finding.culprits}, {*finding.victims}
+    tied = case.departures.tied
     # Of a tie with one who waits for nothing and nobody, that one explains nothing.
-    if tied & culprits and (tied <= culprits or tied & {*finding.victims}):
-        return culprits | (tied & {*finding.victims})
-    if finding.reason not in _OF_THE_PROGRAM:
-        return set()
-    if len(culprits) < len(others) or not all(_is_elsewhere(case, rank) for rank in culprits):
-        return set()
-    return set() if _did_as_never_before(case, culprits, others) else culprits | others
+    if tied & culprits and (tied <= culprits or tied & victims):
+        return culprits | (tied & victims)
+    return set()
+
+
+def _is_one_of_two(case: Case, finding: Finding, others: set[int]) -> bool:
+    """Whether the other side may be at fault as well: the culprits are not fewer, nor busy."""
+    return (
+        finding.reason in _OF_THE_PROGRAM
+        and len(finding.culprits) >= len(others)
+        and all(_is_elsewhere(case, rank) for rank in finding.culprits)
+    )
 
 
 def _is_by_rank(case: Case, finding: Finding, others: set[int]) -> bool:

@@ -1,5 +1,5 @@
 """Rank 0 hands out work in turns; a worker that fails at its task asks for the next one."""
-# expect: state=hang kind=missing_peer culprits=2 certainty=proved
+# expect: state=hang kind=missing_peer culprits=2 certainty=likely
 # expect: op=recv group=default_pg site=culprit victim_site=victim
 
 import torch

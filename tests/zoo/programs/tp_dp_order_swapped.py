@@ -3,7 +3,7 @@
 Each waits for a neighbour, all around. The two that changed their order are to blame, for
 all four did it the other way before.
 """
-# expect: state=hang kind=order_inversion certainty=proved culprits=0,3 victims=1,2
+# expect: state=hang kind=order_inversion certainty=likely culprits=0,3 victims=1,2
 # expect: site=culprit victim_site=victim
 
 import torch
