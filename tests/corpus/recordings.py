@@ -46,6 +46,8 @@ EAGER = ("--interval", "0.1", "--suspect-after", "0.05", "--hang-after", "1000")
 _SUFFIX = ".json.z"
 _TEMPORARY = re.compile(rb"/tmp/hangwatch-test-\w+")
 _COMMENT = re.compile(rb"^#.*$", re.MULTILINE)
+_CAUSES = re.compile(rb"\n+(?:\n# cause[^\n]*)+\n\Z")
+"""At the end of a program, where it moves no line."""
 _RUN = RunInfo("a run", (), "")
 
 
@@ -132,7 +134,8 @@ def result_of(case: Expectation, told: Iterable[Recording]) -> Result:
 
 def text_of(program: Path) -> bytes:
     """The fingerprint of a program, whose header may say otherwise on as many lines."""
-    return hashlib.sha256(_COMMENT.sub(b"#", program.read_bytes())).hexdigest().encode()
+    text = _CAUSES.sub(b"\n", program.read_bytes())
+    return hashlib.sha256(_COMMENT.sub(b"#", text)).hexdigest().encode()
 
 
 def _name(case: Expectation) -> str:

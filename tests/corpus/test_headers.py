@@ -48,6 +48,32 @@ def test_a_header_that_nobody_would_look_at_is_an_error(
         case_of(tmp_path, header)
 
 
+@pytest.mark.parametrize(
+    ("header", "complaint"),
+    [
+        ("# cause --exit: unknown", "causes of what is no case"),
+        ("# cause: early exit", "no cause: early exit"),
+        ("# cause: early_exit at `return`", "0 lines are return"),
+        ("# cause: early_exit at `print...` (1)", "0 lines are print"),
+    ],
+)
+def test_so_is_a_cause_that_is_not_there(tmp_path: Path, header: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        case_of(tmp_path, f"# expect: state=ok\n{header}")
+
+
+def test_a_cause_is_a_line_of_the_program_or_none_and_any_of_several(tmp_path: Path) -> None:
+    header = "# expect: state=ok\n# cause: early_exit at `print('tr...` | process_gone"
+    case = case_of(tmp_path, header)
+    assert case.causes == {("early_exit", 3), ("process_gone", None)}
+
+
+def test_most_that_is_broken_says_why() -> None:
+    explained = [case for case in BROKEN if case.causes]
+    assert len(explained) >= 60
+    assert len({what for case in explained for what, _ in case.causes}) >= 12
+
+
 WRONG = {
     "state": "slow",
     "kind": "unknown",

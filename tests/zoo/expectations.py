@@ -12,6 +12,9 @@ C++ did in them was read. ``text`` is in the headline or the explanation, ``advi
 advice. ``forks=no``: a rank is known by what torchrun gives it alone.
 ``# launched with`` gives options of torchrun, ``# watched with`` those of hangwatch.
 Each case of a broken job says how certain its verdict may be.
+``# cause --exit: early_exit at `return` (41) | data_condition at `if done:``` at the end of a
+program says why it came to it: what, and the line to change, by its text or what it begins with,
+and its number where several are alike. What is parted by ``|`` is equally right.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ PROOF_WITHIN_S = 15.0 * SLOWNESS
 _LAUNCHED = re.compile(r"^# launched with (.*)$", re.MULTILINE)
 _WATCHED = re.compile(r"^# watched with (.*)$", re.MULTILINE)
 _EXPECT = re.compile(r"# expect *([^:]*): *(.*)")
+_CAUSE = re.compile(r"^# cause *([^:]*): *(.*)$", re.MULTILINE)
+_ONE_CAUSE = re.compile(r"(\w+)(?: at `(.*?)`(?: \((\d+)\))?)?")
 _MEANT = re.compile(r"#\s*expect", re.IGNORECASE)
 _RANKS = re.compile(r"--nproc-per-node=(\d+)")
 _LISTS = ("culprits", "victims")
@@ -72,6 +77,8 @@ class Expectation:
     launch: tuple[str, ...]
     options: tuple[str, ...]
     values: dict[str, str]
+    causes: frozenset[tuple[str, int | None]] = frozenset()
+    """Why it came to it: what, and the line. Each is right."""
 
     def __str__(self) -> str:
         return " ".join((self.program.stem, *self.arguments))
@@ -139,9 +146,44 @@ def expectations(programs: Path = PROGRAMS) -> Iterator[Expectation]:
                 pairs = (word.partition("=") for word in match[2].split())
                 cases.setdefault(match[1], {}).update({key: value for key, _, value in pairs})
         launch, options = _words(_LAUNCHED, text), _words(_WATCHED, text)
+        causes = {
+            arguments: frozenset(_causes(text, some)) for arguments, some in _CAUSE.findall(text)
+        }
+        if not causes.keys() <= cases.keys():
+            raise ValueError(f"{program.name}: causes of what is no case: {[*causes]}")
         for arguments, values in cases.items():
             _check(f"{program.name} {arguments}", values)
-            yield Expectation(program, tuple(arguments.split()), launch, options, values)
+            yield Expectation(
+                program,
+                tuple(arguments.split()),
+                launch,
+                options,
+                values,
+                causes.get(arguments, frozenset()),
+            )
+
+
+def _causes(text: str, several: str) -> Iterator[tuple[str, int | None]]:
+    """Each of several causes. Raises ValueError for a line that is not there, or not alone."""
+    lines = [line.strip() for line in text.splitlines()]
+    for one in several.split(" | "):
+        match = _ONE_CAUSE.fullmatch(one.strip())
+        if match is None:
+            raise ValueError(f"no cause: {one}")
+        what, code, number = match.groups()
+        begins = code is not None and code.endswith("...")
+        found = [
+            at
+            for at, line in enumerate(lines, 1)
+            if code is not None
+            and not line.startswith("#")
+            and (line.startswith(code[:-3]) if begins else line.partition("  # ")[0] == code)
+        ]
+        if number is not None:
+            found = [at for at in found if at == int(number)]
+        if code is not None and len(found) != 1:
+            raise ValueError(f"{len(found)} lines are {code}")
+        yield what, found[0] if found else None
 
 
 def _check(case: str, values: Mapping[str, str]) -> None:
@@ -320,6 +362,17 @@ def _unexplained(case: Expectation, told: Iterable[Mapping[str, Any]]) -> Iterat
 
 def _is_of(verdict: Mapping[str, Any], state: str, ranks: str) -> bool:
     return verdict["state"] == state and set(map(str, verdict["culprits"])) == set(ranks.split(","))
+
+
+def named_cause(case: Expectation, result: Result) -> tuple[bool, list[tuple[str, int | None]]]:
+    """Whether the cause is said to be more than possible, and what it is called, best first."""
+    (report,) = told_by(case, result)
+    cause = report["verdict"]["cause"]
+    several = [
+        (one["what"], one["site"]["line"] if one["site"] else None)
+        for one in (cause, *cause["others"])
+    ]
+    return cause["certainty"] != "possible", several
 
 
 def told_by(case: Expectation, result: Result) -> list[dict[str, Any]]:

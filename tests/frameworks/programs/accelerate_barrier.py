@@ -22,3 +22,5 @@ for step, (inputs, labels) in enumerate(batches):
     if step == 4 and accelerator.process_index == 0:
         torch.save(accelerator.unwrap_model(model).state_dict(), "best.pt")
         accelerator.wait_for_everyone()  # waits
+
+# cause: rank_condition at `if step == 4 and accelerator.process_index == 0:`

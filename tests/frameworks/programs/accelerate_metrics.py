@@ -34,3 +34,5 @@ for _ in range(3):
         optimizer.zero_grad()
 evaluate(model, batches)
 accelerator.wait_for_everyone()  # waits
+
+# cause: rank_condition at `if accelerator.is_main_process:`

@@ -23,3 +23,5 @@ for inputs, labels in batches:
     optimizer.zero_grad()
     total += loss.detach()
 print(accelerator.gather(total))  # gathers
+
+# cause: uneven_loop at `for inputs, labels in batches:` | uneven_loop at `accelerator = Acc...`

@@ -60,3 +60,8 @@ def train(stage, fault):
 stage, fault = int(sys.argv[1]), sys.argv[2]
 for each in (1, 2, 3) if fault == "healthy" else (stage,):
     train(each, fault)
+
+# cause 1 skips-step: rank_condition at `if not (fault == "skips-step" and odd):`
+# cause 2 skips-backward: rank_condition at `if not (fault == "skips-backward" and odd):`
+# cause 3 skips-step: rank_condition at `if not (fault == "skips-step" and odd):`
+# cause 3 uses-spare: rank_condition at `if more:` | rank_condition at `outputs = engine(...`

@@ -61,3 +61,5 @@ def main():
 
 
 main()
+
+# cause: data_condition at `if len(mine):`

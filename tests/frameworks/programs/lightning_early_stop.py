@@ -46,3 +46,5 @@ trainer = lightning.Trainer(
 )
 data = TensorDataset(torch.randn(256, 8), torch.randint(0, 2, (256,)))
 trainer.fit(Model(), DataLoader(data, batch_size=4), DataLoader(data, batch_size=64))  # fits
+
+# cause: rank_condition at `if trainer.glob...` | early_exit at `trainer.should_stop = True`

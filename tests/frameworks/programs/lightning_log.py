@@ -37,3 +37,5 @@ trainer = lightning.Trainer(
 )
 data = TensorDataset(torch.randn(128, 8), torch.randint(0, 2, (128,)))
 trainer.fit(Model(), DataLoader(data, batch_size=4))  # fits
+
+# cause: rank_condition at `if self.global_rank == 0 and index == 5:`

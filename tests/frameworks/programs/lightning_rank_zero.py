@@ -47,3 +47,5 @@ trainer = lightning.Trainer(
 data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
 trainer.fit(Model(), DataLoader(data, batch_size=4), DataLoader(data, batch_size=8))
 trainer.strategy.barrier()  # waits
+
+# cause: rank_condition at `@rank_zero_only`

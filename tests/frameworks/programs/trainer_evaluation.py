@@ -40,3 +40,5 @@ trainer = Trainer(
     callbacks=[EvaluateOften()],
 )
 trainer.train()  # trains
+
+# cause: rank_condition at `if state.is_world_process_zero and state.global_step == 4:`

@@ -35,3 +35,5 @@ trainer = Trainer(
     callbacks=[ShowSample()],
 )
 trainer.train()  # trains
+
+# cause: rank_condition at `if state.global_step == 4 and args.process_index == 0:`

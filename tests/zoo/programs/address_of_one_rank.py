@@ -19,3 +19,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `dist.init_process_group("gloo")`

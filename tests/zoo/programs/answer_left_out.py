@@ -52,3 +52,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: swallowed_exception at `except FloatingPointError:` | skipped_iteration at `continue`

@@ -34,3 +34,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `print({}["label"])`

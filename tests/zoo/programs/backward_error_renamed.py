@@ -38,3 +38,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `raise KeyError("no label of sample 1234")`

@@ -28,3 +28,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: swallowed_exception at `finally:` | process_gone at `raise OSError("no such shard")`

@@ -30,3 +30,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `if rank == 0 and step % 20 == 0:`

@@ -32,3 +32,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `pdb.set_trace()`

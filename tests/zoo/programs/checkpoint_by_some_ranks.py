@@ -30,3 +30,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `if step == 10 and rank < 2:`

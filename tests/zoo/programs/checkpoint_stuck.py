@@ -33,3 +33,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `torch.save(model.module.state_dict(), path)`

@@ -45,3 +45,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: different_order at `if overflow:` | different_order at `gradient = clip(gradient)` (36)

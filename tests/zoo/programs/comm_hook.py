@@ -49,3 +49,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause --skip: rank_condition at `if "--skip" in sys.argv and...` | early_exit at `return done`

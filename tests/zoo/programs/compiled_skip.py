@@ -37,3 +37,6 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause aot_eager: data_condition at `if not batch.isnan().any():`
+# cause inductor: data_condition at `if not batch.isnan().any():`

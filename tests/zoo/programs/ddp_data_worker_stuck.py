@@ -52,3 +52,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `fcntl.flock(shard, fcntl.LOCK_EX)`

@@ -47,3 +47,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause --changed: unused_parameter at `if adapt:` | process_gone at `loss = model(...`

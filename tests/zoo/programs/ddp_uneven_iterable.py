@@ -46,3 +46,6 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: uneven_loop at `for lines...` | uneven_loop at `self.count = 40 if...`
+# cause --exit: uneven_loop at `for lines...` | uneven_loop at `self.count = 40 if...`

@@ -21,3 +21,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: uneven_loop at `for _ in range(30 - (rank == 1)):`

@@ -31,3 +31,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause --first-rank: rank_condition at `if step == 10 and ("--first-rank" not in sys.argv...`

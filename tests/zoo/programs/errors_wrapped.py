@@ -21,3 +21,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `os._exit(3)`

@@ -42,3 +42,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `if self.steps == 15 and self.process_index == 0:`

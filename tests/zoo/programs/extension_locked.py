@@ -34,3 +34,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `return cpp_extension.load_inline(`

@@ -23,3 +23,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `if step % 10 == 9 and dist.get_rank() == 0:`

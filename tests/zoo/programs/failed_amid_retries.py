@@ -50,3 +50,5 @@ if __name__ == "__main__":
         import flash_attention_of_nobody  # noqa: F401 (optional)
     except ImportError:
         main()
+
+# cause: process_gone at `raise KeyError("bad batch")` | process_gone at `os._exit(1)`

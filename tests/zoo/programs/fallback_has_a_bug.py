@@ -33,3 +33,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `data = cache[f"row-{batch}"]`

@@ -51,3 +51,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause --evaluate: rank_condition at `if "--evaluate" in sys.argv and dist.get_rank() == 0:`

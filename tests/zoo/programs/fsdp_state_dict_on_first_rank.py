@@ -39,3 +39,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `if dist.get_rank() == 0:`

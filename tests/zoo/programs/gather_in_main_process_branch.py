@@ -57,3 +57,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `if accelerator.is_main_process:`

@@ -34,3 +34,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `tokenizer.sleep(10_000)`

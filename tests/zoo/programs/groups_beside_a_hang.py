@@ -32,3 +32,5 @@ def make_groups():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `time.sleep(1)` | stuck_line at `while step == 10 and dist.get_rank() == 1:`

@@ -63,3 +63,5 @@ def unused_port():
 
 if __name__ == "__main__":
     main()
+
+# cause --stuck: stuck_line at `time.sleep(1)` | stuck_line at `while stuck and step == 3:`

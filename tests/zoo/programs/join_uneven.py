@@ -35,3 +35,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause --metric: uneven_loop at `for _ in range(20 + 15 * rank):`

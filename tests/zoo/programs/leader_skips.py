@@ -37,3 +37,5 @@ def main():
 
 
 main()
+
+# cause: rank_condition at `if leads(rank, step):` | rank_condition at `return rank == 0 or...`

@@ -37,3 +37,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: early_exit at `break` | data_condition at `if conv...` | rank_condition at `if conv...`

@@ -19,3 +19,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: uneven_loop at `while True:` | uneven_loop at `batches = iter([torch.ones(8)] * (30...`

@@ -23,3 +23,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: swallowed_exception at `with contextlib.suppress(ValueError):`

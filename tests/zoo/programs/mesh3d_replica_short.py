@@ -46,3 +46,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: uneven_loop at `for _ in batches[:-1]...` | uneven_loop at `drop_last = dp.rank() == 1`

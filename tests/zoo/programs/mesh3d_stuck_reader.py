@@ -71,3 +71,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `self.hanging.read_text()`

@@ -51,3 +51,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `while True:` | stuck_line at `if part.abs().sum() >= least:`

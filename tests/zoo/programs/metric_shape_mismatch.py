@@ -33,3 +33,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: different_argument at `dist.all_reduce(errors)` | different_argument at `return torch...`

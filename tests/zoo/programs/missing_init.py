@@ -28,3 +28,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: setup at `time.sleep(0.2)` | setup at `while not Path...` | setup at `if rank == 3:`

@@ -27,3 +27,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: group_creation at `if rank < 2:` | rank_condition at `if rank < 2:`

@@ -40,3 +40,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: group_creation at `names = ["b", "a"] if...` | group_creation at `groups[name] = ...`

@@ -36,3 +36,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: no_sync at `with nullcontext() if last...` | skipped_iteration at `continue`

@@ -37,3 +37,6 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `return torch.zeros(count)`
+# cause --numpy: process_gone at `return np.zeros(count)`

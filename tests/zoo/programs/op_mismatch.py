@@ -25,3 +25,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: data_condition at `if gradient.norm() > 1e3:`

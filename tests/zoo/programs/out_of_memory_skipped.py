@@ -38,3 +38,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: swallowed_exception at `except RuntimeError as error:`

@@ -34,3 +34,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: unmatched_p2p at `pipeline.step...` | uneven_loop at `count = MICRO_BATCHES - 1 if...`

@@ -52,3 +52,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause --skip: skipped_iteration at `continue` | rank_condition at `if skips and step == 3:`

@@ -38,3 +38,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `weights *= float(store.get("learning-rate-of-epoch-2"))`

@@ -31,3 +31,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `if step == 20 and rank == 0:`

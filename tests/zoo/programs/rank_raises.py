@@ -32,3 +32,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `return torch.tensor([VOCABULARY[word] for word in words])`

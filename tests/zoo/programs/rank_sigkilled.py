@@ -29,3 +29,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `os.kill(os.getpid(), signal.SIGKILL)` | process_gone

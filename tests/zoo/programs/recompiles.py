@@ -52,3 +52,6 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `time.sleep(sum(...` | stuck_line at `while time.monotonic() < end:`
+# cause --stuck: stuck_line at `server.recv(1)`

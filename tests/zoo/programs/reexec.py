@@ -30,3 +30,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `time.sleep(3600)`

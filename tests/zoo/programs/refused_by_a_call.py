@@ -29,3 +29,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `dist.all_reduce(values, op=dist.ReduceOp.BAND)`

@@ -30,3 +30,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `if restart != "0" and rank == 2 and step == 20:`

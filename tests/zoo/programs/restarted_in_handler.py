@@ -42,3 +42,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: process_gone at `raise ValueError("bad label")`

@@ -28,3 +28,7 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `elif rank != 2 or...` | unmatched_p2p at `elif rank != 2 or...`
+# cause --one-more: unmatched_p2p at `dist.recv(result)` | uneven_loop at `for _ in range...`
+# cause --wait-for-the-gone: unmatched_p2p at `dist.recv(torch.empty(4))`

@@ -48,3 +48,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: uneven_loop at `for (samples,) in loader:` | uneven_loop at `if sum(self.lengths[index]...`

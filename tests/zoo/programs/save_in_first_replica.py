@@ -40,3 +40,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: rank_condition at `if step == 10 and dp_rank == 0:`

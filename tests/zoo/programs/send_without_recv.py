@@ -28,3 +28,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: uneven_loop at `for _ in range(micro_batches):` | uneven_loop at `micro_batches += 1`

@@ -59,3 +59,7 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause --stuck: stuck_line at `time.sleep(10_000)`
+# cause --load: rank_condition at `if "--load" not in sys.argv or dist.get_rank() < 3:`
+# cause --shared: unordered_threads at `saved = dcp...` | unordered_threads at `saving = None...`

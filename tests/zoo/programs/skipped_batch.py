@@ -32,3 +32,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: data_condition at `if long_enough(batch):`

@@ -46,3 +46,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `time.sleep(self.seconds)`

@@ -39,3 +39,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `while time.monotonic() < end:` | stuck_line at `time.sleep(0.01)`

@@ -40,3 +40,6 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `batch = batches.get()` | uneven_loop at `for _ in range(10 if...`
+# cause --ddp: stuck_line at `batch = batches.get()` | uneven_loop at `for _ in range(10 if...`

@@ -27,3 +27,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: skipped_iteration at `continue` | data_condition at `if loss.isnan().any():`

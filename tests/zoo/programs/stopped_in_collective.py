@@ -34,3 +34,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `dist.all_reduce(gradient)` | stuck_line at `os.kill(os.getpid()...`

@@ -24,3 +24,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `store.wait(["teacher-weights-ready"], timedelta(hours=1))`

@@ -43,3 +43,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `connection.recv(1)`

@@ -32,3 +32,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: swallowed_exception at `except ValueError as error:`

@@ -52,3 +52,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: data_condition at `if boxes.any():`

@@ -30,3 +30,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: different_order at `if overlap:` | different_order at `dist.all_reduce(gradient, g...` (22)

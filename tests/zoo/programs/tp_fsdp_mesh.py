@@ -51,3 +51,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause --accumulate: no_sync at `model.set_requires_gradient_sync(not (accumulates...`

@@ -37,3 +37,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: data_condition at `if sequence_parallel:` | rank_condition at `if sequence_parallel:`

@@ -43,3 +43,6 @@ def train():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `time.sleep(1)` | stuck_line at `while step == 10 and...`
+# cause --ddp: stuck_line at `time.sleep(1)` | stuck_line at `while step == 10 and...`

@@ -43,3 +43,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: unused_parameter at `if adapt:` | unused_parameter at `loss = model(torch.randn(4, 64)...`

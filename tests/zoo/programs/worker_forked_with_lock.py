@@ -51,3 +51,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: stuck_line at `with cache_lock:` (21)

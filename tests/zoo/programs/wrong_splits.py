@@ -39,3 +39,6 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause: different_argument at `dist.all_to_...` (34) | different_argument at `room[late]...`
+# cause --one: different_argument at `dist.all_to_...` (34) | different_argument at `room[late]...`

@@ -44,3 +44,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+# cause --first-rank: rank_condition at `if rank == 0:`
