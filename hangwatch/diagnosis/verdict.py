@@ -19,6 +19,7 @@ from hangwatch.diagnosis.graph.build import build
 from hangwatch.diagnosis.graph.wait_for import roots
 from hangwatch.diagnosis.rules.blame import with_fault
 from hangwatch.diagnosis.rules.case import Case
+from hangwatch.diagnosis.rules.cause import cause_of
 from hangwatch.diagnosis.rules.cycles import judge_cycle, judge_stuck
 from hangwatch.diagnosis.rules.departed import with_departure
 from hangwatch.diagnosis.rules.disputes import disputes
@@ -164,6 +165,7 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
         certainty, hang = _not_proved(certainty), hang and _not_proved(hang)
     wait_point = finding.wait_point
     gid = wait_point.gid if isinstance(wait_point, Place | Channel) else None
+    cause = cause_of(case, finding)
     return Verdict(
         state=state,
         kind=finding.kind,
@@ -178,10 +180,11 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
         victim_site=finding.victim_site,
         headline=finding.text.headline,
         explanation=finding.text.explanation,
-        advice=advice(finding.kind, finding.reason, facts_of(case, finding)),
+        advice=advice(finding.kind, finding.reason, facts_of(case, finding, cause)),
         waits=shown,
         stuck_age_s=age_s,
         hang=hang,
+        cause=cause,
     )
 
 

@@ -232,9 +232,16 @@ def _verdicts(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _info(
         "verdict",
         "What is wrong with the job, as long as it is. culprits: ranks.",
-        ("state", "kind", "reason", "certainty", "culprits"),
+        ("state", "kind", "reason", "cause", "certainty", "culprits"),
         [
-            (one.state, one.kind or "", one.reason, one.certainty, rank_label(one.culprits))
+            (
+                one.state,
+                one.kind or "",
+                one.reason,
+                one.cause.what if one.cause is not None else "",
+                one.certainty,
+                rank_label(one.culprits),
+            )
             for one in snapshot.verdicts
         ],
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hangwatch.report.schema import Report
     from hangwatch.types.calls import GroupKey
     from hangwatch.types.report import Evidence, RasAnswer
-    from hangwatch.types.verdict import Verdict, Wait
+    from hangwatch.types.verdict import RootCause, Verdict, Wait
 
 
 def build_report(evidence: Evidence) -> Report:
@@ -103,6 +103,7 @@ def _verdict(verdict: Verdict, evidence: Evidence) -> schema.Verdict:
             "hang": verdict.certainty_of_hang.value,
             "culprits": verdict.certainty.value,
         },
+        "cause": _cause(verdict.cause, sources) if verdict.cause is not None else None,
         "culprits": list(verdict.culprits),
         "victims": list(verdict.victims),
         "group": _group(verdict.group, verdict.group_name),
@@ -123,6 +124,17 @@ def _verdict(verdict: Verdict, evidence: Evidence) -> schema.Verdict:
         "detected_at": evidence.detected_at,
         "detected_after_s": round(evidence.detected_after_s, 3),
         "stuck_age_s": round(verdict.stuck_age_s, 3),
+    }
+
+
+def _cause(cause: RootCause, sources: Mapping[str, str]) -> schema.Cause:
+    return {
+        "what": cause.what.value,
+        "certainty": cause.certainty.value,
+        "site": site_content(cause.site, sources),
+        "why": cause.why,
+        "evidence": list(cause.evidence),
+        "others": [_cause(other, sources) for other in cause.others],
     }
 
 

@@ -20,6 +20,7 @@ from hangwatch.types.kinds import (
     Phase,
     Reason,
     State,
+    What,
 )
 
 SCHEMA = "hangwatch.report/1"
@@ -98,6 +99,21 @@ class CertaintyOf(TypedDict):
     """That these ranks did it."""
 
 
+class Cause(TypedDict):
+    """Why the culprits did what they did."""
+
+    what: Annotated[str, What]
+    certainty: Annotated[str, Certainty]
+    site: Site | None
+    """The line to change, or that is stuck."""
+    why: str
+    """One sentence."""
+    evidence: list[str]
+    """Where ranks parted, if the source shows how they came to it."""
+    others: list[Cause]
+    """What it may be instead, best first."""
+
+
 class Verdict(TypedDict):
     """What happened, which ranks caused it, and what to do."""
 
@@ -107,6 +123,7 @@ class Verdict(TypedDict):
     certainty: Annotated[str, Certainty]
     """The lower one of certainty_of."""
     certainty_of: CertaintyOf
+    cause: Cause | None
     culprits: list[int]
     """The ranks that caused it."""
     victims: list[int]

@@ -96,6 +96,18 @@ def ranges(ranks: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
+def causes_text(verdict: schema.Verdict) -> tuple[list[str], list[str]]:
+    """(why, each with how sure it is, best first; what that is taken from).
+
+    Both are empty where the source does not show it.
+    """
+    cause = verdict.get("cause")  # not in reports of earlier versions
+    if cause is None or not cause["evidence"]:
+        return [], []
+    several = [cause, *cause["others"]]
+    return [f"({one['certainty']}) {one['why']}" for one in several], cause["evidence"]
+
+
 def certainty_text(verdict: schema.Verdict) -> str:
     """``likely``, or ``proved, who did it: possible`` where it is surer that the job hangs."""
     sure = verdict["certainty"]

@@ -19,7 +19,7 @@ from hangwatch.notice import printable
 from hangwatch.report.chains import chain
 from hangwatch.report.notes import note_text
 from hangwatch.report.places import places_of, towards_of
-from hangwatch.report.sites import call_text, certainty_text, fold_ranks, ranges
+from hangwatch.report.sites import call_text, causes_text, certainty_text, fold_ranks, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,6 +87,8 @@ def format_verdict(
     yield from _headline(verdict, style)
     if verdict["state"] == "ok":
         return
+    causes, seen = causes_text(verdict)
+    yield from _labelled("cause", [*_bullets(causes), *seen], style)
     yield from _waits(report, style)
     yield from _culprits(report, style)
     yield from _site(verdict, style)

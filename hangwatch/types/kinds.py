@@ -68,6 +68,44 @@ class State(StrEnum):
     """Nothing was found."""
 
 
+class What(StrEnum):
+    """What made a job hang: the line to change, by what stands there."""
+
+    RANK_CONDITION = "rank_condition"
+    """A call of all ranks lies below a condition that depends on the rank."""
+    DATA_CONDITION = "data_condition"
+    """It lies below one that depends on something else that differs between ranks."""
+    UNEVEN_LOOP = "uneven_loop"
+    """A loop has more turns on some ranks."""
+    EARLY_EXIT = "early_exit"
+    """break or return on some ranks."""
+    SKIPPED_ITERATION = "skipped_iteration"
+    """continue on some ranks."""
+    SWALLOWED_EXCEPTION = "swallowed_exception"
+    """An exception on some ranks was caught, and calls were left out."""
+    DIFFERENT_ORDER = "different_order"
+    """The same calls in another order."""
+    DIFFERENT_ARGUMENT = "different_argument"
+    """Another shape, dtype, root or split sizes."""
+    UNMATCHED_P2P = "unmatched_p2p"
+    """A send without its recv, or a recv without its send."""
+    UNORDERED_THREADS = "unordered_threads"
+    """Two threads use one group."""
+    GROUP_CREATION = "group_creation"
+    """Groups were not made by all ranks, or in another order."""
+    STUCK_LINE = "stuck_line"
+    """Nothing was left out: a rank is stuck, or slow, at a line."""
+    PROCESS_GONE = "process_gone"
+    """A rank raised, was killed, or is lost with its node."""
+    SETUP = "setup"
+    """A rank never came to init_process_group."""
+    DEVICE = "device"
+    """A GPU, or what runs on it."""
+    NETWORK = "network"
+    """The connections between ranks."""
+    UNKNOWN = "unknown"
+
+
 class Certainty(StrEnum):
     """How sure the verdict is; ``proved`` means no future event can undo it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Certainty, Kind, Reason, State
+from hangwatch.types.kinds import Certainty, Kind, Reason, State, What
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,22 @@ class Collective:
     seq: int
     dtype: str = ""
     shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """Why the culprits did what they did."""
+
+    what: What
+    certainty: Certainty
+    site: Site | None = None
+    """The line to change, or that is stuck."""
+    why: str = ""
+    """One sentence."""
+    evidence: tuple[str, ...] = ()
+    """Where ranks parted, if the source shows how they came to it."""
+    others: tuple[RootCause, ...] = ()
+    """What it may be instead, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,7 @@ class Verdict:
     """How long the longest-waiting rank has waited; where nobody is missing, the last to come."""
     hang: Certainty | None = None
     """That it hangs, where that is surer than who did it."""
+    cause: RootCause | None = None
 
     @property
     def certainty_of_hang(self) -> Certainty:

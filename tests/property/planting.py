@@ -33,6 +33,8 @@ from training import (
     statements,
 )
 
+from hangwatch.types.kinds import What
+
 if TYPE_CHECKING:
     from random import Random
 
@@ -58,6 +60,15 @@ WEIGHTS = {
 }
 _LASTING = (Fault.BUSY, Fault.STOPPED)
 """Faults of which one does not hide another."""
+_OF_THEIR_OWN = {
+    Fault.STOPPED: What.STUCK_LINE,
+    Fault.KILLED: What.PROCESS_GONE,
+    Fault.OTHER_SIGNATURE: What.DIFFERENT_ARGUMENT,
+    Fault.FEWER: What.UNEVEN_LOOP,
+    Fault.NO_INIT: What.SETUP,
+    Fault.STUCK: What.NETWORK,
+}
+"""What makes a job hang where no line of its program has to change."""
 _SIGNALS = (9, 11, 6)
 _FITS: dict[Fault, tuple[type, ...]] = {
     Fault.OTHER_OP: (Collective,),
@@ -94,6 +105,7 @@ class _Builder:
             self.script.add(0, "")
         self.skipped = -1
         self.plans: list[Plan] = []
+        self.causes: set[tuple[What, int | None]] = set()
         self.body = statements(rng, self.layout, self.plans, helper)
 
     def build(self) -> Job | None:
@@ -102,10 +114,11 @@ class _Builder:
         self.script.add(0, "def main():")
         self.script.add(1, "rank = dist.get_rank()")
         prologue = self._prologue()
-        self.script.add(1, "for step, batch in enumerate(loader):")
+        loop = self.script.add(1, "for step, batch in enumerate(loader):")
         loss = self.script.add(2, "loss = model(batch)")
         parts = [self._emit(number) for number in range(len(self.body))]
         last = self.script.add(1, "dist.barrier()") if self.rng.random() < 0.6 else 0
+        self._explain(loop)
         programs = [
             [*prologue(rank, 0), *self._loop(rank, loss, parts), *self._epilogue(rank, last)]
             for rank in range(self.layout.size)
@@ -121,7 +134,15 @@ class _Builder:
         if rules is None:
             return None
         source = "\n".join(self.script.lines) + "\n"
-        return Job(self.layout, programs, source, self.plans, rules)
+        return Job(self.layout, programs, source, self.plans, rules, frozenset(self.causes))
+
+    def _explain(self, loop: int) -> None:
+        """Why the planted faults come to it that no line of their own explains."""
+        for plan in self.plans:
+            if plan.fault is Fault.MORE or (plan.fault is Fault.EARLY and plan.style % 3 == 2):
+                self.causes.add((What.UNEVEN_LOOP, loop))
+            elif plan.fault in _OF_THEIR_OWN:
+                self.causes.add((_OF_THEIR_OWN[plan.fault], None))
 
     # --- Where the fault is -------------------------------------------------------
 
@@ -172,7 +193,8 @@ class _Builder:
             mine = missing is not None and missing.rank in layout.members(number)
             if mine and self.skipped < 0 and len(layout.members(number)) > 1:
                 self.skipped = number
-                self.script.add(1, "if not broken_condition():")
+                line = self.script.add(1, "if not broken_condition():")
+                self.causes |= {(What.DATA_CONDITION, line), (What.GROUP_CREATION, None)}
                 lines.append(self.script.add(2, f"group{number} = dist.new_group(ranks{number})"))
             else:
                 lines.append(self.script.add(1, f"group{number} = dist.new_group(ranks{number})"))
@@ -242,9 +264,14 @@ class _Builder:
             doing = _doing(plan)
             text = _OWN_CODE[doing] if doing is not None else "x = prepare(batch)"
             if plan.fault is Fault.EARLY and plan.style % 3 < 2:
-                self.script.add(2, "if batch.is_last:")
+                condition = self.script.add(2, "if batch.is_last:")
                 text = "    break" if plan.style % 3 == 1 else "    sys.exit(0)"
+                self.causes |= {(What.DATA_CONDITION, condition), (What.EARLY_EXIT, condition + 1)}
             lines[plan.rank] = self.script.add(2, text)
+            if plan.fault is Fault.BUSY:
+                self.causes.add((What.STUCK_LINE, lines[plan.rank]))
+            elif plan.fault is Fault.RAISED:
+                self.causes.add((What.PROCESS_GONE, lines[plan.rank]))
         inner = self.body[number].emit(self.script, 2)
 
         def steps(rank: int, step: int) -> list[Instruction]:
@@ -261,17 +288,21 @@ class _Builder:
         if style == 0:
             self.script.add(2, "try:")
             inner = one.emit(self.script, 3)
-            self.script.add(2, "except RuntimeError:")
+            line = self.script.add(2, "except RuntimeError:")
             self.script.add(3, "log('skipped')")
+            self.causes.add((What.SWALLOWED_EXCEPTION, line))
         elif style == 1:
-            self.script.add(2, f"if rank != {plan.rank} or step != {plan.step}:")
+            line = self.script.add(2, f"if rank != {plan.rank} or step != {plan.step}:")
+            self.causes.add((What.RANK_CONDITION, line))
             inner = one.emit(self.script, 3)
         elif style == 2:
-            self.script.add(2, "if batch.labels is not None:")
+            line = self.script.add(2, "if batch.labels is not None:")
+            self.causes.add((What.DATA_CONDITION, line))
             inner = one.emit(self.script, 3)
         else:
             self.script.add(2, "if torch.isnan(loss):")
-            self.script.add(3, "continue")
+            line = self.script.add(3, "continue")
+            self.causes |= {(What.SKIPPED_ITERATION, line), (What.DATA_CONDITION, line - 1)}
             inner = one.emit(self.script, 2)
         skipped: list[Instruction] = [STOP] if style == 3 else []
         return lambda rank, step: skipped if plan.hits(rank, step) else inner(rank, step)
@@ -282,9 +313,11 @@ class _Builder:
         family = self.rng.choice(families)
         group = layout.families[family][plan.rank]
         if style == 0:
-            self.script.add(2, f"if rank == {plan.rank} and step == {plan.step}:")
+            line = self.script.add(2, f"if rank == {plan.rank} and step == {plan.step}:")
+            self.causes.add((What.RANK_CONDITION, line))
         else:
-            self.script.add(2, "if loss > best:")
+            line = self.script.add(2, "if loss > best:")
+            self.causes.add((What.DATA_CONDITION, line))
         extra = Collective(layout, family, self.rng.choice(OPS), Mode.BLOCK, 4 if style else 20)
         line = self.script.add(3, f"dist.{extra.op}(best, group={family}_group)")
         inner = one.emit(self.script, 2)
@@ -300,7 +333,10 @@ class _Builder:
         op = self.rng.choice([op for op in OPS if op != one.op])
         other = replace(one, op=op, helper=0)
         branch = plan.style % 2 == 0
-        self.script.add(2, f"if rank == {plan.rank}:" if branch else "if loss > limit:")
+        line = self.script.add(
+            2, f"if rank == {plan.rank} and step == {plan.step}:" if branch else "if loss > limit:"
+        )
+        self.causes.add((What.RANK_CONDITION if branch else What.DATA_CONDITION, line))
         theirs = other.emit(self.script, 3)
         self.script.add(2, "else:")
         inner = one.emit(self.script, 3)
@@ -328,12 +364,14 @@ class _Builder:
     def _swap(self, plan: Plan, one: Statement) -> Steps:
         other = self.body[plan.statement + 1]
         if plan.style % 2 == 0:
-            self.script.add(2, "if swapped():")
+            line = self.script.add(2, "if swapped():")
+            self.causes |= {(What.DIFFERENT_ORDER, line), (What.DATA_CONDITION, line)}
             there, here = other.emit(self.script, 3), one.emit(self.script, 3)
             self.script.add(2, "else:")
             first, second = one.emit(self.script, 3), other.emit(self.script, 3)
         else:
             self.script.add(2, "for sync in order(step):")
+            self.causes.add((What.DIFFERENT_ORDER, None))
             first, second = one.emit(self.script, 3), other.emit(self.script, 3)
             there, here = second, first
 

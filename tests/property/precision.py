@@ -13,6 +13,10 @@ exact       of the others the share whose first verdict names the ranks at fault
 candidates  how many ranks are named, on average, where somebody is
 missed      the share in which no rank at fault is named
 accused     jobs in which somebody else is named, and not as "possible" only
+causes      exact ones in which a line of the program, or what it is, was planted as the cause
+explained   of them the share in which it is the cause that is told first
+among       the share in which it is told at all
+misled      of them those in which another cause is told, and not as "possible" only
 
 What a diagnosis loses by naming fewer, or gains by naming everybody, shows in another
 column. precision.json holds the counts that were reached: none may get worse.
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hangwatch.types.snapshot import JobSnapshot
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.types.verdict import RootCause, Verdict
 
     Judge = Callable[[JobSnapshot], tuple[Verdict, ...]]
     Counts = Mapping[str, Mapping[str, Mapping[str, int]]]
@@ -54,8 +58,8 @@ HEALTHY = "healthy or slow"
 SEVERAL = "several faults"
 UNSEEN = "none that shows"
 """A fault that neither hangs nor ends its job."""
-_BETTER_MORE = ("exact",)
-_BETTER_LESS = ("tied", "named", "missed", "accused")
+_BETTER_MORE = ("exact", "explained", "among")
+_BETTER_LESS = ("tied", "named", "missed", "accused", "misled")
 
 
 @dataclass(slots=True)
@@ -71,6 +75,10 @@ class Row:
     """Ranks that are named, of all jobs together."""
     missed: int = 0
     accused: int = 0
+    causes: int = 0
+    explained: int = 0
+    among: int = 0
+    misled: int = 0
 
     def add(self, of: Simulated, verdicts: Sequence[Verdict]) -> None:
         """Count one job."""
@@ -85,6 +93,13 @@ class Row:
             verdict.certainty is not Certainty.POSSIBLE and not {*verdict.culprits} <= of.planted
             for verdict in verdicts
         )
+        if verdicts and verdicts[0].cause and of.job.causes and _is_exact(of, verdicts):
+            explained = _is_planted(of, verdicts[0].cause)
+            self.causes += 1
+            self.explained += explained
+            several = verdicts[0].cause, *verdicts[0].cause.others
+            self.among += any(_is_planted(of, cause) for cause in several)
+            self.misled += _is_misled(of, verdicts[0].cause)
 
     def line(self, name: str) -> str:
         """One line of the table."""
@@ -92,7 +107,25 @@ class Row:
         decided = self.jobs - self.tied
         exact = f"{self.exact / decided:8.1%}" if decided else f"{'':8}"
         missed = f"{self.missed / self.jobs:7.1%}"
-        return f"{name:16} {self.jobs:5} {self.tied:5} {exact} {each} {missed} {self.accused:8}\n"
+        explained, among = (
+            f"{count / self.causes:{width}.1%}" if self.causes else " " * width
+            for count, width in ((self.explained, 10), (self.among, 7))
+        )
+        return (
+            f"{name:16} {self.jobs:5} {self.tied:5} {exact} {each} {missed} {self.accused:8} "
+            f"{self.causes:7} {explained} {among} {self.misled:7}\n"
+        )
+
+
+def _is_planted(of: Simulated, cause: RootCause) -> bool:
+    line = cause.site.line if cause.site is not None else None
+    return not of.job.causes.isdisjoint({(cause.what, line), (cause.what, None)})
+
+
+def _is_misled(of: Simulated, cause: RootCause) -> bool:
+    if cause.certainty is Certainty.POSSIBLE or _is_planted(of, cause):
+        return False
+    return cause.site is not None or cause.what not in {what for what, _ in of.job.causes}
 
 
 def _is_tied(of: Simulated, verdicts: Sequence[Verdict]) -> bool:
@@ -183,7 +216,10 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, print, compare; 1 if anything has got worse."""
     found = measure(range(JOBS), judged)
     for evidence, rows in found.items():
-        head = f"{evidence:16} {'jobs':>5} {'tied':>5} {'exact':>8} candidates  missed  accused"
+        head = (
+            f"{evidence:16} {'jobs':>5} {'tied':>5} {'exact':>8} candidates  missed  accused  "
+            "causes  explained   among  misled"
+        )
         sys.stdout.write(f"{head}\n")
         sys.stdout.writelines(rows[kind].line(kind) for kind in sorted(rows))
         sys.stdout.write("\n")

@@ -20,6 +20,8 @@ from hangwatch.types.calls import GroupKey
 if TYPE_CHECKING:
     from random import Random
 
+    from hangwatch.types.kinds import What
+
 Steps = Callable[[int, int], list[Instruction]]
 """(rank, step of the loop) to what it runs."""
 RECOVERS_S = 20_000.0
@@ -103,6 +105,8 @@ class Job:
     source: str
     plans: list[Plan]
     rules: Rules
+    causes: frozenset[tuple[What, int | None]]
+    """Why its faults come to it: what, and the line, None where that may be any. Each is right."""
 
 
 def layout(rng: Random) -> Layout:

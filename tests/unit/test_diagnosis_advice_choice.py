@@ -23,6 +23,7 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.advice.cause_remedies import BY_CAUSE
 from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.advice.facts import Facts, Use
 from hangwatch.diagnosis.advice.library_remedies import BY_LIBRARY
@@ -32,7 +33,7 @@ from hangwatch.diagnosis.advice.remedy import VALUES, Remedy
 from hangwatch.types.kinds import Kind, Phase, Reason
 from hangwatch.types.snapshot import Frame, JobSnapshot, RankSnapshot
 
-TABLE = tuple(chain(BY_ERROR, BY_LIBRARY, BY_REASON, BY_KIND))
+TABLE = tuple(chain(BY_CAUSE, BY_ERROR, BY_LIBRARY, BY_REASON, BY_KIND))
 SITE = "/usr/lib/python3/site-packages"
 OFFICIAL = re.compile(
     r"https://(?:docs\.pytorch\.org|docs\.python\.org|docs\.nvidia\.com|huggingface\.co/docs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from textwrap import dedent
 
 import pytest
@@ -531,3 +532,84 @@ def test_a_loop_over_what_depends_on_the_rank_is_known(over: str, on_rank: bool)
     left = found.left_loop(fork)
     assert left is not None
     assert left.on_rank is on_rank
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("rank == 2", (False, False, True)),
+        ("2 == rank", (False, False, True)),
+        ("rank != 0", (False, True, True)),
+        ("not rank", (True, False, False)),
+        ("dist.get_rank() > 1", (False, False, True)),
+        ("self.rank % 2 == 0", (True, False, True)),
+        ("rank in (0, 1)", (True, True, False)),
+        ("rank == 0 or rank == 2", (True, False, True)),
+        ("rank == 0 and step == 3", (None, False, False)),
+        ("step == 3 or rank == 1", (None, True, None)),
+        ("local_rank == 0", (None, None, None)),
+        ("dist.get_rank(group) == 0", (None, None, None)),
+        ("rank == first", (None, None, None)),
+        ("rank == 'zero'", (False, False, False)),
+        ("rank < 'zero'", (None, None, None)),
+        ("is_main_process", (None, None, None)),
+    ],
+)
+def test_for_which_ranks_a_condition_holds(condition: str, holds: tuple[bool | None, ...]) -> None:
+    found = source(f"if {condition}:\n    pass\n")
+    tree = found.tree(FILE)
+    assert tree is not None
+    (statement,) = tree.body
+    assert isinstance(statement, ast.If)
+    assert tuple(found.holds_for(FILE, statement.test, rank) for rank in range(3)) == holds
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_settled"),
+    [
+        ("rank == 0", "yes"),
+        ("dist.get_rank() < last", "yes"),
+        ("LIMIT > 3", "yes"),
+        ("rank == 0 and step == 3", "no"),
+        ("rank == chosen", "no"),
+        ("loss.isnan()", "no"),
+    ],
+)
+def test_a_condition_is_settled_where_it_is_the_same_each_time(
+    condition: str, is_settled: str
+) -> None:
+    found = source(
+        f"""
+        LIMIT = 4
+        def main(rank, chosen):
+            last = dist.get_world_size() - 1
+            for step in range(LIMIT):
+                if {condition}:
+                    pass
+        """
+    )
+    tree = found.tree(FILE)
+    assert tree is not None
+    (test,) = (node.test for node in ast.walk(tree) if isinstance(node, ast.If))
+    assert found.is_settled(FILE, test) is (is_settled == "yes")
+
+
+def test_what_the_names_of_a_file_are_given() -> None:
+    given = source(
+        """
+        STEPS = 30
+        rank = int(os.environ["RANK"])
+        first = rank == 0
+        batch = load(rank)
+        shard = shards[0] if rank else shards
+        count = 0
+        for step in range(STEPS):
+            count += 1
+        """
+    ).given(FILE)
+    assert {"rank", "first", "batch", "shard"} <= given.ranks
+    assert {"rank", "first"} <= given.computed
+    assert not {"batch", "shard"} & given.computed
+    assert given.constants == {"STEPS"}
+    assert {"step", "count"} <= given.varying
+    assert not {"STEPS", "first"} & given.varying

@@ -24,8 +24,8 @@ from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.settings.config import Config
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.gpu import NodeGpus
-from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
-from hangwatch.types.verdict import Verdict
+from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State, What
+from hangwatch.types.verdict import RootCause, Verdict
 from hangwatch.watchdog.incident.incidents import Event
 
 if TYPE_CHECKING:
@@ -39,7 +39,12 @@ S = 1_000_000_000
 REFERENCE = (Path(__file__).parents[2] / "docs/metrics.md").read_text("utf-8")
 HOSTILE = '"}\n\\ evil{} 1\n# TYPE x\x00\x1b[31m \ud800 \u202e'
 HANG = Verdict(
-    State.HANG, Kind.NEVER_ENTERED, Reason.DATA_LOADING, Certainty.LIKELY, (0, 3, 4, 5, 6, 7)
+    State.HANG,
+    Kind.NEVER_ENTERED,
+    Reason.DATA_LOADING,
+    Certainty.LIKELY,
+    (0, 3, 4, 5, 6, 7),
+    cause=RootCause(What.STUCK_LINE, Certainty.LIKELY),
 )
 
 
@@ -351,6 +356,7 @@ def test_a_verdict_is_there_while_its_incident_stands(node: Node) -> None:
             "state": "hang",
             "kind": "never_entered",
             "reason": "data_loading",
+            "cause": "stuck_line",
             "certainty": "likely",
             "culprits": "0, 3-7",
         }

@@ -22,9 +22,9 @@ from hangwatch.report.html.nodes import machines
 from hangwatch.report.html.progress import MOST_ROWS, progress
 from hangwatch.report.html.ranksets import RankSet, seconds, shortened
 from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Cost, Kind
+from hangwatch.types.kinds import Certainty, Cost, Kind, What
 from hangwatch.types.snapshot import GroupProgress, JobSnapshot, RankSnapshot, ThreadStack
-from hangwatch.types.verdict import OK, Wait
+from hangwatch.types.verdict import OK, RootCause, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,6 +120,21 @@ def test_the_top_says_what_where_and_what_to_do() -> None:
     facts = dict(found.facts)
     assert facts["stuck since"] == "2026-01-02 03:03:57 UTC"
     assert (facts["culprit"], facts["waiting"]) == ("rank 2", "3 of 4 ranks")
+
+
+def test_why_it_came_to_it_is_told_with_its_line() -> None:
+    seen = ("Rank 2: x.",)
+    other = RootCause(What.UNEVEN_LOOP, Certainty.POSSIBLE, site(30), "It ended: `for`.", seen)
+    why = "It left by `break`."
+    cause = RootCause(What.EARLY_EXIT, Certainty.LIKELY, site(31), why, seen, (other,))
+    found = page(replace(VERDICT, cause=cause))
+    assert found.causes == (
+        ("Why (likely) It left by ", "break", "."),
+        ("Or (possible) It ended: ", "for", "."),
+        ("Rank 2: x.",),
+    )
+    assert [(code.title, code.line) for code in found.codes][-1] == ("Why (likely)", 31)
+    assert page(replace(VERDICT, cause=replace(cause, evidence=()))).causes == ()
 
 
 def test_code_in_an_explanation_is_told_from_words() -> None:

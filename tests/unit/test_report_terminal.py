@@ -15,8 +15,8 @@ from hangwatch.report import build_report, format_verdict
 from hangwatch.report.sites import fold_ranks
 from hangwatch.report.terminal import PLAIN, Style, format_notes
 from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Certainty, Cost, Kind, Reason, State
-from hangwatch.types.verdict import OK, Verdict, Wait
+from hangwatch.types.kinds import Certainty, Cost, Kind, Reason, State, What
+from hangwatch.types.verdict import OK, RootCause, Verdict, Wait
 
 WHERE = Path("hangwatch-reports/night-7/incident-001")
 
@@ -168,6 +168,33 @@ def test_it_is_said_of_what_a_verdict_is_how_sure() -> None:
     assert first.startswith("hangwatch: HANG (proved, who did it: possible, stuck for ")
     del report["verdict"]["certainty_of"]  # type: ignore[misc]  # of an earlier version
     assert next(iter(format_verdict(report, WHERE))).startswith("hangwatch: HANG (possible, ")
+
+
+def test_why_it_came_to_it_is_told_where_the_source_shows_it() -> None:
+    loop = RootCause(What.UNEVEN_LOOP, Certainty.POSSIBLE, None, "The loop ended.", ("Rank 2: x.",))
+    cause = RootCause(
+        What.EARLY_EXIT,
+        Certainty.POSSIBLE,
+        Site("/home/ada/train.py", 4, "main"),
+        "It left by `break`.",
+        ("Rank 2: here.",),
+        (loop,),
+    )
+    told = lines(replace(VERDICT, cause=cause))
+    assert told[3:6] == [
+        "  cause      - (possible) It left by `break`.",
+        "             - (possible) The loop ended.",
+        "             Rank 2: here.",
+    ]
+    assert "  cause      (possible) The loop ended." in lines(replace(VERDICT, cause=loop))
+    assert lines(replace(VERDICT, cause=replace(cause, evidence=()))) == lines()
+
+
+def test_a_report_of_a_version_that_knew_no_causes_is_told_as_before() -> None:
+    report = build_report(EVIDENCE)
+    before = list(format_verdict(report, WHERE))
+    del report["verdict"]["cause"]  # type: ignore[misc]
+    assert list(format_verdict(report, WHERE)) == before
 
 
 def test_other_verdicts_are_told_in_one_line_each() -> None:

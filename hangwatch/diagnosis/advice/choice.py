@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.advice.cause_remedies import BY_CAUSE
 from hangwatch.diagnosis.advice.facts import NOTHING
 from hangwatch.diagnosis.advice.library_remedies import BY_LIBRARY
 from hangwatch.diagnosis.advice.reason_remedies import BY_REASON
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 MAX_ITEMS = 4
 ENOUGH = 2
 """So many special items make general ones needless where a rank is just busy."""
+_OF_THE_CHANGE = frozenset(
+    {"agree", "batches", "groups in order", "move out", "order", "stop", "two lines"}
+)
+"""Topics of the table by kind that are about what to change in the program."""
 _REASON_COUNTS = {
     Kind.NEVER_ENTERED,
     Kind.MISSING_PEER,
@@ -29,16 +34,20 @@ _REASON_COUNTS = {
 
 
 def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...]:
-    """Remedies, the most specific first: two to four. Links stand at their ends."""
+    """Remedies, the most specific first: at most four. Links stand at their ends."""
     told: dict[str, str] = {}
+    _add(told, BY_CAUSE, kind, reason, facts)
     _add(told, (*BY_ERROR, *BY_LIBRARY), kind, reason, facts)
     special = len(told)
     if kind in _REASON_COUNTS:
         _add(told, BY_REASON, kind, reason, facts)
+    # The change to make, at its line, says more than what is right for all of a kind.
+    needless = _OF_THE_CHANGE if facts.cause is not None else frozenset()
+    by_kind = [remedy for remedy in BY_KIND if remedy.topic not in needless]
     # Of a lost node, or of a GPU that failed, no rank's code is at fault.
     apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)
     if not (apart and len(told) - special >= ENOUGH):
-        _add(told, BY_KIND, kind, reason, facts)
+        _add(told, by_kind, kind, reason, facts)
     return tuple(told.values())[:MAX_ITEMS]
 
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.compiling import Compiling
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.types.calls import Site
+    from hangwatch.types.kinds import What
     from hangwatch.types.snapshot import Frame
+    from hangwatch.types.verdict import RootCause
 
 
 class Use(StrEnum):
@@ -114,6 +116,8 @@ class Facts:
     awaited: tuple[str, ...] = ()
     error: str = ""
     """``TypeName: message`` of the exception that ended a culprit."""
+    cause: What | None = None
+    """Why it came to it, where the source shows it."""
     apart: bool = False
     """The culprits and the others are in different calls of the program, of one operation."""
 
@@ -121,7 +125,7 @@ class Facts:
 NOTHING = Facts()
 
 
-def facts_of(case: Case, finding: Finding) -> Facts:
+def facts_of(case: Case, finding: Finding, cause: RootCause) -> Facts:
     """What is known of the code that a finding is about."""
     culprits = [rank for rank in finding.culprits if rank in case.job.ranks][:1]
     others = [wait.rank for wait in finding.waits if wait.rank not in finding.culprits][:1]
@@ -137,6 +141,9 @@ def facts_of(case: Case, finding: Finding) -> Facts:
     if calls and (mine or calls[0] == values.get("op")):
         values["entered"] = calls[0]
     values |= dict(_left_loop(case, finding))
+    if cause.evidence and cause.site is not None:
+        values["cause"] = (cause.site.source or "").partition("  #")[0].rstrip(":")
+        values["cause_line"] = line(cause.site)
     if "others" in values and gave_up(case.ended, finding.waits):
         values["impatient"] = values["others"]
     living = [case.activity(rank) for rank in culprits if rank not in case.ended]
@@ -149,7 +156,13 @@ def facts_of(case: Case, finding: Finding) -> Facts:
             values["late_abort" if end.in_shutdown else "abort"] = "SIGABRT"
     awaited = tuple(_called(finding.victim_site, theirs))
     return Facts(
-        values, frozenset(uses), calls, awaited, _error(case, culprits), apart=finding.apart
+        values,
+        frozenset(uses),
+        calls,
+        awaited,
+        _error(case, culprits),
+        cause.what if cause.evidence else None,
+        apart=finding.apart,
     )
 
 

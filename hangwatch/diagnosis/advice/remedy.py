@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.advice.facts import Facts, Use
-    from hangwatch.types.kinds import Kind, Reason
+    from hangwatch.types.kinds import Kind, Reason, What
 
 VALUES = frozenset(
     {
         "culprits",
         "others",
+        "cause",
+        "cause_line",
         "guard",
         "guard_line",
         "loop",
@@ -56,15 +58,16 @@ class Remedy:
 
     text: may name VALUES in braces; where one is not known, the remedy is not for the
     finding. topic: of several with one topic only the first is given. link: to the
-    documentation. uses: the program uses one of these; unless: it uses none of these.
-    call, awaited: patterns for a function that the culprits, the others, are in.
-    error: a pattern for the exception that ended a culprit. apart: only where culprits and
-    others are, or are not, in different calls of the program.
+    documentation. causes: why it came to it, by the source. uses: the program uses one of these;
+    unless: it uses none of these. call, awaited: patterns for a function that the culprits, the
+    others, are in. error: a pattern for the exception that ended a culprit. apart: only where
+    culprits and others are, or are not, in different calls of the program.
     """
 
     topic: str
     text: str
     link: str = ""
+    causes: tuple[What, ...] = ()
     kinds: tuple[Kind, ...] = ()
     reasons: tuple[Reason, ...] = ()
     uses: tuple[Use, ...] = ()
@@ -76,7 +79,11 @@ class Remedy:
 
     def told(self, kind: Kind, reason: Reason, facts: Facts) -> str | None:
         """The advice with all that it names, None where it is not for this finding."""
-        if (self.kinds and kind not in self.kinds) or (self.reasons and reason not in self.reasons):
+        if (
+            (self.causes and facts.cause not in self.causes)
+            or (self.kinds and kind not in self.kinds)
+            or (self.reasons and reason not in self.reasons)
+        ):
             return None
         if (self.uses and facts.uses.isdisjoint(self.uses)) or not facts.uses.isdisjoint(
             self.unless

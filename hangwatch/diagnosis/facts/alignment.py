@@ -41,6 +41,8 @@ class Parting:
     """What each of them did from there on, of what is for both."""
     before: tuple[Step, ...]
     """What both did until then, as far as it is known."""
+    last: tuple[Made | None, Made | None] = (None, None)
+    """The last of that, as each of them did it."""
     pairs: int = 1
     """So many pairs of ranks part like them."""
 
@@ -105,6 +107,7 @@ def _parting(job: Job, one: Past, other: Past) -> Parting | None:
             turned,
             ranks=(turned.ranks[1], turned.ranks[0]),
             ways=(turned.ways[1], turned.ways[0]),
+            last=(turned.last[1], turned.last[0]),
         )
     return found
 
@@ -134,6 +137,7 @@ def _parting_of(job: Job, one: Past, other: Past, *, python: bool) -> Parting | 
                     (one.ranks[0], other.ranks[0]),
                     (tuple(mine[number:]), tuple(theirs[number:])),
                     tuple(made.step for made in mine[:number]),
+                    (mine[number - 1], theirs[number - 1]) if number else (None, None),
                 )
     return None
 

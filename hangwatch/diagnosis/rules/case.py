@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop, Source
     from hangwatch.diagnosis.text.wording import Text
     from hangwatch.types.calls import Site
-    from hangwatch.types.kinds import Kind
+    from hangwatch.types.kinds import Kind, What
     from hangwatch.types.snapshot import OpRecord
 
 
@@ -74,6 +74,9 @@ class Finding:
     """The culprits and the others are in different calls of the program, of one operation."""
     differs: str = ""
     """What is not the same in their calls (facts/signatures.py: Differs), where they match else."""
+
+    what: What | None = None
+    """Why it came to it, where the rule that found it knows."""
 
     def likely_at_most(self) -> Finding:
         """The finding, with a guess who did it; that it hangs stays as sure as it is."""

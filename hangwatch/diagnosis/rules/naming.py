@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import wording
-from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.kinds import Certainty, Kind, Reason, What
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,6 +71,7 @@ def judge_names(case: Case, wait_point: Place | Setup) -> Finding | None:
         collective=case.collective(wait_point, waits) if isinstance(wait_point, Place) else None,
         victim_site=case.victims_site(waits),
         waits=waits,
+        what=What.GROUP_CREATION,
     )
 
 

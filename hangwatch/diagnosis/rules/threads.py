@@ -13,7 +13,7 @@ from hangwatch.diagnosis.rules.beside import is_beside, is_started
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import group_text
-from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.kinds import Certainty, Kind, Reason, What
 from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def judge_threads(case: Case, place: Place) -> Finding | None:
         collective=Collective(named[main], place.seq, about.dtype, about.shape),
         site=case.site_at(main[0], place),
         waits=waits,
+        what=What.UNORDERED_THREADS,
     )
 
 

@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.source.flow import Program
 from hangwatch.diagnosis.source.syntax import (
+    GIVE_RANK,
     Loop,
     asks_for_most,
     body_end,
     call_line,
+    called,
     cleanup_of,
     communicates,
+    counters,
     following,
     for_one_rank,
+    holds_for,
     in_body,
     jumps_out,
     jumps_to,
@@ -105,6 +111,12 @@ class Source:
             self._trees[file] = parse(self._texts.get(file))
         return self._trees[file]
 
+    @cached_property
+    def program(self) -> Program:
+        """All of them that parse."""
+        trees = {file: self.tree(file) for file in self._texts}
+        return Program({file: tree for file, tree in trees.items() if tree is not None})
+
     def fork(self, here: Sequence[Frame], there: Sequence[Frame]) -> Fork | None:
         """Where two stacks of user frames, outermost first, part."""
         for mine, other in zip(here, there, strict=False):
@@ -151,6 +163,15 @@ class Source:
         lines = (self._texts.get(file) or "").splitlines()
         return lines[node.lineno - 1].strip() if node.lineno <= len(lines) else ""
 
+    def line_of(self, file: str, node: ast.AST) -> int:
+        """The line of a statement; of a ``try`` that of its ``finally``."""
+        first = int(getattr(node, "lineno", 0))
+        if not isinstance(node, ast.Try | ast.TryStar) or not node.finalbody:
+            return first
+        lines = (self._texts.get(file) or "").splitlines()[: node.finalbody[0].lineno]
+        above = (at for at in range(len(lines), first, -1) if lines[at - 1].strip() == "finally:")
+        return next(above, first)
+
     def left_loop(self, fork: Fork) -> LeftLoop | None:
         """The innermost loop that holds ``there``, if ``here`` comes after it."""
         loops = [node for node in own(fork.scope) if isinstance(node, Loop)]
@@ -171,7 +192,7 @@ class Source:
             runs_out(inner),
             jumps_out(inner),
             swallows(fork.scope, inner, fork.here),
-            self._asks_for_rank(
+            self.asks_for_rank(
                 fork.file, inner.test if isinstance(inner, ast.While) else inner.iter
             ),
             amid,
@@ -193,7 +214,7 @@ class Source:
                         fork.file,
                         node.lineno,
                         self.text(fork.file, node),
-                        self._asks_for_rank(fork.file, node.test),
+                        self.asks_for_rank(fork.file, node.test),
                         communicates(other),
                         asks_for_most(node.test) is (branch is node.orelse),
                     )
@@ -218,7 +239,7 @@ class Source:
             if isinstance(node, ast.If)
             and node.lineno < fork.there <= jumps_to(fork.scope, node, fork.here)
             and not spans(node.body, fork.there)
-            and self._asks_for_rank(fork.file, node.test)
+            and self.asks_for_rank(fork.file, node.test)
         ]
         if len(found) != 1:
             return None
@@ -231,17 +252,56 @@ class Source:
             jumps=True,
         )
 
-    def _asks_for_rank(self, file: str, test: ast.expr) -> bool:
+    def holds_for(self, file: str, test: ast.expr, rank: int) -> bool | None:
+        """Whether a condition on the rank holds for one; None where the text does not tell."""
+        return holds_for(test, rank, lambda node: self.asks_for_rank(file, node))
+
+    def asks_for_rank(self, file: str, test: ast.expr, *, strictly: bool = False) -> bool:
+        """Whether a condition reads like a question for the rank.
+
+        strictly: not for what a function has made of the rank.
+        """
+        given = self.given(file)
+        ranks = given.computed if strictly else given.ranks
+        others = given.others | (given.ranks - ranks)
+
+        def is_rank(node: ast.AST) -> bool:
+            if isinstance(node, ast.Name):
+                return node.id in ranks or (names_the_rank(node) and node.id not in others)
+            kept = isinstance(node, ast.Attribute) and node.attr in given.rank_attributes
+            return kept or names_the_rank(node)
+
+        return any(map(is_rank, ast.walk(test)))
+
+    def is_settled(self, file: str, test: ast.expr) -> bool:
+        """Whether a condition is the same each time that a rank comes to it."""
+        given = self.given(file)
+
+        def settled(node: ast.AST) -> bool:
+            match node:
+                case ast.Name():
+                    return node.id not in given.varying or names_the_rank(node)
+                case ast.Attribute():
+                    return node.attr in given.kept or names_the_rank(node)
+                case ast.Call():
+                    return called(node) in GIVE_RANK and all(map(settled, node.args))
+            return all(map(settled, ast.iter_child_nodes(node)))
+
+        return settled(test)
+
+    def is_of_turns(self, file: str, test: ast.expr) -> bool:
+        """Whether a condition asks only for the number of a turn: it is the same on all ranks."""
+        tree = self.tree(file)
+        turns = counters(scope_at(tree, test.lineno)) if tree is not None else frozenset()
+        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+        others = any(isinstance(node, ast.Attribute | ast.Call) for node in ast.walk(test))
+        return bool(names & turns) and not others and names <= turns | self.given(file).constants
+
+    def given(self, file: str) -> Variables:
+        """What the names of a file are given."""
         if file not in self._variables:
-            tree = self.tree(file)
-            self._variables[file] = variables(tree or ast.Module([], []))
-        given = self._variables[file]
-        return any(
-            node.id in given.ranks or (names_the_rank(node) and node.id not in given.others)
-            if isinstance(node, ast.Name)
-            else names_the_rank(node)
-            for node in ast.walk(test)
-        )
+            self._variables[file] = variables(self.tree(file) or ast.Module([], []))
+        return self._variables[file]
 
     def guard_beyond(self, here: Sequence[Frame], there: Sequence[Frame]) -> Guard | None:
         """The outermost condition on the rank that ``here`` took after parting from ``there``.
@@ -275,7 +335,7 @@ class Source:
                 frame.file, decorator.lineno, text, on_rank=True, other_branch_communicates=False
             )
         for node in own(scope):
-            if not isinstance(node, ast.If) or not self._asks_for_rank(frame.file, node.test):
+            if not isinstance(node, ast.If) or not self.asks_for_rank(frame.file, node.test):
                 continue
             for branch, other in _branches(scope, node):
                 if spans(branch, frame.line):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import warnings
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 MAX_SOURCE_CHARS = 1_000_000
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -34,6 +35,10 @@ _FOR_ONE_RANK = re.compile(
     re.IGNORECASE,
 )
 """Names of decorators: lightning's ``rank_zero_only``, accelerate's ``on_main_process``, ..."""
+GIVE_RANK = frozenset(
+    {"get", "get_group_rank", "get_local_rank", "get_rank", "getenv", "int", "rank", "bool", "str"}
+)
+"""Functions by which the rank stays what it is."""
 _COMMUNICATES = re.compile(
     r"^(?:i?send|i?recv|barrier|monitored_barrier|broadcast\w*|all_\w+|reduce|reduce_scatter\w*"
     r"|gather\w*|scatter\w*|backward|batch_isend_irecv|reduce_tensor|synchronize)$"
@@ -123,21 +128,25 @@ def in_body(loop: Loop, line: int) -> bool:
     return loop.lineno <= line <= body_end(loop)
 
 
-def runs_out(loop: Loop) -> bool:
-    """Whether it depends on more than the text how often a loop is run."""
+def runs_out(loop: Loop, constants: Collection[str] = ()) -> bool:
+    """Whether it depends on more than the text how often a loop is run.
+
+    constants: names that stand for literals.
+    """
     if isinstance(loop, ast.While):
-        return not _is_fixed(loop.test)
+        return not _is_fixed(loop.test, constants)
     if not isinstance(loop.iter, ast.Call):
         return True
     if called(loop.iter) == "range":
-        return not all(map(_is_fixed, loop.iter.args))
+        return not all(_is_fixed(argument, constants) for argument in loop.iter.args)
     return called(loop.iter) not in _ENDLESS
 
 
-def _is_fixed(expression: ast.expr) -> bool:
+def _is_fixed(expression: ast.expr, constants: Collection[str]) -> bool:
     """Whether an expression is the same on all ranks, whatever they do."""
     return not any(
-        isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Await)
+        isinstance(node, ast.Attribute | ast.Call | ast.Await)
+        or (isinstance(node, ast.Name) and node.id not in constants)
         for node in ast.walk(expression)
     )
 
@@ -235,6 +244,65 @@ def asks_for_most(test: ast.expr) -> bool:
     )
 
 
+_COMPARED: Mapping[type[ast.cmpop], Callable[[int, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, some: value in some,
+    ast.NotIn: lambda value, some: value not in some,
+}
+
+
+def holds_for(test: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> bool | None:
+    """Whether a condition on the rank holds for one; None where the text does not tell.
+
+    is_rank: whether an expression is the rank.
+    """
+    match test:
+        case ast.UnaryOp(ast.Not(), operand):
+            found = holds_for(operand, rank, is_rank)
+            return None if found is None else not found
+        case ast.BoolOp(op, values):
+            each = [holds_for(value, rank, is_rank) for value in values]
+            decides = isinstance(op, ast.Or)
+            return decides if decides in each else None if None in each else not decides
+        case ast.Compare(left, [op], [right]):
+            number, known = _value(left, rank, is_rank), _literal(right)
+            if number is None:
+                number, known = _value(right, rank, is_rank), _literal(left)
+            compared = _COMPARED.get(type(op))
+            if number is None or known is None or compared is None:
+                return None
+            try:
+                return bool(compared(number, known))
+            except TypeError:
+                return None
+    number = _value(test, rank, is_rank)
+    return None if number is None else bool(number)
+
+
+def _value(node: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> int | None:
+    """The rank, or what is left of it by a number."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        number, by = _value(node.left, rank, is_rank), _literal(node.right)
+        return number % by if number is not None and isinstance(by, int) and by > 0 else None
+    if isinstance(node, ast.Call):
+        return rank if called(node) == "get_rank" and not (node.args or node.keywords) else None
+    name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
+    plain = words(name) in ("rank", "global rank", "my rank", "self rank")
+    return rank if plain and is_rank(node) else None
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Variables:
     """Names by what they are given in a file."""
@@ -243,20 +311,101 @@ class Variables:
     """The rank, somewhere: ``r = dist.get_rank()``."""
     others: frozenset[str]
     """Always something else: ``rank = config.lora_rank``."""
+    computed: frozenset[str]
+    """Of ranks those that no function has made of the rank: not ``batch = load(rank)``."""
+    constants: frozenset[str]
+    """Literals alone: ``STEPS = 100``."""
+    varying: frozenset[str]
+    """Given a value at several places, in a loop, or by a caller."""
+    kept: frozenset[str]
+    """Attributes that an ``__init__`` gives a value, and nothing else does."""
+    rank_attributes: frozenset[str]
+    """Of these those that are computed from the rank: ``self.first = rank == 0``."""
 
 
 def variables(tree: ast.Module) -> Variables:
     """What the names of a file are given, as far as it says so."""
-    ranks, others, open_ = set(), set(), set()
+    ranks, others, open_, made, constants = set(), set(), set(), set(), Counter[str]()
+    attributes = _attributes(tree)
     for name, value in _assigned(tree):
-        nodes = list(ast.walk(value))
-        if any(map(names_the_rank, nodes)):
+        constants[name] += isinstance(value, ast.Constant)
+        if any(map(names_the_rank, ast.walk(value))):
             ranks.add(name)
-        elif any(isinstance(node, ast.Call | ast.Await) for node in nodes):
+            if not _is_of_rank(value):
+                made.add(name)
+        elif any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(value)):
             open_.add(name)
         else:
             others.add(name)
-    return Variables(frozenset(ranks), frozenset(others - ranks - open_))
+    nodes = list(ast.walk(tree))
+    bound = Counter(
+        node.arg if isinstance(node, ast.arg) else node.id
+        for node in nodes
+        if isinstance(node, ast.arg)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    )
+    in_loops = {
+        node.id
+        for loop in nodes
+        if isinstance(loop, Loop)
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    return Variables(
+        frozenset(ranks),
+        frozenset(others - ranks - open_),
+        frozenset(ranks - made),
+        frozenset(name for name, count in constants.items() if count == bound[name]),
+        frozenset(name for name in bound if bound[name] > 1 or name not in constants) | in_loops,
+        frozenset(attributes),
+        frozenset(name for name, value in attributes.items() if _is_of_rank(value)),
+    )
+
+
+def _is_of_rank(value: ast.expr) -> bool:
+    """Whether a value is the rank, or computed from it: no function has made it of the rank."""
+    nodes = list(ast.walk(value))
+    calls = [node for node in nodes if isinstance(node, ast.Call | ast.Await)]
+    return (
+        any(map(names_the_rank, nodes))
+        and all(isinstance(call, ast.Call) and called(call) in GIVE_RANK for call in calls)
+        and not any(isinstance(node, ast.IfExp | ast.List | ast.Dict | ast.Set) for node in nodes)
+    )
+
+
+def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
+    """What each attribute is given that one ``__init__`` alone gives a value."""
+    stored = Counter(
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    )
+    return {
+        target.attr: node.value
+        for init in ast.walk(tree)
+        if isinstance(init, ast.FunctionDef) and init.name == "__init__"
+        for node in own(init)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and stored[target.attr] == 1
+    }
+
+
+def counters(scope: Function) -> frozenset[str]:
+    """The names of a function that are the number of a turn: ``for step in range(100)``."""
+    found, bound = Counter[str](), Counter[str]()
+    if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+        bound.update(node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg))
+    for node in own(scope):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] += 1
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
+            target, name = node.target, called(node.iter)
+            if name == "enumerate" and isinstance(target, ast.Tuple):
+                target, name = target.elts[0], "range"
+            if name in ("range", "trange") and isinstance(target, ast.Name):
+                found[target.id] += 1
+    return frozenset(name for name, count in found.items() if count == bound[name])
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
@@ -274,10 +423,56 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 def communicates(body: Sequence[ast.stmt]) -> bool:
     """Whether statements make a collective or point-to-point call."""
     return any(
-        isinstance(node, ast.Call) and bool(_COMMUNICATES.match(called(node)))
+        isinstance(node, ast.Call) and is_collective(node)
         for statement in body
         for node in ast.walk(statement)
     )
+
+
+def is_collective(node: ast.Call) -> bool:
+    """Whether a call reads like a collective or point-to-point one."""
+    return bool(_COMMUNICATES.match(called(node)))
+
+
+def exhausted_loop(tree: ast.Module | None, handler: ast.AST) -> Loop | None:
+    """The loop that a handler of StopIteration ends, if it is one."""
+    if tree is None or not isinstance(handler, ast.ExceptHandler) or handler.type is None:
+        return None
+    if not any(getattr(node, "id", "") == "StopIteration" for node in ast.walk(handler.type)):
+        return None
+    scope = scope_at(tree, handler.lineno)
+    body = next(
+        (
+            node.body
+            for node in own(scope)
+            if isinstance(node, ast.Try) and handler in node.handlers
+        ),
+        [],
+    )
+    loops = [node for node in own(scope) if isinstance(node, Loop)]
+    inside = [loop for loop in loops if spans(body, loop.lineno)]
+    around = [loop for loop in loops if in_body(loop, handler.lineno)]
+    return next(iter([*inside, *around[::-1]]), None)
+
+
+def calls_of(tree: ast.Module, name: str) -> list[int]:
+    """The lines of all calls of a function by its name."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and called(node) == name
+    ]
+
+
+def collectives_of_all(tree: ast.Module) -> Iterator[int]:
+    """The lines of calls ``dist.all_reduce(...)`` and the like, without a group of their own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            name = getattr(owner, "id", None) or getattr(owner, "attr", None)
+            alone = any(word.arg == "group" for word in node.keywords)
+            if name in ("dist", "distributed") and is_collective(node) and not alone:
+                yield node.lineno
 
 
 def leaves(body: Sequence[ast.stmt]) -> bool:

@@ -17,7 +17,7 @@ from hangwatch.report.html.progress import Progress, progress
 from hangwatch.report.html.ranksets import RankSet, place, seconds, shortened, words
 from hangwatch.report.html.stacks import Stacks, stacks
 from hangwatch.report.notes import note_text
-from hangwatch.report.sites import call_text, certainty_text
+from hangwatch.report.sites import call_text, causes_text, certainty_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,6 +107,8 @@ class Page:
     headline: str
     explanation: tuple[str, ...]
     """Text and code in turns."""
+    causes: tuple[tuple[str, ...], ...]
+    """The same, best first, and last what they are taken from."""
     advice: tuple[Advice, ...]
     facts: tuple[tuple[str, str], ...]
     codes: tuple[Code, ...]
@@ -178,6 +180,7 @@ def page_of(report: Report) -> Page:
         "" if verdict["reason"] == "unknown" else words(verdict["reason"]),
         shortened(verdict["headline"], LONG),
         tuple(shortened(verdict["explanation"], LONG).split("`")) if verdict["explanation"] else (),
+        tuple(tuple(shortened(text, LONG).split("`")) for text in _causes(verdict)),
         tuple(_advice(shortened(advice, LONG)) for advice in verdict["advice"]),
         tuple(_facts(report)),
         tuple(_codes(verdict)),
@@ -258,6 +261,16 @@ def _codes(verdict: schema.Verdict) -> Iterator[Code]:
         yield _code(site, f"Where {culprits.text} {one if culprits.count == 1 else several}")
     if others and (not site or (others["file"], others["line"]) != (site["file"], site["line"])):
         yield _code(others, "Where the others wait" if site else "Where ranks wait")
+    cause = verdict.get("cause")
+    if cause and cause["evidence"] and cause["site"]:
+        yield _code(cause["site"], f"Why ({cause['certainty']})")
+
+
+def _causes(verdict: schema.Verdict) -> Iterator[str]:
+    causes, seen = causes_text(verdict)
+    yield from (f"{'Or' if number else 'Why'} {text}" for number, text in enumerate(causes))
+    if seen:
+        yield " ".join(seen)
 
 
 def _code(site: schema.Site, title: str) -> Code:

@@ -1,0 +1,331 @@
+"""Why the culprits of a finding did what they did: the line at which their way parted.
+
+Where culprits left the common program, the source is searched for the choices by which they came
+to their call instead of that of the others. What cannot be so is left out: a condition on the
+rank that the culprits do not meet, a loop whose length is in the text.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
+from hangwatch.diagnosis.rules.case import MOST_COMPARED
+from hangwatch.diagnosis.rules.splits import lines_before, lines_of, splits
+from hangwatch.diagnosis.source.flow import Line, Turn
+from hangwatch.diagnosis.source.paths import ways
+from hangwatch.diagnosis.source.syntax import (
+    collectives_of_all,
+    communicates,
+    exhausted_loop,
+    runs_out,
+    spans,
+)
+from hangwatch.diagnosis.text import reasons
+from hangwatch.diagnosis.text.reasons import Parted
+from hangwatch.frames import with_source
+from hangwatch.types.calls import Site
+from hangwatch.types.kinds import Certainty, Kind, Reason, What
+from hangwatch.types.verdict import RootCause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hangwatch.diagnosis.facts.wait_points import Wait
+    from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.diagnosis.rules.splits import Split
+    from hangwatch.diagnosis.source.flow import Choice, Position
+    from hangwatch.diagnosis.source.paths import Ways
+    from hangwatch.types.snapshot import OpRecord
+
+MOST_OTHERS = 3
+_OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED, Reason.EXCEPTION_HANDLING})
+"""Why a rank is elsewhere that is neither busy nor stopped."""
+_PARTED = frozenset(
+    {
+        Kind.OP_MISMATCH,
+        Kind.SUBSET_ENTERED,
+        Kind.FINISHED_EARLY,
+        Kind.MISSING_PEER,
+        Kind.ORDER_INVERSION,
+    }
+)
+_CONDITIONS = (What.RANK_CONDITION, What.DATA_CONDITION)
+_FIRST = (What.RANK_CONDITION, What.SWALLOWED_EXCEPTION)
+"""What is told first where several may be."""
+
+
+def cause_of(case: Case, finding: Finding) -> RootCause:
+    """Why it came to a finding, unknown where nothing tells."""
+    found = _choices(case, finding) if _has_parted(case, finding) else []
+    if not found:
+        return _without_choice(case, finding)
+    sure = Certainty.LIKELY if len(found) == 1 else Certainty.POSSIBLE
+    certainty = _at_most(finding.certainty, sure)
+    causes = [replace(cause, certainty=certainty) for cause in found]
+    return replace(causes[0], others=tuple(causes[1 : 1 + MOST_OTHERS]))
+
+
+def _has_parted(case: Case, finding: Finding) -> bool:
+    """Whether culprits and others are at two places of the program, for which it has a reason."""
+    if not finding.culprits or finding.reason not in _OF_THE_PROGRAM:
+        return False
+    if finding.kind is Kind.MISSING_PEER and _are_busy(case, finding):
+        return False
+    if finding.kind is Kind.SIGNATURE_MISMATCH:
+        sites = {record.site for record in _records(case, finding).values()}
+        return finding.apart or len(sites) > 1
+    return finding.kind in _PARTED or _is_about_groups(finding)
+
+
+def _are_busy(case: Case, finding: Finding) -> bool:
+    """Whether no culprit waits, nor has come to its end."""
+    return not any(rank in case.ended or case.graph.by_rank.get(rank) for rank in finding.culprits)
+
+
+def _is_about_groups(finding: Finding) -> bool:
+    point = finding.wait_point
+    made = isinstance(point, Setup) and point.call == "new_group"
+    return made and finding.what is None and finding.reason in _OF_THE_PROGRAM
+
+
+# --- By the source --------------------------------------------------------------------
+
+
+def _choices(case: Case, finding: Finding) -> list[RootCause]:
+    program = case.source.program
+    for split in splits(case, finding, program.trees):
+        barred, calls = _settled_otherwise(case, split), _calls(case, program.trees, split)
+        found = ways(program, split.start, (split.mine, split.theirs), calls, barred)
+        if found is None:
+            continue
+        # What no other rank comes to is not come to by the choice that keeps it from them.
+        shut = [choice for choice in found.before if _is_shut(case, choice, split)]
+        not_made = [replace(choice, taken=not choice.taken) for choice in found.others]
+        for choices in (shut, (*found.decisive, *found.around), not_made):
+            causes: dict[Site | None, RootCause] = {}
+            for choice in choices:
+                cause = _cause(case, finding, choice, split, found)
+                if cause is not None:
+                    causes.setdefault(cause.site, cause)
+            if causes:
+                return sorted(causes.values(), key=lambda one: one.what not in _FIRST)
+    return []
+
+
+def _calls(case: Case, trees: Mapping[str, ast.Module], split: Split) -> set[Line]:
+    """The lines of calls that are known, wherever they were made."""
+    made = {line for rank in split.ranks for line in lines_of(case, rank)}
+    return made | {
+        Line(file, number) for file, tree in trees.items() for number in collectives_of_all(tree)
+    }
+
+
+def _settled_otherwise(case: Case, split: Split) -> Callable[[Choice], bool]:
+    """Tells whether a culprit never makes a choice: it is the same each time, and it did not."""
+    before, now = lines_before(case, split.culprit), lines_of(case, split.culprit)
+
+    def barred(choice: Choice) -> bool:
+        node, test = choice.node, choice.test
+        if not isinstance(node, ast.If) or test is None:
+            return False
+        other = node.orelse if choice.taken else node.body
+        # By its rank it may be there for the first time, and as no other rank.
+        been = before if case.source.asks_for_rank(choice.file, test) else now
+        return _spans(been, choice.file, other) and case.source.is_settled(choice.file, test)
+
+    return barred
+
+
+def _spans(lines: Sequence[Line], file: str, body: Sequence[ast.stmt]) -> bool:
+    return any(line.file == file and spans(body, line.number) for line in lines)
+
+
+# --- What a choice is -----------------------------------------------------------------
+
+
+def _cause(
+    case: Case, finding: Finding, choice: Choice, split: Split, found: Ways
+) -> RootCause | None:
+    """What a choice of the culprits is; None where it cannot have been it."""
+    what, node = _read(case, finding, choice, split)
+    if what in _CONDITIONS and finding.kind is Kind.ORDER_INVERSION:
+        what = What.DIFFERENT_ORDER if _is_of_order(case, node, split, found) else what
+    here = _site(case, Line(choice.file, case.source.line_of(choice.file, node)))
+    if what is None or here is None:
+        return None
+    places = (_site(case, line) for line in (split.start, split.mine.line, split.theirs.line))
+    parted = Parted(finding.culprits, split.other, *places)
+    return RootCause(
+        what,
+        Certainty.POSSIBLE,
+        here,
+        reasons.of_choice(what, here, choice, parted),
+        reasons.evidence(parted),
+    )
+
+
+def _site(case: Case, line: Line | None) -> Site | None:
+    return with_source(Site(*line, "") if line is not None else None, case.texts)
+
+
+def _read(
+    case: Case, finding: Finding, choice: Choice, split: Split
+) -> tuple[What | None, ast.AST]:
+    """What a choice is called, and the statement to change; None where it cannot have been it."""
+    node = choice.node
+    if choice.turn is Turn.EXCEPTION:
+        loop = exhausted_loop(case.source.tree(choice.file), node)
+        return (What.UNEVEN_LOOP, loop) if loop is not None else (What.SWALLOWED_EXCEPTION, node)
+    if choice.turn is Turn.LOOP:
+        constants = case.source.given(choice.file).constants
+        fixed = isinstance(node, ast.For | ast.While) and not runs_out(node, constants)
+        return (None if fixed else What.UNEVEN_LOOP), node
+    test = choice.test
+    if choice.turn is Turn.CALL or test is None:
+        of_rank = choice.turn is Turn.CONDITION  # a decorator for one rank
+        return (What.RANK_CONDITION if of_rank else What.DATA_CONDITION), node
+    if case.source.asks_for_rank(choice.file, test, strictly=True):
+        culprits = {case.source.holds_for(choice.file, test, rank) for rank in finding.culprits}
+        others = {case.source.holds_for(choice.file, test, rank) for rank in split.ranks[1:]}
+        # Culprits have gone this way, and another has not; nor did they go the other way before.
+        settled = split.known and case.source.is_settled(choice.file, test)
+        if settled or not culprits <= {None, choice.taken} or choice.taken in others:
+            return None, node
+        return What.RANK_CONDITION, node
+    same = case.source.is_of_turns(choice.file, test)
+    return (None, node) if same else _jump(choice, split.mine) or (What.DATA_CONDITION, node)
+
+
+def _is_of_order(case: Case, node: ast.AST, split: Split, found: Ways) -> bool:
+    """Whether the program makes both calls in a turn, whichever way it goes at a condition."""
+    if isinstance(node, ast.If) and communicates(node.body) and communicates(node.orelse):
+        return True
+    waits = case.graph.by_rank.get(split.culprit, ())
+    return found.turned_round and all(
+        _knows(case, rank, wait) for rank in split.ranks[1:] for wait in waits
+    )
+
+
+def _knows(case: Case, rank: int, wait: Wait) -> bool:
+    """Whether a rank has made such a call as another waits in, in a group of that kind."""
+    record = wait.record
+    return record is not None and any(
+        made.wire == record.wire
+        and made.group.desc == record.group.desc
+        and len(made.group.ranks) == len(record.group.ranks)
+        for _, made in case.job.ops.get(rank, ())
+    )
+
+
+def _is_shut(case: Case, choice: Choice, split: Split) -> bool:
+    """Whether a choice is one that a culprit makes by its rank, and the other rank does not."""
+    test = choice.test
+    if test is None or not case.source.asks_for_rank(choice.file, test, strictly=True):
+        return False
+    if split.known and case.source.is_settled(choice.file, test):
+        return False
+    holds = [case.source.holds_for(choice.file, test, rank) for rank in split.ranks]
+    return holds == [choice.taken, not choice.taken]
+
+
+def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
+    """The statement by which a branch leaves a turn, a loop, a function, and its name."""
+    node, line = choice.node, mine.line
+    body = (node.body if choice.taken else node.orelse) if isinstance(node, ast.If) else []
+    if not body or (line is not None and line.file == choice.file and spans(body, line.number)):
+        return None
+    match body[-1]:
+        case ast.Continue():
+            return What.SKIPPED_ITERATION, body[-1]
+        case ast.Break() | ast.Return():
+            return What.EARLY_EXIT, body[-1]
+        case ast.Raise():  # what catches it is another choice
+            return None, node
+    return None
+
+
+# --- By the kind of a finding ---------------------------------------------------------
+
+_BY_KIND = {
+    Kind.NEVER_ENTERED: What.STUCK_LINE,
+    Kind.DIED: What.PROCESS_GONE,
+    Kind.SIGNATURE_MISMATCH: What.DIFFERENT_ARGUMENT,
+    Kind.ORDER_INVERSION: What.DIFFERENT_ORDER,
+    Kind.MISSING_PEER: What.UNMATCHED_P2P,
+    Kind.INIT_INCOMPLETE: What.SETUP,
+    Kind.COLLECTIVE_STUCK: What.NETWORK,
+}
+_BY_REASON = {
+    Reason.GPU_KERNEL: What.DEVICE,
+    Reason.GPU_FAULT: What.DEVICE,
+    Reason.NETWORK: What.NETWORK,
+    Reason.NODE_LOST: What.PROCESS_GONE,
+    Reason.STOPPED: What.STUCK_LINE,
+    Reason.DEBUGGER: What.STUCK_LINE,
+}
+
+
+_SYMPTOMS = (What.DIFFERENT_ORDER, What.UNMATCHED_P2P, What.NETWORK)
+"""How it shows, and not why: all came, and no data."""
+
+
+def _without_choice(case: Case, finding: Finding) -> RootCause:
+    what, site, certainty = _named(case, finding), finding.site, finding.certainty
+    if what is What.PROCESS_GONE and not any(
+        end.exception is not None for rank, end in case.ended.items() if rank in finding.culprits
+    ):
+        site = None  # its last call, which is not why it ended
+    shown = what is What.NETWORK and finding.reason is Reason.NETWORK
+    if what in _SYMPTOMS and not shown:
+        certainty = Certainty.POSSIBLE
+    if what is What.DIFFERENT_ARGUMENT:
+        sure = Certainty.LIKELY if _is_one_call(case, finding) else Certainty.POSSIBLE
+        certainty = _at_most(certainty, sure)
+    if what is What.UNKNOWN:
+        return RootCause(what, Certainty.POSSIBLE)
+    return RootCause(what, certainty, site, reasons.of_kind(what))
+
+
+def _named(case: Case, finding: Finding) -> What:
+    if finding.what is not None:
+        return finding.what
+    if _is_about_groups(finding):
+        return What.GROUP_CREATION
+    busy = finding.reason not in _OF_THE_PROGRAM or _are_busy(case, finding)
+    if finding.kind is Kind.MISSING_PEER and busy:
+        return What.STUCK_LINE
+    if finding.kind is Kind.FINISHED_EARLY and isinstance(finding.wait_point, Channel):
+        return What.UNMATCHED_P2P
+    return _BY_REASON.get(finding.reason) or _BY_KIND.get(finding.kind) or What.UNKNOWN
+
+
+def _is_one_call(case: Case, finding: Finding) -> bool:
+    """Whether all members of a place are in one call, by all that is known.
+
+    C++ issues buckets that may be left out. And where a line comes with one size after the other,
+    a rank that left a call out is at the next one.
+    """
+    records = _records(case, finding)
+    sites = {record.site for record in records.values()}
+    if len(sites) != 1 or None in sites:
+        return False
+    sizes = {
+        made.shape
+        for rank, record in [*records.items()][:MOST_COMPARED]
+        for _, made in case.job.ops.get(rank, ())
+        if made.site in sites and made is not record
+    }
+    return len(sizes) <= 1
+
+
+def _records(case: Case, finding: Finding) -> Mapping[int, OpRecord]:
+    """The calls of a finding's place, by rank."""
+    place = finding.wait_point
+    return case.job.places(place.gid).get(place.seq, {}) if isinstance(place, Place) else {}
+
+
+def _at_most(certainty: Certainty, most: Certainty) -> Certainty:
+    return max(certainty, most, key=list(Certainty).index)

@@ -1,0 +1,259 @@
+"""Where culprits of a finding and another rank went two ways: what is known of their places."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.endings import How
+from hangwatch.diagnosis.facts.past import END, LEFT
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
+from hangwatch.diagnosis.source.flow import Line, Position
+from hangwatch.diagnosis.source.syntax import calls_of
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Collection, Iterator, Mapping
+
+    from hangwatch.diagnosis.facts.alignment import Parting
+    from hangwatch.diagnosis.facts.past import Made
+    from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.types.calls import GroupKey, Site
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where a culprit and another rank went two ways."""
+
+    culprit: int
+    other: int | None
+    """None where the other way is the one that the culprit went before."""
+    start: Line | None
+    """The last line that both came by, None where that is not known."""
+    mine: Position
+    theirs: Position
+    known: bool = False
+    """The culprit was there before, and went on."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The two, or the one."""
+        return (self.culprit,) if self.other is None else (self.culprit, self.other)
+
+
+def splits(case: Case, finding: Finding, trees: Mapping[str, ast.Module]) -> Iterator[Split]:
+    """Where culprits and others went two ways, what is known best first."""
+    culprits = {*finding.culprits}
+    points = [finding.wait_point, *(wait.wait_point for wait in finding.waits)]
+    for point in dict.fromkeys(points):
+        if isinstance(point, Channel) and point.peer in (ANYONE, *culprits):
+            peer = finding.culprits[0] if point.peer == ANYONE else point.peer
+            yield from _from_their_own_message(case, peer, point)
+    partings = [one for one in case.departures.partings if len(culprits & {*one.ranks}) == 1]
+    waiting = {wait.rank for wait in finding.waits}
+    partings.sort(key=lambda one: (waiting.isdisjoint({*one.ranks} - culprits), -one.pairs))
+    for parting in partings[:2]:
+        culprit, other = sorted(parting.ranks, key=lambda rank: rank not in culprits)
+        found = _nearest(case, parting, (culprit, other), trees)
+        if found is not None:
+            yield found
+    culprit = finding.culprits[0]
+    mine = _now(case, culprit) or _at(finding.site)
+    for other in _others(case, finding):
+        theirs = _now(case, other) or _at(finding.victim_site)
+        if mine is not None and theirs is not None and mine != theirs:
+            if _is_in_a_message_of_others(case, other, culprits):
+                continue
+            start = _last_of_both(case, culprit, other, theirs)
+            known = mine.line in lines_before(case, culprit)
+            yield Split(culprit, other, start, mine, theirs, known)
+            return
+
+
+def _nearest(
+    case: Case, parting: Parting, ranks: tuple[int, int], trees: Mapping[str, ast.Module]
+) -> Split | None:
+    """Where two parted, with the calls in groups that one of them alone is in."""
+    if None in parting.last and not all(is_complete(case, rank) for rank in ranks):
+        return None
+    mine, theirs = (
+        _since(case, rank, parting, _kinds(case, other), trees)
+        for rank, other in (ranks, ranks[::-1])
+    )
+    both = {key for key, _, _ in mine} & {key for key, _, _ in theirs}
+    # What is for one alone is its part in the program.
+    mine, theirs = (
+        [step for step in some if step[0] in both or not step[2] or step is some[-1]]
+        for some in (mine, theirs)
+    )
+    start = _start(parting)
+    for (key, here, _), (other, there, _) in zip(mine, theirs, strict=False):
+        if key != other:
+            if here is None or there is None:
+                return None
+            usual = {Line(step.file, step.line) for step in parting.before if step.file}
+            if start is None and there.line is not None and _has_passed(ranks[0], parting):
+                start = there.line
+            return Split(*ranks, start, here, there, here.line in usual)
+        start = here.line if here is not None else start
+    return None
+
+
+def _since(
+    case: Case,
+    rank: int,
+    parting: Parting,
+    kinds: Collection[object],
+    trees: Mapping[str, ast.Module],
+) -> list[tuple[object, Position | None, bool]]:
+    """(what, where, it may be for the rank alone) of its calls from the last that both made on.
+
+    The last one is that by which they parted. kinds: of groups that the other one is in.
+    """
+    side = parting.ranks.index(rank)
+    last, made = parting.last[side], parting.ways[side][0]
+    ops = case.job.ops.get(rank, [])
+    found: list[tuple[object, Position | None, bool]] = []
+    for gid, record in ops:
+        at = (gid, record.seq, record.p2p)
+        if at == (made.gid, made.seq, made.p2p):
+            break
+        if record.site is not None:
+            line = _line(record.site)
+            alone = record.p2p or _kind(record.group) not in kinds
+            found.append(((record.wire, line), Position((line,)), alone))
+        if last is not None and at == (last.gid, last.seq, last.p2p):
+            found.clear()
+    place = Line(made.step.file, made.step.line) if made.step.file else None
+    found.append(((made.step.wire, place), _position(case, rank, made, trees), False))
+    return found
+
+
+def _kinds(case: Case, rank: int) -> set[object]:
+    """The kinds of groups that a rank is in."""
+    return {_kind(case.job.keys[gid]) for gid in case.job.progress.get(rank, {})}
+
+
+def _kind(key: GroupKey) -> object:
+    return key.desc or len(key.ranks)
+
+
+def is_complete(case: Case, rank: int) -> bool:
+    """Whether all calls that Python made are known of a rank."""
+    groups = case.job.progress.get(rank, {})
+    made = Counter(
+        gid for gid, one in case.job.ops.get(rank, ()) if one.source == "page" and not one.p2p
+    )
+    return all(made[gid] >= one.by_python >= 0 for gid, one in groups.items())
+
+
+def _from_their_own_message(case: Case, culprit: int, channel: Channel) -> Iterator[Split]:
+    """A culprit that leaves out a message, held against how it made it before."""
+    wanted = "recv" if channel.sends else "send"
+    mine, lines = _now(case, culprit), lines_before(case, culprit)
+    before = [
+        record.site
+        for _, record in case.job.ops.get(culprit, ())
+        if record.site and record.peer == channel.waiter and record.wire == wanted
+    ]
+    if mine is not None and before and lines and mine.line != _line(before[-1]):
+        theirs = Position((_line(before[-1]),))
+        yield Split(culprit, None, lines[-1], mine, theirs, mine.line in lines)
+
+
+def _is_in_a_message_of_others(case: Case, rank: int, culprits: set[int]) -> bool:
+    """Whether a rank waits for a message that has nothing to do with the culprits."""
+    points = (wait.wait_point for wait in case.graph.by_rank.get(rank, ()))
+    return any(isinstance(point, Channel) and point.peer not in culprits for point in points)
+
+
+def _others(case: Case, finding: Finding) -> list[int]:
+    """Those that did not do what the culprits did, first those that wait for them."""
+    place = finding.wait_point
+    members = case.job.members(place.gid) if isinstance(place, Place) else ()
+    ranks = [*(wait.rank for wait in finding.waits), *finding.victims, *members]
+    return [rank for rank in dict.fromkeys(ranks) if rank not in finding.culprits]
+
+
+def _position(
+    case: Case, rank: int, made: Made, trees: Mapping[str, ast.Module]
+) -> Position | None:
+    """Where a rank made a call, or the next one of which that is known."""
+    if made.step == END:
+        return Position()
+    if made.step.wire == LEFT:
+        lines = [Line(file, at) for file, tree in trees.items() for at in calls_of(tree, LEFT)]
+        return Position((lines[0],)) if len(lines) == 1 else None
+    stack, place = _stack(case, rank), Place(made.gid, made.seq)
+    here = any(wait.wait_point == place for wait in case.graph.by_rank.get(rank, ()))
+    line = Line(made.step.file, made.step.line) if made.step.file else None
+    if here and stack is not None and line in (None, stack.line):
+        return stack
+    return Position((line,)) if line is not None else None
+
+
+def _now(case: Case, rank: int) -> Position | None:
+    """Where a rank made the call that it waits in, else where it is."""
+    stack = _stack(case, rank)
+    sites = [w.record.site for w in case.graph.by_rank.get(rank, ()) if w.record and w.record.site]
+    if not sites or (stack is not None and any(stack.line == _line(site) for site in sites)):
+        return stack
+    return _at(sites[0])
+
+
+def lines_before(case: Case, rank: int) -> list[Line]:
+    """The lines of the calls of a rank, but for those that it waits in."""
+    waits = [w.record for w in case.graph.by_rank.get(rank, ()) if w.record is not None]
+    return [
+        _line(record.site)
+        for _, record in case.job.ops.get(rank, ())
+        if record.site is not None and record not in waits
+    ]
+
+
+def _stack(case: Case, rank: int) -> Position | None:
+    """Where a rank is now, or was when a peer's end threw it out; None where it is not known."""
+    end = case.ended.get(rank)
+    if end is None:
+        frames = case.stack(rank)
+        return Position(tuple(Line(one.file, one.line) for one in frames)) if frames else None
+    if end.how is How.CLEAN:
+        return Position()
+    return _at(end.exception.site if end.exception is not None else None)
+
+
+def _at(site: Site | None) -> Position | None:
+    return Position((_line(site),)) if site is not None else None
+
+
+def _start(parting: Parting) -> Line | None:
+    """The line of the last call that both made and that has one."""
+    lines = (Line(step.file, step.line) for step in reversed(parting.before) if step.file)
+    return next(lines, None)
+
+
+def _has_passed(culprit: int, parting: Parting) -> bool:
+    """Whether a culprit has come by the call of the other before, which has no line."""
+    made = parting.seen_by(culprit)[1][0]
+    return not made.step.file and made.step in parting.before
+
+
+def _last_of_both(case: Case, culprit: int, other: int, theirs: Position) -> Line | None:
+    """The line of the last call of a culprit that the other made as well.
+
+    Of what C++ issued there is no line: then it is the one where the other is now.
+    """
+    known = {*lines_of(case, other)}
+    before = next((line for line in reversed(lines_before(case, culprit)) if line in known), None)
+    groups = case.job.progress.get(culprit, {}).values()
+    return before or (theirs.line if any(one.enqueued > 0 for one in groups) else None)
+
+
+def lines_of(case: Case, rank: int) -> list[Line]:
+    """The lines of all calls of a rank that have one."""
+    return [_line(record.site) for _, record in case.job.ops.get(rank, ()) if record.site]
+
+
+def _line(site: Site) -> Line:
+    return Line(site.file, site.line)

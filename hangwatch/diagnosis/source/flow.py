@@ -1,0 +1,587 @@
+"""The control-flow graph of a program: a node for each statement, an edge for what may come next.
+
+Calls of functions of the user's files that matter (they hold a line that is asked for, or lead to
+one) are expanded in place, so that a way goes through helpers and handlers as the program does.
+Exceptions may come of any statement; those that nothing catches lead nowhere.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict, deque
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hangwatch.diagnosis.source.syntax import called, for_one_rank, is_collective, own, scope_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from hangwatch.diagnosis.source.syntax import Function
+
+MOST_NODES = 20_000
+"""Of all graphs of one expansion together."""
+MOST_DEEP = 10
+"""Calls within each other that are expanded."""
+MOST_NAMESAKES = 4
+"""Functions of one name; of more nothing tells which is called."""
+_EXITS = frozenset({"exit", "_exit", "quit", "abort"})
+_RAISES_NOTHING = (ast.Pass, ast.Break, ast.Continue)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+_CACHES = frozenset({"cache", "cached", "cached_property", "lru_cache"})
+_PROPERTIES = frozenset({"cached_property", "property"})
+_CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
+
+
+class Line(NamedTuple):
+    """A line of a file."""
+
+    file: str
+    number: int
+
+
+class Turn(StrEnum):
+    """What decides which way a program goes."""
+
+    CONDITION = "condition"
+    LOOP = "loop"
+    EXCEPTION = "exception"
+    CALL = "call"
+    """Which function is called is decided as the program runs, or whether its body is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way out of a point at which the program may go several."""
+
+    turn: Turn
+    file: str
+    node: ast.AST
+    """The `if`, the loop, the handler, the call."""
+    taken: bool
+    """The condition holds; the loop has another turn; the exception is caught; it is called."""
+    test: ast.expr | None = None
+    """What is asked, or run over."""
+    first: bool = False
+    """Whether a loop has any turn at all."""
+
+    @property
+    def line(self) -> int:
+        """Where it stands."""
+        return int(getattr(self.node, "lineno", 0))
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A statement in one call of its function; without lines where it only leads on."""
+
+    file: str = ""
+    first: int = 0
+    last: int = 0
+    chain: tuple[tuple[str, int, int], ...] = ()
+    """The statements by whose calls the program has come here, outermost first."""
+    part: bool = False
+    """A part of a statement that is not always evaluated."""
+    edges: list[tuple[Node, Choice | None]] = field(default_factory=list)
+
+    def holds(self, line: Line) -> bool:
+        """Whether it is at a line."""
+        return self.file == line.file and self.first <= line.number <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """Where the statements of a block lead to when they do not go on to the next one."""
+
+    file: str
+    chain: tuple[tuple[str, int, int], ...]
+    scopes: tuple[Function, ...]
+    returns: Node
+    exits: Node
+    raises: tuple[tuple[Node, Choice | None], ...] = ()
+    given: tuple[tuple[str, Function], ...] = ()
+    """Functions by the names of the arguments that they are: what a decorator wraps."""
+    breaks: Node | None = None
+    continues: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a program is: user frames, outermost first, as far as they are known.
+
+    Without any it is at its end.
+    """
+
+    frames: tuple[Line, ...] = ()
+
+    @property
+    def line(self) -> Line | None:
+        """The innermost one."""
+        return self.frames[-1] if self.frames else None
+
+
+def in_body(trees: Mapping[str, ast.Module], line: Line) -> Line:
+    """The first statement of a function for the line of its ``def``: compiled code is there."""
+    tree = trees.get(line.file)
+    scope = scope_at(tree, line.number) if tree is not None else None
+    if isinstance(scope, _SCOPES) and line.number < scope.body[0].lineno:
+        return Line(line.file, scope.body[0].lineno)
+    return line
+
+
+class TooLargeError(Exception):
+    """The graph has more nodes than are worth the time."""
+
+
+class Program:
+    """The functions of a program's files, by the names by which they are called."""
+
+    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+        self.trees = trees
+        self.files: dict[Function, str] = {}
+        self.names: dict[Function, str] = {}
+        self.named: dict[str, list[Function]] = defaultdict(list)
+        self.calls: dict[Function, frozenset[str]] = {}
+        """The names that each function calls, or asks for."""
+        for file, tree in trees.items():
+            for scope, name in _functions(tree):
+                self.files[scope] = file
+                self.names[scope] = name
+                self.calls[scope] = _called_in(scope)
+                if name:
+                    self.named[name].append(scope)
+
+    def leading_to(self, scopes: set[Function]) -> set[Function]:
+        """These functions and all that may call one of them."""
+        found, names = set(scopes), {self.names[scope] for scope in scopes}
+        while names:
+            more = {s for s, made in self.calls.items() if s not in found and made & (names - {""})}
+            found |= more
+            names = {self.names[scope] for scope in more}
+        return found
+
+
+class Expansion:
+    """Builds the graph of a program, from the last statement of each block to the first."""
+
+    def __init__(self, program: Program, lines: Iterable[Line], stacks: Iterable[Position]) -> None:
+        self._program = program
+        self._compound: Mapping[type[ast.stmt], Callable[[Any, Node, _Context], Node]] = {
+            ast.If: self._if,
+            ast.While: self._loop,
+            ast.For: self._loop,
+            ast.AsyncFor: self._loop,
+            ast.Try: self._try,
+            ast.TryStar: self._try,
+            ast.With: self._with,
+            ast.AsyncWith: self._with,
+            ast.Match: self._match,
+        }
+        self._count = 0
+        self._again = False
+        self._seen_called: dict[Line, list[Function]] = defaultdict(list)
+        trees, named = program.trees, program.named
+        here = [line for line in lines if line.file in trees]
+        matter = {scope_at(trees[line.file], line.number) for line in here}
+        roots = []
+        for stack in stacks:
+            known = [frame for frame in stack.frames if frame.file in trees]
+            scopes = [scope_at(trees[frame.file], frame.number) for frame in known]
+            matter |= {*scopes}
+            roots += scopes
+            for frame, scope in zip(known, scopes[1:], strict=False):
+                self._seen_called[frame].append(scope)
+        self._matter = program.leading_to(matter)
+        self._names = {name for name, scopes in named.items() if self._matter & {*scopes}}
+        self._properties = {
+            name: [scope for scope in named[name] if scope in self._matter]
+            for name in self._names
+            if any(map(_is_property, named[name]))
+        }
+        self._wrappers = {
+            wrapper[1]
+            for scope in self._matter
+            for decorator in (scope.decorator_list if isinstance(scope, _SCOPES) else ())
+            if (wrapper := self._wrapper(decorator)) is not None
+        }
+        modules = [tree for tree in trees.values() if tree in self._matter]
+        started = [tree for tree in modules if _starts(tree)]
+        outermost = [root for root in roots if isinstance(root, ast.Module)]
+        self.roots = list(dict.fromkeys([*outermost, *started, *roots, *modules]))
+        """Where the program may begin, what is known best first."""
+
+    def graph(self, root: Function, *, again: bool) -> tuple[Node, Node]:
+        """(the first node, the end of the program), where it begins with a function or file.
+
+        again: what a library calls may be called several times. Raises TooLargeError.
+        """
+        self._again = again
+        end = Node()
+        context = _Context(self._program.files[root], (), (root,), end, end)
+        body = [] if isinstance(root, ast.Lambda) else root.body
+        return self._block(body, end, context), end
+
+    def _node(self, context: _Context, node: ast.AST, last: int = 0) -> Node:
+        self._count += 1
+        if self._count > MOST_NODES:
+            raise TooLargeError
+        first = int(getattr(node, "lineno", 0))
+        return Node(
+            context.file, first, last or int(getattr(node, "end_lineno", first)), context.chain
+        )
+
+    def _block(self, body: Sequence[ast.stmt], then: Node, context: _Context) -> Node:
+        for statement in reversed(body):
+            then = self._statement(statement, then, context)
+        return then
+
+    def _statement(self, node: ast.stmt, then: Node, context: _Context) -> Node:
+        if isinstance(node, (*_SCOPES, ast.ClassDef)):
+            return then
+        compound = self._compound.get(type(node))
+        if compound is not None:
+            return compound(node, then, context)
+        target: Node | None = then
+        if isinstance(node, ast.Break | ast.Continue):
+            jump = context.breaks if isinstance(node, ast.Break) else context.continues
+            target = jump or then
+        elif isinstance(node, ast.Return):
+            target = context.returns
+        elif isinstance(node, ast.Raise):
+            target = None
+        elif _exits(node):
+            target = context.exits
+        return self._at(context, node, _expressions(node), target)
+
+    def _at(
+        self,
+        context: _Context,
+        node: ast.AST,
+        parts: Sequence[ast.expr],
+        then: Node | None,
+        last: int = 0,
+    ) -> Node:
+        """A statement's own line, what it calls, and what follows (None: an exception)."""
+        here = self._node(context, node, last)
+        if then is not None:
+            inner = replace(context, chain=(*context.chain, (here.file, here.first, here.last)))
+            for part in reversed(parts):
+                then = self._expression(part, then, inner)
+            here.edges.append((self._seen(then, inner, here, node), None))
+        return self._or_raises(here, context, node)
+
+    def _or_raises(self, here: Node, context: _Context, node: ast.AST) -> Node:
+        """What comes to a statement, which may raise before it has called anything."""
+        if not context.raises or isinstance(node, _RAISES_NOTHING):
+            return here
+        return Node(edges=[*context.raises, (here, None)])
+
+    def _if(self, node: ast.If, then: Node, context: _Context) -> Node:
+        branch = Node()
+        for body, taken in ((node.body, True), (node.orelse, False)):
+            choice = Choice(Turn.CONDITION, context.file, node, taken, node.test)
+            branch.edges.append((self._block(body, then, context), choice))
+        return self._at(context, node, [node.test], branch, node.test.end_lineno or 0)
+
+    def _loop(
+        self, node: ast.While | ast.For | ast.AsyncFor, then: Node, context: _Context
+    ) -> Node:
+        test = node.test if isinstance(node, ast.While) else node.iter
+        endless = isinstance(node, ast.While) and isinstance(test, ast.Constant) and test.value
+        after = self._block(node.orelse, then, context)
+        again = Node()
+        head = self._at(context, node, [test], again, test.end_lineno or 0)
+        turn = Choice(Turn.LOOP, context.file, node, taken=True, test=test)
+        body = self._block(node.body, head, replace(context, breaks=then, continues=head))
+        first = Node()
+        for branch, is_first in ((again, False), (first, True)):
+            branch.edges.append((body, replace(turn, first=is_first)))
+            if not endless:
+                branch.edges.append((after, replace(turn, taken=False, first=is_first)))
+        return self._at(context, node, [test], first, test.end_lineno or 0)
+
+    def _try(self, node: ast.Try | ast.TryStar, then: Node, context: _Context) -> Node:
+        outer = context
+        if node.finalbody:
+            through: dict[int, Node] = {}
+
+            def passing(target: Node) -> Node:
+                if id(target) not in through:
+                    through[id(target)] = self._block(node.finalbody, target, outer)
+                return through[id(target)]
+
+            caught = Choice(Turn.EXCEPTION, context.file, node, taken=True)
+            context = replace(
+                context,
+                returns=passing(context.returns),
+                breaks=context.breaks and passing(context.breaks),
+                continues=context.continues and passing(context.continues),
+                raises=tuple((passing(to), why) for to, why in context.raises)
+                or ((passing(Node()), caught),),
+            )
+            then = passing(then)
+        handlers = [
+            (
+                self._block(handler.body, then, context),
+                Choice(Turn.EXCEPTION, context.file, handler, taken=True, test=handler.type),
+            )
+            for handler in node.handlers
+        ]
+        entries: list[tuple[Node, Choice | None]] = []
+        for (body, choice), handler in zip(handlers, node.handlers, strict=True):
+            entry = self._node(context, handler, handler.lineno)
+            entry.edges.append((body, None))
+            entries.append((entry, choice))
+        beyond = () if any(map(_catches_all, node.handlers)) else context.raises
+        inner = replace(context, raises=(*entries, *beyond))
+        return self._block(node.body, self._block(node.orelse, then, context), inner)
+
+    def _with(self, node: ast.With | ast.AsyncWith, then: Node, context: _Context) -> Node:
+        managers = [item.context_expr for item in node.items]
+        inner = context
+        if any(isinstance(one, ast.Call) and called(one) == "suppress" for one in managers):
+            choice = Choice(Turn.EXCEPTION, context.file, node, taken=True)
+            inner = replace(context, raises=((then, choice), *context.raises))
+        body = self._block(node.body, then, inner)
+        return self._at(context, node, managers, body, managers[-1].end_lineno or 0)
+
+    def _match(self, node: ast.Match, then: Node, context: _Context) -> Node:
+        branch = Node()
+        for case in node.cases:
+            choice = Choice(
+                Turn.CONDITION, context.file, case.pattern, taken=True, test=node.subject
+            )
+            branch.edges.append((self._block(case.body, then, context), choice))
+        if not any(_is_anything(case) for case in node.cases):
+            none = Choice(Turn.CONDITION, context.file, node, taken=False, test=node.subject)
+            branch.edges.append((then, none))
+        return self._at(context, node, [node.subject], branch, node.subject.end_lineno or 0)
+
+    # What an expression calls, in its order.
+
+    def _seen(self, then: Node, context: _Context, at: Node, node: ast.AST) -> Node:
+        """Functions that a stack shows below a line that does not name them."""
+        calls = [
+            one for part in _parts(node) for one in ast.walk(part) if isinstance(one, ast.Call)
+        ]
+        named = {called(call) for call in calls}
+        scopes = dict.fromkeys(
+            scope
+            for line, below in self._seen_called.items()
+            for scope in below
+            if at.holds(line) and self._program.names[scope] not in named
+        )
+        # What a decorator calls is come to by the function that is decorated.
+        known = {*context.scopes, *self._wrappers}
+        some = [scope for scope in scopes if scope not in known]
+        if not some:
+            return then
+        here = Node()
+        after = here if self._again else then
+        dispatched = any(isinstance(call.func, ast.Subscript | ast.Call) for call in calls)
+        choice = Choice(Turn.CALL, context.file, node, taken=True) if dispatched else None
+        here.edges += [(self._call(scope, after, context), choice) for scope in some]
+        if dispatched or self._again or len(some) > 1:
+            here.edges.append((then, choice and replace(choice, taken=False)))
+        return here
+
+    def _expression(self, node: ast.AST, then: Node, context: _Context) -> Node:
+        if isinstance(node, ast.Lambda) or not self._has_calls(node, context):
+            return then
+        match node:
+            case ast.BoolOp():
+                return self._in_turn(node, then, context)
+            case ast.IfExp():
+                yes = self._part(node.body, then, context)
+                no = self._part(node.orelse, then, context)
+                choice = Choice(Turn.CONDITION, context.file, node, taken=True, test=node.test)
+                branch = Node(edges=[(yes, choice), (no, replace(choice, taken=False))])
+                return self._expression(node.test, then if yes is no else branch, context)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                source = node.generators[0].iter
+                values = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                head = body = Node()
+                for value in reversed(values):
+                    body = self._part(value, body, context)
+                turn = Choice(Turn.LOOP, context.file, node, taken=True, test=source)
+                head.edges += [(body, turn), (then, replace(turn, taken=False))]
+                return self._expression(source, then if body is head else head, context)
+            case ast.Call() | ast.Attribute():
+                then = self._called(node, then, context)
+        for child in reversed(list(ast.iter_child_nodes(node))):
+            then = self._expression(child, then, context)
+        return then
+
+    def _in_turn(self, node: ast.BoolOp, then: Node, context: _Context) -> Node:
+        """`a and b`: the second is evaluated where the first holds."""
+        rest = then
+        for test, value in reversed(list(pairwise(node.values))):
+            inner = self._part(value, rest, context)
+            if inner is not rest:
+                holds = isinstance(node.op, ast.And)
+                choice = Choice(Turn.CONDITION, context.file, test, holds, test)
+                rest = Node(edges=[(inner, choice), (then, replace(choice, taken=not holds))])
+        return self._expression(node.values[0], rest, context)
+
+    def _part(self, node: ast.expr, then: Node, context: _Context) -> Node:
+        """A part of an expression that is not always evaluated, as a node of its own."""
+        if not self._has_calls(node, context):
+            return then
+        here = self._node(context, node)
+        here.part = True
+        here.edges.append((self._expression(node, then, context), None))
+        return self._or_raises(here, context, node)
+
+    def _has_calls(self, node: ast.AST, context: _Context) -> bool:
+        """Whether an expression calls what matters, or communicates."""
+        return any(
+            self._of_call(one, context) or (isinstance(one, ast.Call) and is_collective(one))
+            for one in ast.walk(node)
+        )
+
+    def _of_call(self, node: ast.AST, context: _Context) -> list[Function]:
+        """The functions that a call may call; for an attribute the property that it is."""
+        if isinstance(node, ast.Attribute):
+            return self._properties.get(node.attr, [])
+        if not isinstance(node, ast.Call):
+            return []
+        name = called(node)
+        given = [scope for argument, scope in context.given if argument == name]
+        if given or name in self._names:
+            return given or self._program.named[name]
+        if name in self._program.named:
+            return []
+        return [
+            s
+            for names in _CALLED_AS_OBJECT
+            for s in self._program.named[names]
+            if s in self._matter
+        ]
+
+    def _called(self, node: ast.AST, then: Node, context: _Context) -> Node:
+        found = self._of_call(node, context)
+        some = [s for s in found if s in self._matter and s not in context.scopes]
+        if not 0 < len(some) <= MOST_NAMESAKES or len(context.scopes) > MOST_DEEP:
+            return then
+        entries = [self._decorated(scope, then, context) for scope in some]
+        # Others of that name lead to none of the lines.
+        certain = isinstance(node, ast.Call) and len(some) == len(found) == 1
+        if certain and self._program.names[some[0]] not in _CALLED_AS_OBJECT:
+            return entries[0]
+        others = [then] if len(some) < len(found) or not certain else []
+        return Node(edges=[(entry, None) for entry in (*entries, *others)])
+
+    def _decorated(self, scope: Function, then: Node, context: _Context) -> Node:
+        """A call of a function by way of what decorates it."""
+        decorators = scope.decorator_list if isinstance(scope, _SCOPES) else []
+        entry: Node | None = None
+        for decorator in decorators:
+            wrapper = self._wrapper(decorator)
+            if wrapper is not None and wrapper[1] not in context.scopes:
+                given = (*context.given, (wrapper[0], scope))
+                return self._call(wrapper[1], then, replace(context, given=given))
+            skipped = self._skipped(scope, decorator)
+            if skipped is not None:
+                entry = entry or self._call(scope, then, context)
+                entry = Node(edges=[(entry, skipped), (then, replace(skipped, taken=False))])
+        return entry or self._call(scope, then, context)
+
+    def _wrapper(self, decorator: ast.expr) -> tuple[str, Function] | None:
+        """(the name of the function that is wrapped, what is called for it) of a decorator."""
+        name = decorator.id if isinstance(decorator, ast.Name) else ""
+        for scope in self._program.named.get(name, ()) if name else ():
+            if isinstance(scope, _SCOPES) and scope.args.args:
+                inner = [one for one in scope.body if isinstance(one, _SCOPES)]
+                if inner:
+                    return scope.args.args[0].arg, inner[-1]
+        return None
+
+    def _skipped(self, scope: Function, decorator: ast.expr) -> Choice | None:
+        """The choice whether the body of a function is run at all."""
+        file = self._program.files[scope]
+        if for_one_rank(scope) is decorator:
+            return Choice(Turn.CONDITION, file, decorator, taken=True)
+        name = decorator.func if isinstance(decorator, ast.Call) else decorator
+        cached = (getattr(name, "id", None) or getattr(name, "attr", None)) in _CACHES
+        return Choice(Turn.CALL, file, decorator, taken=True) if cached else None
+
+    def _call(self, scope: Function, then: Node, context: _Context) -> Node:
+        inner = _Context(
+            self._program.files[scope],
+            context.chain,
+            (*context.scopes, scope),
+            then,
+            context.exits,
+            context.raises,
+            context.given,
+        )
+        body = scope.body if isinstance(scope, (*_SCOPES, ast.Module)) else []
+        return self._block(body, then, inner)
+
+
+def _functions(tree: ast.Module) -> list[tuple[Function, str]]:
+    """(function, the name by which it is called), the file itself first.
+
+    A class is called for its ``__init__``.
+    """
+    found: list[tuple[Function, str]] = [(tree, "")]
+    todo: deque[tuple[ast.AST, str]] = deque([(tree, "")])
+    while todo:
+        node, owner = todo.popleft()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, _SCOPES):
+                name = owner if child.name == "__init__" and owner else child.name
+                found.append((child, name))
+            if not isinstance(child, ast.expr):
+                todo.append((child, child.name if isinstance(child, ast.ClassDef) else ""))
+    return found
+
+
+def _called_in(scope: Function) -> frozenset[str]:
+    nodes = list(own(scope))
+    calls = {called(node) for node in nodes if isinstance(node, ast.Call)}
+    # A property is called by its name alone.
+    return frozenset(calls | {node.attr for node in nodes if isinstance(node, ast.Attribute)})
+
+
+def _is_property(scope: Function) -> bool:
+    decorators = scope.decorator_list if isinstance(scope, _SCOPES) else []
+    names = (getattr(one, "id", None) or getattr(one, "attr", None) for one in decorators)
+    return any(name in _PROPERTIES for name in names)
+
+
+def _parts(node: ast.AST) -> list[ast.AST]:
+    """What a statement evaluates itself, without the statements in it."""
+    inner = (ast.stmt, ast.match_case)
+    return [child for child in ast.iter_child_nodes(node) if not isinstance(child, inner)]
+
+
+def _starts(tree: ast.Module) -> bool:
+    """Whether a file is one that is run: it asks for ``__main__``."""
+    return any(
+        isinstance(node, ast.Name) and node.id == "__name__"
+        for statement in tree.body
+        if isinstance(statement, ast.If)
+        for node in ast.walk(statement.test)
+    )
+
+
+def _expressions(node: ast.stmt) -> list[ast.expr]:
+    return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+
+
+def _exits(node: ast.stmt) -> bool:
+    """Whether a statement ends the program."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Call) and called(value) in _EXITS
+
+
+def _catches_all(handler: ast.ExceptHandler) -> bool:
+    name = getattr(handler.type, "id", None)
+    return handler.type is None or name in ("Exception", "BaseException")
+
+
+def _is_anything(case: ast.match_case) -> bool:
+    return isinstance(case.pattern, ast.MatchAs) and not case.pattern.pattern and not case.guard

@@ -1,0 +1,236 @@
+"""The ways that a program can take from one line to two others, and where these ways part."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.source.flow import Expansion, Position, TooLargeError, Turn, in_body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from hangwatch.diagnosis.source.flow import Choice, Line, Node, Program
+
+
+MOST_HEADS = 50
+"""Loops whose turns are looked at, the nearest ones."""
+MOST_COMPARED = 1_000
+"""Nodes, of which each is left out in turn."""
+MOST_ROOTS = 3
+"""Functions that are tried as the one by which the program begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The choices by which one may come to a line instead of the other."""
+
+    decisive: tuple[Choice, ...] = ()
+    """After each of them only the one line can be reached, before a call that is known."""
+    before: tuple[Choice, ...] = ()
+    """Without each of these none of the decisive ones is come to."""
+    around: tuple[Choice, ...] = ()
+    """Each leads past the other line in one turn of a loop that holds it."""
+    others: tuple[Choice, ...] = ()
+    """After each of them only the other line can be reached: what was not chosen."""
+    turned_round: bool = False
+    """From the one line on the program comes to the other, in the same turn of each loop."""
+
+
+def ways(
+    program: Program,
+    start: Line | None,
+    places: tuple[Position, Position],
+    calls: Collection[Line],
+    barred: Callable[[Choice], bool],
+) -> Ways | None:
+    """Find the choices by which a program comes to the first of two places and not to the other.
+
+    start: the line from which on; None for the beginning of the program. calls: lines that no way
+    goes by, for a call there is known. barred: whether a choice is never made. Returns None where
+    the source does not tell: it is not there, it has no such way, or it is too large.
+    """
+    mine, theirs = (
+        Position(tuple(in_body(program.trees, line) for line in place.frames)) for place in places
+    )
+    lines = [line for line in (*calls, start, mine.line, theirs.line) if line is not None]
+    expansion = Expansion(program, lines, (mine, theirs))
+
+    def never(choice: Choice) -> bool:
+        # A loop without any turn is not what one expects.
+        return (choice.first and not choice.taken) or barred(choice)
+
+    for root, again, but in product(expansion.roots[:MOST_ROOTS], (False, True), (never, barred)):
+        try:
+            entry, end = expansion.graph(root, again=again)
+        except (TooLargeError, RecursionError):
+            return None
+        graph = _Graph(entry, but)
+        to_mine, to_theirs = (
+            graph.at(place) if place.frames else [end] for place in (mine, theirs)
+        )
+        begin = [entry] if start is None else graph.after(start)
+        if not to_mine or not to_theirs or not begin or {*to_mine} & {*to_theirs}:
+            continue
+        known = [node for line in calls for node in graph.at(Position((line,)))]
+        came = {*graph.at(Position((start,)))} if start is not None else set()
+        found = graph.between(begin, to_mine, to_theirs, known, came)
+        found = found or graph.between(begin, to_mine, to_theirs, (), came)
+        if found is not None:
+            return found
+    return None
+
+
+class _Graph:
+    """All nodes that can be reached, and how."""
+
+    def __init__(self, entry: Node, barred: Callable[[Choice], bool]) -> None:
+        self.nodes: list[Node] = []
+        self._before: dict[Node, list[Node]] = defaultdict(list)
+        seen, todo = {entry}, deque([entry])
+        while todo:
+            node = todo.popleft()
+            self.nodes.append(node)
+            node.edges = [edge for edge in node.edges if edge[1] is None or not barred(edge[1])]
+            for target, _ in node.edges:
+                self._before[target].append(node)
+                if target not in seen:
+                    seen.add(target)
+                    todo.append(target)
+
+    def at(self, position: Position) -> list[Node]:
+        """The nodes of a position; by its line alone where no node has its callers."""
+        line = position.frames[-1]
+        here = [node for node in self.nodes if node.first and node.holds(line)]
+        parts = [node for node in here if node.part]
+        here = parts or here
+        callers = position.frames[:-1]
+        exact = [node for node in here if callers and _is_below(node.chain, callers)]
+        return exact or here
+
+    def after(self, line: Line) -> list[Node]:
+        """The nodes that may come after a line."""
+        return [target for node in self.at(Position((line,))) for target, _ in node.edges]
+
+    def between(
+        self,
+        begin: Sequence[Node],
+        mine: Sequence[Node],
+        theirs: Sequence[Node],
+        known: Sequence[Node],
+        came: Collection[Node],
+    ) -> Ways | None:
+        """The choices between two targets, on ways that go by none of the known nodes.
+
+        came: the nodes of the line that one comes from.
+        """
+        one, other = {*mine}, {*theirs}
+        calls = {*known} - one - other
+        to_mine = self._leading_to(one, other | calls)
+        to_theirs = self._leading_to(other, one | calls)
+        start = [node for node in begin if node not in calls]
+        both = self._reached(start, to_mine & to_theirs)
+
+        def decides(to: Node) -> bool:
+            return to in to_mine and to not in to_theirs
+
+        def decides_otherwise(to: Node) -> bool:
+            return to in to_theirs and to not in to_mine
+
+        decisive = [choice for node in both for choice in _turned(node, decides)]
+        others = [choice for node in both for choice in _turned(node, decides_otherwise)]
+        if not decisive and not others:
+            return None
+        loops = [node for node in both if _has_turns(node)][:MOST_HEADS]
+        around = [
+            choice for head in loops for choice in self._around(head, other, other | one | calls)
+        ]
+        ends = [node for node in both if list(_turned(node, decides))]
+        needed = self._needed(start, both, ends) if len(both) <= MOST_COMPARED else ()
+        heads = {node for node in self.nodes if _has_turns(node)}
+        later = self._reached(one, {*self.nodes} - heads - calls)
+        turned_round = one != came and not other.isdisjoint(later)
+        return Ways(
+            _distinct(decisive),
+            _distinct(needed),
+            _distinct(around),
+            _distinct(others),
+            turned_round,
+        )
+
+    def _around(self, head: Node, targets: set[Node], but: set[Node]) -> Iterator[Choice]:
+        """The choices that lead from the head of a loop back to it, past what one turn may meet."""
+        inside = [to for to, why in head.edges if why and why.turn is Turn.LOOP and why.taken]
+        again = self._leading_to({head}, but)
+        meets = self._leading_to(targets, but - targets | {head})
+        past = again - meets
+        for node in self._reached(inside, again & meets):
+            yield from _turned(node, past.__contains__)
+
+    def _needed(
+        self, begin: Sequence[Node], within: Collection[Node], ends: Collection[Node]
+    ) -> Iterator[Choice]:
+        """The choices without which none of some nodes is come to."""
+        inside = {*within}
+        for node in within:
+            for _, choice in node.edges:
+                if choice is not None and choice.turn is Turn.CONDITION:
+                    left = self._reached(begin, inside, (node, choice))
+                    if not any(end in left for end in ends):
+                        yield choice
+
+    def _leading_to(self, targets: set[Node], but: set[Node]) -> set[Node]:
+        """The nodes from which a target can be reached, not by way of some others."""
+        found, todo = set(targets), deque(targets)
+        while todo:
+            for node in self._before[todo.popleft()]:
+                if node not in found and node not in but:
+                    found.add(node)
+                    todo.append(node)
+        return found
+
+    def _reached(
+        self,
+        begin: Iterable[Node],
+        within: set[Node],
+        but: tuple[Node, Choice] | None = None,
+    ) -> dict[Node, None]:
+        """The nodes that can be reached from some, all within a set, nearest first.
+
+        but: not by this choice at this node.
+        """
+        found = dict.fromkeys(node for node in begin if node in within)
+        todo = deque(found)
+        while todo:
+            node = todo.popleft()
+            for target, choice in node.edges:
+                if target in within and target not in found and (node, choice) != but:
+                    found[target] = None
+                    todo.append(target)
+        return found
+
+
+def _has_turns(node: Node) -> bool:
+    """Whether it is where a loop is left or goes on."""
+    return any(choice and choice.turn is Turn.LOOP for _, choice in node.edges)
+
+
+def _turned(node: Node, leads: Callable[[Node], bool]) -> Iterator[Choice]:
+    """The choices at a node that lead so."""
+    for target, choice in node.edges:
+        if choice is not None and leads(target):
+            yield choice
+
+
+def _distinct(choices: Iterable[Choice]) -> tuple[Choice, ...]:
+    return tuple({(id(one.node), one.taken): one for one in choices}.values())
+
+
+def _is_below(chain: Sequence[tuple[str, int, int]], callers: Sequence[Line]) -> bool:
+    """Whether a chain of calls is the end of another one."""
+    return len(chain) <= len(callers) and all(
+        file == caller.file and first <= caller.number <= last
+        for (file, first, last), caller in zip(reversed(chain), reversed(callers), strict=False)
+    )

@@ -1,0 +1,103 @@
+"""The sentences on why the culprits of a finding did what they did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.text.phrases import capital, line, the_ranks
+from hangwatch.types.kinds import What
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.source.flow import Choice
+    from hangwatch.diagnosis.text.phrases import Ranks
+    from hangwatch.types.calls import Site
+
+MOST_OF_A_LINE = 70
+MOST_OF_A_CALL = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """Who went which way."""
+
+    culprits: Ranks
+    other: int | None
+    """One of those that went the other way; None where the culprits did before."""
+    start: Site | None
+    """The last call that both made."""
+    mine: Site | None
+    """Where the culprits came to; None for the end of the program."""
+    theirs: Site | None
+
+
+_MORE = {
+    What.STUCK_LINE: "It is this line that does not come to its end: as far as is known nothing "
+    "was left out.",
+    What.DIFFERENT_ORDER: "All make these calls, and not all in this order.",
+    What.DIFFERENT_ARGUMENT: "All make this call, and not all with the same arguments.",
+    What.UNMATCHED_P2P: "Nothing that was found in the source leads past it.",
+    What.UNORDERED_THREADS: "Two threads use one group, and nothing orders their calls.",
+    What.GROUP_CREATION: "Each group has to be made by all ranks of the job, in one order.",
+    What.SETUP: "All ranks have to come to it, and not all did.",
+    What.PROCESS_GONE: "The others cannot go on without this process.",
+    What.DEVICE: "The program has made all its calls: the device does not come to them.",
+    What.NETWORK: "All made the call, and their data do not come through.",
+}
+
+
+def of_kind(what: What) -> str:
+    """Why, where no way through the source tells it."""
+    return _MORE.get(what, "")
+
+
+def of_choice(what: What, site: Site, choice: Choice, parted: Parted) -> str:
+    """Why, by the choice at which the ways of culprits and others part."""
+    ranks, here = the_ranks(parted.culprits), _code(site)
+    other = "before" if parted.other is None else f"on {the_ranks((parted.other,))}"
+    match what:
+        case What.RANK_CONDITION:
+            said = f"{here} depends on the rank"
+        case What.UNEVEN_LOOP if choice.taken:
+            said = f"The loop {here} had one more turn on {ranks} than {other}"
+        case What.UNEVEN_LOOP:
+            said = f"The loop {here} ended earlier on {ranks} than {other}"
+        case What.EARLY_EXIT:
+            said = f"{here} was reached on {ranks}, and not {other}"
+        case What.SKIPPED_ITERATION:
+            said = f"{here} ended a turn of the loop early on {ranks}, and not {other}"
+        case What.SWALLOWED_EXCEPTION if (site.source or "").startswith("finally"):
+            said = f"An exception led {ranks} to {here}"
+        case What.SWALLOWED_EXCEPTION:
+            said = f"An exception on {ranks} was caught by {here}"
+        case What.DIFFERENT_ORDER:
+            said = f"{here} changes the order of calls on {ranks}, and not {other}"
+        case _ if choice.turn is Turn.CALL:
+            said = f"What {here} runs was not the same on {ranks} as {other}"
+        case _:
+            said = f"{here} was decided otherwise on {ranks} than {other}"
+    return f"{said}."
+
+
+def evidence(parted: Parted) -> tuple[str, ...]:
+    """What was seen of both."""
+    came = f"from {_where(parted.start)} " if parted.start else ""
+    return (
+        f"{capital(the_ranks(parted.culprits))}: {came}to {_where(parted.mine)}.",
+        f"{capital(_who(parted))}: {came}to {_where(parted.theirs)}.",
+    )
+
+
+def _who(parted: Parted) -> str:
+    return "in earlier turns" if parted.other is None else the_ranks((parted.other,))
+
+
+def _code(site: Site, most: int = MOST_OF_A_LINE) -> str:
+    text = (site.source or "").partition("  #")[0].rstrip(":")
+    shown = text if len(text) <= most else f"{text[:most].rstrip()}..."
+    return f"`{shown}` at {line(site)}" if shown else line(site)
+
+
+def _where(site: Site | None) -> str:
+    return "the end of the program" if site is None else _code(site, MOST_OF_A_CALL)

@@ -1,0 +1,288 @@
+"""Why it came to a finding, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from snapshots import (
+    PAIR,
+    SCRIPT,
+    THRESHOLDS,
+    W,
+    blocked,
+    exited,
+    frame,
+    job,
+    killed,
+    main_thread,
+    only,
+    op,
+    raised,
+    rank,
+    world,
+)
+
+from hangwatch.diagnosis import diagnose
+from hangwatch.types.kinds import Certainty, Kind, What
+from hangwatch.types.snapshot import OpRecord, ProcessState, RankSnapshot
+
+if TYPE_CHECKING:
+    from hangwatch.types.verdict import RootCause, Verdict
+
+TRIO = world(3)
+NAMES = {"reduce": "all_reduce", "gather": "all_gather", "barrier": "barrier", "cast": "broadcast"}
+
+
+def rank_at(number: int, text: str, *calls: str, ends: bool = False) -> RankSnapshot:
+    """A rank that made these calls of the text, each by its name, and waits in the last one."""
+    lines = [
+        next(at for at, line in enumerate(text.splitlines(), 1) if f"{call}(" in line)
+        for call in calls
+    ]
+    made = [
+        op(TRIO, seq, NAMES[call], line=line)
+        for seq, (call, line) in enumerate(zip(calls, lines, strict=True), 1)
+    ]
+    if ends:
+        return rank(number, TRIO, *made, **exited())
+    last = replace(made[-1], state=blocked(TRIO, 1).state, blocked_age_s=20.0)
+    stack = main_thread(frame(lines[-1]), frame(99, "<module>"))
+    return rank(number, TRIO, *made[:-1], last, threads=stack)
+
+
+def verdict(text: str, usual: str, odd: str, *, ends: bool = False) -> Verdict:
+    """What is said of three ranks, of which the last did otherwise."""
+    text = dedent(text).removeprefix("\n")
+    ranks = [rank_at(number, text, *usual.split()) for number in (0, 1)]
+    ranks.append(rank_at(2, text, *odd.split(), ends=ends))
+    return only(job(*ranks, sources={SCRIPT: text}))
+
+
+def cause(*arguments: Any, **options: Any) -> RootCause:
+    found = verdict(*arguments, **options).cause
+    assert found is not None
+    return found
+
+
+CONDITION = """
+def main():
+    for step in range(10):
+        reduce()
+        if {condition}:
+            gather()
+"""
+
+
+def test_a_condition_on_the_rank_is_the_cause_and_its_line_is_the_first_advice() -> None:
+    told = verdict(
+        CONDITION.format(condition="rank == 2 and step == 1"), "reduce reduce", "reduce gather"
+    )
+    found = told.cause
+    assert found is not None
+    assert (found.what, found.certainty) == (What.RANK_CONDITION, Certainty.LIKELY)
+    assert found.site is not None
+    assert (found.site.line, found.site.source) == (4, "if rank == 2 and step == 1:")
+    assert found.why == ("`if rank == 2 and step == 1` at train.py:4 depends on the rank.")
+    assert found.evidence == (
+        "Rank 2: from `reduce()` at train.py:3 to `gather()` at train.py:5.",
+        "Rank 0: from `reduce()` at train.py:3 to `reduce()` at train.py:3.",
+    )
+    assert told.advice[0].startswith(
+        "Have every rank of the group make the call: take it out of `if rank"
+    )
+
+
+@pytest.mark.parametrize(
+    ("condition", "what"),
+    [
+        ("step % 2 and rank > 1", What.RANK_CONDITION),
+        ("rank != 0 and not rank == 1", What.RANK_CONDITION),
+        ("loss.isnan()", What.DATA_CONDITION),
+        ("load(rank).bad", What.RANK_CONDITION),
+        ("config.rank_of_adapter", What.DATA_CONDITION),
+    ],
+)
+def test_a_condition_is_on_the_rank_where_it_asks_for_it(condition: str, what: What) -> None:
+    found = cause(CONDITION.format(condition=condition), "reduce reduce", "reduce gather")
+    assert found.what is what
+
+
+@pytest.mark.parametrize("condition", ["rank == 1", "rank < 2", "rank in (0, 1)", "not rank"])
+def test_a_condition_that_the_culprit_does_not_meet_is_not_the_cause(condition: str) -> None:
+    found = cause(CONDITION.format(condition=condition), "reduce reduce", "reduce gather")
+    assert (found.what, found.certainty) == (What.UNKNOWN, Certainty.POSSIBLE)
+
+
+def test_what_a_function_made_of_the_rank_is_data() -> None:
+    text = """
+    def main():
+        batch = load(rank)
+        for step in range(10):
+            reduce()
+            if batch.bad:
+                gather()
+    """
+    assert cause(text, "reduce reduce", "reduce gather").what is What.DATA_CONDITION
+
+
+LOOP = """
+def main():
+    for batch in {over}:
+        reduce()
+    barrier()
+"""
+
+
+def test_a_loop_over_data_may_end_earlier() -> None:
+    found = cause(LOOP.format(over="loader"), "reduce reduce reduce", "reduce reduce barrier")
+    assert (found.what, found.certainty) == (What.UNEVEN_LOOP, Certainty.LIKELY)
+    assert found.site is not None
+    assert found.site.line == 2
+
+
+def test_one_whose_length_is_in_the_text_may_not() -> None:
+    found = cause(LOOP.format(over="range(40)"), "reduce reduce reduce", "reduce reduce barrier")
+    assert found.what is What.UNKNOWN
+
+
+def test_of_several_that_may_be_each_is_possible_and_told() -> None:
+    text = """
+    def main():
+        for batch in loader:
+            if batch.empty:
+                continue
+            if batch.last:
+                break
+            reduce()
+        barrier()
+    """
+    found = cause(text, "reduce reduce reduce", "reduce reduce barrier")
+    told = [found, *found.others]
+    assert {one.what for one in told} == {
+        What.UNEVEN_LOOP,
+        What.EARLY_EXIT,
+        What.SKIPPED_ITERATION,
+    }
+    assert {one.certainty for one in told} == {Certainty.POSSIBLE}
+
+
+def test_the_end_of_a_program_is_a_place_as_well() -> None:
+    found = cause(
+        """
+        def main():
+            for batch in range(10):
+                reduce()
+                if batch.last:
+                    return
+
+        main()
+        """,
+        "reduce reduce reduce",
+        "reduce reduce",
+        ends=True,
+    )
+    assert found.what is What.EARLY_EXIT
+    assert found.evidence[0].endswith("to the end of the program.")
+
+
+def test_an_exception_that_is_caught_is_told_with_its_handler() -> None:
+    found = cause(
+        """
+        def main():
+            for batch in range(10):
+                try:
+                    loss = model(batch)
+                    reduce()
+                except ValueError:
+                    print("skipped")
+                gather()
+        """,
+        "reduce gather reduce",
+        "reduce gather gather",
+    )
+    assert found.what is What.SWALLOWED_EXCEPTION
+    assert found.site is not None
+    assert found.site.source == "except ValueError:"
+
+
+def test_the_end_of_an_iterator_is_that_of_the_loop() -> None:
+    found = cause(
+        """
+        def main():
+            try:
+                while True:
+                    batch = next(batches)
+                    reduce()
+            except StopIteration:
+                barrier()
+        """,
+        "reduce reduce reduce",
+        "reduce reduce barrier",
+    )
+    assert found.what is What.UNEVEN_LOOP
+    assert found.site is not None
+    assert found.site.source == "while True:"
+
+
+def test_it_is_never_surer_than_who_did_it() -> None:
+    text = dedent(LOOP.format(over="loader")).removeprefix("\n")
+    early = rank(1, PAIR, *(op(PAIR, n, line=3) for n in (1, 2)), **exited())
+    late = rank(0, PAIR, *(op(PAIR, n, line=3) for n in (1, 2)), blocked(PAIR, 3, line=3))
+    found = only(job(early, late, sources={SCRIPT: text}))
+    assert found.certainty is Certainty.POSSIBLE
+    assert found.cause is not None
+    assert found.cause.certainty is Certainty.POSSIBLE
+
+
+def test_where_nothing_was_left_out_the_line_is_what_is_stuck() -> None:
+    stuck = rank(3, W, op(W, 1), threads=main_thread(frame(12, "load"), frame(40)))
+    ranks = [rank(n, W, op(W, 1), blocked(W, 2)) for n in (0, 1, 2)]
+    found = diagnose(job(*ranks, stuck), THRESHOLDS)[0]
+    assert found.cause is not None
+    assert (found.kind, found.cause.what) == (Kind.NEVER_ENTERED, What.STUCK_LINE)
+    assert found.cause.site == found.site
+    assert found.cause.evidence == ()
+
+
+def test_only_an_exception_tells_the_line_of_a_process_that_is_gone() -> None:
+    ranks = [rank(n, W, op(W, 1), blocked(W, 2)) for n in (0, 1, 2)]
+    for how, line in ((raised("ValueError", "no", line=33), 33), (killed(9), None)):
+        found = only(job(*ranks, rank(3, W, op(W, 1, line=20), **how))).cause
+        assert found is not None
+        assert found.what is What.PROCESS_GONE
+        assert (found.site.line if found.site else None) == line
+
+
+def test_other_arguments_may_be_those_of_another_call_where_a_line_has_several() -> None:
+    def of(*sizes: int) -> list[OpRecord]:
+        return [op(W, n, shape=(size,), line=7) for n, size in enumerate(sizes, 1)]
+
+    def told(*usual: int) -> Certainty:
+        last = blocked(W, len(usual) + 1, shape=(8,), line=7)
+        ranks = [rank(n, W, *of(*usual), last) for n in (0, 1, 2)]
+        odd = rank(3, W, *of(*usual), replace(last, shape=(9,)))
+        found = only(job(*ranks, odd)).cause
+        assert found is not None
+        assert found.what is What.DIFFERENT_ARGUMENT
+        return found.certainty
+
+    assert told(8, 8) is Certainty.LIKELY
+    assert told(8, 9) is Certainty.POSSIBLE
+
+
+def test_that_all_came_and_nothing_moves_does_not_prove_the_network() -> None:
+    found = only(job(*(rank(n, W, op(W, 1), blocked(W, 2)) for n in range(4))))
+    assert found.kind is Kind.COLLECTIVE_STUCK
+    assert found.cause is not None
+    assert (found.cause.what, found.cause.certainty) == (What.NETWORK, Certainty.POSSIBLE)
+
+
+def test_a_stopped_rank_is_stuck_where_it_stands() -> None:
+    stopped: dict[str, Any] = {"process": ProcessState(alive=True, state="T")}
+    ranks = [rank(n, W, op(W, 1), blocked(W, 2)) for n in (0, 1, 2)]
+    found = diagnose(job(*ranks, rank(3, W, op(W, 1), **stopped)), THRESHOLDS)[0].cause
+    assert found is not None
+    assert found.what is What.STUCK_LINE
