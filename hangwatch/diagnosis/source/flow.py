@@ -181,6 +181,7 @@ class Expansion:
         }
         self._count = 0
         self._again = False
+        self._with_calls: dict[tuple[ast.AST, object], bool] = {}
         self._seen_called: dict[Line, list[Function]] = defaultdict(list)
         trees, named = program.trees, program.named
         here = [line for line in lines if line.file in trees]
@@ -322,18 +323,12 @@ class Expansion:
                 or ((passing(Node()), caught),),
             )
             then = passing(then)
-        handlers = [
-            (
-                self._block(handler.body, then, context),
-                Choice(Turn.EXCEPTION, context.file, handler, taken=True, test=handler.type),
-            )
-            for handler in node.handlers
-        ]
         entries: list[tuple[Node, Choice | None]] = []
-        for (body, choice), handler in zip(handlers, node.handlers, strict=True):
+        for handler in node.handlers:
             entry = self._node(context, handler, handler.lineno)
-            entry.edges.append((body, None))
-            entries.append((entry, choice))
+            entry.edges.append((self._block(handler.body, then, context), None))
+            why = Choice(Turn.EXCEPTION, context.file, handler, taken=True, test=handler.type)
+            entries.append((entry, why))
         beyond = () if any(map(_catches_all, node.handlers)) else context.raises
         inner = replace(context, raises=(*entries, *beyond))
         return self._block(node.body, self._block(node.orelse, then, context), inner)
@@ -436,10 +431,15 @@ class Expansion:
 
     def _has_calls(self, node: ast.AST, context: _Context) -> bool:
         """Whether an expression calls what matters, or communicates."""
-        return any(
-            self._of_call(one, context) or (isinstance(one, ast.Call) and is_collective(one))
-            for one in ast.walk(node)
-        )
+        key = node, context.given
+        found = self._with_calls.get(key)
+        if found is None:
+            found = self._with_calls[key] = (
+                bool(self._of_call(node, context))
+                or (isinstance(node, ast.Call) and is_collective(node))
+                or any(self._has_calls(child, context) for child in ast.iter_child_nodes(node))
+            )
+        return found
 
     def _of_call(self, node: ast.AST, context: _Context) -> list[Function]:
         """The functions that a call may call; for an attribute the property that it is."""
@@ -453,12 +453,8 @@ class Expansion:
             return given or self._program.named[name]
         if name in self._program.named:
             return []
-        return [
-            s
-            for names in _CALLED_AS_OBJECT
-            for s in self._program.named[names]
-            if s in self._matter
-        ]
+        objects = (scope for one in _CALLED_AS_OBJECT for scope in self._program.named[one])
+        return [scope for scope in objects if scope in self._matter]
 
     def _called(self, node: ast.AST, then: Node, context: _Context) -> Node:
         found = self._of_call(node, context)

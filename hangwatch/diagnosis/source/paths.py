@@ -62,25 +62,35 @@ def ways(
         # A loop without any turn is not what one expects.
         return (choice.first and not choice.taken) or barred(choice)
 
-    for root, again, but in product(expansion.roots[:MOST_ROOTS], (False, True), (never, barred)):
+    for root, again in product(expansion.roots[:MOST_ROOTS], (False, True)):
         try:
             entry, end = expansion.graph(root, again=again)
         except (TooLargeError, RecursionError):
             return None
-        graph = _Graph(entry, but)
-        to_mine, to_theirs = (
-            graph.at(place) if place.frames else [end] for place in (mine, theirs)
-        )
-        begin = [entry] if start is None else graph.after(start)
-        if not to_mine or not to_theirs or not begin or {*to_mine} & {*to_theirs}:
-            continue
-        known = [node for line in calls for node in graph.at(Position((line,)))]
-        came = {*graph.at(Position((start,)))} if start is not None else set()
-        found = graph.between(begin, to_mine, to_theirs, known, came)
-        found = found or graph.between(begin, to_mine, to_theirs, (), came)
-        if found is not None:
-            return found
+        for but in (never, barred):
+            found = _ways(_Graph(entry, but), (entry, end), start, (mine, theirs), calls)
+            if found is not None:
+                return found
     return None
+
+
+def _ways(
+    graph: _Graph,
+    ends: tuple[Node, Node],
+    start: Line | None,
+    places: tuple[Position, Position],
+    calls: Collection[Line],
+) -> Ways | None:
+    """The same in one graph; ends: where the program begins, and where it ends."""
+    entry, end = ends
+    to_mine, to_theirs = (graph.at(place) if place.frames else [end] for place in places)
+    begin = [entry] if start is None else graph.after(start)
+    if not to_mine or not to_theirs or not begin or {*to_mine} & {*to_theirs}:
+        return None
+    known = [node for line in calls for node in graph.at(Position((line,)))]
+    came = {*graph.at(Position((start,)))} if start is not None else set()
+    found = graph.between(begin, to_mine, to_theirs, known, came)
+    return found or graph.between(begin, to_mine, to_theirs, (), came)
 
 
 class _Graph:
@@ -88,13 +98,15 @@ class _Graph:
 
     def __init__(self, entry: Node, barred: Callable[[Choice], bool]) -> None:
         self.nodes: list[Node] = []
+        self._edges: dict[Node, list[tuple[Node, Choice | None]]] = {}
         self._before: dict[Node, list[Node]] = defaultdict(list)
         seen, todo = {entry}, deque([entry])
         while todo:
             node = todo.popleft()
             self.nodes.append(node)
-            node.edges = [edge for edge in node.edges if edge[1] is None or not barred(edge[1])]
-            for target, _ in node.edges:
+            edges = [edge for edge in node.edges if edge[1] is None or not barred(edge[1])]
+            self._edges[node] = edges
+            for target, _ in edges:
                 self._before[target].append(node)
                 if target not in seen:
                     seen.add(target)
@@ -112,7 +124,7 @@ class _Graph:
 
     def after(self, line: Line) -> list[Node]:
         """The nodes that may come after a line."""
-        return [target for node in self.at(Position((line,))) for target, _ in node.edges]
+        return [target for node in self.at(Position((line,))) for target, _ in self._edges[node]]
 
     def between(
         self,
@@ -139,17 +151,17 @@ class _Graph:
         def decides_otherwise(to: Node) -> bool:
             return to in to_theirs and to not in to_mine
 
-        decisive = [choice for node in both for choice in _turned(node, decides)]
-        others = [choice for node in both for choice in _turned(node, decides_otherwise)]
+        decisive = [choice for node in both for choice in self._turned(node, decides)]
+        others = [choice for node in both for choice in self._turned(node, decides_otherwise)]
         if not decisive and not others:
             return None
-        loops = [node for node in both if _has_turns(node)][:MOST_HEADS]
+        loops = [node for node in both if self._has_turns(node)][:MOST_HEADS]
         around = [
             choice for head in loops for choice in self._around(head, other, other | one | calls)
         ]
-        ends = [node for node in both if list(_turned(node, decides))]
+        ends = [node for node in both if list(self._turned(node, decides))]
         needed = self._needed(start, both, ends) if len(both) <= MOST_COMPARED else ()
-        heads = {node for node in self.nodes if _has_turns(node)}
+        heads = {node for node in self.nodes if self._has_turns(node)}
         later = self._reached(one, {*self.nodes} - heads - calls)
         turned_round = one != came and not other.isdisjoint(later)
         return Ways(
@@ -162,12 +174,14 @@ class _Graph:
 
     def _around(self, head: Node, targets: set[Node], but: set[Node]) -> Iterator[Choice]:
         """The choices that lead from the head of a loop back to it, past what one turn may meet."""
-        inside = [to for to, why in head.edges if why and why.turn is Turn.LOOP and why.taken]
+        inside = [
+            to for to, why in self._edges[head] if why and why.turn is Turn.LOOP and why.taken
+        ]
         again = self._leading_to({head}, but)
         meets = self._leading_to(targets, but - targets | {head})
         past = again - meets
         for node in self._reached(inside, again & meets):
-            yield from _turned(node, past.__contains__)
+            yield from self._turned(node, past.__contains__)
 
     def _needed(
         self, begin: Sequence[Node], within: Collection[Node], ends: Collection[Node]
@@ -175,7 +189,7 @@ class _Graph:
         """The choices without which none of some nodes is come to."""
         inside = {*within}
         for node in within:
-            for _, choice in node.edges:
+            for _, choice in self._edges[node]:
                 if choice is not None and choice.turn is Turn.CONDITION:
                     left = self._reached(begin, inside, (node, choice))
                     if not any(end in left for end in ends):
@@ -205,23 +219,21 @@ class _Graph:
         todo = deque(found)
         while todo:
             node = todo.popleft()
-            for target, choice in node.edges:
+            for target, choice in self._edges[node]:
                 if target in within and target not in found and (node, choice) != but:
                     found[target] = None
                     todo.append(target)
         return found
 
+    def _has_turns(self, node: Node) -> bool:
+        """Whether it is where a loop is left or goes on."""
+        return any(choice and choice.turn is Turn.LOOP for _, choice in self._edges[node])
 
-def _has_turns(node: Node) -> bool:
-    """Whether it is where a loop is left or goes on."""
-    return any(choice and choice.turn is Turn.LOOP for _, choice in node.edges)
-
-
-def _turned(node: Node, leads: Callable[[Node], bool]) -> Iterator[Choice]:
-    """The choices at a node that lead so."""
-    for target, choice in node.edges:
-        if choice is not None and leads(target):
-            yield choice
+    def _turned(self, node: Node, leads: Callable[[Node], bool]) -> Iterator[Choice]:
+        """The choices at a node that lead so."""
+        for target, choice in self._edges[node]:
+            if choice is not None and leads(target):
+                yield choice
 
 
 def _distinct(choices: Iterable[Choice]) -> tuple[Choice, ...]:
