@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hangwatch.diagnosis.source.control_flow import Source
-from hangwatch.diagnosis.source.flow import Line, Position
 from hangwatch.diagnosis.source.paths import ways
+from hangwatch.diagnosis.source.program import Line, Position
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from textwrap import dedent
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hangwatch.diagnosis.source import flow
-from hangwatch.diagnosis.source.flow import Choice, Line, Position, Program
 from hangwatch.diagnosis.source.paths import Ways, ways
+from hangwatch.diagnosis.source.program import Line, Position, Program
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.source.flow import Choice
 
 FILE = "/home/u/train.py"
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, splits
-from hangwatch.diagnosis.source.flow import Line, Turn
+from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.paths import ways
+from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import (
     collectives_of_all,
     communicates,
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.rules.splits import Split
-    from hangwatch.diagnosis.source.flow import Choice, Position
+    from hangwatch.diagnosis.source.flow import Choice
     from hangwatch.diagnosis.source.paths import Ways
+    from hangwatch.diagnosis.source.program import Position
     from hangwatch.types.snapshot import OpRecord
 
 MOST_OTHERS = 3

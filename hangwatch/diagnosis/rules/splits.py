@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.past import END, LEFT
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
-from hangwatch.diagnosis.source.flow import Line, Position
+from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.diagnosis.source.syntax import calls_of
 
 if TYPE_CHECKING:

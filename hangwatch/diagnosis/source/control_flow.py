@@ -14,38 +14,41 @@ from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.flow import Program
-from hangwatch.diagnosis.source.syntax import (
+from hangwatch.diagnosis.source.names import (
     GIVE_RANK,
-    Loop,
     asks_for_most,
+    counters,
+    for_one_rank,
+    holds_for,
+    names_the_rank,
+    variables,
+)
+from hangwatch.diagnosis.source.program import Program
+from hangwatch.diagnosis.source.syntax import (
+    Loop,
     body_end,
     call_line,
     called,
     cleanup_of,
     communicates,
-    counters,
     following,
-    for_one_rank,
-    holds_for,
     in_body,
     jumps_out,
     jumps_to,
     leaves,
-    names_the_rank,
     own,
     parse,
     runs_out,
     scope_at,
     spans,
     swallows,
-    variables,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hangwatch.diagnosis.source.syntax import Function, Variables
+    from hangwatch.diagnosis.source.names import Variables
+    from hangwatch.diagnosis.source.syntax import Function
     from hangwatch.types.snapshot import Frame
 
 

@@ -8,17 +8,20 @@ Exceptions may come of any statement; those that nothing catches lead nowhere.
 from __future__ import annotations
 
 import ast
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from hangwatch.diagnosis.source.syntax import called, for_one_rank, is_collective, own, scope_at
+from hangwatch.diagnosis.source.names import for_one_rank
+from hangwatch.diagnosis.source.program import SCOPES, Line
+from hangwatch.diagnosis.source.syntax import called, is_collective, scope_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from hangwatch.diagnosis.source.program import Position, Program
     from hangwatch.diagnosis.source.syntax import Function
 
 MOST_NODES = 20_000
@@ -29,17 +32,9 @@ MOST_NAMESAKES = 4
 """Functions of one name; of more nothing tells which is called."""
 _EXITS = frozenset({"exit", "_exit", "quit", "abort"})
 _RAISES_NOTHING = (ast.Pass, ast.Break, ast.Continue)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 _CACHES = frozenset({"cache", "cached", "cached_property", "lru_cache"})
 _PROPERTIES = frozenset({"cached_property", "property"})
 _CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
-
-
-class Line(NamedTuple):
-    """A line of a file."""
-
-    file: str
-    number: int
 
 
 class Turn(StrEnum):
@@ -107,60 +102,8 @@ class _Context:
     continues: Node | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a program is: user frames, outermost first, as far as they are known.
-
-    Without any it is at its end.
-    """
-
-    frames: tuple[Line, ...] = ()
-
-    @property
-    def line(self) -> Line | None:
-        """The innermost one."""
-        return self.frames[-1] if self.frames else None
-
-
-def in_body(trees: Mapping[str, ast.Module], line: Line) -> Line:
-    """The first statement of a function for the line of its ``def``: compiled code is there."""
-    tree = trees.get(line.file)
-    scope = scope_at(tree, line.number) if tree is not None else None
-    if isinstance(scope, _SCOPES) and line.number < scope.body[0].lineno:
-        return Line(line.file, scope.body[0].lineno)
-    return line
-
-
 class TooLargeError(Exception):
     """The graph has more nodes than are worth the time."""
-
-
-class Program:
-    """The functions of a program's files, by the names by which they are called."""
-
-    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
-        self.trees = trees
-        self.files: dict[Function, str] = {}
-        self.names: dict[Function, str] = {}
-        self.named: dict[str, list[Function]] = defaultdict(list)
-        self.calls: dict[Function, frozenset[str]] = {}
-        """The names that each function calls, or asks for."""
-        for file, tree in trees.items():
-            for scope, name in _functions(tree):
-                self.files[scope] = file
-                self.names[scope] = name
-                self.calls[scope] = _called_in(scope)
-                if name:
-                    self.named[name].append(scope)
-
-    def leading_to(self, scopes: set[Function]) -> set[Function]:
-        """These functions and all that may call one of them."""
-        found, names = set(scopes), {self.names[scope] for scope in scopes}
-        while names:
-            more = {s for s, made in self.calls.items() if s not in found and made & (names - {""})}
-            found |= more
-            names = {self.names[scope] for scope in more}
-        return found
 
 
 class Expansion:
@@ -204,7 +147,7 @@ class Expansion:
         self._wrappers = {
             wrapper[1]
             for scope in self._matter
-            for decorator in (scope.decorator_list if isinstance(scope, _SCOPES) else ())
+            for decorator in (scope.decorator_list if isinstance(scope, SCOPES) else ())
             if (wrapper := self._wrapper(decorator)) is not None
         }
         modules = [tree for tree in trees.values() if tree in self._matter]
@@ -239,7 +182,7 @@ class Expansion:
         return then
 
     def _statement(self, node: ast.stmt, then: Node, context: _Context) -> Node:
-        if isinstance(node, (*_SCOPES, ast.ClassDef)):
+        if isinstance(node, (*SCOPES, ast.ClassDef)):
             return then
         compound = self._compound.get(type(node))
         if compound is not None:
@@ -471,7 +414,7 @@ class Expansion:
 
     def _decorated(self, scope: Function, then: Node, context: _Context) -> Node:
         """A call of a function by way of what decorates it."""
-        decorators = scope.decorator_list if isinstance(scope, _SCOPES) else []
+        decorators = scope.decorator_list if isinstance(scope, SCOPES) else []
         entry: Node | None = None
         for decorator in decorators:
             wrapper = self._wrapper(decorator)
@@ -488,8 +431,8 @@ class Expansion:
         """(the name of the function that is wrapped, what is called for it) of a decorator."""
         name = decorator.id if isinstance(decorator, ast.Name) else ""
         for scope in self._program.named.get(name, ()) if name else ():
-            if isinstance(scope, _SCOPES) and scope.args.args:
-                inner = [one for one in scope.body if isinstance(one, _SCOPES)]
+            if isinstance(scope, SCOPES) and scope.args.args:
+                inner = [one for one in scope.body if isinstance(one, SCOPES)]
                 if inner:
                     return scope.args.args[0].arg, inner[-1]
         return None
@@ -513,37 +456,12 @@ class Expansion:
             context.raises,
             context.given,
         )
-        body = scope.body if isinstance(scope, (*_SCOPES, ast.Module)) else []
+        body = scope.body if isinstance(scope, (*SCOPES, ast.Module)) else []
         return self._block(body, then, inner)
 
 
-def _functions(tree: ast.Module) -> list[tuple[Function, str]]:
-    """(function, the name by which it is called), the file itself first.
-
-    A class is called for its ``__init__``.
-    """
-    found: list[tuple[Function, str]] = [(tree, "")]
-    todo: deque[tuple[ast.AST, str]] = deque([(tree, "")])
-    while todo:
-        node, owner = todo.popleft()
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, _SCOPES):
-                name = owner if child.name == "__init__" and owner else child.name
-                found.append((child, name))
-            if not isinstance(child, ast.expr):
-                todo.append((child, child.name if isinstance(child, ast.ClassDef) else ""))
-    return found
-
-
-def _called_in(scope: Function) -> frozenset[str]:
-    nodes = list(own(scope))
-    calls = {called(node) for node in nodes if isinstance(node, ast.Call)}
-    # A property is called by its name alone.
-    return frozenset(calls | {node.attr for node in nodes if isinstance(node, ast.Attribute)})
-
-
 def _is_property(scope: Function) -> bool:
-    decorators = scope.decorator_list if isinstance(scope, _SCOPES) else []
+    decorators = scope.decorator_list if isinstance(scope, SCOPES) else []
     names = (getattr(one, "id", None) or getattr(one, "attr", None) for one in decorators)
     return any(name in _PROPERTIES for name in names)
 

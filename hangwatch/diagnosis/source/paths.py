@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.flow import Expansion, Position, TooLargeError, Turn, in_body
+from hangwatch.diagnosis.source.flow import Expansion, TooLargeError, Turn
+from hangwatch.diagnosis.source.program import Position, in_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from hangwatch.diagnosis.source.flow import Choice, Line, Node, Program
+    from hangwatch.diagnosis.source.flow import Choice, Node
+    from hangwatch.diagnosis.source.program import Line, Program
 
 
 MOST_HEADS = 50

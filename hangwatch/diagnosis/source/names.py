@@ -1,0 +1,254 @@
+"""What the names in a source stand for: the rank, the number of a turn, what never changes."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.diagnosis.source.syntax import Function, Loop, called, own
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_OF_A_MATRIX = "adapter|approx|full|lora|low|lr|matrix|max|min|svd|target"
+"""What the rank is one of a matrix after, or a bound."""
+_PROCESS = "host|node|proc|process|rank|worker"
+_RANK = re.compile(
+    rf"(?:^|\b(?!(?:{_OF_A_MATRIX})\b)\w+ )rank(?=$| (?:first|id|idx|index|last|main|only|zero|\d))"
+    r"|\bprocess (?:id|index|zero)\b|\bglobal zero$"
+    r"|\b(?:chief|leader|main|master) process\b"
+    rf"|\bis (?:chief|leader|main|master)(?=$| (?:{_PROCESS})\b)"
+    rf"|\b(?:is|pipeline) (?:first|last) (?:{_PROCESS}|stage)\b|\bstage is (?:first|last)$"
+)
+"""Names for the rank, and for being one of a few, as words: of programs, accelerate
+(``is_main_process``), transformers (``is_world_process_zero``), lightning (``is_global_zero``),
+pipelines (``is_last_stage``, ``stage.is_last``).
+Not ``use_low_rank``, nor ``is_last_batch``."""
+_FOR_ONE_RANK = re.compile(
+    r"rank_?(?:zero|0)|(?:rank|process|master|main|leader|chief)\w*_only$"
+    r"|^on_(?:\w+_)?(?:process|rank)$|^only_on_",
+    re.IGNORECASE,
+)
+"""Names of decorators: lightning's ``rank_zero_only``, accelerate's ``on_main_process``, ..."""
+GIVE_RANK = frozenset(
+    {"get", "get_group_rank", "get_local_rank", "get_rank", "getenv", "int", "rank", "bool", "str"}
+)
+"""Functions by which the rank stays what it is."""
+
+
+def names_the_rank(node: ast.AST) -> bool:
+    """Whether a node reads like the rank, or like being one of a few ranks."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        # An environment variable's name.
+        return node.value.isupper() and bool(_RANK.search(words(node.value)))
+    if isinstance(node, ast.Attribute):
+        owner = getattr(node.value, "attr", None) or getattr(node.value, "id", None) or ""
+        return bool(_RANK.search(words(f"{owner}_{node.attr}")))
+    return isinstance(node, ast.Name) and bool(_RANK.search(words(node.id)))
+
+
+def words(name: str) -> str:
+    """An identifier as words in lower case: ``use low rank`` of ``use_lowRank``."""
+    return " ".join(_WORDS.findall(name)).lower()
+
+
+def for_one_rank(scope: Function) -> ast.expr | None:
+    """The decorator by which only one or a few ranks run a function, if it has one."""
+    decorators = [] if isinstance(scope, ast.Module | ast.Lambda) else scope.decorator_list
+    for decorator in decorators:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = getattr(called, "id", None) or getattr(called, "attr", None)
+        if isinstance(name, str) and _FOR_ONE_RANK.search(name):
+            return decorator
+    return None
+
+
+def asks_for_most(test: ast.expr) -> bool:
+    """Whether a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``."""
+    most = (ast.NotEq, ast.NotIn, ast.IsNot, ast.Gt, ast.GtE)
+    return any(
+        (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+        or (isinstance(node, ast.Compare) and isinstance(node.ops[0], most))
+        for node in ast.walk(test)
+    )
+
+
+_COMPARED: Mapping[type[ast.cmpop], Callable[[int, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, some: value in some,
+    ast.NotIn: lambda value, some: value not in some,
+}
+
+
+def holds_for(test: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> bool | None:
+    """Whether a condition on the rank holds for one; None where the text does not tell.
+
+    is_rank: whether an expression is the rank.
+    """
+    match test:
+        case ast.UnaryOp(ast.Not(), operand):
+            found = holds_for(operand, rank, is_rank)
+            return None if found is None else not found
+        case ast.BoolOp(op, values):
+            each = [holds_for(value, rank, is_rank) for value in values]
+            decides = isinstance(op, ast.Or)
+            return decides if decides in each else None if None in each else not decides
+        case ast.Compare(left, [op], [right]):
+            number, known = _value(left, rank, is_rank), _literal(right)
+            if number is None:
+                number, known = _value(right, rank, is_rank), _literal(left)
+            compared = _COMPARED.get(type(op))
+            if number is None or known is None or compared is None:
+                return None
+            try:
+                return bool(compared(number, known))
+            except TypeError:
+                return None
+    number = _value(test, rank, is_rank)
+    return None if number is None else bool(number)
+
+
+def _value(node: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> int | None:
+    """The rank, or what is left of it by a number."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        number, by = _value(node.left, rank, is_rank), _literal(node.right)
+        return number % by if number is not None and isinstance(by, int) and by > 0 else None
+    if isinstance(node, ast.Call):
+        return rank if called(node) == "get_rank" and not (node.args or node.keywords) else None
+    name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
+    plain = words(name) in ("rank", "global rank", "my rank", "self rank")
+    return rank if plain and is_rank(node) else None
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Names by what they are given in a file."""
+
+    ranks: frozenset[str]
+    """The rank, somewhere: ``r = dist.get_rank()``."""
+    others: frozenset[str]
+    """Always something else: ``rank = config.lora_rank``."""
+    computed: frozenset[str]
+    """Of ranks those that no function has made of the rank: not ``batch = load(rank)``."""
+    constants: frozenset[str]
+    """Literals alone: ``STEPS = 100``."""
+    varying: frozenset[str]
+    """Given a value at several places, in a loop, or by a caller."""
+    kept: frozenset[str]
+    """Attributes that an ``__init__`` gives a value, and nothing else does."""
+    rank_attributes: frozenset[str]
+    """Of these those that are computed from the rank: ``self.first = rank == 0``."""
+
+
+def variables(tree: ast.Module) -> Variables:
+    """What the names of a file are given, as far as it says so."""
+    ranks, others, open_, made, constants = set(), set(), set(), set(), Counter[str]()
+    attributes = _attributes(tree)
+    for name, value in _assigned(tree):
+        constants[name] += isinstance(value, ast.Constant)
+        if any(map(names_the_rank, ast.walk(value))):
+            ranks.add(name)
+            if not _is_of_rank(value):
+                made.add(name)
+        elif any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(value)):
+            open_.add(name)
+        else:
+            others.add(name)
+    nodes = list(ast.walk(tree))
+    bound = Counter(
+        node.arg if isinstance(node, ast.arg) else node.id
+        for node in nodes
+        if isinstance(node, ast.arg)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    )
+    in_loops = {
+        node.id
+        for loop in nodes
+        if isinstance(loop, Loop)
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    return Variables(
+        frozenset(ranks),
+        frozenset(others - ranks - open_),
+        frozenset(ranks - made),
+        frozenset(name for name, count in constants.items() if count == bound[name]),
+        frozenset(name for name in bound if bound[name] > 1 or name not in constants) | in_loops,
+        frozenset(attributes),
+        frozenset(name for name, value in attributes.items() if _is_of_rank(value)),
+    )
+
+
+def _is_of_rank(value: ast.expr) -> bool:
+    """Whether a value is the rank, or computed from it: no function has made it of the rank."""
+    nodes = list(ast.walk(value))
+    calls = [node for node in nodes if isinstance(node, ast.Call | ast.Await)]
+    return (
+        any(map(names_the_rank, nodes))
+        and all(isinstance(call, ast.Call) and called(call) in GIVE_RANK for call in calls)
+        and not any(isinstance(node, ast.IfExp | ast.List | ast.Dict | ast.Set) for node in nodes)
+    )
+
+
+def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
+    """What each attribute is given that one ``__init__`` alone gives a value."""
+    stored = Counter(
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    )
+    return {
+        target.attr: node.value
+        for init in ast.walk(tree)
+        if isinstance(init, ast.FunctionDef) and init.name == "__init__"
+        for node in own(init)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and stored[target.attr] == 1
+    }
+
+
+def counters(scope: Function) -> frozenset[str]:
+    """The names of a function that are the number of a turn: ``for step in range(100)``."""
+    found, bound = Counter[str](), Counter[str]()
+    if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+        bound.update(node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg))
+    for node in own(scope):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] += 1
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
+            target, name = node.target, called(node.iter)
+            if name == "enumerate" and isinstance(target, ast.Tuple):
+                target, name = target.elts[0], "range"
+            if name in ("range", "trange") and isinstance(target, ast.Name):
+                found[target.id] += 1
+    return frozenset(name for name, count in found.items() if count == bound[name])
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Each name that is given a value, and the value."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
