@@ -162,7 +162,10 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
         return None
     certainty, hang = finding.certainty, finding.hang
     if not _old_enough(case, age_s):
-        certainty, hang = _not_proved(certainty), hang and _not_proved(hang)
+        certainty, hang = (
+            certainty.at_most(Certainty.LIKELY),
+            hang and hang.at_most(Certainty.LIKELY),
+        )
     wait_point = finding.wait_point
     gid = wait_point.gid if isinstance(wait_point, Place | Channel) else None
     cause = cause_of(case, finding)
@@ -188,10 +191,6 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     )
 
 
-def _not_proved(certainty: Certainty) -> Certainty:
-    return Certainty.LIKELY if certainty is Certainty.PROVED else certainty
-
-
 def _unless_guessed(case: Case, finding: Finding) -> Finding:
     """The finding, which proves nothing where it is a guess which groups of ranks are one.
 
@@ -203,8 +202,10 @@ def _unless_guessed(case: Case, finding: Finding) -> Finding:
     guessed = any(isinstance(s, Place | Channel) and s.gid in case.job.guessed for s in wait_points)
     if not replaced and (not guessed or finding.kind is Kind.DIED):
         return finding
-    hang = finding.hang and _not_proved(finding.hang)
-    return replace(finding, final=False, certainty=_not_proved(finding.certainty), hang=hang)
+    hang = finding.hang and finding.hang.at_most(Certainty.LIKELY)
+    return replace(
+        finding, final=False, certainty=finding.certainty.at_most(Certainty.LIKELY), hang=hang
+    )
 
 
 def _old_enough(case: Case, age_s: float) -> bool:

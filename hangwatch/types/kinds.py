@@ -113,6 +113,10 @@ class Certainty(StrEnum):
     LIKELY = "likely"
     POSSIBLE = "possible"
 
+    def at_most(self, most: Certainty) -> Certainty:
+        """The lower one of two."""
+        return max(self, most, key=list(Certainty).index)
+
 
 class Phase(StrEnum):
     """Where a rank is in its life. Members are in the order of that life."""

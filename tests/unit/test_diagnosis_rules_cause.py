@@ -143,8 +143,9 @@ def test_a_loop_over_data_may_end_earlier() -> None:
     assert found.site.line == 2
 
 
-def test_one_whose_length_is_in_the_text_may_not() -> None:
-    found = cause(LOOP.format(over="range(40)"), "reduce reduce reduce", "reduce reduce barrier")
+@pytest.mark.parametrize("over", ["range(40)", "model.parameters()"])
+def test_one_that_is_as_long_on_all_ranks_may_not(over: str) -> None:
+    found = cause(LOOP.format(over=over), "reduce reduce reduce", "reduce reduce barrier")
     assert found.what is What.UNKNOWN
 
 

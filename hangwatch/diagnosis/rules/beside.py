@@ -104,10 +104,8 @@ def is_started(rank: RankSnapshot, record: OpRecord) -> bool | None:
 
 
 def _open(found: Finding, at_most: Certainty, note: str) -> Finding:
-    weaker = {Certainty.PROVED: at_most, Certainty.LIKELY: at_most}
     text = replace(found.text, explanation=f"{found.text.explanation} {note}")
-    certainty = weaker.get(found.certainty, found.certainty)
-    return replace(found, certainty=certainty, final=False, text=text)
+    return replace(found, certainty=found.certainty.at_most(at_most), final=False, text=text)
 
 
 def _callers(rank: RankSnapshot) -> set[int]:

@@ -80,9 +80,8 @@ class Finding:
 
     def likely_at_most(self) -> Finding:
         """The finding, with a guess who did it; that it hangs stays as sure as it is."""
-        if self.certainty is not Certainty.PROVED:
-            return self
-        return replace(self, certainty=Certainty.LIKELY, hang=self.hang or self.certainty)
+        sure = self.certainty.at_most(Certainty.LIKELY)
+        return replace(self, certainty=sure, hang=self.hang or self.certainty)
 
 
 @dataclass(slots=True)

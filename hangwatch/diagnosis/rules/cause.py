@@ -65,7 +65,7 @@ def cause_of(case: Case, finding: Finding) -> RootCause:
     if not found:
         return _without_choice(case, finding)
     sure = Certainty.LIKELY if len(found) == 1 else Certainty.POSSIBLE
-    certainty = _at_most(finding.certainty, sure)
+    certainty = finding.certainty.at_most(sure)
     causes = [replace(cause, certainty=certainty) for cause in found]
     return replace(causes[0], others=tuple(causes[1 : 1 + MOST_OTHERS]))
 
@@ -285,7 +285,7 @@ def _without_choice(case: Case, finding: Finding) -> RootCause:
         certainty = Certainty.POSSIBLE
     if what is What.DIFFERENT_ARGUMENT:
         sure = Certainty.LIKELY if _is_one_call(case, finding) else Certainty.POSSIBLE
-        certainty = _at_most(certainty, sure)
+        certainty = certainty.at_most(sure)
     if what is What.UNKNOWN:
         return RootCause(what, Certainty.POSSIBLE)
     return RootCause(what, certainty, site, reasons.of_kind(what))
@@ -327,7 +327,3 @@ def _records(case: Case, finding: Finding) -> Mapping[int, OpRecord]:
     """The calls of a finding's place, by rank."""
     place = finding.wait_point
     return case.job.places(place.gid).get(place.seq, {}) if isinstance(place, Place) else {}
-
-
-def _at_most(certainty: Certainty, most: Certainty) -> Certainty:
-    return max(certainty, most, key=list(Certainty).index)

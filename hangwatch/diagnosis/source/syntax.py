@@ -19,6 +19,11 @@ _COMMUNICATES = re.compile(
 
 _ENDLESS = frozenset({"count", "cycle"})
 """Of itertools."""
+_OF_A_MODEL = frozenset(
+    {"buffers", "children", "modules", "named_buffers", "named_children", "named_modules"}
+    | {"named_parameters", "parameters"}
+)
+"""A model has as many on all ranks, or on all of its stage."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -112,7 +117,7 @@ def runs_out(loop: Loop, constants: Collection[str] = ()) -> bool:
         return True
     if called(loop.iter) == "range":
         return not all(_is_fixed(argument, constants) for argument in loop.iter.args)
-    return called(loop.iter) not in _ENDLESS
+    return called(loop.iter) not in _ENDLESS | _OF_A_MODEL
 
 
 def _is_fixed(expression: ast.expr, constants: Collection[str]) -> bool:
