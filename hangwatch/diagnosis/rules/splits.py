@@ -75,7 +75,7 @@ def _nearest(
     case: Case, parting: Parting, ranks: tuple[int, int], trees: Mapping[str, ast.Module]
 ) -> Split | None:
     """Where two parted, with the calls in groups that one of them alone is in."""
-    if None in parting.last and not all(is_complete(case, rank) for rank in ranks):
+    if None in parting.last and not all(_is_complete(case, rank) for rank in ranks):
         return None
     mine, theirs = (
         _since(case, rank, parting, _kinds(case, other), trees)
@@ -139,7 +139,7 @@ def _kind(key: GroupKey) -> object:
     return key.desc or len(key.ranks)
 
 
-def is_complete(case: Case, rank: int) -> bool:
+def _is_complete(case: Case, rank: int) -> bool:
     """Whether all calls that Python made are known of a rank."""
     groups = case.job.progress.get(rank, {})
     made = Counter(

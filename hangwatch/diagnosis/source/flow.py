@@ -62,11 +62,6 @@ class Choice:
     first: bool = False
     """Whether a loop has any turn at all."""
 
-    @property
-    def line(self) -> int:
-        """Where it stands."""
-        return int(getattr(self.node, "lineno", 0))
-
 
 @dataclass(eq=False, slots=True)
 class Node:
