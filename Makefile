@@ -53,10 +53,10 @@ check: $(VENV)/tested
 	$(GATE) --minutes 3 check lint types unit
 
 test: packages $(VENV)/tested $(FRAMEWORKS)/installed
-	$(GATE) --minutes 10 --cpu-minutes 14 test lint types+precision unit instructions real quiet
+	$(GATE) --minutes 10 --cpu-minutes 14 test lint types+precision+instructions unit real quiet
 
 test-all: packages $(VENV)/tested $(FRAMEWORKS)/installed
-	$(GATE) --minutes 40 test-all lint types+precision unit instructions everything apart slice
+	$(GATE) --minutes 40 test-all lint types+precision+instructions unit everything apart slice
 
 soak: packages $(VENV)/tested $(FRAMEWORKS)/installed
 	$(GATE) --soak $(N) soak real quiet

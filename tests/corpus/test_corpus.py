@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from expectations import against_the_schema, expectations, misjudged, named_cause
@@ -11,6 +12,9 @@ from recordings import Recorded, judged, recorded, result_of, text_of
 
 from hangwatch.types.kinds import State
 from hangwatch.types.snapshot import Thresholds
+
+if TYPE_CHECKING:
+    from harness import Result
 
 CASES = list(expectations())
 RUNS = list(recorded(CASES))
@@ -37,15 +41,21 @@ def _runs(*, well: bool) -> list[Any]:
     return [pytest.param(run, id=f"{run.case} {run.how}") for run in found]
 
 
+@cache
+def _result(number: int) -> Result:
+    """What is said of one of the runs."""
+    return result_of(RUNS[number].case, RUNS[number].told)
+
+
 @pytest.mark.parametrize("run", _runs(well=False))
 def test_a_job_is_judged_as_its_header_says(run: Recorded) -> None:
-    result = result_of(run.case, run.told)
+    result = _result(RUNS.index(run))
     assert [*misjudged(run.case, result), *against_the_schema(result)] == []
 
 
 @pytest.mark.parametrize("run", [one for one in _runs(well=False) if one.values[0].case.causes])
 def test_why_it_came_to_it_is_said_as_the_header_does(run: Recorded) -> None:
-    sure, told = named_cause(run.case, result_of(run.case, run.told))
+    sure, told = named_cause(run.case, _result(RUNS.index(run)))
     if str(run.case) in MISSED:
         assert told[0] not in run.case.causes, "it is not missed any more"
         assert not sure or told[0][0] in {what for what, _ in run.case.causes}

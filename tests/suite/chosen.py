@@ -26,7 +26,7 @@ ZOO = {
         *("ddp_data_worker_stuck", "ddp_uneven_iterable", "op_mismatch", "metric_shape_mismatch"),
         *("metric_on_first_rank", "tp_dp_order_swapped", "send_without_recv", "new_group_by_some"),
         *("connection_black_hole", "gil_held", "rank_sigstopped", "breakpoint_left_in"),
-        *("mesh3d_stuck_reader", "swallowed_exception", "checkpoint_stuck", "store_wait"),
+        *("checkpoint_stuck", "store_wait"),
     ),
     # What ends, and what is well.
     BY_TORCHRUN: ("rank_raises", "rank_sigkilled", "ddp_graphs", "slow_checkpoint"),
