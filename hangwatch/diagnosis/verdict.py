@@ -18,14 +18,15 @@ from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
 from hangwatch.diagnosis.graph.build import build
 from hangwatch.diagnosis.graph.wait_for import roots
 from hangwatch.diagnosis.rules.blame import with_fault
+from hangwatch.diagnosis.rules.by_source import decided_by_source, told_by_source
 from hangwatch.diagnosis.rules.case import Case
-from hangwatch.diagnosis.rules.cause import cause_of
+from hangwatch.diagnosis.rules.cause import cause_of, choices_of
 from hangwatch.diagnosis.rules.cycles import judge_cycle, judge_stuck
 from hangwatch.diagnosis.rules.departed import with_departure
 from hangwatch.diagnosis.rules.disputes import disputes
 from hangwatch.diagnosis.rules.mismatch import judge_dispute
 from hangwatch.diagnosis.rules.terminals import judge_terminals
-from hangwatch.diagnosis.source.control_flow import Source
+from hangwatch.diagnosis.source.files import Source
 from hangwatch.types.kinds import Certainty, Kind, Reason, State
 from hangwatch.types.verdict import OK, Verdict
 from hangwatch.types.verdict import Wait as ShownWait
@@ -135,7 +136,8 @@ def _findings(case: Case) -> list[Finding]:
             found.append(finding or judge_stuck(case, wait_point))
     found.extend(judge_terminals(case, terminals))
     kept = [finding for finding in found if not _is_idle_guess(finding, found)]
-    return [with_fault(case, with_departure(case, finding)) for finding in kept]
+    told = (decided_by_source(case, with_departure(case, finding)) for finding in kept)
+    return [with_fault(case, finding) for finding in told]
 
 
 def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
@@ -168,7 +170,9 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
         )
     wait_point = finding.wait_point
     gid = wait_point.gid if isinstance(wait_point, Place | Channel) else None
-    cause = cause_of(case, finding)
+    reads = choices_of(case, finding)
+    cause = cause_of(case, finding, reads)
+    finding = told_by_source(case, finding, reads)
     return Verdict(
         state=state,
         kind=finding.kind,

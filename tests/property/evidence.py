@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from hangwatch.types.calls import GroupKey
     from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot
     from hangwatch.types.verdict import Verdict
+
+
+_RANK = re.compile(r"(\brank (?:==|!=) )(\d+)")
+"""How the source of a simulated job asks for a rank."""
 
 
 def renamed(job: JobSnapshot, names: Sequence[int]) -> JobSnapshot:
@@ -41,7 +46,12 @@ def renamed(job: JobSnapshot, names: Sequence[int]) -> JobSnapshot:
             ops=tuple(map(record, snapshot.ops)),
         )
 
-    return replace(job, ranks=tuple(sorted(map(rank, job.ranks), key=lambda r: r.rank)))
+    ranks = tuple(sorted(map(rank, job.ranks), key=lambda r: r.rank))
+    sources = {
+        file: _RANK.sub(lambda match: f"{match[1]}{names[int(match[2])]}", text)
+        for file, text in job.sources.items()
+    }
+    return replace(job, ranks=ranks, sources=sources)
 
 
 def gist(verdict: Verdict, names: Sequence[int] | None = None) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from hangwatch.diagnosis import diagnose, find_desync
 from hangwatch.diagnosis.facts.alignment import departures
 from hangwatch.diagnosis.facts.endings import endings
 from hangwatch.diagnosis.facts.job import index
-from hangwatch.diagnosis.source.control_flow import Source
+from hangwatch.diagnosis.source.files import Source
 from hangwatch.types.kinds import Certainty, State
 from hangwatch.types.snapshot import Thresholds
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch.diagnosis.source.control_flow import Source
+from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.source.paths import ways
 from hangwatch.diagnosis.source.program import Line, Position
 

@@ -96,13 +96,14 @@ SKIPPING = dedent(
 )
 
 
-def test_a_condition_for_most_does_not_make_those_who_meet_it_a_subset() -> None:
+def test_a_condition_for_most_names_the_one_that_it_leaves_out() -> None:
     ranks = [
         rank(0, PAIR, blocked(PAIR, 1, line=4)),
         rank(1, PAIR, blocked(PAIR, 1, "all_gather", line=5)),
     ]
     verdict = only(job(*ranks, sources={SCRIPT: SKIPPING}))
-    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert (verdict.culprits, verdict.certainty) == ((1,), Certainty.LIKELY)
+    assert verdict.certainty_of_hang is Certainty.LIKELY
 
 
 def test_all_at_one_call_from_two_lines_with_other_sizes_are_candidates() -> None:

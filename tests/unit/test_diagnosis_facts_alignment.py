@@ -11,7 +11,7 @@ from snapshots import DP, PAIR, SCRIPT, TP, W, job, op, rank, world
 from hangwatch.diagnosis.facts.alignment import Departures, departures
 from hangwatch.diagnosis.facts.endings import endings
 from hangwatch.diagnosis.facts.job import index
-from hangwatch.diagnosis.source.control_flow import Source
+from hangwatch.diagnosis.source.files import Source
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import Phase
 from hangwatch.types.snapshot import ProcessState

@@ -91,7 +91,7 @@ def test_a_condition_on_the_rank_is_the_cause_and_its_line_is_the_first_advice()
         "Rank 0: from `reduce()` at train.py:3 to `reduce()` at train.py:3.",
     )
     assert told.advice[0].startswith(
-        "Have every rank of the group make the call: take it out of `if rank"
+        "Have all ranks of the group go one way at `if rank == 2 and step == 1` at train.py:4"
     )
 
 

@@ -355,17 +355,23 @@ def test_what_all_ways_to_the_choice_have_taken_is_told_too() -> None:
 
 def test_both_in_either_order_are_told_from_one_left_out() -> None:
     text = dedent("""
+        def clip():
+            gather()  # mine
+
         for step in range(10):
             reduce()  # start
-            if other:
-                gather()  # mine
+            if at_once:
+                clip()
             scatter()  # theirs
+            if not at_once:
+                clip()
         """)
     found = parted(text)
     assert found is not None
     assert found.turned_round
-    found = parted(text.replace("gather()  # mine", "pass").replace("reduce()", "reduce()  # mine"))
-    assert found is None or not found.turned_round
+    found = parted(text.replace("    if not at_once:\n        clip()\n", ""))
+    assert found is not None
+    assert not found.turned_round
 
 
 def test_a_choice_that_is_never_made_is_left_out() -> None:

@@ -311,8 +311,9 @@ def misjudged(case: Expectation, result: Result) -> Iterator[str]:
         yield f"the headline does not name {sorted(unnamed)}: {verdict['headline']!r}"
     if not verdict["explanation"] or not verdict["advice"]:
         yield "nothing is explained, or advised"
-    if case.values.get("text", "") not in verdict["headline"] + verdict["explanation"]:
-        yield f"the text is {verdict['headline']!r} {verdict['explanation']!r}"
+    text = " ".join((verdict["headline"], verdict["explanation"], verdict["cause"]["why"]))
+    if case.values.get("text", "") not in text:
+        yield f"the text is {text!r}"
     if case.values.get("advice", "") not in "".join(verdict["advice"][:1]):
         yield f"the first advice is {verdict['advice'][:1]}"
     if [rank["rank"] for rank in report["ranks"]] != list(range(case.world_size)):

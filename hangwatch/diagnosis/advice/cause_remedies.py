@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from hangwatch.diagnosis.advice.links import DATA, DISTRIBUTED
+from hangwatch.diagnosis.advice.facts import Use
+from hangwatch.diagnosis.advice.library_remedies import OF_ACCELERATOR
+from hangwatch.diagnosis.advice.links import ACCELERATE, DATA, DISTRIBUTED, LIGHTNING
 from hangwatch.diagnosis.advice.remedy import Remedy
-from hangwatch.types.kinds import What
+from hangwatch.types.kinds import Kind, What
+
+_ALONE = (Kind.SUBSET_ENTERED,)
 
 BY_CAUSE: tuple[Remedy, ...] = (
     Remedy(
         "change",
-        "Have every rank of the group make the call: take it out of `{cause}` at {cause_line}, and "
-        "keep only the use of its result (printing, saving) below the condition.",
+        "self.log(..., sync_dist=True) is a collective: call it on all ranks, outside of "
+        "`{cause}` at {cause_line}; the logger writes on rank 0 alone anyway.",
+        f"{LIGHTNING}/extensions/logging.html",
+        causes=(What.RANK_CONDITION,),
+        kinds=_ALONE,
+        uses=(Use.LIGHTNING,),
+        call=r"log|log_dict",
+    ),
+    Remedy(
+        "change",
+        "`{call}` depends on `{cause}` at {cause_line}: move it out, and keep only the print or "
+        "the write inside, under `accelerator.is_main_process`.",
+        f"{ACCELERATE}/basic_tutorials/execution",
+        causes=(What.RANK_CONDITION,),
+        kinds=_ALONE,
+        uses=(Use.ACCELERATE,),
+        call=OF_ACCELERATOR,
+    ),
+    Remedy(
+        "change",
+        "`{entered}` depends on `{cause}` at {cause_line}, and is for all ranks of the group: move "
+        "it out, and keep only the use of its result (printing, saving) below the condition.",
+        causes=(What.RANK_CONDITION,),
+        kinds=_ALONE,
+    ),
+    Remedy(
+        "change",
+        "Have all ranks of the group go one way at `{cause}` at {cause_line}: make the calls "
+        "outside of it, and keep only the use of their results (printing, saving) below it.",
         causes=(What.RANK_CONDITION,),
     ),
     Remedy(
@@ -19,6 +50,13 @@ BY_CAUSE: tuple[Remedy, ...] = (
         "it asks for), or make the calls below it whatever it says.",
         DISTRIBUTED,
         causes=(What.DATA_CONDITION,),
+    ),
+    Remedy(
+        "change",
+        "Give `{counted}` at {cause_line} the same number of turns on every rank: compute it from "
+        "what all ranks know alike, or agree on it before the loop (an all_reduce with MIN).",
+        DISTRIBUTED,
+        causes=(What.UNEVEN_LOOP,),
     ),
     Remedy(
         "change",
@@ -41,6 +79,13 @@ BY_CAUSE: tuple[Remedy, ...] = (
         "all_reduce of a flag.",
         DISTRIBUTED,
         causes=(What.SKIPPED_ITERATION,),
+    ),
+    Remedy(
+        "change",
+        "Fix the {raised} that led {culprits} to `{cause}` at {cause_line}. And let the other "
+        "ranks know: raise it again, so that the job ends with it, or agree after the `try` by an "
+        "all_reduce of a flag whether to go on.",
+        causes=(What.SWALLOWED_EXCEPTION,),
     ),
     Remedy(
         "change",

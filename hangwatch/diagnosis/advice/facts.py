@@ -6,11 +6,12 @@ import re
 import signal
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.endings import gave_up
-from hangwatch.diagnosis.text.phrases import line, short_file, the_ranks
+from hangwatch.diagnosis.text.phrases import line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
 
 if TYPE_CHECKING:
@@ -94,11 +95,10 @@ _LOCK_OF_EXTENSION = (
     "the file `lock` in its folder below TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions)"
 )
 _LOCK_OF_CACHE = "the files `*.lock` of the compiler's cache (TORCHINDUCTOR_CACHE_DIR)"
-_EXHAUSTED = {"StopIteration", "StopAsyncIteration"}
 OUTERMOST = 2
 """So many functions from the user's line inwards are what the user called, not how it works."""
 _CALLED = re.compile(r"(\w+)\s*\(")
-_HIDDEN = re.compile(r"^(?:wrapper|inner|decorate_context|<.*>|_.*)$")
+_HIDDEN = re.compile(r"^(?:wrapper|inner|inner_func|decorate_context|<.*>|_.*)$")
 """Functions that only lead to the one that was called."""
 
 
@@ -134,16 +134,14 @@ def facts_of(case: Case, finding: Finding, cause: RootCause) -> Facts:
     )
     uses = {use for frame in (*mine, *theirs) for use, path in _FRAMES if path.search(frame.file)}
     for site in (finding.site, finding.victim_site):
-        text = case.texts.get(site.file, "") if site else ""
-        uses |= {use for use, pattern in _SOURCE if pattern.search(text)}
+        uses |= _uses_in(case.texts.get(site.file, "") if site else "")
     calls = tuple(_called(finding.site, mine))
     values = dict(_values(finding))
     if calls and (mine or calls[0] == values.get("op")):
         values["entered"] = calls[0]
-    values |= dict(_left_loop(case, finding))
-    if cause.evidence and cause.site is not None:
-        values["cause"] = (cause.site.source or "").partition("  #")[0].rstrip(":")
-        values["cause_line"] = line(cause.site)
+    values |= dict(_of_cause(cause))
+    if handled := case.handled_by(finding.culprits):
+        values["raised"] = handled
     if "others" in values and gave_up(case.ended, finding.waits):
         values["impatient"] = values["others"]
     living = [case.activity(rank) for rank in culprits if rank not in case.ended]
@@ -164,6 +162,12 @@ def facts_of(case: Case, finding: Finding, cause: RootCause) -> Facts:
         cause.what if cause.evidence else None,
         apart=finding.apart,
     )
+
+
+@lru_cache(maxsize=64)
+def _uses_in(text: str) -> frozenset[Use]:
+    """What a file uses: many verdicts are about one file."""
+    return frozenset(use for use, pattern in _SOURCE if pattern.search(text))
 
 
 def _frames(case: Case, rank: int) -> tuple[Frame, ...]:
@@ -187,6 +191,17 @@ def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
     yield from _CALLED.findall(site.source or "")
 
 
+def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
+    """The statement to change, where the source shows it."""
+    if not cause.evidence or cause.site is None:
+        return
+    text = (cause.site.source or "").partition("  #")[0].rstrip(":")
+    yield "cause", text
+    yield "cause_line", line(cause.site)
+    if "range(" in text:
+        yield "counted", text
+
+
 def _values(finding: Finding) -> Iterator[tuple[str, str]]:
     others = sorted({wait.rank for wait in finding.waits} - set(finding.culprits))
     if finding.culprits:
@@ -195,9 +210,6 @@ def _values(finding: Finding) -> Iterator[tuple[str, str]]:
         yield "others", the_ranks(others)
     if finding.differs in _NAMED:
         yield finding.differs, _NAMED[finding.differs]
-    if finding.guard is not None:
-        yield "guard", finding.guard.text.rstrip(":")
-        yield "guard_line", f"{short_file(finding.guard.file)}:{finding.guard.line}"
     if finding.site is not None:
         yield "line", line(finding.site)
     if finding.victim_site is not None:
@@ -219,37 +231,6 @@ def _compiling(compiling: Compiling) -> Iterator[tuple[str, str]]:
         yield "extension", compiling.extension or "the extension"
     else:
         yield "kernels", compiling.by.value
-
-
-def _left_loop(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
-    """The loop that culprits have left, by how that may have come."""
-    loop = finding.loop
-    if loop is None:
-        return
-    text = loop.text.rstrip(":")
-    handling = {case.job.ranks[r].handling for r in finding.culprits if r in case.job.ranks}
-    # What all handle is no news: a program may run inside of an `except`.
-    others = {case.job.ranks[wait.rank].handling for wait in finding.waits} - handling
-    raised = handling - {""}
-    at = [f"{short_file(loop.file)}:{number}" for number in (*loop.jumps, loop.swallows) if number]
-    if loop.amid and len(raised) == 1 and others:
-        if raised <= _EXHAUSTED:
-            yield "exhausted", text
-            return
-        yield "raised", raised.pop()
-        yield "cleanup", loop.amid
-        yield "raised_in", text
-    elif loop.runs_out and not at:
-        yield "loop", text
-    elif len(loop.jumps) == 1 and not loop.runs_out and not loop.swallows:
-        yield "endless", text
-        yield "jump_line", at[0]
-    elif at:
-        ways = ["as it ran out"] if loop.runs_out else []
-        ways += [f"by the jump at {number}" for number in at[: len(loop.jumps)]]
-        ways += [f"by an exception that {at[-1]} swallows"] if loop.swallows else []
-        yield "left", text
-        yield "ways", " or ".join(ways)
 
 
 def _error(case: Case, culprits: Iterable[int]) -> str:

@@ -27,7 +27,7 @@ _ALONE = (Kind.SUBSET_ENTERED,)
 _APART = (Kind.SUBSET_ENTERED, Kind.OP_MISMATCH)
 _MISMATCH = (Kind.OP_MISMATCH, Kind.SIGNATURE_MISMATCH)
 _GATHERS = r"gather|gather_for_metrics|gather_object|reduce|pad_across_processes|broadcast"
-_OF_ACCELERATOR = (
+OF_ACCELERATOR = (
     r"gather_for_metrics|gather|gather_object|reduce|wait_for_everyone|save_state|save_model"
     r"|get_state_dict|clip_grad_norm_"
 )
@@ -40,15 +40,6 @@ _OF_FSDP = (
 )
 BY_LIBRARY: tuple[Remedy, ...] = (
     # --- Lightning ----------------------------------------------------------------------------
-    Remedy(
-        "move out",
-        "self.log(..., sync_dist=True) is a collective: call it on all ranks, outside of "
-        "`{guard}` at {guard_line}; the logger writes on rank 0 alone anyway.",
-        f"{LIGHTNING}/extensions/logging.html",
-        kinds=_ALONE,
-        uses=(Use.LIGHTNING,),
-        call=r"log|log_dict",
-    ),
     Remedy(
         "move out",
         "self.log(..., sync_dist=True) is a collective: call it on all ranks; the logger writes "
@@ -141,21 +132,12 @@ BY_LIBRARY: tuple[Remedy, ...] = (
     # --- Accelerate ---------------------------------------------------------------------------
     Remedy(
         "move out",
-        "`{call}` depends on `{guard}` at {guard_line}: move it out, and keep only the print or "
-        "the write inside, under `accelerator.is_main_process`.",
-        f"{ACCELERATE}/basic_tutorials/execution",
-        kinds=_ALONE,
-        uses=(Use.ACCELERATE,),
-        call=_OF_ACCELERATOR,
-    ),
-    Remedy(
-        "move out",
         "`{call}` is for all processes: call it on each of them, and keep only the print or the "
         "write under `accelerator.is_main_process`.",
         f"{ACCELERATE}/basic_tutorials/execution",
         kinds=_APART,
         uses=(Use.ACCELERATE,),
-        call=_OF_ACCELERATOR,
+        call=OF_ACCELERATOR,
     ),
     Remedy(
         "left out",
@@ -164,7 +146,7 @@ BY_LIBRARY: tuple[Remedy, ...] = (
         f"{ACCELERATE}/basic_tutorials/execution",
         kinds=(Kind.OP_MISMATCH,),
         uses=(Use.ACCELERATE,),
-        awaited=_OF_ACCELERATOR,
+        awaited=OF_ACCELERATOR,
     ),
     Remedy(
         "first",

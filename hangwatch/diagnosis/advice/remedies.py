@@ -8,7 +8,7 @@ from __future__ import annotations
 from hangwatch.diagnosis.advice.facts import Use
 from hangwatch.diagnosis.advice.links import DATA, DDP, DISTRIBUTED, ELASTIC, JOIN, TORCH
 from hangwatch.diagnosis.advice.remedy import Remedy
-from hangwatch.types.kinds import Kind, Reason
+from hangwatch.types.kinds import Kind, Reason, What
 
 BY_ERROR: tuple[Remedy, ...] = (
     Remedy(
@@ -88,44 +88,6 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "batches",
-        "{raised} took {culprits} out of `{raised_in}`: mend what raised it. And do not "
-        "communicate in `{cleanup}`, to which the other ranks do not come.",
-        kinds=(Kind.FINISHED_EARLY,),
-    ),
-    Remedy(
-        "batches",
-        "`{endless}` has no end of its own: {culprits} left it by the statement at {jump_line}, or "
-        "by an exception, and {others} did not. Decide on it together, such as by an all_reduce "
-        "of the flag.",
-        DISTRIBUTED,
-        kinds=(Kind.FINISHED_EARLY,),
-    ),
-    Remedy(
-        "batches",
-        "{culprits} came to the end of `{loop}` while {others} still had batches: give every rank "
-        "the same number with DistributedSampler (drop_last alike on all ranks), equal shards, or "
-        "a step count agreed upon before the loop.",
-        DATA,
-        kinds=(Kind.FINISHED_EARLY,),
-    ),
-    Remedy(
-        "batches",
-        "{culprits} ran out of batches in `{exhausted}` while {others} still had some: give every "
-        "rank the same number with DistributedSampler (drop_last alike on all ranks), equal "
-        "shards, or a step count agreed upon before the loop.",
-        DATA,
-        kinds=(Kind.FINISHED_EARLY,),
-    ),
-    Remedy(
-        "batches",
-        "{culprits} left `{left}` before {others} did, {ways}: find out which it was. Then make "
-        "all ranks leave it in the same step: give each as many batches, and decide by an "
-        "all_reduce of a flag where one has to stop.",
-        DISTRIBUTED,
-        kinds=(Kind.FINISHED_EARLY,),
-    ),
-    Remedy(
-        "batches",
         "Find out what ended the program early there: fewer batches than others have "
         "(DistributedSampler makes them even), a return, a break or sys.exit() that depends on "
         "the rank or its data, an exception that was caught, or a library that ends the process.",
@@ -134,10 +96,10 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "join",
-        "Or, with DistributedDataParallel, wrap `{loop}` in `with Join([model])`, which shadows "
+        "Or, with DistributedDataParallel, wrap `{cause}` in `with Join([model])`, which shadows "
         "the collectives of ranks that have run out of data.",
         JOIN,
-        kinds=(Kind.FINISHED_EARLY,),
+        causes=(What.UNEVEN_LOOP,),
         unless=(Use.FSDP, Use.DEEPSPEED, Use.PIPELINE, Use.JOIN),
     ),
     Remedy(
@@ -235,19 +197,6 @@ BY_KIND: tuple[Remedy, ...] = (
         "root rank computed differently.",
         kinds=(Kind.SIGNATURE_MISMATCH,),
         apart=False,
-    ),
-    Remedy(
-        "move out",
-        "`{entered}` depends on `{guard}` at {guard_line}, and is for all ranks of the group: "
-        "move it out of the condition, and keep only the use of its result (printing, saving) "
-        "inside.",
-        kinds=(Kind.SUBSET_ENTERED,),
-    ),
-    Remedy(
-        "move out",
-        "Call the collective on every rank of its group: move it out of `{guard}` and keep only "
-        "the use of its result (printing, saving) inside.",
-        kinds=(Kind.SUBSET_ENTERED,),
     ),
     Remedy(
         "move out",

@@ -16,7 +16,7 @@ from itertools import combinations, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.past import END, LEFT, Made, Step, pasts
-from hangwatch.types.snapshot import Frame
+from hangwatch.diagnosis.source.program import Line, Position, fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.diagnosis.facts.past import Past
-    from hangwatch.diagnosis.source.control_flow import Source
+    from hangwatch.diagnosis.source.files import Source
 
 MOST_CLASSES = 48
 """Of ranks that did the same. Where there are more, each runs in its own way."""
@@ -278,9 +278,12 @@ def strange_side(parting: Parting, source: Source) -> int | None:
     that none ends between their lines.
     """
     found = _strange(parting, lambda step: step, new=False)
-    if found is None and _in_one_loop(parting, source):
-        found = _strange(parting, lambda step: step._replace(file="", line=0), new=True)
-    return found
+    return odd_side(parting) if found is None and _in_one_loop(parting, source) else found
+
+
+def odd_side(parting: Parting) -> int | None:
+    """The same of two that are known to be in the same loops, so that no call is new by chance."""
+    return _strange(parting, lambda step: step._replace(file="", line=0), new=True)
 
 
 def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> int | None:
@@ -288,7 +291,9 @@ def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> in
     before, known = parting.before, [read(step) for step in parting.before]
     alike = sum(1 for _ in takewhile(lambda step: step == before[-1], reversed(before)))
     # One of several equal calls in a row tells nothing: it takes all of them, and one before.
-    for length in range(min(MOST_CONTEXT, len(before)), alike if alike > 1 else 0, -1):
+    # Unless the source shows that it is no loop that ends with them.
+    least = alike if alike > 1 and not new else 0
+    for length in range(min(MOST_CONTEXT, len(before)), least, -1):
         context = before[-length:]
         usual = {
             known[at] for at in range(length, len(before)) if before[at - length : at] == context
@@ -306,8 +311,6 @@ def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> in
 
 def _in_one_loop(parting: Parting, source: Source) -> bool:
     """Whether the source shows that neither is past a loop that the other is in."""
-    one, other = (Frame(way[0].step.file, way[0].step.line, "") for way in parting.ways)
-    if not one.file or not other.file or source.tree(one.file) is None:
-        return False
-    forks = source.fork_of_lines(one, other), source.fork_of_lines(other, one)
-    return all(fork is not None and source.left_loop(fork) is None for fork in forks)
+    here, there = (Position((Line(way[0].step.file, way[0].step.line),)) for way in parting.ways)
+    found = fork(source.program, here, there)
+    return found is not None and not found.left and not found.back.left

@@ -33,8 +33,6 @@ class Habit:
     here_is_usual: bool
     """Or not known to be unusual."""
     there_is_usual: bool
-    here_known_there: bool
-    """The ranks that entered ``there`` have entered ``here`` at other places."""
     here_is_new: bool
     """Neither side has made this call at another place: the program may just go on."""
     by_line: bool
@@ -67,7 +65,6 @@ def habit(job: Job, place: Place, here: Iterable[int], there: Iterable[int]) -> 
     return Habit(
         here_is_usual=not mine_follow or my_step in mine_follow,
         there_is_usual=other_step in follows.get(other[0], ()),
-        here_known_there=my_step in _steps(job, place, other[0]),
         here_is_new=not any(my_step in _steps(job, place, rank) for rank in both),
         by_line=bool(my_step[1] or other_step[1]),
         apart=bool(my_step[1] and other_step[1]) and my_step[1:3] != other_step[1:3],

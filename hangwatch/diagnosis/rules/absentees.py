@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.activity import may_wait
 from hangwatch.diagnosis.facts.channels import senders, sent
 from hangwatch.diagnosis.facts.endings import Cause, How, gave_up
-from hangwatch.diagnosis.facts.history import made_before
 from hangwatch.diagnosis.facts.shares import is_half
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.splits import position
+from hangwatch.diagnosis.source.program import fork
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, group_text, now, verb
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
-from hangwatch.types.snapshot import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
     from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop
     from hangwatch.types.calls import Site
 
 
@@ -39,7 +39,7 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         if found is not None:
             return found
     waits = case.waits_at(wait_point)
-    loop = _left_loop(case, wait_point, culprits[0], waits)
+    loop = _left_loop(case, culprits[0], waits)
     scene = Scene(
         culprits,
         case.direct(wait_point),
@@ -56,32 +56,25 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         certainty=Certainty.LIKELY if seen else Certainty.POSSIBLE,
         culprits=culprits,
         victims=case.victims_of(culprits),
-        text=(
-            wording.never_entered(scene, activity, timed_out=gave_up(case.ended, waits))
-            if loop is None
-            else wording.left_loop(scene, "", loop)
-        ),
+        text=wording.never_entered(scene, activity, timed_out=gave_up(case.ended, waits))
+        if loop is None
+        else wording.left_loop(scene, "", loop),
         wait_point=wait_point,
         collective=case.collective(wait_point, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
-        loop=loop,
     )
 
 
-def _left_loop(
-    case: Case, wait_point: Place, culprit: int, waits: Iterable[Wait]
-) -> LeftLoop | None:
+def _left_loop(case: Case, culprit: int, waits: Iterable[Wait]) -> Site | None:
     """The loop that the culprit has left for good and those who wait are in."""
-    mine = case.stack(culprit)
-    for wait in waits:
-        theirs = case.frames_at(wait.rank, wait_point)
-        if mine and theirs:
-            fork = case.source.fork(mine, theirs)
-            loop = case.source.left_loop(fork) if fork else None
-            return loop if loop is not None and not loop.returns else None
-    return None
+    here = position(case, culprit)
+    there = next((at for wait in waits if (at := position(case, wait.rank)) is not None), None)
+    parted = fork(case.source.program, here, there) if here and there else None
+    if parted is None or not parted.left or parted.in_one_loop:
+        return None
+    return case.site_of_line(parted.file, parted.left[-1].lineno)
 
 
 def subset(
@@ -92,9 +85,6 @@ def subset(
     None unless the source says that those who wait took a condition on the rank.
     """
     waits = case.waits_at(wait_point)
-    guard = _rank_guard(case, waits)
-    if guard is None or _others_made_it(case, waits, others):
-        return None
     culprits = case.direct(wait_point)
     scene = Scene(
         culprits,
@@ -103,44 +93,21 @@ def subset(
         case.victims_site(waits),
         case.waiting_site(others[0]),
     )
-    return Finding(
+    found = Finding(
         kind=Kind.SUBSET_ENTERED,
         reason=Reason.USER_CODE,
         certainty=Certainty.PROVED if final else Certainty.LIKELY,
         culprits=culprits,
         victims=tuple(sorted(set(case.victims_of(others)) - set(culprits))),
-        text=disagreement.subset(scene, guard, went_on),
+        text=disagreement.subset(scene, went_on),
         final=final,
         wait_point=wait_point,
         collective=case.collective(wait_point, waits),
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
-        guard=guard,
     )
-
-
-def _others_made_it(case: Case, waits: Iterable[Wait], others: Ranks) -> bool:
-    """Whether the condition is one that others met before: they left the call out."""
-    records = [wait.record for wait in waits if wait.record is not None]
-    return any(made_before(case.job, rank, record) for record in records[:1] for rank in others)
-
-
-def _rank_guard(case: Case, waits: Iterable[Wait]) -> Guard | None:
-    """The condition on the rank that those who wait stand under, if they do.
-
-    One whose other branch communicates too says nothing: both kinds of ranks
-    have their part to do.
-    """
-    for wait in waits:
-        frames = [] if wait.over else case.stack(wait.rank)[::-1]
-        if wait.site is not None:
-            frames = [Frame(wait.site.file, wait.site.line, wait.site.function), *frames]
-        for frame in frames:
-            guard = case.source.rank_guard(frame)
-            if guard is not None:
-                return guard if guard.for_few and not guard.other_branch_communicates else None
-    return None
+    return found if is_by_rank(case, found) else None
 
 
 def absent_ranks(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:

@@ -16,12 +16,12 @@ from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
 from hangwatch.diagnosis.graph.wait_for import held_up
 from hangwatch.diagnosis.text.phrases import wait_point_text
 from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Reason
-from hangwatch.types.snapshot import Frame
 from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.devices import Stuck
     from hangwatch.diagnosis.facts.endings import Ending
@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
     from hangwatch.diagnosis.graph.wait_for import Graph
-    from hangwatch.diagnosis.source.control_flow import Guard, LeftLoop, Source
+    from hangwatch.diagnosis.source.files import Source
     from hangwatch.diagnosis.text.wording import Text
-    from hangwatch.types.calls import Site
     from hangwatch.types.kinds import Kind, What
-    from hangwatch.types.snapshot import OpRecord
+    from hangwatch.types.snapshot import Frame, OpRecord
 
 
 _T = TypeVar("_T")
@@ -66,15 +65,15 @@ class Finding:
     """Culprits that are gone."""
     hang: Certainty | None = None
     """That it hangs, where that is surer than who did it."""
-    guard: Guard | None = None
-    """The condition that the culprits took, or did not take, other than the rest."""
-    loop: LeftLoop | None = None
-    """The loop that the culprits have left, and the others have not."""
     apart: bool = False
     """The culprits and the others are in different calls of the program, of one operation."""
     differs: str = ""
     """What is not the same in their calls (facts/signatures.py: Differs), where they match else."""
 
+    undecided: tuple[int, ...] = ()
+    """Whom its text tells of, where any of its culprits may be at fault."""
+    against: tuple[int, ...] = ()
+    """Whom its culprits are held against first."""
     what: What | None = None
     """Why it came to it, where the rule that found it knows."""
 
@@ -131,6 +130,13 @@ class Case:
             found = self._activities[rank] = self._activity(rank)
         return found
 
+    def handled_by(self, ranks: Collection[int]) -> str:
+        """The exception that some ranks handle and no other does, by its name; empty for none."""
+        handling = {rank: one.handling for rank, one in self.job.ranks.items()}
+        found = {handling.get(rank, "") for rank in ranks}
+        others = {name for rank, name in handling.items() if rank not in ranks}
+        return found.pop() if len(found) == 1 and not found & others else ""
+
     def is_frozen(self, rank: int) -> bool:
         """Whether nothing of a rank runs, not even what works on its collectives."""
         known = rank in self.job.ranks and rank not in self.ended
@@ -174,22 +180,6 @@ class Case:
         thread = program_thread(snapshot) if snapshot else None
         return user_frames(thread.frames)[::-1] if thread else []
 
-    def frames_at(self, rank: int, place: Place) -> list[Frame]:
-        """The user frames that led a rank into a place, outermost first.
-
-        Its stack if it still waits there; else the line that was recorded.
-        """
-        record = self.job.record(rank, place)
-        stack = self.stack(rank)
-        here = any(wait.wait_point == place for wait in self.graph.by_rank.get(rank, ()))
-        site = (record.site if record else None) or self._raised_at(rank)
-        if stack and here and (site is None or _same_line(stack[-1], site)):
-            return stack
-        if site is not None:
-            return [Frame(site.file, site.line, site.function)]
-        # Issued from C++: where the rank waits now is next to where it issued it.
-        return stack
-
     def site_at(self, rank: int, place: Place) -> Site | None:
         """The user's line that entered a place, with its text."""
         record = self.job.record(rank, place)
@@ -220,6 +210,11 @@ class Case:
         """The line at which a peer's end threw a rank out of what C++ had issued."""
         end = self.ended.get(rank)
         return end.exception.site if end is not None and end.exception is not None else None
+
+    def site_of_line(self, file: str, number: int) -> Site:
+        """A line of the user's, with its text."""
+        site = Site(file, number, "")
+        return with_source(site, self.texts) or site
 
     def waiting_site(self, rank: int) -> Site | None:
         """The innermost user line of the rank's stack."""
@@ -293,10 +288,6 @@ class Case:
             if record is not None:
                 return Collective(record.op, record.seq, record.dtype, record.shape)
         return None
-
-
-def _same_line(frame: Frame, site: Site) -> bool:
-    return frame.file == site.file and frame.line == site.line
 
 
 def _most_common(counts: Counter[_T]) -> _T | None:

@@ -8,26 +8,24 @@ rank that the culprits do not meet, a loop whose length is in the text.
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
-from hangwatch.diagnosis.rules.splits import lines_before, lines_of, splits
+from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.paths import ways
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import (
-    collectives_of_all,
     communicates,
     exhausted_loop,
+    other_branch,
     runs_out,
     spans,
 )
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.reasons import Parted
-from hangwatch.frames import with_source
-from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
 from hangwatch.types.verdict import RootCause
 
@@ -40,9 +38,13 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source.flow import Choice
     from hangwatch.diagnosis.source.paths import Ways
     from hangwatch.diagnosis.source.program import Position
+    from hangwatch.diagnosis.text.phrases import Ranks
+    from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import OpRecord
 
 MOST_OTHERS = 3
+MOST_SIDES = 2
+"""Of which any may be at fault, that are asked for what led them there."""
 _OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED, Reason.EXCEPTION_HANDLING})
 """Why a rank is elsewhere that is neither busy nor stopped."""
 _PARTED = frozenset(
@@ -54,19 +56,38 @@ _PARTED = frozenset(
         Kind.ORDER_INVERSION,
     }
 )
-_CONDITIONS = (What.RANK_CONDITION, What.DATA_CONDITION)
+CONDITIONS = (What.RANK_CONDITION, What.DATA_CONDITION)
 _FIRST = (What.RANK_CONDITION, What.SWALLOWED_EXCEPTION)
 """What is told first where several may be."""
 
 
-def cause_of(case: Case, finding: Finding) -> RootCause:
-    """Why it came to a finding, unknown where nothing tells."""
-    found = _choices(case, finding) if _has_parted(case, finding) else []
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A choice of the culprits, as the source reads."""
+
+    what: What
+    node: ast.AST
+    """The statement to change."""
+    site: Site
+    choice: Choice
+    culprits: Ranks
+    split: Split
+    taken: Sequence[ast.stmt] = ()
+    """Of an `if` the way that they took."""
+    other: Sequence[ast.stmt] = ()
+    """The one that they did not."""
+
+
+def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
+    """Why it came to a finding, unknown where nothing tells.
+
+    found: what the source shows of it (choices_of).
+    """
     if not found:
         return _without_choice(case, finding)
     sure = Certainty.LIKELY if len(found) == 1 else Certainty.POSSIBLE
     certainty = finding.certainty.at_most(sure)
-    causes = [replace(cause, certainty=certainty) for cause in found]
+    causes = [_cause(case, read, certainty) for read in found]
     return replace(causes[0], others=tuple(causes[1 : 1 + MOST_OTHERS]))
 
 
@@ -96,10 +117,32 @@ def _is_about_groups(finding: Finding) -> bool:
 # --- By the source --------------------------------------------------------------------
 
 
-def _choices(case: Case, finding: Finding) -> list[RootCause]:
+def choices_of(case: Case, finding: Finding) -> list[Read]:
+    """The choices by which culprits came to their call instead of that of the others.
+
+    Of several sides of which any may be at fault those of each.
+    """
+    if not _has_parted(case, finding):
+        return []
+    sides = sides_of(case, finding.culprits)
+    if len(sides) == 1 or finding.kind not in _PARTED:
+        reads = _choices(case, finding, lambda rank: rank not in finding.against)
+        caught = [read for read in reads if read.choice.turn is Turn.EXCEPTION]
+        return caught if caught and case.handled_by(finding.culprits) else reads
+    found: dict[Site, Read] = {}
+    for side in sides[:MOST_SIDES]:
+        alone = replace(finding, culprits=side)
+        for read in _choices(case, alone, finding.culprits.__contains__):
+            found.setdefault(read.site, read)
+    return list(found.values())
+
+
+def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list[Read]:
     program = case.source.program
-    for split in splits(case, finding, program.trees):
-        barred, calls = _settled_otherwise(case, split), _calls(case, program.trees, split)
+    for split in splits(case, finding, program.trees, weight):
+        if split.mine.line == split.theirs.line:
+            continue
+        barred, calls = _settled_otherwise(case, split), _calls(case, split)
         found = ways(program, split.start, (split.mine, split.theirs), calls, barred)
         if found is None:
             continue
@@ -107,22 +150,20 @@ def _choices(case: Case, finding: Finding) -> list[RootCause]:
         shut = [choice for choice in found.before if _is_shut(case, choice, split)]
         not_made = [replace(choice, taken=not choice.taken) for choice in found.others]
         for choices in (shut, (*found.decisive, *found.around), not_made):
-            causes: dict[Site | None, RootCause] = {}
+            reads: dict[Site, Read] = {}
             for choice in choices:
-                cause = _cause(case, finding, choice, split, found)
-                if cause is not None:
-                    causes.setdefault(cause.site, cause)
-            if causes:
-                return sorted(causes.values(), key=lambda one: one.what not in _FIRST)
+                read = _read(case, finding, choice, split, found)
+                if read is not None:
+                    reads.setdefault(read.site, read)
+            if reads:
+                return sorted(reads.values(), key=lambda one: one.what not in _FIRST)
     return []
 
 
-def _calls(case: Case, trees: Mapping[str, ast.Module], split: Split) -> set[Line]:
+def _calls(case: Case, split: Split) -> set[Line]:
     """The lines of calls that are known, wherever they were made."""
     made = {line for rank in split.ranks for line in lines_of(case, rank)}
-    return made | {
-        Line(file, number) for file, tree in trees.items() for number in collectives_of_all(tree)
-    }
+    return made | case.source.program.collectives_of_all
 
 
 def _settled_otherwise(case: Case, split: Split) -> Callable[[Choice], bool]:
@@ -148,38 +189,36 @@ def _spans(lines: Sequence[Line], file: str, body: Sequence[ast.stmt]) -> bool:
 # --- What a choice is -----------------------------------------------------------------
 
 
-def _cause(
-    case: Case, finding: Finding, choice: Choice, split: Split, found: Ways
-) -> RootCause | None:
-    """What a choice of the culprits is; None where it cannot have been it."""
-    what, node = _read(case, finding, choice, split)
-    if what in _CONDITIONS and finding.kind is Kind.ORDER_INVERSION:
-        what = What.DIFFERENT_ORDER if _is_of_order(case, node, split, found) else what
-    here = _site(case, Line(choice.file, case.source.line_of(choice.file, node)))
-    if what is None or here is None:
+def _read(case: Case, finding: Finding, choice: Choice, split: Split, found: Ways) -> Read | None:
+    """A choice of the culprits as it reads; None where it cannot have been it."""
+    what, node = _named_by_source(case, finding, choice, split)
+    taken, other = _branches(case, choice)
+    if what in CONDITIONS and finding.kind is Kind.ORDER_INVERSION:
+        both = communicates(taken) and communicates(other)
+        what = What.DIFFERENT_ORDER if both or _turns_round(case, split, found) else what
+    if what is None:
         return None
-    places = (_site(case, line) for line in (split.start, split.mine.line, split.theirs.line))
-    parted = Parted(finding.culprits, split.other, *places)
-    return RootCause(
-        what,
-        Certainty.POSSIBLE,
-        here,
-        reasons.of_choice(what, here, choice, parted),
-        reasons.evidence(parted),
-    )
+    site = case.site_of_line(choice.file, case.source.line_of(choice.file, node))
+    return Read(what, node, site, choice, finding.culprits, split, taken, other)
 
 
-def _site(case: Case, line: Line | None) -> Site | None:
-    return with_source(Site(*line, "") if line is not None else None, case.texts)
+def _cause(case: Case, read: Read, certainty: Certainty) -> RootCause:
+    split = read.split
+    lines = (split.start, split.mine.line, split.theirs.line)
+    places = (line and case.site_of_line(*line) for line in lines)
+    parted = Parted(read.culprits, split.other, *places)
+    why = reasons.of_choice(read.what, read.site, read.choice, parted)
+    return RootCause(read.what, certainty, read.site, why, reasons.evidence(parted))
 
 
-def _read(
+def _named_by_source(
     case: Case, finding: Finding, choice: Choice, split: Split
 ) -> tuple[What | None, ast.AST]:
     """What a choice is called, and the statement to change; None where it cannot have been it."""
     node = choice.node
     if choice.turn is Turn.EXCEPTION:
-        loop = exhausted_loop(case.source.tree(choice.file), node)
+        scope = case.source.program.scope_at(Line(choice.file, getattr(node, "lineno", 0)))
+        loop = exhausted_loop(scope, node)
         return (What.UNEVEN_LOOP, loop) if loop is not None else (What.SWALLOWED_EXCEPTION, node)
     if choice.turn is Turn.LOOP:
         constants = case.source.given(choice.file).constants
@@ -201,10 +240,18 @@ def _read(
     return (None, node) if same else _jump(choice, split.mine) or (What.DATA_CONDITION, node)
 
 
-def _is_of_order(case: Case, node: ast.AST, split: Split, found: Ways) -> bool:
+def _branches(case: Case, choice: Choice) -> tuple[Sequence[ast.stmt], Sequence[ast.stmt]]:
+    """The way that is taken at an `if`, and the other one; empty for what is none."""
+    node = choice.node
+    if not isinstance(node, ast.If):
+        return (), ()
+    scope = case.source.program.scope_at(Line(choice.file, node.lineno))
+    other = other_branch(scope, node) if scope is not None else node.orelse
+    return (node.body, other) if choice.taken else (other, node.body)
+
+
+def _turns_round(case: Case, split: Split, found: Ways) -> bool:
     """Whether the program makes both calls in a turn, whichever way it goes at a condition."""
-    if isinstance(node, ast.If) and communicates(node.body) and communicates(node.orelse):
-        return True
     waits = case.graph.by_rank.get(split.culprit, ())
     return found.turned_round and all(
         _knows(case, rank, wait) for rank in split.ranks[1:] for wait in waits

@@ -20,7 +20,7 @@ from hangwatch.diagnosis.rules.mismatch import judge_lines
 from hangwatch.diagnosis.rules.naming import judge_names
 from hangwatch.diagnosis.rules.terminals import finished, judge_terminals, left_behind
 from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
-from hangwatch.diagnosis.text import disagreement, wording
+from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.phrases import at_line, group_text, now, verb
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
@@ -232,9 +232,8 @@ def _tells(case: Case, wait_point: Channel, left: Divergence | None) -> bool:
     """Whether a send or recv without its other half is what the cycle is about."""
     peers = _peers(case, wait_point)
     if left is not None:
-        by_source = left.loop is not None or left.guard is not None
         known = bool(peers) and set(peers) <= set(left.culprits)
-        return not by_source and known and wait_point.waiter in left.others
+        return known and wait_point.waiter in left.others
     return bool(peers) and all(
         _is_elsewhere(case, peer)
         and any(wait_point.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
@@ -338,10 +337,7 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: Divergence 
     parted = left is not None and left.parted
     if parted:
         sure = Certainty.POSSIBLE
-    # Who finished early is to blame for where the others wait, else for where it waits.
-    about = (
-        (rest if kind is Kind.FINISHED_EARLY else guilty)[0].wait_point if left else ordered[0][0]
-    )
+    about = guilty[0].wait_point if left else ordered[0][0]
     sites = (case.victims_site(guilty), case.victims_site(rest)) if left else _sites(parts)
     return Finding(
         kind=kind,
@@ -356,8 +352,6 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: Divergence 
         site=sites[0],
         victim_site=sites[1],
         waits=waits,
-        guard=left.guard if left is not None else None,
-        loop=left.loop if left is not None else None,
     )
 
 
@@ -379,14 +373,6 @@ def _told(
     """What kind of departure it is; its text, None where it is an inversion."""
     sites = case.victims_site(guilty), case.victims_site(rest)
     mine, theirs = (case.op_at(waits, None) or "a collective" for waits in (guilty, rest))
-    if left.loop is not None:
-        scene = Scene(left.culprits, left.others, case.where(rest[0].wait_point), *sites)
-        over = all(wait.over for wait in rest)
-        return Kind.FINISHED_EARLY, wording.left_loop(scene, mine, left.loop, failed=over)
-    if left.guard is not None:
-        scene = Scene(left.culprits, left.others, case.where(guilty[0].wait_point), *sites)
-        text = disagreement.subset(scene, left.guard, disagreement.elsewhere(scene, theirs))
-        return Kind.SUBSET_ENTERED, text
     at = guilty[0].wait_point
     if isinstance(at, Channel) and not left.parted:
         scene = Scene(left.culprits, left.others, group_text(case.job, at.gid), *sites)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.endings import How
-from hangwatch.diagnosis.facts.history import is_usual, made_before, step
+from hangwatch.diagnosis.facts.history import is_usual, step
 from hangwatch.diagnosis.facts.past import END
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
+from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import (
     at_line,
@@ -78,15 +79,12 @@ def with_departure(case: Case, finding: Finding) -> Finding:
 def _or_another(case: Case, finding: Finding) -> Finding:
     """The finding, of all who may be at fault as well as its culprits."""
     culprits, others = {*finding.culprits}, _others(case, finding)
-    if _is_by_rank(case, finding, others):
+    tied = _tied(case, finding)
+    if not tied and not _is_one_of_two(case, finding, others):
         return finding
-    if tied := _tied(case, finding):
-        return _undecided(finding, tied)
-    if not _is_one_of_two(case, finding, others):
-        return finding
-    if _did_as_never_before(case, culprits, others):
+    if is_by_rank(case, finding) or (not tied and _did_as_never_before(case, culprits, others)):
         return finding.likely_at_most()
-    return _undecided(finding, culprits | others)
+    return _undecided(finding, tied or culprits | others)
 
 
 def _came_from_elsewhere(case: Case, finding: Finding) -> bool:
@@ -121,26 +119,6 @@ def _is_one_of_two(case: Case, finding: Finding, others: set[int]) -> bool:
     )
 
 
-def _is_by_rank(case: Case, finding: Finding, others: set[int]) -> bool:
-    """Whether the source shows that the culprits alone are meant to go another way."""
-    guard, loop = finding.guard, finding.loop
-    if (guard is not None and guard.on_rank) or (loop is not None and loop.on_rank):
-        return True
-    for rank in finding.culprits:
-        for wait in case.graph.by_rank.get(rank, ()):
-            # To send and receive below such a condition is what it is for.
-            known = wait.record is None or any(
-                made_before(case.job, other, wait.record) for other in others
-            )
-            if known or not isinstance(wait.wait_point, Place):
-                continue
-            frames = case.frames_at(rank, wait.wait_point) or case.stack(rank)
-            found = case.source.rank_guard(frames[-1]) if frames else None
-            if found is not None and found.for_few and not found.other_branch_communicates:
-                return True
-    return False
-
-
 def _others(case: Case, finding: Finding) -> set[int]:
     """Those on the other side of a finding than its culprits."""
     place, graph = finding.wait_point, case.graph
@@ -155,7 +133,7 @@ def _others(case: Case, finding: Finding) -> set[int]:
         found.update(senders(case.job, place) if place.peer == ANYONE else (place.peer,))
         for rank in finding.culprits:
             found.update(_in_messages(case, rank))
-    elif isinstance(place, Place) and finding.loop is None:
+    elif isinstance(place, Place):
         found.update(case.job.members(place.gid))
     return found - {*finding.culprits}
 
@@ -214,7 +192,7 @@ def _undecided(finding: Finding, ranks: set[int]) -> Finding:
         victims=tuple(sorted(victims)),
         certainty=Certainty.POSSIBLE,
         hang=finding.hang or finding.certainty,
-        text=disagreement.either(finding.text, tuple(sorted(ranks))),
+        undecided=finding.culprits,
     )
 
 
@@ -291,8 +269,6 @@ def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Fi
         site=scene.site,
         victim_site=scene.other_site,
         ended=tuple(rank for rank in culprits if rank in case.ended),
-        guard=None,
-        loop=None,
     )
 
 

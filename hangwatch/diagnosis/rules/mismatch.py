@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import Cause, How
@@ -14,68 +14,16 @@ from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.threads import judge_threads
-from hangwatch.diagnosis.text import disagreement, wording
+from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import Ranks, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
 from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
-    from hangwatch.diagnosis.facts.history import Habit
     from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.diagnosis.source.control_flow import Fork, Guard, LeftLoop
     from hangwatch.types.snapshot import OpRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What tells that ``here`` left the common program that ``there`` follows."""
-
-    loop: LeftLoop | None = None
-    outlasts: LeftLoop | None = None
-    """``there`` has left the loop that ``here`` is in."""
-    guard: Guard | None = None
-    skips: Guard | None = None
-    """The condition under which ``here`` passed over what ``there`` entered."""
-    habit: Habit | None = None
-    same_line: bool = False
-    source_known: bool = False
-    """Whether the source could tell of a loop that was left."""
-
-    @property
-    def decides(self) -> bool:
-        """Whether it is enough where there is no majority."""
-        if self.loop is not None:
-            return True
-        usual = self.habit
-        if usual is not None and usual.by_line:
-            if usual.there_is_usual and not usual.here_is_usual:
-                return True
-            if usual.here_known_there:
-                return False  # the condition is one that the others meet as well
-        return self.guard is not None and self.guard.on_rank and self.guard.for_few
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether ``here`` is in a part of the program that ``there`` does not come to.
-
-        Then what they entered is not one call with two signatures.
-        """
-        if self.loop is not None:
-            return True
-        usual = self.habit
-        if usual and usual.apart and usual.there_is_usual and not usual.here_is_usual:
-            return True  # at this point they always came to the line that the others are at
-        if self.guard is None:
-            return False
-        alone = self.guard.on_rank and self.guard.for_few
-        return alone and not self.guard.other_branch_communicates
-
-    @property
-    def is_weak(self) -> bool:
-        """Whether the program may just have gone on to what it never came to before."""
-        return self.habit is not None and self.habit.here_is_new and not self.source_known
 
 
 def judge_dispute(case: Case, place: Place) -> Finding | None:
@@ -151,9 +99,26 @@ def judge_aborted(case: Case, place: Place) -> Finding | None:
 def _blame(
     case: Case, place: Place, found: Split, sides: tuple[Ranks, Ranks], certainty: Certainty
 ) -> Finding:
-    if found.differs is Differs.OP or _evidence(case, place, *sides).elsewhere:
+    if found.differs is Differs.OP or _is_elsewhere(case, place, sides):
         return _other_op(case, place, sides, certainty)
     return _other_signature(case, place, found, sides[0], certainty)
+
+
+def _is_elsewhere(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
+    """Whether the first of two sides always came to the line of the other at this point.
+
+    Then what they entered is not one call with two signatures.
+    """
+    usual = habit(case.job, place, *sides)
+    return usual is not None and usual.apart and usual.there_is_usual and not usual.here_is_usual
+
+
+def _is_odd(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
+    """Whether the first of two sides made a known call where it never made it before."""
+    usual = habit(case.job, place, *sides)
+    if usual is None or usual.here_is_new:
+        return False  # the program may just have gone on to it
+    return usual.by_line and usual.there_is_usual and not usual.here_is_usual
 
 
 def _without_majority(case: Case, place: Place, found: Split) -> Finding:
@@ -163,18 +128,19 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
     whole = known == len(case.job.members(place.gid))
     if len(found.parts) == 2 and whole:  # noqa: PLR2004 (a pair of sides)
         one, other = found.parts[0][1], found.parts[1][1]
-        alone = case.departures.ranks & {*one, *other}
-        if alone and (alone <= set(one) or alone <= set(other)):
-            sides = (one, other) if alone <= set(one) else (other, one)
-            return _blame(case, place, found, sides, Certainty.LIKELY)
-        seen = {sides: _evidence(case, place, *sides) for sides in ((one, other), (other, one))}
-        decided = [sides for sides, evidence in seen.items() if evidence.decides]
-        if len(decided) == 1 and not seen[decided[0]].is_weak:
-            return _blame(case, place, found, decided[0], Certainty.LIKELY)
+        left = case.departures.ranks & {*one, *other}
+        odd = [
+            sides
+            for sides in ((one, other), (other, one))
+            if (left <= {*sides[0]} if left else _is_odd(case, place, sides))
+        ]
+        if len(odd) == 1:
+            return _blame(case, place, found, odd[0], Certainty.LIKELY)
     candidates = tuple(sorted(rank for _, ranks in found.parts for rank in ranks))
     sites = [(r, s) for _, r in found.parts if (s := case.site_at(r[0], place)) is not None]
     is_op = found.differs is Differs.OP
     named = "different collectives" if is_op else _op(case, place, candidates[0])
+    final = _is_final(case, place)
     return Finding(
         kind=Kind.OP_MISMATCH if is_op else Kind.SIGNATURE_MISMATCH,
         reason=Reason.USER_CODE,
@@ -182,7 +148,8 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
         culprits=candidates,
         victims=case.victims_of(candidates, _wait_points(case, place)),
         text=disagreement.undecided(found, wait_point_text(case.job, place, named), sites),
-        final=_is_final(case, place),
+        final=final,
+        hang=Certainty.LIKELY if final and whole else None,
         wait_point=place,
         collective=_collective(case, place, candidates[0]),
         site=sites[0][1] if sites else None,
@@ -216,106 +183,27 @@ def _is_final(case: Case, place: Place) -> bool:
     )
 
 
-def _evidence(case: Case, place: Place, here: Ranks, there: Ranks) -> Evidence:
-    mine = next((f for rank in here if (f := case.frames_at(rank, place))), [])
-    theirs = next((f for rank in there if (f := case.frames_at(rank, place))), [])
-    fork = case.source.fork(mine, theirs)
-    back = case.source.fork(theirs, mine)
-    if fork is None and mine and theirs:
-        fork = case.source.fork_of_lines(mine[-1], theirs[-1])
-        back = case.source.fork_of_lines(theirs[-1], mine[-1])
-    guard = case.source.guard(fork) if fork else None
-    if guard is None or not guard.on_rank:
-        guard = case.source.guard_beyond(mine, theirs) or guard
-    same_line = bool(mine and theirs) and (mine[-1].file, mine[-1].line) == (
-        theirs[-1].file,
-        theirs[-1].line,
-    )
-    usual = habit(case.job, place, here, there)
-    return Evidence(
-        loop=case.source.left_loop(fork) if fork else None,
-        outlasts=case.source.left_loop(back) if back else None,
-        guard=guard,
-        skips=_skips(case, fork, back, usual),
-        habit=usual,
-        same_line=same_line,
-        source_known=bool(mine) and case.source.tree(mine[-1].file) is not None,
-    )
-
-
-def _skips(case: Case, fork: Fork | None, back: Fork | None, usual: Habit | None) -> Guard | None:
-    guard = case.source.guard(back) if back else None
-    if guard is None or guard.other_branch_communicates:
-        guard = case.source.jump(fork) if fork else None
-    if guard is None or fork is None or usual is None:
-        return guard
-    # One that passed over it and came round to a line before it calls there what it always does.
-    extra = usual.by_line and usual.there_is_usual and usual.here_is_new
-    return None if fork.here < guard.line and extra else guard
-
-
 def _other_op(
     case: Case, place: Place, sides: tuple[Ranks, Ranks], certainty: Certainty
 ) -> Finding:
     culprits, others = sides
-    seen = _evidence(case, place, culprits, others)
-    kind, skipped = _kind(seen)
     ops = _op(case, place, culprits[0]), _op(case, place, others[0])
     sites = case.site_at(culprits[0], place), case.site_at(others[0], place)
-    mine, theirs, both = (wait_point_text(case.job, place, op) for op in (*ops, UNNAMED))
-
-    def scene(where: str) -> Scene:
-        return Scene(culprits, others, where, *sites)
-
-    if seen.loop is not None and kind is Kind.FINISHED_EARLY:
-        failed = all(wait.over for wait in _waits(case, place))
-        text = wording.left_loop(scene(theirs), ops[0], seen.loop, failed=failed)
-    elif kind is Kind.FINISHED_EARLY:
-        text = wording.outlasted(scene(mine), f"they are in {ops[1]} after the loop")
-    elif kind is Kind.SUBSET_ENTERED:
-        text = disagreement.subset(
-            scene(mine), seen.guard, disagreement.elsewhere(scene(mine), ops[1])
-        )
-    elif skipped:
-        text = disagreement.skipped(scene(theirs), ops[0], seen.skips)
-    else:
-        text = disagreement.other_op(scene(both), ops, seen.guard)
-    about = others[0] if seen.loop is not None else culprits[0]
+    scene = Scene(culprits, others, wait_point_text(case.job, place, UNNAMED), *sites)
     return Finding(
-        kind=kind,
+        kind=Kind.OP_MISMATCH,
         reason=Reason.USER_CODE,
         certainty=certainty,
         culprits=culprits,
         victims=case.victims_of(culprits, _wait_points(case, place)),
-        text=text,
+        text=disagreement.other_op(scene, ops),
         final=_is_final(case, place),
         wait_point=place,
-        collective=_collective(case, place, about),
+        collective=_collective(case, place, culprits[0]),
         site=sites[0],
         victim_site=sites[1],
         waits=_waits(case, place),
-        guard=seen.guard if kind is Kind.SUBSET_ENTERED else None,
-        loop=seen.loop,
     )
-
-
-def _kind(seen: Evidence) -> tuple[Kind, bool]:
-    """(kind, whether the culprits passed over what the others entered)."""
-    guard, usual = seen.guard, seen.habit
-    known = usual is not None and usual.here_known_there
-    kind, skipped = Kind.OP_MISMATCH, False
-    if seen.same_line:
-        pass
-    elif seen.loop is not None or seen.outlasts is not None:
-        kind = Kind.FINISHED_EARLY
-    elif guard is not None and (guard.on_rank or not known):
-        both = guard.other_branch_communicates
-        kind = Kind.OP_MISMATCH if both else Kind.SUBSET_ENTERED
-    elif known or seen.skips is not None:
-        skipped = True
-    elif usual is not None and usual.there_is_usual:
-        kind = Kind.SUBSET_ENTERED
-    return kind, skipped
 
 
 def _other_signature(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from hangwatch.diagnosis.source.syntax import calls_of
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from hangwatch.diagnosis.facts.alignment import Parting
     from hangwatch.diagnosis.facts.past import Made
@@ -42,8 +42,16 @@ class Split:
         return (self.culprit,) if self.other is None else (self.culprit, self.other)
 
 
-def splits(case: Case, finding: Finding, trees: Mapping[str, ast.Module]) -> Iterator[Split]:
-    """Where culprits and others went two ways, what is known best first."""
+def splits(
+    case: Case,
+    finding: Finding,
+    trees: Mapping[str, ast.Module],
+    weight: Callable[[int], int] = lambda _rank: 0,
+) -> Iterator[Split]:
+    """Where culprits and others went two ways, what is known best first.
+
+    weight: of the others those that it is least for are held against the culprits first.
+    """
     culprits = {*finding.culprits}
     points = [finding.wait_point, *(wait.wait_point for wait in finding.waits)]
     for point in dict.fromkeys(points):
@@ -52,22 +60,30 @@ def splits(case: Case, finding: Finding, trees: Mapping[str, ast.Module]) -> Ite
             yield from _from_their_own_message(case, peer, point)
     partings = [one for one in case.departures.partings if len(culprits & {*one.ranks}) == 1]
     waiting = {wait.rank for wait in finding.waits}
-    partings.sort(key=lambda one: (waiting.isdisjoint({*one.ranks} - culprits), -one.pairs))
+    partings.sort(
+        key=lambda one: (
+            sum(weight(rank) for rank in one.ranks if rank not in culprits),
+            waiting.isdisjoint({*one.ranks} - culprits),
+            -one.pairs,
+        )
+    )
     for parting in partings[:2]:
         culprit, other = sorted(parting.ranks, key=lambda rank: rank not in culprits)
         found = _nearest(case, parting, (culprit, other), trees)
         if found is not None:
             yield found
     culprit = finding.culprits[0]
-    mine = _now(case, culprit) or _at(finding.site)
-    for other in _others(case, finding):
-        theirs = _now(case, other) or _at(finding.victim_site)
+    mine = position(case, culprit) or _at(finding.site)
+    for other in sorted(_others(case, finding), key=weight):
+        theirs = position(case, other) or _at(finding.victim_site)
         if mine is not None and theirs is not None and mine != theirs:
             if _is_in_a_message_of_others(case, other, culprits):
                 continue
             start = _last_of_both(case, culprit, other, theirs)
             known = mine.line in lines_before(case, culprit)
             yield Split(culprit, other, start, mine, theirs, known)
+            if start == theirs.line:  # it was a guess
+                yield Split(culprit, other, None, mine, theirs, known)
             return
 
 
@@ -151,7 +167,7 @@ def _is_complete(case: Case, rank: int) -> bool:
 def _from_their_own_message(case: Case, culprit: int, channel: Channel) -> Iterator[Split]:
     """A culprit that leaves out a message, held against how it made it before."""
     wanted = "recv" if channel.sends else "send"
-    mine, lines = _now(case, culprit), lines_before(case, culprit)
+    mine, lines = position(case, culprit), lines_before(case, culprit)
     before = [
         record.site
         for _, record in case.job.ops.get(culprit, ())
@@ -193,7 +209,15 @@ def _position(
     return Position((line,)) if line is not None else None
 
 
-def _now(case: Case, rank: int) -> Position | None:
+def sides_of(case: Case, ranks: Iterable[int]) -> list[tuple[int, ...]]:
+    """Ranks by where they are."""
+    sides: dict[Position | None, list[int]] = defaultdict(list)
+    for rank in ranks:
+        sides[position(case, rank)].append(rank)
+    return [tuple(side) for side in sides.values()]
+
+
+def position(case: Case, rank: int) -> Position | None:
     """Where a rank made the call that it waits in, else where it is."""
     stack = _stack(case, rank)
     sites = [w.record.site for w in case.graph.by_rank.get(rank, ()) if w.record and w.record.site]
@@ -205,11 +229,12 @@ def _now(case: Case, rank: int) -> Position | None:
 def lines_before(case: Case, rank: int) -> list[Line]:
     """The lines of the calls of a rank, but for those that it waits in."""
     waits = [w.record for w in case.graph.by_rank.get(rank, ()) if w.record is not None]
-    return [
-        _line(record.site)
-        for _, record in case.job.ops.get(rank, ())
-        if record.site is not None and record not in waits
-    ]
+    made = [record for _, record in case.job.ops.get(rank, ()) if record not in waits]
+    # Such as all_gather_object makes several calls, and the rank is still in one of them.
+    parts = {(one.op, one.site) for one in waits if one.op != one.wire}
+    while made and (made[-1].op, made[-1].site) in parts:
+        made.pop()
+    return [_line(record.site) for record in made if record.site is not None]
 
 
 def _stack(case: Case, rank: int) -> Position | None:

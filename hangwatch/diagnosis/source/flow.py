@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.diagnosis.source.names import for_one_rank
 from hangwatch.diagnosis.source.program import SCOPES, Line
-from hangwatch.diagnosis.source.syntax import called, is_collective, scope_at
+from hangwatch.diagnosis.source.syntax import called, is_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,12 +122,11 @@ class Expansion:
         self._with_calls: dict[tuple[ast.AST, object], bool] = {}
         self._seen_called: dict[Line, list[Function]] = defaultdict(list)
         trees, named = program.trees, program.named
-        here = [line for line in lines if line.file in trees]
-        matter = {scope_at(trees[line.file], line.number) for line in here}
+        matter = {scope for line in lines if (scope := program.scope_at(line)) is not None}
         roots = []
         for stack in stacks:
             known = [frame for frame in stack.frames if frame.file in trees]
-            scopes = [scope_at(trees[frame.file], frame.number) for frame in known]
+            scopes = [scope for frame in known if (scope := program.scope_at(frame)) is not None]
             matter |= {*scopes}
             roots += scopes
             for frame, scope in zip(known, scopes[1:], strict=False):

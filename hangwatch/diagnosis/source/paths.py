@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.source.flow import Expansion, TooLargeError, Turn
-from hangwatch.diagnosis.source.program import Position, in_body
+from hangwatch.diagnosis.source.program import Position, first_statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -38,7 +38,8 @@ class Ways:
     others: tuple[Choice, ...] = ()
     """After each of them only the other line can be reached: what was not chosen."""
     turned_round: bool = False
-    """From the one line on the program comes to the other, in the same turn of each loop."""
+    """In one turn of each loop the program comes from the one line to the other, and back to it
+    by another way: it makes both calls, in either order."""
 
 
 def ways(
@@ -55,7 +56,7 @@ def ways(
     the source does not tell: it is not there, it has no such way, or it is too large.
     """
     mine, theirs = (
-        Position(tuple(in_body(program.trees, line) for line in place.frames)) for place in places
+        Position(tuple(first_statement(program, line) for line in place.frames)) for place in places
     )
     lines = [line for line in (*calls, start, mine.line, theirs.line) if line is not None]
     expansion = Expansion(program, lines, (mine, theirs))
@@ -165,7 +166,7 @@ class _Graph:
         needed = self._needed(start, both, ends) if len(both) <= MOST_COMPARED else ()
         heads = {node for node in self.nodes if self._has_turns(node)}
         later = self._reached(one, {*self.nodes} - heads - calls)
-        turned_round = one != came and not other.isdisjoint(later)
+        turned_round = one != came and not other.isdisjoint(later) and self._leads_back(one, other)
         return Ways(
             _distinct(decisive),
             _distinct(needed),
@@ -173,6 +174,12 @@ class _Graph:
             _distinct(others),
             turned_round,
         )
+
+    def _leads_back(self, to: Collection[Node], begin: Iterable[Node]) -> bool:
+        """Whether one comes to the line of some nodes in the same turn of each loop."""
+        lines = {(node.file, node.first) for node in to}
+        turns = {node for node in self.nodes if not self._has_turns(node)}
+        return any((node.file, node.first) in lines for node in self._reached(begin, turns))
 
     def _around(self, head: Node, targets: set[Node], but: set[Node]) -> Iterator[Choice]:
         """The choices that lead from the head of a loop back to it, past what one turn may meet."""

@@ -5,9 +5,17 @@ from __future__ import annotations
 import ast
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from hangwatch.diagnosis.source.syntax import called, own, scope_at
+from hangwatch.diagnosis.source.syntax import (
+    Loop,
+    body_end,
+    called,
+    collectives_of_all,
+    in_body,
+    own,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,10 +47,84 @@ class Position:
         return self.frames[-1] if self.frames else None
 
 
-def in_body(trees: Mapping[str, ast.Module], line: Line) -> Line:
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Two lines of one function, at which two positions part."""
+
+    file: str
+    scope: Function
+    here: int
+    there: int
+
+    @property
+    def left(self) -> list[Loop]:
+        """The loops that ``there`` is in and ``here`` has come past, from the inside out."""
+        loops = [node for node in own(self.scope) if isinstance(node, Loop)]
+        left = [one for one in loops if in_body(one, self.there) and self.here > body_end(one)]
+        return sorted(left, key=lambda loop: -loop.lineno)
+
+    @property
+    def in_one_loop(self) -> bool:
+        """Whether a loop is around both."""
+        loops = (node for node in own(self.scope) if isinstance(node, Loop))
+        return any(in_body(one, self.here) and in_body(one, self.there) for one in loops)
+
+    @property
+    def back(self) -> Fork:
+        """The same, seen from the other side."""
+        return Fork(self.file, self.scope, self.there, self.here)
+
+
+def fork(program: Program, here: Position, there: Position) -> Fork | None:
+    """Where two positions part; None where no function of the source has both lines.
+
+    Of positions whose callers are not known, the one call of a function by its name stands for
+    what is in it.
+    """
+    pairs = zip(here.frames, there.frames, strict=False)
+    first = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    found = _in_one_scope(program, *first) if first is not None else None
+    mine, theirs = here.line, there.line
+    if found is not None or mine is None or theirs is None or mine == theirs:
+        return found
+    return _in_one_scope(program, mine, theirs) or _by_call(program, mine, theirs)
+
+
+def _in_one_scope(program: Program, mine: Line, theirs: Line) -> Fork | None:
+    scope = program.scope_at(mine)
+    if scope is None or mine.file != theirs.file or scope is not program.scope_at(theirs):
+        return None
+    return Fork(mine.file, scope, mine.number, theirs.number)
+
+
+def _by_call(program: Program, mine: Line, theirs: Line) -> Fork | None:
+    scope, other = program.scope_at(mine), program.scope_at(theirs)
+    if scope is None or other is None or mine.file != theirs.file:
+        return None
+    call = _call_line(scope, other)
+    if call is not None and call != mine.number:
+        return Fork(mine.file, scope, mine.number, call)
+    call = _call_line(other, scope)
+    if call is not None and call != theirs.number:
+        return Fork(mine.file, other, call, theirs.number)
+    return None
+
+
+def _call_line(scope: Function, callee: Function) -> int | None:
+    """The line of ``scope`` that calls ``callee`` by its name, if it is one line."""
+    if not isinstance(callee, SCOPES):
+        return None
+    lines = {
+        node.lineno
+        for node in own(scope)
+        if isinstance(node, ast.Call) and called(node) == callee.name
+    }
+    return lines.pop() if len(lines) == 1 else None
+
+
+def first_statement(program: Program, line: Line) -> Line:
     """The first statement of a function for the line of its ``def``: compiled code is there."""
-    tree = trees.get(line.file)
-    scope = scope_at(tree, line.number) if tree is not None else None
+    scope = program.scope_at(line)
     if isinstance(scope, SCOPES) and line.number < scope.body[0].lineno:
         return Line(line.file, scope.body[0].lineno)
     return line
@@ -56,15 +138,40 @@ class Program:
         self.files: dict[Function, str] = {}
         self.names: dict[Function, str] = {}
         self.named: dict[str, list[Function]] = defaultdict(list)
-        self.calls: dict[Function, frozenset[str]] = {}
-        """The names that each function calls, or asks for."""
         for file, tree in trees.items():
             for scope, name in _functions(tree):
                 self.files[scope] = file
                 self.names[scope] = name
-                self.calls[scope] = _called_in(scope)
                 if name:
                     self.named[name].append(scope)
+
+    def scope_at(self, line: Line) -> Function | None:
+        """The innermost function that holds a line, or the file; None where it is not known."""
+        found: Function | None = self.trees.get(line.file)
+        for scope in self._scopes.get(line.file, ()):
+            # From the outside in, so the last one that fits is the innermost.
+            if scope.lineno <= line.number <= (scope.end_lineno or scope.lineno):
+                found = scope
+        return found
+
+    @cached_property
+    def _scopes(self) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
+        found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = defaultdict(list)
+        for scope, file in self.files.items():
+            if isinstance(scope, SCOPES):
+                found[file].append(scope)
+        return found
+
+    @cached_property
+    def collectives_of_all(self) -> frozenset[Line]:
+        """The lines of ``dist.all_reduce(...)`` and such, without a group of their own."""
+        trees = self.trees.items()
+        return frozenset(Line(file, at) for file, tree in trees for at in collectives_of_all(tree))
+
+    @cached_property
+    def calls(self) -> dict[Function, frozenset[str]]:
+        """The names that each function calls, or asks for."""
+        return {scope: _called_in(scope) for scope in self.files}
 
     def leading_to(self, scopes: set[Function]) -> set[Function]:
         """These functions and all that may call one of them."""

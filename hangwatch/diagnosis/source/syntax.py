@@ -53,42 +53,11 @@ def own(scope: Function) -> Iterator[ast.AST]:
         todo.extend(ast.iter_child_nodes(node))
 
 
-def scope_at(tree: ast.Module, line: int) -> Function:
-    """The innermost function that holds a line, or the module."""
-    found: Function = tree
-    todo: deque[ast.AST] = deque([tree])
-    while todo:
-        node = todo.popleft()
-        # From the outside in, so the last one that fits is the innermost.
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and holds(node, line):
-            found = node
-        # No expression holds a statement.
-        todo.extend(n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr))
-    return found
-
-
-def call_line(scope: Function, callee: Function) -> int | None:
-    """The line of ``scope`` that calls ``callee`` by its name, if it is one line."""
-    if not isinstance(callee, ast.FunctionDef | ast.AsyncFunctionDef):
-        return None
-    lines = {
-        node.lineno
-        for node in own(scope)
-        if isinstance(node, ast.Call) and called(node) == callee.name
-    }
-    return lines.pop() if len(lines) == 1 else None
-
-
 def called(node: ast.Call) -> str:
     """The bare name that a call calls."""
     if isinstance(node.func, ast.Attribute):
         return node.func.attr
     return node.func.id if isinstance(node.func, ast.Name) else ""
-
-
-def holds(node: ast.stmt, line: int) -> bool:
-    """Whether a statement covers a line."""
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def spans(body: Sequence[ast.stmt], line: int) -> bool:
@@ -129,69 +98,17 @@ def _is_fixed(expression: ast.expr, constants: Collection[str]) -> bool:
     )
 
 
-def jumps_out(loop: Loop) -> tuple[int, ...]:
-    """The lines of the statements that leave a loop: break, return."""
-    lines: list[int] = []
-    todo: deque[tuple[ast.AST, bool]] = deque((node, True) for node in loop.body)
-    while todo:
-        node, is_direct = todo.popleft()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and is_direct):
-            lines.append(node.lineno)
-        # A break in the `else` of a loop leaves the one around it.
-        after = node.orelse if isinstance(node, Loop) else []
-        todo.extend(
-            (child, is_direct and (not isinstance(node, Loop) or child in after))
-            for child in ast.iter_child_nodes(node)
-        )
-    return tuple(sorted(lines))
-
-
-def cleanup_of(scope: Function, loop: Loop, line: int) -> str:
-    """``finally`` or ``except``, if a line is in that of a try that holds a loop; else empty.
-
-    Nor if it is in a handler there, of something else.
-    """
-    tries = [node for node in own(scope) if isinstance(node, ast.Try | ast.TryStar)]
-    handlers = [handler for node in tries for handler in node.handlers]
-    around = [handler for handler in handlers if spans(handler.body, line)]
-    for node in tries:
-        if spans(node.body, loop.lineno):
-            if spans(node.finalbody, line):
-                inner = [one for one in around if spans(node.finalbody, one.lineno)]
-                return "" if inner else "finally"
-            if any(handler in node.handlers for handler in around):
-                return "except" if around[-1] in node.handlers else ""
-    return ""
-
-
-def swallows(scope: Function, loop: Loop, line: int) -> int:
-    """The line of what may have swallowed an exception of a loop, on the way to a line; or 0."""
-    for node in own(scope):
-        if not isinstance(node, ast.stmt):
-            continue
-        last = node.finalbody if isinstance(node, ast.Try | ast.TryStar) else []
-        if (node.end_lineno or 0) >= line and not spans(last, line):
-            continue
-        if isinstance(node, ast.Try | ast.TryStar) and spans(node.body, loop.lineno):
-            for handler in node.handlers:
-                if not isinstance(handler.body[-1], ast.Raise | ast.Return):
-                    return handler.lineno
-        if isinstance(node, ast.With | ast.AsyncWith) and spans(node.body, loop.lineno):
-            managers = [item.context_expr for item in node.items]
-            if any(isinstance(one, ast.Call) and called(one) == "suppress" for one in managers):
-                return node.lineno
-    return 0
-
-
 def communicates(body: Sequence[ast.stmt]) -> bool:
     """Whether statements make a collective or point-to-point call."""
-    return any(
-        isinstance(node, ast.Call) and is_collective(node)
-        for statement in body
-        for node in ast.walk(statement)
-    )
+    return next(calls_in(body), None) is not None
+
+
+def calls_in(body: Sequence[ast.stmt]) -> Iterator[ast.Call]:
+    """The collective and point-to-point calls of statements."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and is_collective(node):
+                yield node
 
 
 def is_collective(node: ast.Call) -> bool:
@@ -199,13 +116,12 @@ def is_collective(node: ast.Call) -> bool:
     return bool(_COMMUNICATES.match(called(node)))
 
 
-def exhausted_loop(tree: ast.Module | None, handler: ast.AST) -> Loop | None:
-    """The loop that a handler of StopIteration ends, if it is one."""
-    if tree is None or not isinstance(handler, ast.ExceptHandler) or handler.type is None:
+def exhausted_loop(scope: Function | None, handler: ast.AST) -> Loop | None:
+    """The loop of a function that a handler of StopIteration ends, if it is one."""
+    if scope is None or not isinstance(handler, ast.ExceptHandler) or handler.type is None:
         return None
     if not any(getattr(node, "id", "") == "StopIteration" for node in ast.walk(handler.type)):
         return None
-    scope = scope_at(tree, handler.lineno)
     body = next(
         (
             node.body
@@ -245,29 +161,13 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
 
 
-def jumps_to(scope: Function, branch: ast.If, here: int) -> int:
-    """The last line that is not run once a branch was that can have led to ``here``, or 0."""
-    jumps = [
-        node
-        for statement in branch.body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Continue | ast.Break | ast.Return)
-    ]
-    loops = [node for node in own(scope) if isinstance(node, Loop) and in_body(node, branch.lineno)]
-    inner = max(loops, key=lambda loop: loop.lineno, default=None)
-    if not jumps or inner is None or isinstance(jumps[-1], ast.Return):
-        ends = (node.end_lineno or 0 for node in own(scope) if isinstance(node, ast.stmt))
-        return max(ends, default=0) if jumps else 0
-    if isinstance(jumps[-1], ast.Break) and len(loops) == 1 and in_body(inner, here):
-        return 0  # it would be past the loop
-    return body_end(inner)
-
-
-def following(scope: Function, statement: ast.stmt) -> list[ast.stmt]:
-    """The statements after one, in the body that it is part of."""
-    for node in (scope, *own(scope)):
+def other_branch(scope: Function, node: ast.If) -> Sequence[ast.stmt]:
+    """What is run where a condition does not hold: what comes after a branch that leaves."""
+    if node.orelse or not leaves(node.body):
+        return node.orelse
+    for parent in (scope, *own(scope)):
         for name in ("body", "orelse", "finalbody"):
-            body = getattr(node, name, None)
-            if isinstance(body, list) and statement in body:
-                return body[body.index(statement) + 1 :]
+            body = getattr(parent, name, None)
+            if isinstance(body, list) and node in body:
+                return body[body.index(node) + 1 :]
     return []

@@ -9,7 +9,6 @@ from hangwatch.diagnosis.text.phrases import (
     at_line,
     capital,
     place_in_code,
-    short_file,
     the_ranks,
     verb,
     within,
@@ -21,20 +20,19 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.facts.exchanges import Misfit
     from hangwatch.diagnosis.facts.signatures import Split
-    from hangwatch.diagnosis.source.control_flow import Guard
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
 
 MAX_PAIRS = 3
 
 
-def subset(scene: Scene, guard: Guard | None, went_on: str) -> Text:
+def subset(scene: Scene, went_on: str) -> Text:
     """A few ranks in a collective that the others never enter."""
     headline = (
         f"Only {the_ranks(scene.culprits)} entered {scene.where}{at_line(scene.site)}: "
         f"{the_ranks(scene.others)} {went_on}."
     )
-    return Text(headline, sentences(_took(scene, guard), *_both(scene)))
+    return Text(headline, sentences(*_both(scene)))
 
 
 def elsewhere(scene: Scene, op: str) -> str:
@@ -42,7 +40,7 @@ def elsewhere(scene: Scene, op: str) -> str:
     return f"{verb(scene.others, 'is', 'are')} in {op}{at_line(scene.other_site)}"
 
 
-def other_op(scene: Scene, ops: tuple[str, str], guard: Guard | None) -> Text:
+def other_op(scene: Scene, ops: tuple[str, str]) -> Text:
     """Different collectives (the culprits', the others') at one place."""
     mine, theirs, end = at_line(scene.site), at_line(scene.other_site), ""
     if _in_one_call(scene):
@@ -52,7 +50,7 @@ def other_op(scene: Scene, ops: tuple[str, str], guard: Guard | None) -> Text:
         f"{scene.they} entered {ops[0]}{mine} where {the_ranks(scene.others)} "
         f"entered {ops[1]}{theirs}, as {scene.where}{end}."
     )
-    return Text(headline, sentences(_took(scene, guard), *_both(scene)))
+    return Text(headline, sentences(*_both(scene)))
 
 
 def _in_one_call(scene: Scene) -> bool:
@@ -61,20 +59,6 @@ def _in_one_call(scene: Scene) -> bool:
     if mine is None or theirs is None or mine.call is None or theirs.call is None:
         return False
     return mine == theirs and mine.call.function == theirs.call.function
-
-
-def skipped(scene: Scene, entered: str, guard: Guard | None) -> Text:
-    """A collective that a few ranks left out."""
-    headline = (
-        f"{scene.they} skipped {scene.where}{at_line(scene.other_site)}, where "
-        f"{the_ranks(scene.others)} {verb(scene.others, 'is', 'are')}, and {scene.are} in "
-        f"{entered}{at_line(scene.site)}."
-    )
-    condition = ""
-    if guard is not None:
-        how = "may have led past it" if guard.jumps else "decides it"
-        condition = f"`{guard.text}` at {short_file(guard.file)}:{guard.line} {how}."
-    return Text(headline, sentences(condition, *_both(scene)))
 
 
 def out_of_step(scene: Scene, shift: int, later: str) -> Text:
@@ -241,16 +225,6 @@ def exchange(scene: Scene, pairs: Sequence[Misfit]) -> Text:
             f"{scene.they}: {place_in_code(scene.site)}." if scene.site else "",
         ),
     )
-
-
-def _took(scene: Scene, guard: Guard | None) -> str:
-    """The condition under which the culprits went another way."""
-    if guard is None:
-        return ""
-    taken = f"`{guard.text}` at {short_file(guard.file)}:{guard.line}"
-    if guard.on_rank:
-        return f"{scene.they} took {taken}; {the_ranks(scene.others)} did not."
-    return f"{scene.they} {scene.are} under {taken}, and {the_ranks(scene.others)} not."
 
 
 def _both(scene: Scene) -> list[str]:

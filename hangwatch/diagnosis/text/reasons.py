@@ -59,7 +59,7 @@ def of_choice(what: What, site: Site, choice: Choice, parted: Parted) -> str:
     match what:
         case What.RANK_CONDITION:
             said = f"{here} depends on the rank"
-        case What.UNEVEN_LOOP if choice.taken:
+        case What.UNEVEN_LOOP if choice.taken and choice.turn is Turn.LOOP:
             said = f"The loop {here} had one more turn on {ranks} than {other}"
         case What.UNEVEN_LOOP:
             said = f"The loop {here} ended earlier on {ranks} than {other}"

@@ -14,7 +14,6 @@ from hangwatch.diagnosis.text.phrases import (
     line,
     now,
     place_in_code,
-    short_file,
     the_nodes,
     the_ranks,
     verb,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.facts.activity import Activity
     from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.source.control_flow import LeftLoop
     from hangwatch.types.calls import Site
 
 
@@ -233,18 +231,18 @@ def outlasted(scene: Scene, how: str) -> Text:
     )
 
 
-def left_loop(scene: Scene, entered: str, loop: LeftLoop, *, failed: bool = False) -> Text:
-    """Ranks whose loop ended before that of the others."""
+def left_loop(scene: Scene, entered: str, loop: Site, *, failed: bool = False) -> Text:
+    """Ranks that came past a loop that the others are in. entered: the call that they are in."""
     at = f"in {entered}{at_line(scene.site)}" if entered else f"at {line(scene.site)}"
     headline = (
         f"{scene.they} finished early: {verb(scene.culprits, 'it', 'they')} left the loop at "
-        f"{short_file(loop.file)}:{loop.line} and {scene.are} {at}"
+        f"{line(loop)} and {scene.are} {at}"
     )
     inside = verb(scene.others, "was", "were") if failed else verb(scene.others, "is", "are")
     return Text(
         headline + scene.awaited(scene.where, failed=failed),
         sentences(
-            f"{scene.they} {scene.are} past the loop `{loop.text}`, at "
+            f"{scene.they} {scene.are} past the loop at {place_in_code(loop)}, at "
             f"{place_in_code(scene.site)}.",
             f"{capital(the_ranks(scene.others))} {inside} still in it, at "
             f"{place_in_code(scene.other_site)}."

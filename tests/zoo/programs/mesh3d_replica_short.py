@@ -4,7 +4,7 @@ Its four ranks are done with the epoch and wait to evaluate; the four of the oth
 wait for their gradients.
 """
 # launched with --nproc-per-node=8
-# expect: state=hang kind=finished_early certainty=proved culprits=2,3,6,7 victims=0,1,4,5
+# expect: state=hang kind=finished_early certainty=likely culprits=2,3,6,7 victims=0,1,4,5
 # expect: site=culprit victim_site=victim
 
 import torch

@@ -1,7 +1,7 @@
 """Four stages of torch.distributed.pipelining, by three of its schedules in turn."""
 # expect: state=ok exit=0
 # With --skip a stage in the middle leaves out a step, in the schedule 1F1B.
-# expect --skip: state=hang kind=finished_early culprits=2 victims=0,1,3
+# expect --skip: state=hang kind=missing_peer culprits=2 victims=0,1,3
 # expect --skip: group=default_pg site=culprit victim_site=victim certainty=proved|likely
 
 import sys

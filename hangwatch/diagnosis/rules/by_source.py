@@ -1,0 +1,266 @@
+"""Tells findings by what the source shows: a loop that was left, a call that few come to."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.alignment import odd_side
+from hangwatch.diagnosis.facts.history import made_before
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
+from hangwatch.diagnosis.rules.cause import CONDITIONS, choices_of
+from hangwatch.diagnosis.rules.splits import position, sides_of
+from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.source.names import asks_for_most
+from hangwatch.diagnosis.source.program import fork
+from hangwatch.diagnosis.source.syntax import Loop, calls_in, communicates, in_body, leaves, spans
+from hangwatch.diagnosis.text import disagreement, wording
+from hangwatch.diagnosis.text.phrases import wait_point_text
+from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.types.kinds import Certainty, Kind, What
+from hangwatch.types.verdict import Collective
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hangwatch.diagnosis.facts.wait_points import WaitPoint
+    from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.diagnosis.rules.cause import Read
+    from hangwatch.diagnosis.text.phrases import Ranks
+    from hangwatch.types.calls import Site
+
+MOST_SIDES = 16
+"""Lines at which those wait of whom one side is at fault; more are not compared."""
+_OF_SIDES = frozenset(
+    {
+        Kind.OP_MISMATCH,
+        Kind.SIGNATURE_MISMATCH,
+        Kind.SUBSET_ENTERED,
+        Kind.ORDER_INVERSION,
+    }
+)
+"""Where two sides wait in different calls."""
+_OF_TWO_SIDES = _OF_SIDES | {Kind.FINISHED_EARLY, Kind.MISSING_PEER}
+
+
+def told_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Finding:
+    """The finding, as a loop that was left or a call that few come to where the source shows it."""
+    first = next(iter(reads), None)
+    if first is None or finding.kind not in _OF_SIDES or not _is_of_now(finding, first):
+        return finding
+    if len(sides_of(case, finding.culprits)) > 1:
+        return finding  # one of them left the common program, and nothing tells which
+    left, still_in = _loops(case, first)
+    if left is not None:
+        return _left_loop(case, finding, first, left)
+    if still_in is not None:
+        return _goes_on(case, finding)
+    alone = first.what in CONDITIONS and _leads_in(first) and not communicates(first.other)
+    return _told_of_few(case, finding) if alone and _is_new(case, first) else finding
+
+
+def _loops(case: Case, read: Read) -> tuple[Loop | None, Loop | None]:
+    """The loop that culprits have left by a choice, and the one that they are still in."""
+    node = read.choice.node
+    if read.what is What.UNEVEN_LOOP and isinstance(node, Loop):
+        return (None, node) if read.choice.taken else (node, None)
+    parted = fork(case.source.program, read.split.mine, read.split.theirs)
+    loops = (parted.left, parted.back.left) if parted is not None else ((), ())
+    left, still_in = (
+        next((loop for loop in some if _is_of_loop(read, loop)), None) for some in loops
+    )
+    return left, still_in
+
+
+def is_by_rank(case: Case, finding: Finding) -> bool:
+    """Whether the source shows that the culprits alone are meant to go another way."""
+    if len(sides_of(case, finding.culprits)) > 1:
+        return False
+    reads = choices_of(case, finding)[:1]
+    return any(
+        _is_for_few(case, read) and not (communicates(read.other) and _is_inside(read))
+        for read in reads
+    )
+
+
+def _makes_another_call_by_rank(case: Case, finding: Finding) -> bool:
+    """The same of one call that culprits make instead of the one that all others make."""
+    reads = choices_of(case, finding)[:1]
+    return any(_are_alternatives(read) and _is_for_few(case, read) for read in reads)
+
+
+def decided_by_source(case: Case, finding: Finding) -> Finding:
+    """A finding of several sides, told of the one that the source shows to go another way."""
+    sides = sides_of(case, finding.culprits)
+    if finding.kind not in _OF_TWO_SIDES or finding.certainty is not Certainty.POSSIBLE:
+        return finding
+    if 1 < len(sides) <= MOST_SIDES:
+        for tells in (is_by_rank, _makes_another_call_by_rank, _did_as_never_before):
+            found = [one for side in sides if tells(case, one := _of_side(case, finding, side))]
+            if len(found) == 1:
+                return _told_alone(case, finding, found[0])
+    if finding.undecided:
+        return replace(finding, text=disagreement.either(finding.text, finding.culprits))
+    return finding
+
+
+def _of_side(case: Case, finding: Finding, side: Ranks) -> Finding:
+    """The finding, if one side is at fault."""
+    others = tuple(rank for rank in finding.culprits if rank not in side)
+    return replace(
+        finding,
+        culprits=side,
+        victims=tuple(sorted({*finding.victims, *others})),
+        certainty=Certainty.LIKELY,
+        hang=finding.hang or finding.certainty,
+        site=_site(case, side),
+        victim_site=_site(case, others),
+        undecided=(),
+        against=others,
+    )
+
+
+def _told_alone(case: Case, finding: Finding, alone: Finding) -> Finding:
+    if finding.kind is Kind.ORDER_INVERSION or finding.undecided == alone.culprits:
+        return alone  # its text is right of them as it is
+    ops = _entered(case, alone, alone.culprits)[1], _entered(case, alone, alone.against)[1]
+    scene = Scene(alone.culprits, alone.against, "", alone.site, alone.victim_site)
+    text = disagreement.other_way(scene, ops, "")
+    return replace(alone, kind=Kind.OP_MISMATCH, text=text)
+
+
+def _did_as_never_before(case: Case, finding: Finding) -> bool:
+    """Whether the culprits made a call as never before, in the loop that the others are in."""
+    culprits = {*finding.culprits}
+    for parting in case.departures.partings:
+        side = odd_side(parting)
+        if side is not None and culprits & {*parting.ranks} == {parting.ranks[side]}:
+            here, there = (position(case, rank) for rank in parting.ranks)
+            if here is None or there is None:
+                return False
+            found = fork(case.source.program, here, there)
+            return found is not None and not found.left and not found.back.left
+    return False
+
+
+def _site(case: Case, ranks: Ranks) -> Site | None:
+    here = next((at.line for rank in ranks if (at := position(case, rank)) and at.line), None)
+    return case.site_of_line(*here) if here is not None else None
+
+
+def _is_of_now(finding: Finding, read: Read) -> bool:
+    """Whether a choice led culprits to where they are now, and not to a call of long before."""
+    line, site = read.split.mine.line, finding.site
+    return line is None or site is None or (site.file, site.line) == line
+
+
+def _is_of_loop(read: Read, loop: Loop) -> bool:
+    """Whether a choice is one by which a loop is left or gone on with."""
+    line = getattr(read.choice.node, "lineno", 0)
+    return read.choice.turn is Turn.EXCEPTION or in_body(loop, line)
+
+
+def _leads_in(read: Read) -> bool:
+    """Whether a condition leads culprits to their call, and not only past that of the others."""
+    return not leaves(read.taken) and (bool(read.taken) or not isinstance(read.choice.node, ast.If))
+
+
+def _is_inside(read: Read) -> bool:
+    """Whether culprits are in the branch that they took, as far as is known of their callers."""
+    frames = (one.number for one in read.split.mine.frames if one.file == read.choice.file)
+    return any(spans(read.taken, number) for number in frames)
+
+
+def _is_new(case: Case, read: Read) -> bool:
+    """Whether the others have never made the call that the culprits are in."""
+    waits = case.graph.by_rank.get(read.split.culprit, ())
+    records = [wait.record for wait in waits if wait.record is not None]
+    return not any(
+        made_before(case.job, rank, record) for rank in read.split.ranks[1:] for record in records
+    )
+
+
+def _is_for_few(case: Case, read: Read) -> bool:
+    """Whether a choice is one that few ranks make, by their number."""
+    choice = read.choice
+    if read.what is What.UNEVEN_LOOP:
+        ended = isinstance(choice.node, ast.For) and not choice.taken
+        over = choice.test if ended else None
+        return over is not None and case.source.asks_for_rank(choice.file, over)
+    if read.what is not What.RANK_CONDITION or not _is_new(case, read):
+        return False
+    return choice.test is None or asks_for_most(choice.test) is not choice.taken
+
+
+def _are_alternatives(read: Read) -> bool:
+    """Whether each way at a condition makes one call, instead of that of the other."""
+    return all(len(list(calls_in(way))) == 1 for way in (read.taken, read.other))
+
+
+# --- What is told of it ----------------------------------------------------------------
+
+
+def _entered(case: Case, finding: Finding, ranks: Ranks) -> tuple[WaitPoint | None, str]:
+    """Where ranks are, and what they call it."""
+    place = finding.wait_point
+    if isinstance(place, Place) and ranks:
+        record = case.job.record(ranks[0], place)
+        if record is not None:
+            return place, record.op or record.wire
+    own = (wait for rank in ranks for wait in case.graph.by_rank.get(rank, ()))
+    for wait in (*finding.waits, *own):
+        if wait.rank in ranks:
+            return wait.wait_point, wait.op or UNNAMED
+    return place, UNNAMED
+
+
+def _where(case: Case, entered: tuple[WaitPoint | None, str]) -> str:
+    point, op = entered
+    return op if point is None else wait_point_text(case.job, point, op)
+
+
+def _left_loop(case: Case, finding: Finding, read: Read, loop: Loop) -> Finding:
+    scene = _scene(case, finding)
+    awaited = _entered(case, finding, scene.others)
+    at = case.site_of_line(read.choice.file, loop.lineno)
+    over = all(wait.over for wait in finding.waits if wait.rank in scene.others)
+    _, mine = _entered(case, finding, finding.culprits)
+    return replace(
+        finding,
+        kind=Kind.FINISHED_EARLY,
+        wait_point=awaited[0],
+        collective=_collective(case, finding, scene.others),
+        text=wording.left_loop(replace(scene, where=_where(case, awaited)), mine, at, failed=over),
+    )
+
+
+def _goes_on(case: Case, finding: Finding) -> Finding:
+    scene = _scene(case, finding)
+    _, theirs = _entered(case, finding, scene.others)
+    text = wording.outlasted(scene, f"they are in {theirs} after the loop")
+    return replace(finding, kind=Kind.FINISHED_EARLY, text=text)
+
+
+def _told_of_few(case: Case, finding: Finding) -> Finding:
+    scene = _scene(case, finding)
+    _, theirs = _entered(case, finding, scene.others)
+    text = disagreement.subset(scene, disagreement.elsewhere(scene, theirs))
+    return replace(finding, kind=Kind.SUBSET_ENTERED, text=text)
+
+
+def _scene(case: Case, finding: Finding) -> Scene:
+    """Culprits where they are, and the ranks on the other side that wait."""
+    waiting = {wait.rank for wait in finding.waits} - {*finding.culprits}
+    others = tuple(sorted(waiting)) or finding.victims
+    where = _where(case, _entered(case, finding, finding.culprits))
+    return Scene(finding.culprits, others, where, finding.site, finding.victim_site)
+
+
+def _collective(case: Case, finding: Finding, ranks: Ranks) -> Collective | None:
+    """The call that ranks are in."""
+    point, op = _entered(case, finding, ranks)
+    record = case.job.record(ranks[0], point) if isinstance(point, Place) and ranks else None
+    if record is None:
+        return case.collective(point, case.waits_at(point))
+    return Collective(op, record.seq, record.dtype, record.shape)

@@ -1,0 +1,113 @@
+"""What the user's source says: its trees, each parsed once, and what its conditions ask for.
+
+Without the source, or where it does not parse, there is no answer, never a guess.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.source.names import (
+    GIVE_RANK,
+    counters,
+    holds_for,
+    names_the_rank,
+    variables,
+)
+from hangwatch.diagnosis.source.program import Line, Program
+from hangwatch.diagnosis.source.syntax import called, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hangwatch.diagnosis.source.names import Variables
+
+
+class Source:
+    """Parsed user files, each parsed once."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+        self._trees: dict[str, ast.Module | None] = {}
+        self._variables: dict[str, Variables] = {}
+        self._asks: dict[tuple[ast.expr, bool], bool] = {}
+
+    def tree(self, file: str) -> ast.Module | None:
+        """The parsed file, None where there is none."""
+        if file not in self._trees:
+            self._trees[file] = parse(self._texts.get(file))
+        return self._trees[file]
+
+    @cached_property
+    def program(self) -> Program:
+        """All of them that parse."""
+        trees = {file: self.tree(file) for file in self._texts}
+        return Program({file: tree for file, tree in trees.items() if tree is not None})
+
+    def line_of(self, file: str, node: ast.AST) -> int:
+        """The line of a statement; of a ``try`` that of its ``finally``."""
+        first = int(getattr(node, "lineno", 0))
+        if not isinstance(node, ast.Try | ast.TryStar) or not node.finalbody:
+            return first
+        lines = (self._texts.get(file) or "").splitlines()[: node.finalbody[0].lineno]
+        above = (at for at in range(len(lines), first, -1) if lines[at - 1].strip() == "finally:")
+        return next(above, first)
+
+    def holds_for(self, file: str, test: ast.expr, rank: int) -> bool | None:
+        """Whether a condition on the rank holds for one; None where the text does not tell."""
+        return holds_for(test, rank, lambda node: self.asks_for_rank(file, node))
+
+    def asks_for_rank(self, file: str, test: ast.expr, *, strictly: bool = False) -> bool:
+        """Whether a condition reads like a question for the rank.
+
+        strictly: not for what a function has made of the rank.
+        """
+        found = self._asks.get((test, strictly))
+        if found is None:
+            found = self._asks[test, strictly] = self._asks_for_rank(file, test, strictly=strictly)
+        return found
+
+    def _asks_for_rank(self, file: str, test: ast.expr, *, strictly: bool) -> bool:
+        given = self.given(file)
+        ranks = given.computed if strictly else given.ranks
+        others = given.others | (given.ranks - ranks)
+
+        def is_rank(node: ast.AST) -> bool:
+            if isinstance(node, ast.Name):
+                return node.id in ranks or (names_the_rank(node) and node.id not in others)
+            kept = isinstance(node, ast.Attribute) and node.attr in given.rank_attributes
+            return kept or names_the_rank(node)
+
+        return any(map(is_rank, ast.walk(test)))
+
+    def is_settled(self, file: str, test: ast.expr) -> bool:
+        """Whether a condition is the same each time that a rank comes to it."""
+        given = self.given(file)
+
+        def settled(node: ast.AST) -> bool:
+            match node:
+                case ast.Name():
+                    return node.id not in given.varying or names_the_rank(node)
+                case ast.Attribute():
+                    return node.attr in given.kept or names_the_rank(node)
+                case ast.Call():
+                    return called(node) in GIVE_RANK and all(map(settled, node.args))
+            return all(map(settled, ast.iter_child_nodes(node)))
+
+        return settled(test)
+
+    def is_of_turns(self, file: str, test: ast.expr) -> bool:
+        """Whether a condition asks only for the number of a turn: it is the same on all ranks."""
+        scope = self.program.scope_at(Line(file, test.lineno))
+        turns = counters(scope) if scope is not None else frozenset()
+        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+        others = any(isinstance(node, ast.Attribute | ast.Call) for node in ast.walk(test))
+        return bool(names & turns) and not others and names <= turns | self.given(file).constants
+
+    def given(self, file: str) -> Variables:
+        """What the names of a file are given."""
+        if file not in self._variables:
+            self._variables[file] = variables(self.tree(file) or ast.Module([], []))
+        return self._variables[file]

@@ -1,0 +1,144 @@
+"""What the source adds to a finding: which of several sides it was, and how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+from snapshots import PAIR, SCRIPT, blocked, frame, job, main_thread, only, op, rank
+
+from hangwatch.types.kinds import Certainty, Kind, What
+
+if TYPE_CHECKING:
+    from hangwatch.types.snapshot import OpRecord, RankSnapshot
+    from hangwatch.types.verdict import Verdict
+
+
+def at(number: int, line: int, *before: OpRecord, last: OpRecord) -> RankSnapshot:
+    """A rank of two that waits in its last call, at a line of main()."""
+    stack = main_thread(frame(line), frame(99, "<module>"))
+    return rank(number, PAIR, *before, replace(last, site=None), threads=stack)
+
+
+def told(text: str, *ranks: RankSnapshot) -> Verdict:
+    return only(job(*ranks, size=2, sources={SCRIPT: dedent(text).removeprefix("\n")}))
+
+
+def in_line(number: int, line: int, *before: OpRecord, wire: str = "all_reduce") -> RankSnapshot:
+    seq = len(before) + 1
+    stack = main_thread(frame(line), frame(99, "<module>"))
+    return rank(number, PAIR, *before, blocked(PAIR, seq, wire, line=line), threads=stack)
+
+
+BELOW = """
+    def main():
+        for step in range(10):
+            dist.all_reduce(loss)
+            if {condition}:
+                dist.broadcast(best, 0)
+            dist.all_gather(sizes, size)
+    """
+STEP = (op(PAIR, 1, line=3),)
+
+
+def test_of_two_the_one_below_a_condition_on_its_rank_is_named_and_called_likely() -> None:
+    ranks = in_line(0, 6, *STEP, wire="all_gather"), in_line(1, 5, *STEP, wire="broadcast")
+    verdict = told(BELOW.format(condition="rank == 1 and step == 3"), *ranks)
+    assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (1,))
+    assert (verdict.certainty, verdict.certainty_of_hang) == (Certainty.LIKELY, Certainty.LIKELY)
+    assert verdict.headline == (
+        "Only rank 1 entered broadcast #2 of group default_pg at train.py:5: rank 0 is in "
+        "all_gather at train.py:6."
+    )
+    assert verdict.cause is not None
+    assert verdict.cause.what is What.RANK_CONDITION
+
+
+def test_of_two_a_condition_for_all_but_one_names_the_one_that_passed_it_by() -> None:
+    ranks = in_line(0, 6, *STEP, wire="all_gather"), in_line(1, 5, *STEP, wire="broadcast")
+    verdict = told(BELOW.format(condition="rank != 0 or step != 3"), *ranks)
+    assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.LIKELY)
+
+
+def test_of_two_a_condition_on_local_data_names_both_and_is_the_possible_cause() -> None:
+    ranks = in_line(0, 6, *STEP, wire="all_gather"), in_line(1, 5, *STEP, wire="broadcast")
+    verdict = told(BELOW.format(condition="loss < best"), *ranks)
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert verdict.cause is not None
+    assert (verdict.cause.what, verdict.cause.certainty) == (
+        What.DATA_CONDITION,
+        Certainty.POSSIBLE,
+    )
+
+
+INSTEAD = """
+    def main():
+        for step in range(10):
+            dist.all_reduce(loss)
+            if rank == 1 and step == 3:
+                dist.broadcast(best, 0)
+            else:
+                dist.all_gather(sizes, size)
+    """
+
+
+def test_who_makes_another_call_by_its_rank_instead_of_that_of_all_is_named() -> None:
+    ranks = in_line(0, 7, *STEP, wire="all_gather"), in_line(1, 5, *STEP, wire="broadcast")
+    verdict = told(INSTEAD, *ranks)
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (1,))
+    assert verdict.headline == (
+        "Rank 1 left the common program: it made broadcast at train.py:5, where rank 0 made "
+        "all_gather at train.py:7."
+    )
+
+
+def test_of_two_that_each_have_their_part_at_a_condition_nobody_is_named_alone() -> None:
+    parts = INSTEAD.replace("best, 0)", "best, 0)\n            dist.barrier()")
+    ranks = in_line(0, 8, *STEP, wire="all_gather"), in_line(1, 5, *STEP, wire="broadcast")
+    assert told(parts, *ranks).culprits == (0, 1)
+
+
+SENDS = """
+    def main():
+        for step in range(10):
+            if rank != 1 or step != 0:
+                dist.all_reduce(loss)
+            if rank == 1:
+                dist.recv(x, 0)
+            else:
+                dist.send(x, 1)
+    """
+
+
+def test_where_the_waiting_rank_is_at_fault_the_text_is_about_it() -> None:
+    receiving = main_thread(frame(6), frame(99, "<module>"))
+    ranks = (
+        in_line(0, 4),
+        rank(1, PAIR, blocked(PAIR, 1, "recv", line=6, peer=0), threads=receiving),
+    )
+    verdict = told(SENDS, *ranks)
+    assert verdict.culprits == (1,)
+    assert verdict.headline == (
+        "Rank 1 left the common program: it made recv at train.py:6, where rank 0 made "
+        "all_reduce at train.py:4."
+    )
+    assert "One of ranks 0 and 1" not in verdict.explanation
+
+
+def test_a_rank_that_is_still_in_the_first_part_of_a_call_was_not_there_before() -> None:
+    text = """
+        def main():
+            dist.all_reduce(loss)
+            if rank == 1:
+                dist.all_gather_object(objects, rank)
+            dist.barrier()
+        """
+    sizes = op(PAIR, 2, "all_gather_object", line=4, wire="all_gather")
+    stack = main_thread(frame(4), frame(99, "<module>"))
+    gathering = blocked(PAIR, 3, "all_gather_object", line=4, wire="all_gather")
+    made = op(PAIR, 1, line=2)
+    alone = rank(1, PAIR, made, sizes, gathering, threads=stack)
+    verdict = told(text, in_line(0, 5, made, wire="barrier"), alone)
+    assert verdict.cause is not None
+    assert verdict.cause.what is What.RANK_CONDITION
