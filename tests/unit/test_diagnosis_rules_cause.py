@@ -287,3 +287,40 @@ def test_a_stopped_rank_is_stuck_where_it_stands() -> None:
     found = diagnose(job(*ranks, rank(3, W, op(W, 1), **stopped)), THRESHOLDS)[0].cause
     assert found is not None
     assert found.what is What.STUCK_LINE
+
+
+NEGATIVES = """
+def refresh(pool):
+    if pool.too_small():
+        return None
+    dist.all_reduce(score)
+
+def main():
+    for step in range(60):
+        loss.backward()
+        if step % 5 == 4:
+            refresh(pool)
+"""
+
+
+def test_a_bucket_that_cpp_issued_has_the_line_of_the_only_backward() -> None:
+    text = NEGATIVES.removeprefix("\n")
+
+    def bucket(seq: int) -> OpRecord:
+        return replace(op(TRIO, seq, shape=(577,), source="flight"), site=None)
+
+    failed = {"ended": True, "exit_code": 1}
+    ranks = [
+        rank(number, TRIO, bucket(1), blocked(TRIO, 2, line=4, shape=()), **raised("E", "x", 4))
+        for number in (0, 1)
+    ]
+    gone = rank(2, TRIO, bucket(1), replace(bucket(2), state=blocked(TRIO, 1).state), **killed(6))
+    told = only(job(*ranks, gone, sources={SCRIPT: text}, **failed))
+    assert told.culprits == (2,)
+    assert told.cause is not None
+    assert told.cause.what is What.EARLY_EXIT
+    assert told.cause.site is not None
+    assert told.cause.site.source == "return None"
+    twice = only(job(*ranks, gone, sources={SCRIPT: text + "other.backward()\n"}, **failed))
+    assert twice.cause is not None
+    assert twice.cause.what is What.UNKNOWN

@@ -343,6 +343,8 @@ def _named(case: Case, finding: Finding) -> What:
         return finding.what
     if _is_about_groups(finding):
         return What.GROUP_CREATION
+    if finding.apart:
+        return What.UNKNOWN  # calls of one operation, and not one call
     busy = finding.reason not in _OF_THE_PROGRAM or _are_busy(case, finding)
     if finding.kind is Kind.MISSING_PEER and busy:
         return What.STUCK_LINE

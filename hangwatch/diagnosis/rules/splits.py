@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from hangwatch.diagnosis.facts.alignment import Parting
-    from hangwatch.diagnosis.facts.past import Made
+    from hangwatch.diagnosis.facts.past import Made, Step
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.types.calls import GroupKey, Site
+    from hangwatch.types.snapshot import OpRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,12 @@ def _nearest(
         [step for step in some if step[0] in both or not step[2] or step is some[-1]]
         for some in (mine, theirs)
     )
-    start = _start(parting)
+    start = _start(case, parting)
     for (key, here, _), (other, there, _) in zip(mine, theirs, strict=False):
         if key != other:
             if here is None or there is None:
                 return None
-            usual = {Line(step.file, step.line) for step in parting.before if step.file}
+            usual = {_line_of_step(case, step) for step in parting.before}
             if start is None and there.line is not None and _has_passed(ranks[0], parting):
                 start = there.line
             return Split(*ranks, start, here, there, here.line in usual)
@@ -141,8 +142,13 @@ def _since(
             found.append(((record.wire, line), Position((line,)), alone))
         if last is not None and at == (last.gid, last.seq, last.p2p):
             found.clear()
-    place = Line(made.step.file, made.step.line) if made.step.file else None
-    found.append(((made.step.wire, place), _position(case, rank, made, trees), False))
+    found.append(
+        (
+            (made.step.wire, _line_of_step(case, made.step)),
+            _position(case, rank, made, trees),
+            False,
+        )
+    )
     return found
 
 
@@ -203,7 +209,7 @@ def _position(
         return Position((lines[0],)) if len(lines) == 1 else None
     stack, place = _stack(case, rank), Place(made.gid, made.seq)
     here = any(wait.wait_point == place for wait in case.graph.by_rank.get(rank, ()))
-    line = Line(made.step.file, made.step.line) if made.step.file else None
+    line = _line_of_step(case, made.step)
     if here and stack is not None and line in (None, stack.line):
         return stack
     return Position((line,)) if line is not None else None
@@ -220,10 +226,11 @@ def sides_of(case: Case, ranks: Iterable[int]) -> list[tuple[int, ...]]:
 def position(case: Case, rank: int) -> Position | None:
     """Where a rank made the call that it waits in, else where it is."""
     stack = _stack(case, rank)
-    sites = [w.record.site for w in case.graph.by_rank.get(rank, ()) if w.record and w.record.site]
-    if not sites or (stack is not None and any(stack.line == _line(site) for site in sites)):
+    waits = case.graph.by_rank.get(rank, ())
+    lines = [line for wait in waits if (line := line_of(case, wait.record)) is not None]
+    if not lines or (stack is not None and stack.line in lines):
         return stack
-    return _at(sites[0])
+    return Position((lines[0],))
 
 
 def lines_before(case: Case, rank: int) -> list[Line]:
@@ -234,7 +241,7 @@ def lines_before(case: Case, rank: int) -> list[Line]:
     parts = {(one.op, one.site) for one in waits if one.op != one.wire}
     while made and (made[-1].op, made[-1].site) in parts:
         made.pop()
-    return [_line(record.site) for record in made if record.site is not None]
+    return [line for record in made if (line := line_of(case, record)) is not None]
 
 
 def _stack(case: Case, rank: int) -> Position | None:
@@ -252,10 +259,16 @@ def _at(site: Site | None) -> Position | None:
     return Position((_line(site),)) if site is not None else None
 
 
-def _start(parting: Parting) -> Line | None:
+def _start(case: Case, parting: Parting) -> Line | None:
     """The line of the last call that both made and that has one."""
-    lines = (Line(step.file, step.line) for step in reversed(parting.before) if step.file)
-    return next(lines, None)
+    lines = (_line_of_step(case, step) for step in reversed(parting.before))
+    return next((line for line in lines if line is not None), None)
+
+
+def _line_of_step(case: Case, step: Step) -> Line | None:
+    if step.file:
+        return Line(step.file, step.line)
+    return case.source.program.backward if step.wire == "all_reduce" else None
 
 
 def _has_passed(culprit: int, parting: Parting) -> bool:
@@ -277,7 +290,18 @@ def _last_of_both(case: Case, culprit: int, other: int, theirs: Position) -> Lin
 
 def lines_of(case: Case, rank: int) -> list[Line]:
     """The lines of all calls of a rank that have one."""
-    return [_line(record.site) for _, record in case.job.ops.get(rank, ()) if record.site]
+    made = case.job.ops.get(rank, ())
+    return [line for _, record in made if (line := line_of(case, record)) is not None]
+
+
+def line_of(case: Case, record: OpRecord | None) -> Line | None:
+    """The line of a call; of a bucket that C++ has issued the only one that calls backward()."""
+    if record is None:
+        return None
+    if record.site is not None:
+        return _line(record.site)
+    is_bucket = record.source == "flight" and record.wire == "all_reduce"
+    return case.source.program.backward if is_bucket else None
 
 
 def _line(site: Site) -> Line:

@@ -12,6 +12,7 @@ from hangwatch.diagnosis.source.syntax import (
     Loop,
     body_end,
     called,
+    calls_of,
     collectives_of_all,
     in_body,
     own,
@@ -167,6 +168,13 @@ class Program:
         """The lines of ``dist.all_reduce(...)`` and such, without a group of their own."""
         trees = self.trees.items()
         return frozenset(Line(file, at) for file, tree in trees for at in collectives_of_all(tree))
+
+    @cached_property
+    def backward(self) -> Line | None:
+        """The line that calls ``backward()``, if it is one: DDP issues its buckets from there."""
+        trees = self.trees.items()
+        found = {Line(file, at) for file, tree in trees for at in calls_of(tree, "backward")}
+        return found.pop() if len(found) == 1 else None
 
     @cached_property
     def calls(self) -> dict[Function, frozenset[str]]:
