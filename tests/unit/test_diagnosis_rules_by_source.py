@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,6 @@ from hangwatch.types.kinds import Certainty, Kind, What
 if TYPE_CHECKING:
     from hangwatch.types.snapshot import OpRecord, RankSnapshot
     from hangwatch.types.verdict import Verdict
-
-
-def at(number: int, line: int, *before: OpRecord, last: OpRecord) -> RankSnapshot:
-    """A rank of two that waits in its last call, at a line of main()."""
-    stack = main_thread(frame(line), frame(99, "<module>"))
-    return rank(number, PAIR, *before, replace(last, site=None), threads=stack)
 
 
 def told(text: str, *ranks: RankSnapshot) -> Verdict:
@@ -142,3 +135,36 @@ def test_a_rank_that_is_still_in_the_first_part_of_a_call_was_not_there_before()
     verdict = told(text, in_line(0, 5, made, wire="barrier"), alone)
     assert verdict.cause is not None
     assert verdict.cause.what is What.RANK_CONDITION
+
+
+HELPERS = """
+    def coordinate():
+        dist.broadcast(plan, 0)
+
+    def follow():
+        try:
+            receive()
+        except OSError:
+            pass
+
+    def receive():
+        read(path)
+        dist.broadcast(plan, 0)
+
+    def main():
+        for step in range(10):
+            dist.all_reduce(loss)
+            if rank == 0:
+                coordinate()
+            else:
+                follow()
+    """
+
+
+def test_a_condition_whose_other_way_communicates_in_a_helper_singles_nobody_out() -> None:
+    # Rank 1 swallowed an exception: who waits where its part is may be the victim.
+    made = (op(PAIR, 1, line=16),)
+    inside = main_thread(frame(2, "coordinate"), frame(18), frame(99, "<module>"))
+    waiting = rank(0, PAIR, *made, blocked(PAIR, 2, "broadcast", line=2), threads=inside)
+    verdict = told(HELPERS, waiting, in_line(1, 16, *made))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)

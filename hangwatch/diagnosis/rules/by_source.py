@@ -14,7 +14,7 @@ from hangwatch.diagnosis.rules.splits import position, sides_of
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.names import asks_for_most
 from hangwatch.diagnosis.source.program import fork
-from hangwatch.diagnosis.source.syntax import Loop, calls_in, communicates, in_body, leaves, spans
+from hangwatch.diagnosis.source.syntax import Loop, in_body, leaves, spans
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.rules.cause import Read
+    from hangwatch.diagnosis.source.program import Position
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
 
@@ -56,7 +57,8 @@ def told_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Findi
         return _left_loop(case, finding, first, left)
     if still_in is not None:
         return _goes_on(case, finding)
-    alone = first.what in CONDITIONS and _leads_in(first) and not communicates(first.other)
+    program = case.source.program
+    alone = first.what in CONDITIONS and _leads_in(first) and not program.communicates(first.other)
     return _told_of_few(case, finding) if alone and _is_new(case, first) else finding
 
 
@@ -79,7 +81,11 @@ def is_by_rank(case: Case, finding: Finding) -> bool:
         return False
     reads = choices_of(case, finding)[:1]
     return any(
-        _is_for_few(case, read) and not (communicates(read.other) and _is_inside(read))
+        _is_for_few(case, read)
+        and not (
+            case.source.program.communicates(read.other)
+            and _is_inside(read, read.split.mine, read.taken)
+        )
         for read in reads
     )
 
@@ -87,7 +93,7 @@ def is_by_rank(case: Case, finding: Finding) -> bool:
 def _makes_another_call_by_rank(case: Case, finding: Finding) -> bool:
     """The same of one call that culprits make instead of the one that all others make."""
     reads = choices_of(case, finding)[:1]
-    return any(_are_alternatives(read) and _is_for_few(case, read) for read in reads)
+    return any(_are_alternatives(case, read) and _is_for_few(case, read) for read in reads)
 
 
 def decided_by_source(case: Case, finding: Finding) -> Finding:
@@ -96,7 +102,7 @@ def decided_by_source(case: Case, finding: Finding) -> Finding:
     if finding.kind not in _OF_TWO_SIDES or finding.certainty is not Certainty.POSSIBLE:
         return finding
     if 1 < len(sides) <= MOST_SIDES:
-        for tells in (is_by_rank, _makes_another_call_by_rank, _did_as_never_before):
+        for tells in (is_by_rank, _makes_another_call_by_rank, _made_an_odd_call):
             found = [one for side in sides if tells(case, one := _of_side(case, finding, side))]
             if len(found) == 1:
                 return _told_alone(case, finding, found[0])
@@ -130,7 +136,7 @@ def _told_alone(case: Case, finding: Finding, alone: Finding) -> Finding:
     return replace(alone, kind=Kind.OP_MISMATCH, text=text)
 
 
-def _did_as_never_before(case: Case, finding: Finding) -> bool:
+def _made_an_odd_call(case: Case, finding: Finding) -> bool:
     """Whether the culprits made a call as never before, in the loop that the others are in."""
     culprits = {*finding.culprits}
     for parting in case.departures.partings:
@@ -166,10 +172,10 @@ def _leads_in(read: Read) -> bool:
     return not leaves(read.taken) and (bool(read.taken) or not isinstance(read.choice.node, ast.If))
 
 
-def _is_inside(read: Read) -> bool:
-    """Whether culprits are in the branch that they took, as far as is known of their callers."""
-    frames = (one.number for one in read.split.mine.frames if one.file == read.choice.file)
-    return any(spans(read.taken, number) for number in frames)
+def _is_inside(read: Read, position: Position, way: Sequence[ast.stmt]) -> bool:
+    """Whether a rank is in one of the ways at a condition, as far as its callers are known."""
+    frames = (one.number for one in position.frames if one.file == read.choice.file)
+    return any(spans(way, number) for number in frames)
 
 
 def _is_new(case: Case, read: Read) -> bool:
@@ -193,9 +199,13 @@ def _is_for_few(case: Case, read: Read) -> bool:
     return choice.test is None or asks_for_most(choice.test) is not choice.taken
 
 
-def _are_alternatives(read: Read) -> bool:
-    """Whether each way at a condition makes one call, instead of that of the other."""
-    return all(len(list(calls_in(way))) == 1 for way in (read.taken, read.other))
+def _are_alternatives(case: Case, read: Read) -> bool:
+    """Whether each side is in the one call that its way at a condition makes."""
+    sides = ((read.split.mine, read.taken), (read.split.theirs, read.other))
+    return all(
+        len(case.source.program.communicating(way)) == 1 and _is_inside(read, position, way)
+        for position, way in sides
+    )
 
 
 # --- What is told of it ----------------------------------------------------------------

@@ -18,7 +18,6 @@ from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.paths import ways
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import (
-    communicates,
     exhausted_loop,
     other_branch,
     runs_out,
@@ -139,7 +138,7 @@ def choices_of(case: Case, finding: Finding) -> list[Read]:
 
 def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list[Read]:
     program = case.source.program
-    for split in splits(case, finding, program.trees, weight):
+    for split in splits(case, finding, weight):
         if split.mine.line == split.theirs.line:
             continue
         barred, calls = _settled_otherwise(case, split), _calls(case, split)
@@ -194,7 +193,8 @@ def _read(case: Case, finding: Finding, choice: Choice, split: Split, found: Way
     what, node = _named_by_source(case, finding, choice, split)
     taken, other = _branches(case, choice)
     if what in CONDITIONS and finding.kind is Kind.ORDER_INVERSION:
-        both = communicates(taken) and communicates(other)
+        program = case.source.program
+        both = program.communicates(taken) and program.communicates(other)
         what = What.DIFFERENT_ORDER if both or _turns_round(case, split, found) else what
     if what is None:
         return None

@@ -10,11 +10,9 @@ from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.past import END, LEFT
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.source.program import Line, Position
-from hangwatch.diagnosis.source.syntax import calls_of
 
 if TYPE_CHECKING:
-    import ast
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from hangwatch.diagnosis.facts.alignment import Parting
     from hangwatch.diagnosis.facts.past import Made, Step
@@ -46,7 +44,6 @@ class Split:
 def splits(
     case: Case,
     finding: Finding,
-    trees: Mapping[str, ast.Module],
     weight: Callable[[int], int] = lambda _rank: 0,
 ) -> Iterator[Split]:
     """Where culprits and others went two ways, what is known best first.
@@ -70,7 +67,7 @@ def splits(
     )
     for parting in partings[:2]:
         culprit, other = sorted(parting.ranks, key=lambda rank: rank not in culprits)
-        found = _nearest(case, parting, (culprit, other), trees)
+        found = _nearest(case, parting, (culprit, other))
         if found is not None:
             yield found
     culprit = finding.culprits[0]
@@ -88,15 +85,12 @@ def splits(
             return
 
 
-def _nearest(
-    case: Case, parting: Parting, ranks: tuple[int, int], trees: Mapping[str, ast.Module]
-) -> Split | None:
+def _nearest(case: Case, parting: Parting, ranks: tuple[int, int]) -> Split | None:
     """Where two parted, with the calls in groups that one of them alone is in."""
     if None in parting.last and not all(_is_complete(case, rank) for rank in ranks):
         return None
     mine, theirs = (
-        _since(case, rank, parting, _kinds(case, other), trees)
-        for rank, other in (ranks, ranks[::-1])
+        _since(case, rank, parting, _kinds(case, other)) for rank, other in (ranks, ranks[::-1])
     )
     both = {key for key, _, _ in mine} & {key for key, _, _ in theirs}
     # What is for one alone is its part in the program.
@@ -122,7 +116,6 @@ def _since(
     rank: int,
     parting: Parting,
     kinds: Collection[object],
-    trees: Mapping[str, ast.Module],
 ) -> list[tuple[object, Position | None, bool]]:
     """(what, where, it may be for the rank alone) of its calls from the last that both made on.
 
@@ -145,7 +138,7 @@ def _since(
     found.append(
         (
             (made.step.wire, _line_of_step(case, made.step)),
-            _position(case, rank, made, trees),
+            _position(case, rank, made),
             False,
         )
     )
@@ -198,15 +191,13 @@ def _others(case: Case, finding: Finding) -> list[int]:
     return [rank for rank in dict.fromkeys(ranks) if rank not in finding.culprits]
 
 
-def _position(
-    case: Case, rank: int, made: Made, trees: Mapping[str, ast.Module]
-) -> Position | None:
+def _position(case: Case, rank: int, made: Made) -> Position | None:
     """Where a rank made a call, or the next one of which that is known."""
     if made.step == END:
         return Position()
     if made.step.wire == LEFT:
-        lines = [Line(file, at) for file, tree in trees.items() for at in calls_of(tree, LEFT)]
-        return Position((lines[0],)) if len(lines) == 1 else None
+        line = case.source.program.only_call(LEFT)
+        return Position((line,)) if line is not None else None
     stack, place = _stack(case, rank), Place(made.gid, made.seq)
     here = any(wait.wait_point == place for wait in case.graph.by_rank.get(rank, ()))
     line = _line_of_step(case, made.step)
@@ -268,7 +259,7 @@ def _start(case: Case, parting: Parting) -> Line | None:
 def _line_of_step(case: Case, step: Step) -> Line | None:
     if step.file:
         return Line(step.file, step.line)
-    return case.source.program.backward if step.wire == "all_reduce" else None
+    return case.source.program.only_call("backward") if step.wire == "all_reduce" else None
 
 
 def _has_passed(culprit: int, parting: Parting) -> bool:
@@ -301,7 +292,7 @@ def line_of(case: Case, record: OpRecord | None) -> Line | None:
     if record.site is not None:
         return _line(record.site)
     is_bucket = record.source == "flight" and record.wire == "all_reduce"
-    return case.source.program.backward if is_bucket else None
+    return case.source.program.only_call("backward") if is_bucket else None
 
 
 def _line(site: Site) -> Line:

@@ -15,11 +15,12 @@ from hangwatch.diagnosis.source.syntax import (
     calls_of,
     collectives_of_all,
     in_body,
+    is_collective,
     own,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hangwatch.diagnosis.source.syntax import Function
 
@@ -139,6 +140,7 @@ class Program:
         self.files: dict[Function, str] = {}
         self.names: dict[Function, str] = {}
         self.named: dict[str, list[Function]] = defaultdict(list)
+        self._only_calls: dict[str, Line | None] = {}
         for file, tree in trees.items():
             for scope, name in _functions(tree):
                 self.files[scope] = file
@@ -169,12 +171,37 @@ class Program:
         trees = self.trees.items()
         return frozenset(Line(file, at) for file, tree in trees for at in collectives_of_all(tree))
 
+    def only_call(self, name: str) -> Line | None:
+        """The line that calls a function by this name, if it is one in all files."""
+        if name not in self._only_calls:
+            trees = self.trees.items()
+            found = {Line(file, at) for file, tree in trees for at in calls_of(tree, name)}
+            self._only_calls[name] = found.pop() if len(found) == 1 else None
+        return self._only_calls[name]
+
+    def communicates(self, body: Sequence[ast.stmt]) -> bool:
+        """Whether statements make a collective or point-to-point call, or call what does."""
+        return bool(self.communicating(body))
+
+    def communicating(self, body: Sequence[ast.stmt]) -> list[ast.Call]:
+        """The calls of statements that communicate, or lead to one that does."""
+        return [
+            node
+            for statement in body
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Call)
+            and (is_collective(node) or called(node) in self._communicating)
+        ]
+
     @cached_property
-    def backward(self) -> Line | None:
-        """The line that calls ``backward()``, if it is one: DDP issues its buckets from there."""
-        trees = self.trees.items()
-        found = {Line(file, at) for file, tree in trees for at in calls_of(tree, "backward")}
-        return found.pop() if len(found) == 1 else None
+    def _communicating(self) -> frozenset[str]:
+        """The names of functions that communicate, or call what does."""
+        scopes = {
+            scope
+            for scope in self.files
+            if any(isinstance(node, ast.Call) and is_collective(node) for node in own(scope))
+        }
+        return frozenset(self.names[scope] for scope in self.leading_to(scopes)) - {""}
 
     @cached_property
     def calls(self) -> dict[Function, frozenset[str]]:

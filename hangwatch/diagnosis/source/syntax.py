@@ -98,19 +98,6 @@ def _is_fixed(expression: ast.expr, constants: Collection[str]) -> bool:
     )
 
 
-def communicates(body: Sequence[ast.stmt]) -> bool:
-    """Whether statements make a collective or point-to-point call."""
-    return next(calls_in(body), None) is not None
-
-
-def calls_in(body: Sequence[ast.stmt]) -> Iterator[ast.Call]:
-    """The collective and point-to-point calls of statements."""
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and is_collective(node):
-                yield node
-
-
 def is_collective(node: ast.Call) -> bool:
     """Whether a call reads like a collective or point-to-point one."""
     return bool(_COMMUNICATES.match(called(node)))
