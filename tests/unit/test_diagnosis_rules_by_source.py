@@ -168,3 +168,33 @@ def test_a_condition_whose_other_way_communicates_in_a_helper_singles_nobody_out
     waiting = rank(0, PAIR, *made, blocked(PAIR, 2, "broadcast", line=2), threads=inside)
     verdict = told(HELPERS, waiting, in_line(1, 16, *made))
     assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+
+
+SHARDS = """
+    def main():
+        dist.all_reduce(loss)
+        {given}
+        for item in {over}:
+            dist.all_reduce(hits)
+        dist.barrier()
+    """
+
+
+def shards(given: str, over: str) -> Verdict:
+    """Two ranks, of which the second has come past a loop that the first is in."""
+    made = (op(PAIR, 1, line=2), op(PAIR, 2, line=5))
+    text = SHARDS.format(given=given, over=over)
+    return told(text, in_line(0, 5, *made), in_line(1, 6, *made, wire="barrier"))
+
+
+def test_of_two_whose_data_come_of_their_rank_neither_has_too_few_for_sure() -> None:
+    verdict = shards("items = shard(30, rank)", "items")
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert verdict.cause is not None
+    assert verdict.cause.what is What.UNEVEN_LOOP
+
+
+def test_who_has_fewer_turns_by_its_rank_itself_has_finished_early() -> None:
+    verdict = shards("turns = 30 - (rank == 1)", "range(turns)")
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (1,))
+    assert verdict.certainty is Certainty.LIKELY

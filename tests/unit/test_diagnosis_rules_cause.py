@@ -324,3 +324,19 @@ def test_a_bucket_that_cpp_issued_has_the_line_of_the_only_backward() -> None:
     twice = only(job(*ranks, gone, sources={SCRIPT: text + "other.backward()\n"}, **failed))
     assert twice.cause is not None
     assert twice.cause.what is What.UNKNOWN
+
+
+def test_a_loop_that_may_have_ended_is_told_beside_a_condition_that_leaves_it() -> None:
+    text = """
+        def main():
+            for i, item in enumerate(items):
+                if i >= limit:
+                    break
+                gather()
+            reduce()
+        """
+    found = cause(text, "gather gather reduce", "gather gather gather")
+    told = {one.what for one in (found, *found.others)}
+    assert What.UNEVEN_LOOP in told
+    assert len(told) > 1
+    assert {one.certainty for one in (found, *found.others)} == {Certainty.POSSIBLE}

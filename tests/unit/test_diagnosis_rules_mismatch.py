@@ -697,3 +697,20 @@ def test_who_raises_after_a_disputed_place_did_not_fail_by_itself() -> None:
     ranks += [rank(2, W, op(W, 4), op(W, 5, "broadcast"), blocked(W, 6))]
     (verdict,) = diagnose(job(*ranks, ended=True, exit_code=1), THRESHOLDS)
     assert (verdict.culprits, verdict.victims) == ((2,), (0, 1, 3))
+
+
+def test_of_halves_of_which_one_is_known_in_part_neither_is_named_alone() -> None:
+    # Rank 1 has no recorder: what is known of its way is only that it is here as rank 0 is.
+    def bucket(seq: int) -> OpRecord:
+        return replace(op(W, seq, source="flight", shape=(9,)), site=None)
+
+    turns = [op(W, seq, line=4, shape=(1,)) for seq in (2, 3, 4)]
+    inside = [blocked(W, 5, line=4, shape=(1,))]
+    past = [replace(blocked(W, 5, shape=(9,)), site=None, source="flight")]
+    ranks = [
+        rank(0, W, bucket(1), *turns, *inside, flight=True),
+        rank(1, W, *turns, *inside),
+        *(rank(number, W, bucket(1), *turns, *past, flight=True) for number in (2, 3)),
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1, 2, 3), Certainty.POSSIBLE)

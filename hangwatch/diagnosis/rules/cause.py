@@ -148,7 +148,7 @@ def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list
         # What no other rank comes to is not come to by the choice that keeps it from them.
         shut = [choice for choice in found.before if _is_shut(case, choice, split)]
         not_made = [replace(choice, taken=not choice.taken) for choice in found.others]
-        for choices in (shut, (*found.decisive, *found.around), not_made):
+        for choices in (shut, (*found.decisive, *found.around, *not_made)):
             reads: dict[Site, Read] = {}
             for choice in choices:
                 read = _read(case, finding, choice, split, found)

@@ -132,7 +132,8 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
         odd = [
             sides
             for sides in ((one, other), (other, one))
-            if (left <= {*sides[0]} if left else _is_odd(case, place, sides))
+            # Of a side that is known in part, the rest did the same.
+            if (left == {*sides[0]} if left else _is_odd(case, place, sides))
         ]
         if len(odd) == 1:
             return _blame(case, place, found, odd[0], Certainty.LIKELY)
