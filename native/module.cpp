@@ -196,6 +196,25 @@ PyObject* py_set_in_call(PyObject*, PyObject* args) {
   return none();
 }
 
+PyObject* py_add_new_group(PyObject*, PyObject* args) {
+  long long number = 0;
+  PyObject* ranks = nullptr;
+  PyObject* texts_[2];
+  unsigned long long line = 0;
+  TextArgument file;
+  TextArgument function;
+  if (PyArg_ParseTuple(args, "LOUKU", &number, &ranks, &texts_[0], &line, &texts_[1]) == 0 ||
+      !file.set(texts_[0]) || !function.set(texts_[1])) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    std::vector<std::int64_t> members;
+    if (!integers(ranks, members)) return nullptr;
+    writer::add_new_group(number, members, file.view, line, function.view);
+    return none();
+  });
+}
+
 PyObject* py_set_exception(PyObject*, PyObject* args) {
   PyObject* texts_[4];
   unsigned long long line = 0;
@@ -420,6 +439,7 @@ PyMethodDef kFunctions[] = {
     {"set_identity", py_set_identity, METH_VARARGS, nullptr},
     {"set_phase", py_set_phase, METH_VARARGS, nullptr},
     {"set_in_call", py_set_in_call, METH_VARARGS, nullptr},
+    {"add_new_group", py_add_new_group, METH_VARARGS, nullptr},
     {"set_exception", py_set_exception, METH_VARARGS, nullptr},
     {"set_disarmed", py_set_disarmed, METH_VARARGS, nullptr},
     {"set_torch_lacks", py_set_torch_lacks, METH_VARARGS, nullptr},

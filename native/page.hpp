@@ -25,12 +25,13 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 8;
+constexpr std::uint32_t kVersion = 9;
 constexpr std::size_t kMaxGroups = 512;
 // Slots get memory so many at a time: most ranks never need more than the first.
 constexpr std::size_t kSlotsAtOnce = 64;
 static_assert(kMaxGroups % kSlotsAtOnce == 0);
 constexpr std::size_t kRingEvents = 256;
+constexpr std::size_t kNewGroups = 32;
 constexpr std::size_t kCheckpoints = 8;
 constexpr std::uint64_t kCheckpointInterval = 32;
 constexpr std::size_t kBeacons = 32;     // for consecutive sequence numbers of a group
@@ -168,6 +169,15 @@ struct InCallData {
   Text<128> function;
 };
 
+// A call of new_group: the ranks meet below the group's name, which counts these calls.
+struct NewGroupData {
+  std::uint64_t index;  // among the calls of this process
+  std::uint64_t ns;
+  std::int64_t number;  // the name, -1 where it is no number
+  std::uint64_t site;
+  Text<512> members;  // see encode_members; empty where they do not fit
+};
+
 struct ExceptionData {
   std::uint64_t ns;
   std::uint64_t line;
@@ -299,6 +309,7 @@ struct Page {
   std::atomic<std::uint64_t> swallowed;
   std::atomic<std::uint64_t> dropped;  // writes that found no room or a busy record
   std::atomic<std::uint64_t> next_event;
+  std::atomic<std::uint64_t> next_new_group;
   std::atomic<std::uint64_t> slots;            // how many have memory: look at no others
   std::atomic<std::uint64_t> groups_left_out;  // groups of the rank that found no slot
   std::atomic<std::uint32_t> requests;  // a futex: grows when the watchdog asks for something
@@ -311,6 +322,7 @@ struct Page {
   Record<NoteData> disarmed;
   Record<NoteData> beacons_off;  // why there are no beacons; empty if there are
   Record<NoteData> torch_lacks;  // what the agent misses in this torch; empty if nothing
+  Record<NewGroupData> new_groups[kNewGroups];
   EventSlot events[kRingEvents];
   Record<SplitsData> splits[kSplitsKept];
   SiteTable sites;

@@ -88,6 +88,24 @@ void read_groups(const Page& page, PageView& view, std::uint32_t (&generations)[
   }
 }
 
+void read_new_groups(const Page& page, PageView& view) {
+  std::size_t room = kMaxMembersOfPage;
+  const std::uint64_t next = page.next_new_group.load(std::memory_order_acquire);
+  for (std::uint64_t index = next - std::min<std::uint64_t>(next, kNewGroups); index < next;
+       ++index) {
+    NewGroupView call{};
+    if (!page.new_groups[index % kNewGroups].read(call.data) || call.data.index != index ||
+        call.data.ns == 0) {
+      continue;
+    }
+    const std::size_t most = std::min(room, kMaxMembers);
+    if (!decode_members(call.data.members.str(), most, call.ranks)) call.ranks.clear();
+    room -= call.ranks.size();
+    call.site = site_at(page, static_cast<std::uint32_t>(call.data.site));
+    view.new_groups.push_back(std::move(call));
+  }
+}
+
 void read_splits(const Page& page, EventView& event) {
   const Record<SplitsData>& record = page.splits[event.data.index % kSplitsKept];
   // Nearly all others are of another call: they are not read.
@@ -173,7 +191,9 @@ std::string read_page(const unsigned char* data, std::size_t size, bool with_eve
   view.groups_left_out = page.groups_left_out.load(kRelaxed);
   std::uint32_t generations[kMaxGroups] = {};
   read_groups(page, view, generations);
-  if (with_events) read_events(page, view, generations);
+  if (!with_events) return {};
+  read_new_groups(page, view);
+  read_events(page, view, generations);
   return {};
 }
 

@@ -36,6 +36,12 @@ struct EventView {
   std::vector<std::int64_t> sends, receives;  // rows for each member; empty where not known
 };
 
+struct NewGroupView {
+  NewGroupData data;
+  std::vector<std::int64_t> ranks;
+  SiteView site;
+};
+
 struct PageView {
   IdentityData identity;
   PhaseData phase;
@@ -45,7 +51,8 @@ struct PageView {
   std::uint64_t heartbeat_ns, gil_ns, pending_since_ns, swallowed, dropped;
   std::uint64_t groups_left_out;
   std::vector<GroupView> groups;
-  std::vector<EventView> events;  // oldest first
+  std::vector<NewGroupView> new_groups;  // oldest first
+  std::vector<EventView> events;         // oldest first
 };
 
 // Returns why the bytes are no page, or an empty string. `data` may be a live

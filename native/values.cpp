@@ -114,6 +114,16 @@ PyObject* group_dict(const GroupView& group) {
       .release();
 }
 
+PyObject* new_group_dict(const NewGroupView& call) {
+  return Dict()
+      .set("index", count(call.data.index))
+      .set("ns", count(call.data.ns))
+      .set("number", number(call.data.number))
+      .set("ranks", list_of(call.ranks, number))
+      .set("site", site_dict(call.site.file, call.site.line, call.site.function))
+      .release();
+}
+
 PyObject* event_dict(const EventView& event) {
   const EventData& data = event.data;
   const std::vector<std::int64_t> shape(data.shape, data.shape + data.ndim);
@@ -168,6 +178,7 @@ PyObject* to_dict(const PageView& view, bool with_events) {
       .set("beacons", text(view.beacons_off))
       .set("torch_lacks", text(view.torch_lacks))
       .set("groups", list_of(view.groups, group_dict))
+      .set("new_groups", list_of(view.new_groups, new_group_dict))
       .set("events", with_events ? list_of(view.events, event_dict) : PyList_New(0));
   return page.release();
 }

@@ -71,6 +71,23 @@ void set_in_call(std::string_view name, std::string_view file, std::uint64_t lin
   if (!p->in_call.write(data)) dropped(p);
 }
 
+void add_new_group(std::int64_t number, const std::vector<std::int64_t>& ranks,
+                   std::string_view file, std::uint64_t line, std::string_view function) noexcept
+    try {
+  Page* p = page();
+  if (p == nullptr) return;
+  std::string members;
+  const bool whole = encode_members(ranks, sizeof(NewGroupData::members), members) == ranks.size();
+  NewGroupData data{};
+  data.ns = now_ns();
+  data.number = number;
+  data.site = intern_site(file, line, function);
+  if (whole) data.members.set(members);
+  data.index = p->next_new_group.fetch_add(1, kRelaxed);
+  if (!p->new_groups[data.index % kNewGroups].write(data)) dropped(p);
+} catch (const std::bad_alloc&) {
+}
+
 void set_exception(std::string_view type, std::string_view message, std::string_view file,
                    std::uint64_t line, std::string_view function) noexcept {
   Page* p = page();

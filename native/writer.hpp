@@ -42,6 +42,9 @@ void set_identity(std::int32_t rank, std::int32_t world_size, std::string_view s
 void set_phase(Phase phase) noexcept;
 void set_in_call(std::string_view name, std::string_view file, std::uint64_t line,
                  std::string_view function) noexcept;
+// A call of new_group begins; `number`: see NewGroupData.
+void add_new_group(std::int64_t number, const std::vector<std::int64_t>& ranks,
+                   std::string_view file, std::uint64_t line, std::string_view function) noexcept;
 void set_exception(std::string_view type, std::string_view message, std::string_view file,
                    std::uint64_t line, std::string_view function) noexcept;
 void set_disarmed(std::string_view reason) noexcept;

@@ -54,8 +54,9 @@ def _believed(page: RankPage) -> RankPage:
     )
     if claimed > MAX_WORLD:
         raise ValueError(f"it claims {claimed} ranks, and no job has more than {MAX_WORLD}")
-    for group in page.groups:
-        if group.key.ranks and not 0 <= min(group.key.ranks) <= max(group.key.ranks) < MAX_WORLD:
+    claims = *(group.key.ranks for group in page.groups), *(c.ranks for c in page.new_groups)
+    for ranks in claims:
+        if ranks and not 0 <= min(ranks) <= max(ranks) < MAX_WORLD:
             raise ValueError(f"it claims a group with ranks beyond {MAX_WORLD}")
     return page
 

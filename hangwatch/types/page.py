@@ -130,6 +130,22 @@ class PageEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PageNewGroup:
+    """A call of new_group, which makes a group of ``ranks``, empty where they are not known.
+
+    number: the name of the group, below which its members meet. It counts these calls on each
+        rank; -1 where the group has another name, and only its members make the call.
+    index: the place among the calls of the process.
+    """
+
+    index: int
+    ns: int
+    number: int
+    ranks: tuple[int, ...] = ()
+    site: Site | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RankPage:
     """The black box of one rank. Times are CLOCK_MONOTONIC in ns, 0 if never."""
 
@@ -166,5 +182,7 @@ class RankPage:
     """Why the GPU does not tell how far it has come; empty if it does."""
     torch_lacks: str = ""
     """What the agent misses in the rank's torch and libraries, for people; empty if nothing."""
+    new_groups: tuple[PageNewGroup, ...] = ()
+    """Its last calls of new_group, oldest first."""
     groups_left_out: int = 0
     """Groups that the process made when there was no room for more in the page."""

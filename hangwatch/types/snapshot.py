@@ -129,6 +129,20 @@ class GroupProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class NewGroup:
+    """A call of new_group. Fields as in PageNewGroup, with its age instead of its time.
+
+    group: only its members, as a key.
+    """
+
+    index: int
+    number: int
+    group: GroupKey
+    site: Site | None
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankSnapshot:
     """Everything known of one rank at one moment."""
 
@@ -144,6 +158,8 @@ class RankSnapshot:
     in_call: str = ""
     in_call_age_s: float = 0.0
     in_call_site: Site | None = None
+    new_groups: tuple[NewGroup, ...] = ()
+    """Its last calls of new_group, oldest first."""
     exception: ExceptionRecord | None = None
     exception_age_s: float | None = None
     handling: str = ""

@@ -67,6 +67,7 @@ void a_page_reads_as_it_was_written() {
   const Opened page("plain.page");
   writer::set_phase(Phase::running);
   writer::set_in_call("new_group", "/home/me/train.py", 12, "main");
+  writer::add_new_group(3, {0, 2, 4, 6}, "/home/me/train.py", 12, "main");
   writer::set_exception("ValueError", std::string(5000, 'x'), "/home/me/train.py", 13, "step");
   writer::define_group(2, "7", "dp", {0, 2, 4, 6}, 1, "gloo");
   writer::raise_enqueued(2, 9, 77);
@@ -82,6 +83,9 @@ void a_page_reads_as_it_was_written() {
   CHECK(view.identity.rank == 3 && view.identity.host.str() == "node-1");
   CHECK(view.phase.phase == static_cast<std::uint64_t>(Phase::running));
   CHECK(view.in_call.name.str() == "new_group" && view.in_call.line == 12);
+  CHECK(view.new_groups.size() == 1 && view.new_groups[0].data.number == 3);
+  CHECK((view.new_groups[0].ranks == std::vector<std::int64_t>{0, 2, 4, 6}));
+  CHECK(view.new_groups[0].site.line == 12 && view.new_groups[0].data.ns > 0);
   CHECK(view.exception.message.str() == std::string(1024, 'x'));
   CHECK(view.groups.size() == 1 && view.groups[0].slot == 2 && view.groups[0].desc == "dp");
   CHECK((view.groups[0].ranks == std::vector<std::int64_t>{0, 2, 4, 6}));
@@ -90,6 +94,20 @@ void a_page_reads_as_it_was_written() {
   CHECK(view.events[0].site.line == 40 && view.events[0].site.function == "step");
   CHECK(view.events[0].data.state == static_cast<std::uint32_t>(OpState::done));
   CHECK(view.dropped == 0);
+}
+
+void the_last_calls_of_new_group_are_kept() {
+  const Opened page("new_groups.page");
+  std::vector<std::int64_t> irregular;
+  for (std::int64_t rank = 0; rank < 1000; ++rank) irregular.push_back(rank * rank);
+  for (std::int64_t number = 0; number < 40; ++number)
+    writer::add_new_group(number, number == 39 ? irregular : std::vector<std::int64_t>{0, 1},
+                          "a.py", 1, "f");
+  const PageView view = page.read();
+  CHECK(view.new_groups.size() == kNewGroups);
+  CHECK(view.new_groups.front().data.number == 40 - static_cast<std::int64_t>(kNewGroups));
+  CHECK(view.new_groups.front().ranks.size() == 2);
+  CHECK(view.new_groups.back().ranks.empty());  // they do not fit
 }
 
 void events_of_a_slot_given_away_are_left_out() {
@@ -351,6 +369,7 @@ int main(int argc, char** argv) {
   g_directory = argv[1];
   members_survive_the_way_through_text();
   a_page_reads_as_it_was_written();
+  the_last_calls_of_new_group_are_kept();
   events_of_a_slot_given_away_are_left_out();
   splits_are_those_of_their_call();
   checkpoints_tell_where_programs_differ();

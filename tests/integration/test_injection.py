@@ -188,6 +188,9 @@ import inspect, json, pickle
 import hangwatch
 c10d = dist.distributed_c10d
 dist.all_reduce(torch.ones(1))
+dist.new_group([0])
+dist.new_group(use_local_synchronization=True)
+dist.new_group()
 print(json.dumps({
     "signature": str(inspect.signature(dist.init_process_group)),
     "takes": [repr(inspect.getfullargspec(getattr(c10d, name))) for name in %r],
@@ -217,6 +220,17 @@ class TestARank:
         assert (page.identity.local_rank, page.identity.local_world_size) == (0, 1)
         assert Path(page.identity.program).name == "program.py"
         assert (page.recorder, page.recorder_reason) == ("native", "")
+
+    def test_its_page_tells_of_the_groups_that_it_made(self, alone: Run) -> None:
+        (page,) = alone.pages
+        assert [(call.number, call.ranks) for call in page.new_groups] == [
+            (1, (0,)),
+            (-1, (0,)),
+            (2, (0,)),
+        ]
+        assert {call.site.function for call in page.new_groups if call.site} == {"<module>"}
+        lines = [call.site.line for call in page.new_groups if call.site]
+        assert lines == list(range(lines[0], lines[0] + 3))
 
     def test_an_uncaught_exception_is_recorded_with_the_users_line(self, alone: Run) -> None:
         (page,) = alone.pages

@@ -12,10 +12,10 @@ from made_pages import SITE, WORLD, event, page
 from hangwatch.observe import sources
 from hangwatch.observe.processes import LaunchedRank
 from hangwatch.observe.snapshot import launched_snapshot, rank_snapshot, waits_itself
-from hangwatch.types.calls import Site
+from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.page import ExceptionRecord
-from hangwatch.types.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.types.page import ExceptionRecord, PageNewGroup
+from hangwatch.types.snapshot import Child, Frame, NewGroup, ProcessState, RankSnapshot, ThreadStack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +44,13 @@ def test_times_become_ages() -> None:
     assert [found.phase_age_s, found.gil_age_s] == [4, 3]
     assert [found.heartbeat_age_s, found.pending_age_s] == [2, 1]
     assert [found.in_call_age_s, found.exception_age_s] == [4, 4]
+
+
+def test_calls_of_new_group_have_ages_and_keys() -> None:
+    now_ns = time.monotonic_ns()
+    made = PageNewGroup(0, now_ns, 1, (0, 2), SITE)
+    found = snapshot(now_ns + 4 * S, new_groups=(made,))
+    assert found.new_groups == (NewGroup(0, 1, GroupKey((0, 2)), SITE, 4.0),)
 
 
 def test_what_never_was_has_no_age() -> None:

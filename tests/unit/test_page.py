@@ -84,6 +84,25 @@ def test_a_blocking_call_is_told_until_it_returns(recording: Recording) -> None:
     assert (page.in_call, page.in_call_ns, page.in_call_site) == ("", 0, None)
 
 
+def test_the_last_calls_of_new_group_are_kept(recording: Recording) -> None:
+    for number in range(1, 41):
+        recording.recorder.add_new_group(number, [0, 1, 2, 8], "/home/me/train.py", 12, "main")
+    page = recording.now
+    assert [call.index for call in page.new_groups] == list(range(8, 40))
+    assert [call.number for call in page.new_groups] == list(range(9, 41))
+    last = page.new_groups[-1]
+    assert (last.ranks, last.site) == ((0, 1, 2, 8), Site("/home/me/train.py", 12, "main"))
+    assert last.ns >= page.created_ns
+
+
+@only_native
+def test_members_of_a_group_that_do_not_fit_are_not_known(recording: Recording) -> None:
+    irregular = [rank * rank for rank in range(1000)]
+    recording.recorder.add_new_group(1, irregular, "/home/me/train.py", 12, "main")
+    (call,) = recording.now.new_groups
+    assert (call.number, call.ranks) == (1, ())
+
+
 @pytest.mark.parametrize(
     ("recorder", "message", "file", "kept", "kept_file"),
     [

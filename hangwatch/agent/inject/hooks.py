@@ -11,7 +11,7 @@ from hangwatch.agent import environment, torch_api
 from hangwatch.agent.inject import ptrace
 from hangwatch.agent.inject.post_import import record_failure
 from hangwatch.agent.inject.process import Process
-from hangwatch.agent.inject.setup_calls import SetupCall
+from hangwatch.agent.inject.setup_calls import SetupCall, new_group
 from hangwatch.agent.record.custom_groups import wrap_class
 from hangwatch.agent.record.groups import ASK_AGAIN, NO_SLOT
 from hangwatch.agent.record.recorder import choose
@@ -138,7 +138,7 @@ class Hooks:
         try:
             # What is not ours passes through each of these, and all the rest is done still.
             with process.guard:
-                self._before(process, call, group, args, kwargs)
+                self._before(process, call, original, group, args, kwargs)
             result = original(*args, **kwargs)
             failed = False
             return result
@@ -150,10 +150,11 @@ class Hooks:
                 with process.guard:
                     process.calls.leave(call)
 
-    def _before(
+    def _before(  # noqa: PLR0913 (what was called, and with what)
         self,
         process: Process,
         call: SetupCall,
+        original: Callable[..., Any],
         group: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -162,7 +163,9 @@ class Hooks:
         if call.name == "init_process_group":
             process.before_init(args, kwargs)  # before the call is shown: it may make the page
         if outermost:
-            process.calls.show(call, sys._getframe())
+            makes = call.name == "new_group"
+            new = new_group(self._c10d, original, args, kwargs) if makes else None
+            process.calls.show(call, sys._getframe(), new)
         if call.name == "destroy_process_group":
             call.leaving = process.before_destroy(group)
             call.destroying = True

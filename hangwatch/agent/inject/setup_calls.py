@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import NO_SITE, user_site
 from hangwatch.agent.turn import Ticket
+from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
     from hangwatch.agent.call_site import Prefixes
     from hangwatch.agent.record.recorder import Recorder
+
+
+def new_group(
+    c10d: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, Sequence[int]] | None:
+    """(number, ranks) of the group that a call of torch's function makes (see PageNewGroup).
+
+    None where there is no job yet, or no such call. Of ranks only a plain list is read: an
+    iterator could be read only once.
+    """
+    world = c10d._world
+    if world.default_pg is None:
+        return None
+    try:
+        asked = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        if is_foreign(error):
+            raise
+        return None  # torch says what is wrong with it
+    ranks = asked.get("ranks")
+    if ranks is None:
+        ranks = range(world.default_pg.size())
+    plain = isinstance(ranks, list | tuple | range) and all(type(rank) is int for rank in ranks)
+    number = -1 if asked.get("use_local_synchronization") else world.group_count
+    return number, sorted(ranks) if plain else ()
 
 
 class SetupCall(Ticket):
@@ -52,9 +80,14 @@ class SetupCalls:
         self._calls[id(call)] = weakref.ref(call)
         return outermost
 
-    def show(self, call: SetupCall, frame: FrameType | None) -> None:
-        """Tell of the call, which is in no other one."""
-        self._shown = (call.name, *user_site(frame, self._prefixes))
+    def show(
+        self, call: SetupCall, frame: FrameType | None, new: tuple[int, Sequence[int]] | None
+    ) -> None:
+        """Tell of the call, which is in no other one; new: see new_group()."""
+        file, line, function = user_site(frame, self._prefixes)
+        if new is not None:
+            self._recorder.add_new_group(*new, file, line, function)
+        self._shown = (call.name, file, line, function)
         self._recorder.set_in_call(*self._shown)
 
     def leave(self, call: SetupCall) -> None:

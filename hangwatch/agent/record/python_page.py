@@ -20,7 +20,7 @@ from hangwatch.agent.call_site import Prefixes, user_site
 from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.agent.periodic import FlagBell
 from hangwatch.agent.record.numbering import Numbering
-from hangwatch.agent.record.page_file import RING_EVENTS, PageFile
+from hangwatch.agent.record.page_file import NEW_GROUPS, RING_EVENTS, PageFile
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
@@ -83,6 +83,19 @@ class PythonPage(FlagBell):
             "in_call_ns": time.monotonic_ns() if name else 0,
             "in_call_site": _site(file, line, function),
         }
+        self._flush()
+
+    def add_new_group(
+        self, number: int, ranks: Sequence[int], file: str, line: int, function: str
+    ) -> None:
+        call = {
+            "index": next(self._new_group_indices),
+            "ns": time.monotonic_ns(),
+            "number": number,
+            "ranks": list(ranks),
+            "site": _site(file, line, function),
+        }
+        self._values["new_groups"] = [*self._values["new_groups"], call][-NEW_GROUPS:]
         self._flush()
 
     def set_exception(self, type: str, message: str, file: str, line: int, function: str) -> None:
@@ -323,6 +336,7 @@ class PythonPage(FlagBell):
             "in_call": "",
             "in_call_ns": 0,
             "in_call_site": None,
+            "new_groups": [],
             "exception": None,
             "swallowed": 0,
             "groups_left_out": 0,
@@ -332,6 +346,7 @@ class PythonPage(FlagBell):
         self._groups: dict[int, dict[str, Any]] = {}
         self._events: dict[int, dict[str, Any]] = {}
         self._indices = itertools.count()
+        self._new_group_indices = itertools.count()
         self._works: dict[int, tuple[weakref.ref[object], int]] = {}
         self._thrown = "", ""
         self._disarmed = False

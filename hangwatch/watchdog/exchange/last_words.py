@@ -90,6 +90,7 @@ def aged(rank: RankSnapshot, by_s: float) -> RankSnapshot:
             replace(op, issued_age_s=op.issued_age_s + by_s, blocked_age_s=older(op.blocked_age_s))
             for op in rank.ops
         ),
+        new_groups=tuple(replace(call, age_s=call.age_s + by_s) for call in rank.new_groups),
         in_call_age_s=rank.in_call_age_s + by_s if rank.in_call else 0.0,
         exception_age_s=older(rank.exception_age_s),
         pending_age_s=older(rank.pending_age_s),

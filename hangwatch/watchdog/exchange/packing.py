@@ -322,7 +322,12 @@ def _bounded(answer: Answer, ranks: list[RankSnapshot], world_size: int, most_op
 def _packed(answer: Answer, ranks: list[RankSnapshot], kept: int) -> bytes:
     """Empty where nobody would take it for as many ranks."""
     tables: dict[type, dict[Any, int]] = {GroupKey: {}, Site: {}}
-    shown = [replace(rank, ops=_latest(rank.ops, kept)) for rank in ranks]
+    shown = [
+        replace(
+            rank, ops=_latest(rank.ops, kept), new_groups=rank.new_groups[-kept:] if kept else ()
+        )
+        for rank in ranks
+    ]
     plain = codec.plain(shown, tables)
     groups = tuple(Group(runs_of(key.ranks), key.desc, key.index) for key in tables[GroupKey])
     answer = replace(answer, groups=groups, sites=tuple(tables[Site]))

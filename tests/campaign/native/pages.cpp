@@ -37,6 +37,7 @@ const Region kRegions[] = {
     REGION(handling),
     REGION(disarmed),
     REGION(beacons_off),
+    REGION(new_groups),
     REGION(events),
     REGION(sites),
     REGION(strings),
@@ -71,7 +72,10 @@ void step(std::uint64_t n, std::size_t slot) {
   writer::move_event(index, slot, OpState::done, true);
   writer::count_left(slot, 1);
   writer::agree(event, true);
-  if (n % 16 == 0) writer::set_in_call("new_group", "/home/me/train.py", n, "main");
+  if (n % 16 == 0) {
+    writer::set_in_call("new_group", "/home/me/train.py", n, "main");
+    writer::add_new_group(static_cast<std::int64_t>(n), {0, 1, 4}, "/home/me/train.py", n, "main");
+  }
   if (n % 32 == 0) writer::set_exception("ValueError", std::string(n % 900, 'x'), "a.py", n, "f");
 }
 
