@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from made_pages import event
+from made_pages import page as made_page
+from snapshots import rank
 
 from hangwatch.types.snapshot import ProcessState
 from hangwatch.watchdog.incident import evidence
@@ -10,6 +16,9 @@ from hangwatch.watchdog.incident.evidence import Gatherer
 
 if TYPE_CHECKING:
     import pytest
+
+    from hangwatch.types.page import RankPage
+    from hangwatch.types.snapshot import RankSnapshot
 
 
 class Look:
@@ -23,22 +32,67 @@ class Look:
         return (self.used_s - before.used_s) / (self.at_s - before.at_s)
 
 
-def test_a_rank_works_that_has_worked_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+class Told:
+    """Takes in what is said of faults of ours."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def fault(self, _key: str, text: str, _error: BaseException) -> None:
+        self.faults.append(text)
+
+
+def gatherer(news: Any = None, exits: Any = None) -> Gatherer:
     nothing: Any = None
-    gatherer = Gatherer(
-        pages=nothing,
-        exits=nothing,
-        py_spy=nothing,
-        news=nothing,
-        node="n0",
-        commands=nothing,
+    return Gatherer(
+        pages=nothing, exits=exits, py_spy=nothing, news=news, node="n0", commands=nothing
     )
-    found: Any = evidence._Found(7, ProcessState(alive=True))  # noqa: SLF001 (what is noted)
+
+
+def found(pid: int) -> Any:
+    return evidence._Found(pid, ProcessState(alive=True))  # noqa: SLF001 (what is noted)
+
+
+def test_what_goes_wrong_with_one_rank_is_missing_of_no_other() -> None:
+    told, odd, fine = Told(), found(7), found(8)
+
+    async def breaks() -> None:
+        raise KeyError("a field that no recorder writes")
+
+    async def works() -> None:
+        fine.threads = ()
+
+    asyncio.run(gatherer(told)._within(5.0, [(odd, breaks()), (fine, works())]))  # noqa: SLF001
+    assert odd.missing == ["evidence: KeyError while it was gathered"]
+    assert (fine.missing, fine.threads) == ([], ())
+    assert told.faults == ["evidence of process 7 is lost"]
+
+
+def test_a_rank_whose_calls_are_odd_is_seen_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(page: RankPage, *_: Any, missing: tuple[str, ...], **__: Any) -> RankSnapshot:
+        if page.events:
+            raise OverflowError("no such time")
+        return rank(page.identity.rank, missing_evidence=missing)
+
+    monkeypatch.setattr(evidence, "rank_snapshot", snapshot)
+    exits = SimpleNamespace(state=lambda *_: ProcessState(alive=True))
+    told = Told()
+    seen = gatherer(told, exits)._snapshots(  # noqa: SLF001 (of a page at hand)
+        made_page(3, events=(event(1),)), found(7), 0, heir=False
+    )
+    assert [(one.rank, one.missing_evidence) for one in seen] == [
+        (3, ("evidence: OverflowError while it was gathered",))
+    ]
+    assert told.faults == ["evidence of process 7 is lost"]
+
+
+def test_a_rank_works_that_has_worked_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, one = gatherer(), found(7)
 
     def looked(before: Any, after: Look) -> float:
         monkeypatch.setattr(evidence, "Tree", lambda _proc: after)
-        gatherer._processors([found], before)  # noqa: SLF001 (without all that a look takes)
-        return float(found.processors)
+        ours._processors([one], before)  # noqa: SLF001 (without all that a look takes)
+        return float(one.processors)
 
     assert looked(Look(0.0, 1.0), Look(0.5, 1.0)) == 0.0
     # It got no processor for as long as that look took, but had worked until then.

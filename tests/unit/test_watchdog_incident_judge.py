@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -48,4 +51,31 @@ def test_a_hang_is_proved_here_if_this_node_alone_finds_the_same_culprits(
     sure = replace(VERDICT, certainty=Certainty.PROVED)
     ours = judge([], (replace(sure, culprits=culprits),))
     judged = Judged((sure,), EVIDENCE.job, Collected(0, 4, ()))
-    assert ours._proved_here(judged, THRESHOLDS) is proved  # noqa: SLF001 (the question itself)
+    asked = ours._proved_here(judged, THRESHOLDS)  # noqa: SLF001 (the question itself)
+    assert asyncio.run(asked) is proved
+
+
+def test_the_watchdog_goes_on_while_a_large_job_is_judged() -> None:
+    ours = judge([])
+    where = []
+
+    def diagnose(*_: Any) -> tuple[Verdict, ...]:
+        where.append(threading.current_thread())
+        time.sleep(0.3)
+        return (VERDICT,)
+
+    async def watched() -> tuple[int, tuple[Verdict, ...]]:
+        ours.diagnose = diagnose
+        judged = asyncio.ensure_future(
+            ours._diagnosed(EVIDENCE.job, THRESHOLDS)  # noqa: SLF001 (without what is gathered)
+        )
+        turns = 0
+        while not judged.done():
+            turns += 1
+            await asyncio.sleep(0.01)
+        return turns, await judged
+
+    turns, verdicts = asyncio.run(watched())
+    assert turns > 1
+    assert verdicts == (VERDICT,)
+    assert where != [threading.current_thread()]

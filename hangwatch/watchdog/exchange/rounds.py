@@ -24,10 +24,12 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hangwatch import codec
 from hangwatch.collector import without_collections
+from hangwatch.observe.threads import in_thread
 from hangwatch.report.sites import fold_ranks
 from hangwatch.watchdog.exchange.messages import (
     MAX_HEADLINE,
@@ -63,6 +65,7 @@ WAIT_S = 600.0
 """The wait for the next incident is renewed this often."""
 SLICE_S = 0.2
 """Between the parts of a wait for others the connection is free for our own answers."""
+UNPACKING_S = 60.0
 CHUNK = 64
 """Answers that are read at once: of a large job not all are held at the same time."""
 _REJOINED = 4
@@ -201,13 +204,11 @@ async def gather(
     for start in range(0, len(answered), CHUNK):
         chunk = answered[start : start + CHUNK]
         answers = await store.multi_get([there[node] for node in chunk], MAX_MESSAGE_BYTES)
-        received: dict[Node, Received] = {}
-        with without_collections():
-            for node, data in zip(chunk, answers, strict=True):
-                try:
-                    received[node] = unpack(data, node, world_size, groups, room)
-                except codec.CodecError as error:
-                    unseen.append(f"the answer of {said(node)} cannot be read: {error}")
+        received, unread = await in_thread(
+            partial(_unpacked, dict(zip(chunk, answers, strict=True)), world_size, groups, room),
+            UNPACKING_S,
+        )
+        unseen += unread
         names = set().union(*(one.blobs() for one in received.values()))
         library.add(await _blobs(store, library.missing(names), room))
         for node, one in received.items():
@@ -217,6 +218,21 @@ async def gather(
             except codec.CodecError as error:
                 unseen.append(f"stacks of {said(node)} cannot be read: {error}")
     return Answers(tuple(others), silent, tuple(unseen))
+
+
+def _unpacked(
+    answers: Mapping[Node, bytes], world_size: int, groups: Groups, room: Room
+) -> tuple[dict[Node, Received], list[str]]:
+    """What nodes have answered, and what cannot be read, for people."""
+    received: dict[Node, Received] = {}
+    unread = []
+    with without_collections():
+        for node, data in answers.items():
+            try:
+                received[node] = unpack(data, node, world_size, groups, room)
+            except codec.CodecError as error:
+                unread.append(f"the answer of {said(node)} cannot be read: {error}")
+    return received, unread
 
 
 async def publish(store: Store, number: int, published: Published, nodes: Sequence[Node]) -> None:

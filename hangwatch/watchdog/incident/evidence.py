@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from hangwatch.types.kinds import Phase
 from hangwatch.types.snapshot import Child, ProcessState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hangwatch.news import News
     from hangwatch.observe.exits import Exits
@@ -93,6 +94,10 @@ class Collected:
     """Costly mistakes of these ranks."""
     local_size: int = 0
     """How many ranks this node should have, as far as they know; 0 if unknown."""
+
+
+_Job = tuple[_Found, Coroutine[Any, Any, None]]
+"""What is done for a rank."""
 
 
 class Gatherer:
@@ -170,18 +175,18 @@ class Gatherer:
             for one in launched
         }
         tree: Tree | None = None
-        jobs: list[Coroutine[Any, Any, None]] = []
+        jobs: list[_Job] = []
         if level >= Level.FULL:
             reach(Point.GATHERING)
         if level >= Level.FLIGHT:
-            jobs += [self._flight(seen[rank], found[rank]) for rank in seen]
+            jobs += [(found[rank], self._flight(seen[rank], found[rank])) for rank in seen]
         if level >= Level.FULL:
             tree = Tree(self._proc)
             for rank, one in seen.items():
                 jobs += self._stacks(found[rank], tree, _page(one))
             for lost in lone.values():
                 jobs += self._stacks(lost, tree, None)
-        await _within(budget_s, jobs)
+        await self._within(budget_s, jobs)
         if tree is not None:
             self._processors([*found.values(), *lone.values()], tree)
         # The pages last: what is said of a rank is then no older than its stack.
@@ -190,7 +195,7 @@ class Gatherer:
         for rank, one in seen.items():
             page = _page(one)
             if page is not None:
-                ranks.append(self._snapshot(page, found[rank], now_ns, heir=one.heir))
+                ranks += self._snapshots(page, found[rank], now_ns, heir=one.heir)
         ranks += [
             launched_snapshot(
                 one,
@@ -219,9 +224,42 @@ class Gatherer:
             local_size=_expected(seen),
         )
 
+    async def _within(self, budget_s: float, jobs: Sequence[_Job]) -> None:
+        """Run all at once for at most so long; what is not done by then is cancelled.
+
+        What goes wrong with one rank is missing of that rank, and of no other.
+        """
+        if not jobs:
+            return
+        tasks = [asyncio.ensure_future(job) for _, job in jobs]
+        _, late = await asyncio.wait(tasks, timeout=budget_s)
+        for task in late:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for (found, _), result in zip(jobs, results, strict=True):
+            if isinstance(result, Exception):
+                self._lose(found, result)
+
+    def _lose(self, found: _Found, error: Exception) -> None:
+        """Say that evidence of a rank could not be had, by an error that is ours."""
+        found.missing.append(f"evidence: {type(error).__name__} while it was gathered")
+        self._news.fault("evidence", f"evidence of process {found.pid} is lost", error)
+
     def _state(self, seen: Seen) -> ProcessState:
         identity = seen.light.identity
         return self._exits.state(identity.pid, identity.start_ticks)
+
+    def _snapshots(
+        self, page: RankPage, found: _Found, now_ns: int, *, heir: bool
+    ) -> list[RankSnapshot]:
+        """The rank, without its calls where something is wrong with them; none if with more."""
+        for _ in range(2):
+            try:
+                return [self._snapshot(page, found, now_ns, heir=heir)]
+            except Exception as error:  # noqa: BLE001 (the other ranks are as they are)
+                self._lose(found, error)
+                page, found.flight = replace(page, events=(), new_groups=()), None
+        return []
 
     def _snapshot(self, page: RankPage, found: _Found, now_ns: int, *, heir: bool) -> RankSnapshot:
         process = self._exits.state(page.identity.pid, page.identity.start_ticks)
@@ -261,20 +299,18 @@ class Gatherer:
             found.missing.append(f"no Flight Recorder: {error}")
         found.missing.remove(note)
 
-    def _stacks(
-        self, found: _Found, tree: Tree, page: RankPage | None
-    ) -> list[Coroutine[Any, Any, None]]:
+    def _stacks(self, found: _Found, tree: Tree, page: RankPage | None) -> list[_Job]:
         """Dumps to be made for one rank: its own, and its children's where they may matter."""
         if not found.process.alive:
             return []
-        jobs = [self._own_stack(found)]
+        jobs = [(found, self._own_stack(found))]
         children = [stat for stat, _ in zip(tree.descendants(found.pid), range(MAX_CHILDREN))]  # noqa: B905 (the shorter decides)
         for stat in children:
             state = process_state(stat.pid, stat.start_ticks, self._proc)
             command = command_line(stat.pid, self._proc) or stat.comm
             found.children[stat.pid] = Child(stat.pid, command, state)
             if page is None or not waits_itself(page):
-                jobs.append(self._child_stack(stat.pid, found))
+                jobs.append((found, self._child_stack(stat.pid, found)))
         return jobs
 
     def _processors(self, ranks: Iterable[_Found], before: Tree) -> None:
@@ -350,16 +386,3 @@ def _raw_pages(seen: dict[int, Seen]) -> list[tuple[int, bytes]]:
         except PageError:
             continue
     return raw
-
-
-async def _within(budget_s: float, jobs: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all at once for at most so long; what is not done by then is cancelled."""
-    if not jobs:
-        return
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    _, late = await asyncio.wait(tasks, timeout=budget_s)
-    for task in late:
-        task.cancel()
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, Exception):
-            raise result

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch import codec
 from hangwatch.diagnosis import find_desync
 from hangwatch.nccl import status
+from hangwatch.observe.threads import in_thread
 from hangwatch.run.moments import Point, keep, reach
 from hangwatch.types.kinds import Certainty, Kind, State
 from hangwatch.types.snapshot import JobSnapshot, Recording, Thresholds
@@ -47,6 +48,8 @@ HEAD_START_S = 3.0
 POST_MORTEM_S = 3.0
 """Budget for the stacks of ranks that outlive their launcher."""
 LAST_WORDS_S = 2.0
+DIAGNOSIS_S = 120.0
+"""For one diagnosis; of 131,072 ranks it takes four."""
 _NO_PATIENCE = Thresholds(math.inf, math.inf)
 """Nothing is told but what is certain, however long it takes."""
 
@@ -108,7 +111,8 @@ class Judge:
         hung_before = self._is_hung()
         announce = self._happen(judged)
         if self._is_hung() and not hung_before:
-            proved_ns = judged.read_ns if self._proved_here(judged, thresholds) else 0
+            proved = await self._proved_here(judged, thresholds)
+            proved_ns = judged.read_ns if proved else 0
             self.aborting.begin(judged.verdicts[0], thresholds.hang_after_s, proved_ns)
         if announce is None:
             await self._publish(judged, told=False)
@@ -195,7 +199,7 @@ class Judge:
         """Who failed first, as far as that is sure already: no verdicts where it is not."""
         collected = await self.gatherer.collect(Level.LIGHT)
         job = replace(self._job(collected, gathered), ended=True)
-        verdicts = self.diagnose(job, _NO_PATIENCE)
+        verdicts = await self._diagnosed(job, _NO_PATIENCE)
         sure = verdicts[0].state is State.FAILED
         sure = sure and verdicts[0].certainty is not Certainty.POSSIBLE
         self._guessed = sure and self.incidents.would_tell(Event.FAILED)
@@ -228,7 +232,7 @@ class Judge:
         if exit_code is None and not any(_failed(rank.process) for rank in collected.ranks):
             return  # they were ended since nodes joined or left, or came to their end
         job = replace(self._job(collected, gathered, absent), ended=True, exit_code=exit_code)
-        judged = Judged(self.diagnose(job, thresholds), job, collected)
+        judged = Judged(await self._diagnosed(job, thresholds), job, collected)
         if not judged.verdicts or judged.verdicts[0].state is State.OK:
             return
         announce = self._happens(Event.FAILED, judged.verdicts[0])
@@ -279,6 +283,10 @@ class Judge:
         self._account.restore(values["account"])
         self._told_elsewhere = bool(values["told_elsewhere"])
 
+    async def _diagnosed(self, job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
+        """The verdicts on a job, found beside the event loop: of a large one it takes seconds."""
+        return await in_thread(lambda: self.diagnose(job, thresholds), DIAGNOSIS_S)
+
     async def _judge(self, level: Level, thresholds: Thresholds) -> Judged | None:
         """A diagnosis; None where another node's watchdog makes it."""
         gathered = await self._ask(full=level is Level.FULL)
@@ -293,7 +301,7 @@ class Judge:
         else:
             collected, absent, ras = await self.gatherer.collect(level), None, None
         job = self._job(collected, gathered, absent)
-        verdicts = self.diagnose(job, thresholds)
+        verdicts = await self._diagnosed(job, thresholds)
         ras = status.read(ras, job) if ras is not None else None
         asked = gathered.round if gathered else 0
         return Judged(verdicts, job, collected, asked, ras, read_ns)
@@ -373,7 +381,7 @@ class Judge:
             verdicts = judged.verdicts if told else ()
             await exchange.publish(judged.round, Published(self.node, verdicts, report))
 
-    def _proved_here(self, judged: Judged, thresholds: Thresholds) -> bool:
+    async def _proved_here(self, judged: Judged, thresholds: Thresholds) -> bool:
         """Whether a hang is proved also by what this node has seen itself, and by that alone.
 
         Where a rank has died it is its launcher that ends the others, and may be at it.
@@ -381,7 +389,7 @@ class Judge:
         main = judged.verdicts[0]
         if main.certainty_of_hang is not Certainty.PROVED or main.kind is Kind.DIED:
             return False
-        found = self.diagnose(self._job(judged.collected), thresholds)
+        found = await self._diagnosed(self._job(judged.collected), thresholds)
         return (
             bool(found)
             and found[0].state is State.HANG
