@@ -21,7 +21,7 @@ from hangwatch.diagnosis.rules.blame import with_fault
 from hangwatch.diagnosis.rules.by_source import decided_by_source, told_by_source
 from hangwatch.diagnosis.rules.case import Case
 from hangwatch.diagnosis.rules.cause import cause_of, choices_of
-from hangwatch.diagnosis.rules.cycles import judge_cycle, judge_stuck
+from hangwatch.diagnosis.rules.cycles import frozen_in, judge_cycle, judge_stuck
 from hangwatch.diagnosis.rules.departed import with_departure
 from hangwatch.diagnosis.rules.disputes import disputes
 from hangwatch.diagnosis.rules.mismatch import judge_dispute
@@ -118,7 +118,9 @@ def _findings(case: Case) -> list[Finding]:
     found: list[Finding] = []
     terminals: list[int] = []
     for root in roots(case.graph, dead if job.snapshot.ended else ()):
-        if root.is_cycle:
+        if root.is_cycle and (frozen := frozen_in(case, root)):
+            terminals.extend(frozen)
+        elif root.is_cycle:
             found.append(judge_cycle(case, root))
         elif root.ranks:
             terminals.extend(root.ranks)
@@ -136,8 +138,24 @@ def _findings(case: Case) -> list[Finding]:
             found.append(finding or judge_stuck(case, wait_point))
     found.extend(judge_terminals(case, terminals))
     kept = [finding for finding in found if not _is_idle_guess(finding, found)]
-    told = (decided_by_source(case, with_departure(case, finding)) for finding in kept)
-    return [with_fault(case, finding) for finding in told]
+    told = [decided_by_source(case, with_departure(case, finding)) for finding in kept]
+    return [with_fault(case, finding) for finding in _once(told)]
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """Of all calls of new_group that get stuck of the same ranks one."""
+    found: list[Finding] = []
+    groups: dict[tuple[int, ...], int] = {}
+    for finding in findings:
+        at = groups.get(finding.culprits, -1) if finding.makes_a_group else -1
+        if at >= 0:
+            victims = tuple(sorted({*found[at].victims, *finding.victims}))
+            found[at] = replace(found[at], victims=victims)
+            continue
+        if finding.makes_a_group:
+            groups[finding.culprits] = len(found)
+        found.append(finding)
+    return found
 
 
 def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:

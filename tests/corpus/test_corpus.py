@@ -25,7 +25,6 @@ MISSED = {
     "extra_gathers": "it waits where its extra calls show, long after it made them",
     "failed_amid_retries": "that a process ended itself has no line",
     "join_uneven --metric": "Join's own calls are issued by C++, and a call is paired with one",
-    "new_group_order": "the lines of calls of new_group are not recorded",
     "no_sync_on_one_rank": "whether a backward pass synchronises is not recorded",
     "sharded_checkpoint --shared": "the line that started a thread is not recorded",
     "time_out_of_the_job": "it ended before anybody looked",

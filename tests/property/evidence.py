@@ -44,6 +44,7 @@ def renamed(job: JobSnapshot, names: Sequence[int]) -> JobSnapshot:
             rank=names[snapshot.rank],
             groups=tuple(replace(group, key=key(group.key)) for group in snapshot.groups),
             ops=tuple(map(record, snapshot.ops)),
+            new_groups=tuple(replace(call, group=key(call.group)) for call in snapshot.new_groups),
         )
 
     ranks = tuple(sorted(map(rank, job.ranks), key=lambda r: r.rank))

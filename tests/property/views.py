@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from simulator import NEVER, SCRIPT, Busy, Call, Doing, Issue, Join, Mode, Rank, SetUp, Simulation
 
-from hangwatch.types.calls import Site
+from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import OpState, Phase
 from hangwatch.types.page import ExceptionRecord
 from hangwatch.types.snapshot import (
     Frame,
     GroupProgress,
     JobSnapshot,
+    NewGroup,
     OpRecord,
     ProcessState,
     RankSnapshot,
@@ -118,6 +119,7 @@ class _Look:
             in_call=setup.call if setup else "",
             in_call_age_s=self.now_s - self.since_s if setup else 0.0,
             in_call_site=Site(SCRIPT, setup.line, "main") if setup else None,
+            new_groups=self._new_groups(),
             exception=exception,
             exception_age_s=self.now_s - end.raised_s if exception and end else None,
             gil_age_s=self.now_s - self.sampled_s,
@@ -125,6 +127,23 @@ class _Look:
             pending_age_s=self.now_s - pending_s if pending_s is not None else None,
             threads=self._threads(),
             flight=self.flight,
+        )
+
+    def _new_groups(self) -> tuple[NewGroup, ...]:
+        made = [
+            (at_s, step)
+            for at_s, step in self.rank.trace
+            if isinstance(step, SetUp) and step.call == "new_group" and at_s <= self.at_s
+        ]
+        return tuple(
+            NewGroup(
+                index,
+                index + 1,
+                GroupKey(step.members),
+                Site(SCRIPT, step.line, "main"),
+                self.now_s - at_s,
+            )
+            for index, (at_s, step) in enumerate(made)
         )
 
     def _phase(self) -> Phase:

@@ -100,4 +100,11 @@ BY_CAUSE: tuple[Remedy, ...] = (
         "Make the calls around `{cause}` at {cause_line} in one order on all ranks.",
         causes=(What.DIFFERENT_ORDER,),
     ),
+    Remedy(
+        "new_group",
+        "Call new_group at {cause_line} on all ranks of the job, also for groups that they are not "
+        "in, with the same ranks in the same order: over a list that is alike everywhere.",
+        DISTRIBUTED,
+        causes=(What.GROUP_CREATION,),
+    ),
 )

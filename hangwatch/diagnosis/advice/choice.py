@@ -21,7 +21,7 @@ MAX_ITEMS = 4
 ENOUGH = 2
 """So many special items make general ones needless where a rank is just busy."""
 _OF_THE_CHANGE = frozenset(
-    {"agree", "batches", "groups in order", "move out", "order", "stop", "two lines"}
+    {"agree", "batches", "everyone", "groups in order", "move out", "order", "stop", "two lines"}
 )
 """Topics of the table by kind that are about what to change in the program."""
 _REASON_COUNTS = {

@@ -13,6 +13,7 @@ from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.endings import gave_up
 from hangwatch.diagnosis.text.phrases import line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
+from hangwatch.types.kinds import What
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.compiling import Compiling
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.types.calls import Site
-    from hangwatch.types.kinds import What
     from hangwatch.types.snapshot import Frame
     from hangwatch.types.verdict import RootCause
 
@@ -159,7 +159,7 @@ def facts_of(case: Case, finding: Finding, cause: RootCause) -> Facts:
         calls,
         awaited,
         _error(case, culprits),
-        cause.what if cause.evidence else None,
+        cause.what if _tells(cause) else None,
         apart=finding.apart,
     )
 
@@ -191,9 +191,14 @@ def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
     yield from _CALLED.findall(site.source or "")
 
 
+def _tells(cause: RootCause) -> bool:
+    """Whether it was found in the program, and does not just go with the kind of the finding."""
+    return bool(cause.evidence) or cause.what is What.GROUP_CREATION
+
+
 def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
     """The statement to change, where the source shows it."""
-    if not cause.evidence or cause.site is None:
+    if not _tells(cause) or cause.site is None:
         return
     text = (cause.site.source or "").partition("  #")[0].rstrip(":")
     yield "cause", text

@@ -12,6 +12,7 @@ from hangwatch.diagnosis.facts.wait_points import Place, Wait
 from hangwatch.diagnosis.facts.waits import (
     awaited_setups,
     by_counters,
+    in_setup,
     living,
     pending,
     setup_of,
@@ -45,7 +46,8 @@ def find_waits(
     gid to the first place where its members differ, once that is known.
     """
     waits: list[Wait] = []
-    setups = awaited_setups(rank for number, rank in job.ranks.items() if number not in ended)
+    alive = [rank for number, rank in job.ranks.items() if number not in ended]
+    setups = awaited_setups(job, alive)
     for number in sorted(job.ranks):
         rank = job.ranks[number]
         end = ended.get(number)
@@ -90,10 +92,9 @@ def _ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterato
     C++ waited, in the earliest that is not complete.
     """
     end = ended[rank.rank]
-    setup = setup_of(rank)
+    setup = setup_of(job, rank)
     if setup is not None:
-        age_s = seconds(rank.in_call_age_s) or end.age_s
-        yield Wait(rank.rank, setup, age_s, firm=True, op=setup.call, site=rank.in_call_site)
+        yield in_setup(job, rank, setup, seconds(rank.in_call_age_s) or end.age_s)
         return
     position = _last_position(job, rank.rank)
     if position is not None:

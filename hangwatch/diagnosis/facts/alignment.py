@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, takewhile
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP
 from hangwatch.diagnosis.facts.past import END, LEFT, Made, Step, pasts
 from hangwatch.diagnosis.source.program import Line, Position, fork
 
@@ -170,7 +171,7 @@ def _knowledge(
 
 def _is_for(job: Job, past: Past, made: Made, rival: Past) -> bool:
     """Whether a call of one rank is for another rank, too."""
-    if made.gid in rival.groups and not made.p2p:
+    if (made.gid in rival.groups and not made.p2p) or job.keys[made.gid] is SETTING_UP:
         return True
     if past.part != rival.part:
         return False
@@ -193,6 +194,7 @@ def _is_one_call(one: Past, other: Past, mine: Made, theirs: Made) -> bool:
         not mine.p2p
         and (mine.gid, mine.seq) == (theirs.gid, theirs.seq)
         and mine.step.wire == theirs.step.wire
+        and (mine.step.wire != NEW_GROUP or mine.step.size == theirs.step.size)
         and mine.step not in other.steps
         and theirs.step not in one.steps
     )
@@ -296,13 +298,16 @@ def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> in
     for length in range(min(MOST_CONTEXT, len(before)), least, -1):
         context = before[-length:]
         usual = {
-            known[at] for at in range(length, len(before)) if before[at - length : at] == context
+            before[at] for at in range(length, len(before)) if before[at - length : at] == context
         }
         if usual:
+            expected = {read(step) for step in usual}
             ways = [[read(made.step) for made in way] for way in parting.ways]
-            odd = [side for side, way in enumerate(ways) if way[0] not in usual]
+            odd = [side for side, way in enumerate(ways) if way[0] not in expected]
             if len(odd) != 1 or not (new or ways[odd[0]][0] in known):
                 return None
+            if parting.ways[1 - odd[0]][0].step not in usual:
+                return None  # the same operation, and another call
             # What it does again and again from then on is a part of the program.
             again = (known[-1], ways[odd[0]][0]) in pairwise(ways[odd[0]])
             return None if again else odd[0]

@@ -7,22 +7,29 @@ ranks, their groups and their recorded calls.
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.namesakes import told_apart
+from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import OpState, Phase
+from hangwatch.types.snapshot import OpRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hangwatch.diagnosis.facts.wait_points import Place
-    from hangwatch.types.calls import GroupKey
-    from hangwatch.types.snapshot import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
+    from hangwatch.types.snapshot import GroupProgress, JobSnapshot, NewGroup, RankSnapshot
 
 MAX_WORLD = 1 << 20
 """A world size beyond this is taken for damage, not for a job."""
+
+NEW_GROUP = "new_group"
+SETTING_UP = GroupKey((), NEW_GROUP)
+"""Stands for the group in which all ranks of the job make groups, one after the other."""
 
 _PHASES = list(Phase)
 _UNFINISHED = frozenset({OpState.ISSUED, OpState.BLOCKED})
@@ -154,9 +161,48 @@ def index(snapshot: JobSnapshot) -> Job:
         progress = job.progress[number] = {job.gid(group.key): group for group in rank.groups}
         for gid, group in progress.items():
             job.reached[gid][number] = group.enqueued
-        job.add_calls(number, rank.ops)
+    setting_up = any(rank.in_call == NEW_GROUP for rank in job.ranks.values())
+    setting_up = setting_up or _are_misnamed(job)
+    for number, rank in job.ranks.items():
+        job.add_calls(number, _calls(rank) if setting_up else rank.ops)
     job.guessed = {job.gid(key) for key in guessed}
     return job
+
+
+def _are_misnamed(job: Job) -> bool:
+    """Whether groups of different members go by one name, and not all members know theirs so."""
+    held: dict[str, dict[int, int]] = defaultdict(dict)
+    for groups in job.progress.values():
+        for gid, group in groups.items():
+            if group.alive:
+                known = held[group.name]
+                known[gid] = known.get(gid, 0) + 1
+    return any(
+        count < len(job.keys[gid].ranks)
+        for known in held.values()
+        if len(known) > 1
+        for gid, count in known.items()
+    )
+
+
+def _calls(rank: RankSnapshot) -> Iterable[OpRecord]:
+    """The calls of a rank, and those of new_group among them, oldest first."""
+    made = [_as_record(call) for call in rank.new_groups if call.number >= 0]
+    return heapq.merge(rank.ops, made, key=lambda record: -record.issued_age_s)
+
+
+def _as_record(call: NewGroup) -> OpRecord:
+    """A call of new_group as one of a group that all ranks are in; over, as far as ops tell."""
+    return OpRecord(
+        SETTING_UP,
+        NEW_GROUP,
+        NEW_GROUP,
+        call.number,
+        p2p=False,
+        state=OpState.DONE,
+        site=call.site,
+        issued_age_s=call.age_s,
+    )
 
 
 def _further(rank: RankSnapshot, other: RankSnapshot) -> bool:

@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from hangwatch.diagnosis.facts.endings import How
+from hangwatch.diagnosis.facts.job import SETTING_UP
 from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Step(NamedTuple):
     file: str = ""
     line: int = 0
     size: str = ""
-    """Where C++ issued it, and it has no line."""
+    """Where C++ issued it, and it has no line; of new_group the group that it makes."""
     kind: str = ""
     """Of its group: how it is described, else how large it is."""
 
@@ -106,6 +107,15 @@ def _past(job: Job, rank: int, end: Ending | None, most: int) -> Past:
     calls = tuple(
         _made(kinds[gid, record.p2p], gid, record, main, sizes[gid]) for gid, record in ops
     )
+    together = job.gid(SETTING_UP)
+    if job.reached[together]:
+        groups_made = {call.number: str(job.gid(call.group)) for call in snapshot.new_groups}
+        calls = tuple(
+            made._replace(step=made.step._replace(size=groups_made[made.seq]))
+            if made.gid == together
+            else made
+            for made in calls
+        )
     return Past(
         (),
         calls,
@@ -121,8 +131,8 @@ def _past(job: Job, rank: int, end: Ending | None, most: int) -> Past:
 
 
 def _has_thread(record: OpRecord) -> bool:
-    """Whether the thread is one of the program's: autograd runs what a device does in its own."""
-    return record.source == "page" and not record.device
+    """Whether it is known which thread made it: what a device does autograd runs in its own."""
+    return record.source == "page" and not record.device and record.thread != 0
 
 
 def _made(kind: str, gid: int, record: OpRecord, main: int, size: str) -> Made:
@@ -131,7 +141,7 @@ def _made(kind: str, gid: int, record: OpRecord, main: int, size: str) -> Made:
         step = Step(record.wire, site.file, site.line, "", kind)
     else:  # by its size alone it is not known again in a group that is not described
         step = Step(record.wire, "", 0, f"{record.shape} {size}", kind)
-    aside = by_python and not record.device and record.thread != main
+    aside = _has_thread(record) and record.thread != main
     return Made(step, gid, record.seq, by_python, record.p2p, aside)
 
 
@@ -151,6 +161,12 @@ def _known(
     groups = job.progress.get(rank, {})
     counts = {(gid, False): (one.enqueued, one.by_python) for gid, one in groups.items()}
     counts |= {(gid, True): (one.p2p, one.p2p) for gid, one in groups.items()}
+    together = job.gid(SETTING_UP)
+    if job.reached[together]:
+        last = max((made.seq for made in calls if made.gid == together), default=0)
+        # Who has made a group, and of which no such call is known, has made one.
+        count = last or int(len(groups) > 1)
+        counts[together, False] = count, count
     whole = all(pythons.count.get(stream, 0) >= own >= 0 for stream, (_, own) in counts.items())
     # Whether it was Python that made a call is known from the first one on that it did.
     origin = -1 if whole else sum(1 for _ in takewhile(lambda made: not made.by_python, calls))

@@ -43,11 +43,16 @@ class Channel(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """A call that all ranks of the job make together."""
+    """A call in which ranks wait for each other, which is no collective of a group.
+
+    Of new_group: the number below which the members of the group meet, and the group (only its
+    members, as a key); where these are not known, the line that makes it.
+    """
 
     call: str
     where: str = ""
-    """The line that makes it, for calls that a program makes more than once."""
+    number: int = 0
+    gid: int = -1
 
 
 WaitPoint = Place | Channel | Setup

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.activity import GIL_STALE_S, waits_in_collective
 from hangwatch.diagnosis.facts.channels import turn
 from hangwatch.diagnosis.facts.devices import oldest
-from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, seconds
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.frames import program_thread
 from hangwatch.types.kinds import OpState, Phase
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.types.snapshot import GroupProgress, OpRecord, RankSnapshot, ThreadStack
+    from hangwatch.types.snapshot import (
+        GroupProgress,
+        NewGroup,
+        OpRecord,
+        RankSnapshot,
+        ThreadStack,
+    )
 
 
 MOMENT_S = 1.0
@@ -30,18 +36,17 @@ MOMENT_S = 1.0
 a thread may make groups of its own again and again, while the program is elsewhere."""
 
 
-def awaited_setups(ranks: Iterable[RankSnapshot]) -> frozenset[Setup]:
+def awaited_setups(job: Job, ranks: Iterable[RankSnapshot]) -> frozenset[Setup]:
     """The set-up calls in which somebody waits for others."""
     waiting = (rank for rank in ranks if _in_setup_s(rank) >= MOMENT_S)
-    return frozenset(setup for rank in waiting if (setup := setup_of(rank)) is not None)
+    return frozenset(setup for rank in waiting if (setup := setup_of(job, rank)) is not None)
 
 
 def living(job: Job, rank: RankSnapshot, setups: frozenset[Setup]) -> Iterator[Wait]:
     """The waits of a rank that is alive. setups: see awaited_setups()."""
-    setup = setup_of(rank)
-    if setup in setups:
-        age_s, site = _in_setup_s(rank), rank.in_call_site
-        yield Wait(rank.rank, setup, age_s, firm=True, op=setup.call, site=site)
+    setup = setup_of(job, rank)
+    if setup is not None and setup in setups:
+        yield in_setup(job, rank, setup, _in_setup_s(rank))
         return
     at = oldest(job, rank.rank)
     if at:
@@ -107,14 +112,37 @@ def _is_stale(rank: RankSnapshot) -> bool:
     return seconds(rank.gil_age_s) >= GIL_STALE_S
 
 
-def setup_of(rank: RankSnapshot) -> Setup | None:
+def setup_of(job: Job, rank: RankSnapshot) -> Setup | None:
     """The set-up call that a rank is in."""
-    if rank.in_call == "new_group":
+    if rank.in_call == NEW_GROUP:
+        made = _new_group_of(rank)
+        if made is not None and made.group.ranks:
+            return Setup(NEW_GROUP, "", made.number, job.gid(made.group))
         site = rank.in_call_site
-        return Setup("new_group", f"{site.file}:{site.line}" if site else "")
+        return Setup(NEW_GROUP, f"{site.file}:{site.line}" if site else "")
     if rank.in_call == "init_process_group" or (rank.phase is Phase.INIT and not rank.in_call):
         return Setup("init_process_group")
     return None
+
+
+def in_setup(job: Job, rank: RankSnapshot, setup: Setup, age_s: float) -> Wait:
+    """A rank that is in a set-up call."""
+    made = _new_group_of(rank)
+    place = Place(job.gid(SETTING_UP), made.number) if made is not None else None
+    return Wait(
+        rank.rank,
+        setup,
+        age_s,
+        firm=True,
+        op=setup.call,
+        record=job.record(rank.rank, place) if place is not None else None,
+        site=rank.in_call_site,
+    )
+
+
+def _new_group_of(rank: RankSnapshot) -> NewGroup | None:
+    """The call of new_group that a rank is in, None where it is not known."""
+    return rank.new_groups[-1] if rank.in_call == NEW_GROUP and rank.new_groups else None
 
 
 def _in_setup_s(rank: RankSnapshot) -> float:

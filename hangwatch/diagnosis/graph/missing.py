@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.channels import answers, fewest, is_posted, senders, sending, sent
 from hangwatch.diagnosis.facts.endings import Cause, How
+from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
@@ -109,10 +110,22 @@ def _died_by_itself(rank: int, ended: Mapping[int, Ending]) -> bool:
     return end is not None and end.cause is Cause.OWN and end.how is not How.CLEAN
 
 
+def _made(job: Job, rank: int, setup: Setup) -> bool:
+    """Whether a rank has come through a call of new_group: its members let it go on together."""
+    known = job.ranks[rank].new_groups if rank in job.ranks else ()
+    called = (call for call in known if call.number == setup.number)
+    return any(job.gid(call.group) == setup.gid for call in called)
+
+
 def _missing_at_setup(
     job: Job, wait_point: Setup, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
     there = {wait.rank for wait in graph.at[wait_point]}
+    if wait_point.gid >= 0:
+        members: Sequence[int] = job.members(wait_point.gid)
+        if not there <= {*members}:
+            members = job.world()  # with TORCH_DIST_INIT_BARRIER=1 all ranks wait for all
+        return tuple(r for r in members if r not in there and not _made(job, r, wait_point))
     if wait_point.call == "init_process_group":
         # Who has come through it has been there.
         there.update(
@@ -121,7 +134,7 @@ def _missing_at_setup(
             if rank.phase is Phase.RUNNING and number not in ended
         )
     missing = tuple(rank for rank in job.world() if rank not in there)
-    if wait_point.call == "new_group":
+    if wait_point.call == NEW_GROUP:
         # Who is no member is let through, and may have come to its end since.
         left = tuple(r for r in missing if r not in ended or ended[r].how is not How.CLEAN)
         return left or missing

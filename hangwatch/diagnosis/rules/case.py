@@ -11,13 +11,13 @@ from hangwatch.diagnosis.facts.activity import Activity, activity
 from hangwatch.diagnosis.facts.alignment import Departures, departures
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
-from hangwatch.diagnosis.facts.job import seconds
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
+from hangwatch.diagnosis.facts.job import NEW_GROUP, seconds
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup
 from hangwatch.diagnosis.graph.wait_for import held_up
 from hangwatch.diagnosis.text.phrases import wait_point_text
 from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
 from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Reason
+from hangwatch.types.kinds import Certainty, Reason, What
 from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.graph.wait_for import Graph
     from hangwatch.diagnosis.source.files import Source
     from hangwatch.diagnosis.text.wording import Text
-    from hangwatch.types.kinds import Kind, What
+    from hangwatch.types.kinds import Kind
     from hangwatch.types.snapshot import Frame, OpRecord
 
 
@@ -76,6 +76,13 @@ class Finding:
     """Whom its culprits are held against first."""
     what: What | None = None
     """Why it came to it, where the rule that found it knows."""
+
+    @property
+    def makes_a_group(self) -> bool:
+        """Whether it is about who made a group."""
+        point = self.wait_point
+        setting_up = isinstance(point, Setup) and point.call == NEW_GROUP
+        return setting_up or self.what is What.GROUP_CREATION
 
     def likely_at_most(self) -> Finding:
         """The finding, with a guess who did it; that it hangs stays as sure as it is."""

@@ -11,7 +11,7 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import Channel, Place
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Turn
@@ -94,12 +94,12 @@ def _has_parted(case: Case, finding: Finding) -> bool:
     """Whether culprits and others are at two places of the program, for which it has a reason."""
     if not finding.culprits or finding.reason not in _OF_THE_PROGRAM:
         return False
-    if finding.kind is Kind.MISSING_PEER and _are_busy(case, finding):
+    if finding.kind in (Kind.MISSING_PEER, Kind.INIT_INCOMPLETE) and _are_busy(case, finding):
         return False
     if finding.kind is Kind.SIGNATURE_MISMATCH:
         sites = {record.site for record in _records(case, finding).values()}
         return finding.apart or len(sites) > 1
-    return finding.kind in _PARTED or _is_about_groups(finding)
+    return finding.what is None and (finding.kind in _PARTED or _is_about_groups(finding))
 
 
 def _are_busy(case: Case, finding: Finding) -> bool:
@@ -108,9 +108,7 @@ def _are_busy(case: Case, finding: Finding) -> bool:
 
 
 def _is_about_groups(finding: Finding) -> bool:
-    point = finding.wait_point
-    made = isinstance(point, Setup) and point.call == "new_group"
-    return made and finding.what is None and finding.reason in _OF_THE_PROGRAM
+    return finding.makes_a_group and finding.reason in _OF_THE_PROGRAM
 
 
 # --- By the source --------------------------------------------------------------------
@@ -124,7 +122,7 @@ def choices_of(case: Case, finding: Finding) -> list[Read]:
     if not _has_parted(case, finding):
         return []
     sides = sides_of(case, finding.culprits)
-    if len(sides) == 1 or finding.kind not in _PARTED:
+    if len(sides) == 1 or (finding.makes_a_group and not finding.undecided):
         reads = _choices(case, finding, lambda rank: rank not in finding.against)
         caught = [read for read in reads if read.choice.turn is Turn.EXCEPTION]
         return caught if caught and case.handled_by(finding.culprits) else reads
@@ -342,7 +340,7 @@ def _named(case: Case, finding: Finding) -> What:
     if finding.what is not None:
         return finding.what
     if _is_about_groups(finding):
-        return What.GROUP_CREATION
+        return What.STUCK_LINE if _are_busy(case, finding) else What.GROUP_CREATION
     if finding.apart:
         return What.UNKNOWN  # calls of one operation, and not one call
     busy = finding.reason not in _OF_THE_PROGRAM or _are_busy(case, finding)

@@ -9,6 +9,7 @@ from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.channels import is_guessed, senders, sending
 from hangwatch.diagnosis.facts.endings import Cause
 from hangwatch.diagnosis.facts.history import has_history, made_before, step
+from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.shares import is_minority
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete, missing_peer
@@ -18,7 +19,7 @@ from hangwatch.diagnosis.rules.deaths import died
 from hangwatch.diagnosis.rules.divergence import divergence
 from hangwatch.diagnosis.rules.mismatch import judge_lines
 from hangwatch.diagnosis.rules.naming import judge_names
-from hangwatch.diagnosis.rules.terminals import finished, judge_terminals, left_behind
+from hangwatch.diagnosis.rules.terminals import finished, left_behind
 from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.phrases import at_line, group_text, now, verb
@@ -41,8 +42,11 @@ Ranks = tuple[int, ...]
 def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
     """A wait point that everyone has reached and that does not complete."""
     if isinstance(wait_point, Setup):
-        return frozen_setup(case, wait_point) or init_incomplete(
-            case, wait_point, (), "", Reason.NETWORK
+        found = judge_names(case, wait_point) if wait_point.call == NEW_GROUP else None
+        return (
+            found
+            or frozen_setup(case, wait_point)
+            or init_incomplete(case, wait_point, (), "", Reason.NETWORK)
         )
     waits = case.waits_at(wait_point)
     members = (
@@ -143,6 +147,16 @@ def _raised(case: Case, rank: int) -> bool:
     return end is not None and end.cause is Cause.ECHO
 
 
+def frozen_in(case: Case, root: Root) -> Ranks:
+    """The ranks of a cycle of collectives and messages of which nothing runs.
+
+    What they wait for may have come: the others wait until they are continued.
+    """
+    if any(isinstance(wait_point, Setup) for wait_point in root.wait_points):
+        return ()
+    return tuple(rank for rank in root.ranks if case.is_frozen(rank))
+
+
 def judge_cycle(case: Case, root: Root) -> Finding:
     """Judge ranks that wait for each other."""
     finding = unless_beside(case, _judge_cycle(case, root))
@@ -160,9 +174,6 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     if frozen and setups:
         doing = case.activity(frozen[0])
         return init_incomplete(case, max(setups), frozen, now(frozen, doing), doing.reason)
-    if frozen:
-        # What it waited for may have come; it goes on when it is continued.
-        return next(judge_terminals(case, frozen))
     told = _left_group(case, root)
     if told is None and setups:
         told = _setup_in_cycle(case, setups, inside)
@@ -273,7 +284,7 @@ def _is_elsewhere(case: Case, rank: int) -> bool:
 def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Finding:
     """Some are in a set-up call, and the others wait for them elsewhere."""
     wait_point = max(setups, key=lambda one: (len(case.direct(one)), one))
-    named = judge_names(case, wait_point) if wait_point.call == "new_group" else None
+    named = judge_names(case, wait_point) if wait_point.call == NEW_GROUP else None
     if named is not None:
         return named
     culprits = tuple(sorted(inside & set(case.graph.missing.get(wait_point, ()))))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.history import is_usual, step
+from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.past import END
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.rules.by_source import is_by_rank
@@ -23,7 +24,7 @@ from hangwatch.diagnosis.text.phrases import (
 )
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
-from hangwatch.types.kinds import Certainty, Kind, Phase, Reason
+from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, What
 from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
@@ -64,16 +65,49 @@ def with_departure(case: Case, finding: Finding) -> Finding:
     if finding.kind is Kind.NEVER_ENTERED:
         elsewhere = _came_from_elsewhere(case, finding) and culprits == case.departures.ranks
         return _since(case, finding) if elsewhere else finding
-    if finding.kind not in _SIDES:
+    if finding.kind not in _SIDES and not finding.makes_a_group:
         return finding
     left = case.departures.ranks & {*culprits, *finding.victims}
-    parting = _parting(case, left) if left and left != culprits else None
+    told = left == culprits and not finding.makes_a_group
+    parting = _parting(case, left) if left and not told else None
     if parting is not None:
         return _told(case, finding, tuple(sorted(left)), parting)
     if left == culprits:
         found = _since(case, finding)
         return found.likely_at_most() if left & case.departures.by_habit else found
+    if finding.makes_a_group:
+        return _of_groups(case, finding)
     return _or_another(case, finding) if finding.kind in _OF_TWO else finding
+
+
+def _of_groups(case: Case, finding: Finding) -> Finding:
+    """The finding, where others may have made another group as well as the culprits.
+
+    All ranks have to make all groups: so it stands that the culprits did not, and no more.
+    """
+    tied = _tied(case, finding)
+    parting = _parting(case, finding.culprits) if tied else None
+    if parting is None:
+        return finding
+    culprit = next(rank for rank in parting.ranks if rank in finding.culprits)
+    alike = tied - _makers(case, parting.seen_by(culprit)[1][0])
+    told = _told(case, finding, tuple(sorted(alike)), parting)
+    return replace(told, certainty=Certainty.POSSIBLE)
+
+
+def _makers(case: Case, made: Made) -> set[int]:
+    """The ranks that called new_group as one of them did; none for another call."""
+    if made.step.wire != NEW_GROUP:
+        return set()
+    return {
+        rank.rank
+        for rank in case.job.ranks.values()
+        for call in rank.new_groups
+        if call.number == made.seq
+        and str(case.job.gid(call.group)) == made.step.size
+        and call.site is not None
+        and (call.site.file, call.site.line) == (made.step.file, made.step.line)
+    }
 
 
 def _or_another(case: Case, finding: Finding) -> Finding:
@@ -248,10 +282,17 @@ def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Fi
     scene = Scene(
         culprits, victims, where, _site(case, culprit, mine[0]), _site(case, other, theirs[0])
     )
-    kind, shows = Kind.OP_MISMATCH, _shows(case, finding)
+    kind, what, shows = Kind.OP_MISMATCH, None, _shows(case, finding)
     if END in (mine[0].step, theirs[0].step):
         kind = Kind.FINISHED_EARLY
         text = disagreement.ended_before(scene, shows, outlasts=theirs[0].step == END)
+    elif NEW_GROUP in (mine[0].step.wire, theirs[0].step.wire):
+        kind = Kind.INIT_INCOMPLETE
+        alike = mine[0].step[:3] == theirs[0].step[:3]
+        what = What.GROUP_CREATION if alike else None
+        calls = _setup_text(case, mine[0]), _setup_text(case, theirs[0])
+        others = tuple(sorted(_makers(case, theirs[0]) & about)) or victims
+        text = disagreement.other_groups(replace(scene, others=others), calls, shows)
     elif moved is not None:
         text = disagreement.out_of_step(scene, moved, shows)
     else:
@@ -269,7 +310,14 @@ def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Fi
         site=scene.site,
         victim_site=scene.other_site,
         ended=tuple(rank for rank in culprits if rank in case.ended),
+        what=what,
     )
+
+
+def _setup_text(case: Case, made: Made) -> str:
+    """A call as people read it, of new_group with the members of the group."""
+    members = case.job.keys[int(made.step.size)].ranks if made.step.wire == NEW_GROUP else ()
+    return f"{made.step.wire} for {the_ranks(members)}" if members else made.step.wire
 
 
 def _shows(case: Case, finding: Finding) -> str:

@@ -10,6 +10,7 @@ from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.exchanges import misfits
 from hangwatch.diagnosis.facts.history import habit, step
 from hangwatch.diagnosis.facts.shares import is_majority
+from hangwatch.diagnosis.facts.siblings import usual_side
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
 from hangwatch.diagnosis.rules.case import Finding
@@ -129,14 +130,22 @@ def _without_majority(case: Case, place: Place, found: Split) -> Finding:
     if len(found.parts) == 2 and whole:  # noqa: PLR2004 (a pair of sides)
         one, other = found.parts[0][1], found.parts[1][1]
         left = case.departures.ranks & {*one, *other}
+        right = usual_side(case.job, place, found)
         odd = [
             sides
             for sides in ((one, other), (other, one))
             # Of a side that is known in part, the rest did the same.
-            if (left == {*sides[0]} if left else _is_odd(case, place, sides))
+            if (
+                left == {*sides[0]}
+                if left
+                else right == sides[1] or (right is None and _is_odd(case, place, sides))
+            )
         ]
         if len(odd) == 1:
-            return _blame(case, place, found, odd[0], Certainty.LIKELY)
+            blamed = _blame(case, place, found, odd[0], Certainty.LIKELY)
+            usual = not left and right is not None
+            text = disagreement.as_usual(blamed.text, odd[0][1]) if usual else blamed.text
+            return replace(blamed, text=text)
     candidates = tuple(sorted(rank for _, ranks in found.parts for rank in ranks))
     sites = [(r, s) for _, r in found.parts if (s := case.site_at(r[0], place)) is not None]
     is_op = found.differs is Differs.OP

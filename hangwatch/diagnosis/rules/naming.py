@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.facts.wait_points import Place, Setup
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import wording
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import Setup
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.diagnosis.text.phrases import Ranks
 
@@ -44,14 +43,18 @@ def judge_names(case: Case, wait_point: Place | Setup) -> Finding | None:
 
     wait_point: a stuck place, whose group it is about, or a new_group, where it may be any.
     """
-    claims = _claims(case.job, wait_point.gid if isinstance(wait_point, Place) else None)
+    number = wait_point.number if isinstance(wait_point, Setup) and wait_point.gid >= 0 else None
+    if number is not None:
+        claims = _calls(case.job, number)
+    else:
+        claims = _claims(case.job, wait_point.gid if isinstance(wait_point, Place) else None)
     if len(claims) < 2:  # noqa: PLR2004 (a pair of groups)
         return None
     right = [claim for claim in claims if claim.complete]
     wrong = [claim for claim in claims if not claim.complete]
-    if not wrong or not _names_compare(case.job, claims):
+    if number is None and not (wrong and _names_compare(case.job, claims)):
         return None
-    decided = bool(right)
+    decided = bool(right and wrong)
     culprits = tuple(sorted(r for claim in (wrong if decided else claims) for r in claim.ranks))
     waits = case.waits_at(wait_point)
     victims = set(case.victims_of(culprits, [wait_point])) - set(culprits)
@@ -73,6 +76,16 @@ def judge_names(case: Case, wait_point: Place | Setup) -> Finding | None:
         waits=waits,
         what=What.GROUP_CREATION,
     )
+
+
+def _calls(job: Job, number: int) -> list[_Claim]:
+    """The groups that ranks made by their calls of new_group of one number."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for rank in job.ranks.values():
+        for call in rank.new_groups:
+            if call.number == number and call.group.ranks:
+                found[job.gid(call.group)].add(rank.rank)
+    return [_Claim(job.keys[gid].ranks, tuple(sorted(ranks))) for gid, ranks in found.items()]
 
 
 def _claims(job: Job, gid: int | None) -> list[_Claim]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.signatures import Differs
 from hangwatch.diagnosis.text.phrases import (
+    WIRED,
     at_line,
     capital,
     place_in_code,
@@ -77,6 +78,12 @@ def either(text: Text, ranks: Ranks) -> Text:
     return Text(text.headline, sentences(text.explanation, note))
 
 
+def as_usual(text: Text, others: Ranks) -> Text:
+    """The text of a finding against ranks whose call is unlike all others of its line."""
+    note = f"All other calls of that line that are known are like that of {the_ranks(others)}."
+    return Text(text.headline, sentences(text.explanation, note))
+
+
 def ended_before(scene: Scene, shows: str, *, outlasts: bool) -> Text:
     """Ranks that came to the end of their program before the others did, or (outlasts) after."""
     it = verb(scene.culprits, "it", "they")
@@ -102,6 +109,20 @@ def other_way(scene: Scene, ops: tuple[str, str], shows: str) -> Text:
         f"{at_line(scene.other_site)}."
     )
     return Text(headline, sentences(*_both(scene), shows))
+
+
+def other_groups(scene: Scene, calls: tuple[str, str], shows: str) -> Text:
+    """Ranks that made another group than the others did there. calls: what each side called."""
+    one_line = scene.site == scene.other_site
+    here = "" if one_line else at_line(scene.site)
+    headline = (
+        f"{scene.they} called {calls[0]}{here}, where {the_ranks(scene.others)} called "
+        f"{calls[1]}{at_line(scene.other_site)}."
+    )
+    alike = calls[0].partition(" ")[0] == calls[1].partition(" ")[0]
+    why = WIRED if alike else "A group is made by all ranks of the job, also by those not in it."
+    lines = [f"It is at {place_in_code(scene.site)}."] if one_line and scene.site else _both(scene)
+    return Text(headline, sentences(*lines, why, shows))
 
 
 def drifting(scene: Scene, shift: int, *, known: bool, even: bool) -> Text:

@@ -153,6 +153,12 @@ def group_text(job: Job, gid: int) -> str:
     return f"the group of {the_ranks(job.members(gid))}"
 
 
+WIRED = (
+    "Ranks find each other by the name of the group, which counts the groups that were made "
+    "before: these are wired to each other."
+)
+
+
 def wait_point_text(job: Job, wait_point: WaitPoint, op: str) -> str:
     """``all_reduce #41 of group default_pg``."""
     if isinstance(wait_point, Place):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.text.phrases import (
+    WIRED,
     Ranks,
     at_line,
     capital,
@@ -344,8 +345,7 @@ def cross_wired(
         f"The groups were not made in the same order on all ranks{who}: under one name {made}; "
         f"{where} does not complete.",
         sentences(
-            "Ranks find each other by the name of the group, which counts the groups that were "
-            "made before: these are wired to each other.",
+            WIRED,
             f"It shows at {place_in_code(site)}." if site else "",
         ),
     )
