@@ -77,6 +77,9 @@ def set_phase(phase: str) -> None: ...
 def set_in_call(name: str, file: str, line: int, function: str) -> None:
     """Enter a blocking set-up call; the name is "" when it has returned."""
 
+def add_new_group(number: int, ranks: Sequence[int], file: str, line: int, function: str) -> None:
+    """Tell of a call of new_group that begins; number and ranks: see PageNewGroup."""
+
 def set_exception(type: str, message: str, file: str, line: int, function: str) -> None:
     """Tell of the exception that ends the process; message: as page.chain.packed() makes it."""
 

@@ -157,16 +157,17 @@ def program_thread(rank: RankSnapshot) -> ThreadStack | None:
     """The thread of a rank that trains, None where there is no stack.
 
     It is the main one, unless that rests while another one alone makes the calls, as where a
-    launcher runs the training function in a thread. Who makes those of C++ is not known: then
-    it is the one that is in the user's code, and at work or in torch, if no other rank
-    trains in its main thread.
+    launcher runs the training function in a thread. Who makes those of C++ is not known: then it
+    is the main one if that of another rank is in torch, whoever else makes calls, and else the
+    one that is in the user's code, and at work or in torch.
     """
     main = main_thread(rank.threads, rank.pid)
     if main is None or not _rests(main):
         return main
     made = [record.thread for record in reversed(rank.ops) if record.thread]
     callers = set(takewhile(lambda tid: tid not in (rank.pid, main.tid), made))
-    if not callers and (made or rank.main_trains):
+    by_cpp = any(record.source == "flight" for record in rank.ops)
+    if (rank.main_trains and (by_cpp or not callers)) or (made and not callers):
         return main
     others = [
         thread

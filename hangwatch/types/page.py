@@ -164,7 +164,8 @@ class RankPage:
     handling: str
     """Type of the exception that the main thread was handling at that beat."""
     pending_since_ns: int
-    """Since when c10d has had the same unfinished work, 0 if it has none."""
+    """Since when c10d has had the same unfinished work, 0 if it has none. Of gloo's groups that
+    of the one whose work has stood for longest, whatever goes on in others."""
     in_call: str
     """Blocking set-up call that the rank is in (``init_process_group``,
     ``new_group``, ``destroy_process_group``), or empty."""

@@ -19,6 +19,7 @@ from hangwatch.types.snapshot import (
     Frame,
     GroupProgress,
     JobSnapshot,
+    NewGroup,
     OpRecord,
     ProcessState,
     RankSnapshot,
@@ -75,6 +76,7 @@ ops = st.builds(
     blocked_age_s=st.none() | ages,
     source=st.sampled_from(["page", "flight"]),
 )
+new_groups = st.builds(NewGroup, numbers, numbers, groups, sites, ages)
 frames = st.builds(Frame, st.sampled_from(FILES), numbers, texts)
 threads = st.builds(
     ThreadStack,
@@ -111,6 +113,7 @@ ranks = st.builds(
     in_call=st.sampled_from(["", "new_group", "init_process_group", "destroy_process_group", "?"]),
     in_call_age_s=ages,
     in_call_site=sites,
+    new_groups=st.lists(new_groups, max_size=4).map(tuple),
     exception=st.none() | st.builds(ExceptionRecord, texts, texts, sites),
     exception_age_s=st.none() | ages,
     handling=texts,

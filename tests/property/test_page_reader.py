@@ -35,6 +35,8 @@ def page_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     try:
         _native.set_phase("running")
         _native.set_in_call("new_group", "/home/me/train.py", 3, "main")
+        for number in range(40):
+            _native.add_new_group(number, [0, 1, 2, 8], "/home/me/train.py", 3, "main")
         _native.set_exception("ValueError", "no such thing", "/home/me/train.py", 4, "main")
         _native.beat("KeyError", True, True)
         for slot in range(_native.MAX_GROUPS):

@@ -12,6 +12,7 @@ from hangwatch.agent.sample.flight import DOUBT_AFTER_S, LOOK_AGAIN_S, REST, Fli
 from hangwatch.agent.torch_api import Recorders
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -79,11 +80,14 @@ def flight(core: Core, clock: Clock) -> FlightRecorder:
     return FlightRecorder(Recorders(core), clock)
 
 
-def test_what_was_enqueued_and_not_completed_is_pending(core: Core, flight: FlightRecorder) -> None:
+def test_what_was_enqueued_and_not_completed_is_pending(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
     core.status = {"0": (3, 3), "1": (2, 1)}
     assert flight.progress() == (True, True)
     assert flight.progress() == (True, False)
     core.status["1"] = (3, 2)
+    clock.now_s += 0.5
     assert flight.progress() == (True, True)
     core.status["1"] = (3, 3)
     assert flight.progress() == (False, True)
@@ -119,6 +123,36 @@ def test_an_unfinished_call_behind_a_finished_one_is_found(
     clock.now_s += LOOK_AGAIN_S
     core.unfinished = []
     assert flight.progress() == (False, True)
+
+
+def test_what_goes_on_in_another_group_does_not_make_it_other_work(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (3, 2), "1": (7, 7)}
+    core.unfinished = ["0"]
+    assert flight.progress() == (True, True)
+    for number in range(8, 40):
+        clock.now_s += 0.5
+        core.status["1"] = (number, number - number % 2)
+        assert flight.progress() == (True, False)
+    assert core.looks < 6
+    core.status["0"] = (3, 3)
+    core.unfinished = []
+    assert flight.progress()[1]
+
+
+def test_a_group_whose_status_lags_does_not_age_the_work_of_another(
+    core: Core, flight: FlightRecorder, clock: Clock
+) -> None:
+    core.status = {"0": (3, 2), "1": (7, 7)}
+    assert flight.progress() == (True, True)
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress() == (False, True)
+    for number in range(8, 12):
+        clock.now_s += 30.0
+        core.status["1"] = (number, number - 1)
+        core.unfinished = ["1"]
+        assert flight.progress() == (True, True)  # each time another call, just begun
 
 
 class Hooked(Core):
@@ -304,6 +338,41 @@ def test_an_unfinished_call_of_nccls_is_believed_without_asking_the_device(clock
     clock.now_s += DOUBT_AFTER_S
     assert flight.progress() == (True, False)
     assert core.looks == 0
+
+
+def test_groups_of_a_device_stand_only_together_and_whatever_those_of_gloo_do(
+    clock: Clock,
+) -> None:
+    told = {
+        "_dump_nccl_trace_json": {"0": (8, 7), "1": (5, 4)},
+        "_dump_fr_trace_json": {"2": (1, 0)},
+    }
+
+    def dump(name: str) -> Callable[..., bytes]:
+        def status(**_: object) -> bytes:
+            groups = {
+                key: {"last_enqueued_collective": last, "last_completed_collective": done}
+                for key, (last, done) in told[name].items()
+            }
+            return json.dumps({"pg_status": groups}).encode()
+
+        return status
+
+    flight = FlightRecorder(
+        Recorders(SimpleNamespace(**{name: dump(name) for name in told})), clock
+    )
+    assert flight.progress() == (True, True)
+    for number in range(2, 6):
+        clock.now_s += 0.5
+        told["_dump_fr_trace_json"]["2"] = (number, number - 1)
+        assert flight.progress() == (True, False)
+    clock.now_s += 0.5
+    told["_dump_nccl_trace_json"]["0"] = (9, 8)
+    assert flight.progress() == (True, True)
+    for number in range(10, 14):  # one of gloo's that stands does not make the device's old
+        clock.now_s += 0.5
+        told["_dump_nccl_trace_json"]["0"] = (number, number - 1)
+        assert flight.progress() == (True, True)
 
 
 def test_a_request_is_answered_without_the_gil_where_that_can_be(

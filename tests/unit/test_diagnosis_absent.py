@@ -295,6 +295,24 @@ def test_without_records_the_counters_tell_who_waits() -> None:
     assert "collective #41 of group default_pg" in verdict.headline
 
 
+def test_a_group_in_which_a_rank_goes_on_is_not_as_old_as_the_work_of_another() -> None:
+    # A thread goes on in a group of its own while the program waits for rank 2.
+    beside = GroupKey((0, 1, 2, 3), "beside")
+
+    def waiting(number: int) -> RankSnapshot:
+        groups = (
+            GroupProgress(W, "0", 41, 40, changed_age_s=60.0),
+            GroupProgress(beside, "1", 900 + number % 2, 899, changed_age_s=0.2),
+        )
+        return replace(rank(number, pending_age_s=60.0), groups=groups)
+
+    late = GroupProgress(W, "0", 40, 40), GroupProgress(beside, "1", 901, 900, changed_age_s=0.2)
+    found = job(*map(waiting, (0, 1, 3)), replace(rank(2, pending_age_s=0.2), groups=late))
+    (verdict,) = diagnose(found, THRESHOLDS)
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2,))
+    assert "collective #41 of group default_pg" in verdict.headline
+
+
 @pytest.mark.parametrize("completed", [7, 39, 40])
 def test_a_completed_count_that_lags_hides_no_rank_that_has_not_come(completed: int) -> None:
     waiting = [rank(n, W, enqueued=41, completed=completed, pending_age_s=20.0) for n in (0, 1, 3)]

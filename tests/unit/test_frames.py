@@ -57,6 +57,15 @@ def test_where_no_call_tells_other_ranks_show_whether_the_main_thread_trains() -
     assert [trains(one) for one in know_trainers([starved, waits_beside])] == [OTHER, OTHER]
 
 
+def test_a_thread_that_makes_calls_beside_those_of_the_buckets_does_not_train() -> None:
+    bucket = op(W, 2, source="flight")
+    stuck = of(RESTS, SLEEPS, caller=OTHER)
+    stuck = replace(stuck, ops=(bucket, *stuck.ops))
+    waits_in_main = of(thread(MAIN, TORCH, TRAIN), SLEEPS, caller=OTHER)
+    assert trains(stuck) == OTHER
+    assert [trains(one) for one in know_trainers([stuck, waits_in_main])] == [MAIN, MAIN]
+
+
 def test_a_main_thread_that_is_in_torch_alone_shows_nothing() -> None:
     assert not any(one.main_trains for one in know_trainers([of(thread(MAIN, TORCH)), of(RESTS)]))
     assert not any(one.main_trains for one in know_trainers([replace(of(), threads=None)]))

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.record import captures
 from hangwatch.agent.torch_api import GENERAL, NCCL
@@ -17,7 +17,7 @@ from hangwatch.backends import ran_on_host
 from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hangwatch.agent.torch_api import Recorders
 
@@ -30,8 +30,19 @@ REST = 20
 """A costly status is asked for again after this many times what it took, and not at each group
 that is destroyed."""
 
-Status = dict[tuple[str, str], tuple[int, int]]
-"""(recorder, pg_id) to (last enqueued, last completed), in c10d's own counts."""
+_Key = tuple[str, str]
+"""Of a group: the recorder that has it, and its pg_id there."""
+Status = dict[_Key, tuple[int, int]]
+"""(last enqueued, last completed) of each group, in c10d's own counts."""
+
+
+class _Look(NamedTuple):
+    """What the entries have told."""
+
+    at: float
+    of: Status
+    """The groups that were in doubt."""
+    unfinished: set[_Key]
 
 
 class FlightRecorder:
@@ -57,9 +68,11 @@ class FlightRecorder:
         """Time from which the status may be read again."""
         self._last: Status = {}
         self._since = 0.0
-        self._looked: tuple[float, bool] | None = None
-        """Time when the entries were looked at for this status, and True if any is unfinished."""
-        self._was_pending = False
+        self._moved: dict[_Key, float] = {}
+        """When the status of a group was last seen to change while any had unfinished work."""
+        self._looked: _Look | None = None
+        self._stood: float | None = None
+        """Since when the unfinished work stands that was told of last, None where all was done."""
         self._mixed: set[tuple[str, str]] = set()
         """Groups whose status is known to count two kinds of calls."""
 
@@ -138,6 +151,10 @@ class FlightRecorder:
         a group in their turn, so its status is believed, but for groups of which it counts
         two kinds of calls: its entries are read with the GIL, and ask the device, which may
         have to wait for what the program does in the driver.
+
+        Of several groups of gloo's with unfinished work it is that which has stood for longest: a
+        thread may go on in a group of its own for as long as the program hangs. Groups of a device
+        wait there for each other, so that they stand only together; they come first.
         """
         status = self.status()
         if self._to_forget:
@@ -145,24 +162,59 @@ class FlightRecorder:
         self._tell_whose_it_was()
         now = self._now()
         self._mixed |= {key for key, state in status.items() if self._is_mixed(key, state)}
-        changed = status != self._last
-        if changed:
-            self._last, self._since, self._looked = status, now, None
         open_ = {
             key
             for key, state in status.items()
             if _unfinished(state) and self._ended.get(key) != state
         }
-        pending = bool(open_)
-        sure = any(key[0] == NCCL and key not in self._mixed for key in open_)
-        if now - self._since >= DOUBT_AFTER_S and not sure:
-            if self._looked is None or (self._looked[1] and now - self._looked[0] >= LOOK_AGAIN_S):
-                self._looked = now, self._any_unfinished()
-            pending = self._looked[1]
-        changed = changed or pending != self._was_pending
-        self._was_pending = pending
-        known = bool(status) and (pending or not self._recorders.silent)
-        return (pending if known else None), changed
+        changed = status != self._last
+        if changed:
+            if open_:
+                last = self._last
+                self._moved |= {key: now for key, state in status.items() if last.get(key) != state}
+            self._last, self._since = status, now
+        if open_ or now - self._since >= DOUBT_AFTER_S:
+            open_ = self._without_completed(open_, now)
+        since = self._longest(open_) if open_ else None
+        other = changed or self._stood is not None if since is None else since != self._stood
+        self._stood = since
+        known = bool(status) and (since is not None or not self._recorders.silent)
+        return (since is not None if known else None), other
+
+    def _without_completed(self, open_: set[_Key], now: float) -> set[_Key]:
+        """The groups with unfinished work, by their entries where a status has stood for long."""
+        sure = {key for key in open_ if key[0] == NCCL and key not in self._mixed}
+        doubtful = {
+            key: self._last[key]
+            for key in open_ - sure
+            if now - self._stands_since(key) >= DOUBT_AFTER_S
+        }
+        all_stand = now - self._since >= DOUBT_AFTER_S and not sure
+        if not doubtful and not all_stand:
+            return open_
+        looked = self._looked
+        if (
+            looked is None
+            or not doubtful.items() <= looked.of.items()
+            or (all_stand and looked.at < self._since)
+            or (looked.unfinished and now - looked.at >= LOOK_AGAIN_S)
+        ):
+            looked = self._looked = _Look(now, doubtful, set(self._unfinished_groups()))
+        return (open_ - doubtful.keys()) | (
+            looked.unfinished if all_stand else looked.unfinished & doubtful.keys()
+        )
+
+    def _longest(self, open_: set[_Key]) -> float:
+        """Since when that group stands which has stood for longest; those of a device first."""
+        on_device = {key for key in open_ if key[0] != GENERAL}
+        return min(self._stands_since(key) for key in on_device or open_)
+
+    def _stands_since(self, key: _Key) -> float:
+        """Since when the status of a group stands; of those of a device that of all."""
+        if key[0] == GENERAL:
+            return self._moved.get(key, self._since)
+        moved = (at for one, at in self._moved.items() if one[0] == key[0])
+        return max(moved, default=self._since)
 
     def _is_mixed(self, key: tuple[str, str], state: tuple[int, int]) -> bool:
         """Return True if a status goes back, or has more calls completed than enqueued."""
@@ -171,8 +223,8 @@ class FlightRecorder:
         back = enqueued < before[0] or completed < before[1]
         return key[0] == NCCL and (back or completed > enqueued)
 
-    def _any_unfinished(self) -> bool:
-        """Return True if an entry of a group that was not destroyed is not retired."""
+    def _unfinished_groups(self) -> Iterator[_Key]:
+        """The groups that were not destroyed and have an entry that is not retired."""
         for name, dump in self._told():
             # Where the status tells of nothing unfinished the device need not be asked; and
             # nobody retires the entries of a job that waits for each call on the host
@@ -185,6 +237,7 @@ class FlightRecorder:
             if b'"retired":false' not in data:
                 continue
             retired: dict[tuple[object, ...], bool] = {}
+            keys: dict[tuple[object, ...], _Key] = {}
             entries = json.loads(data).get("entries", ())
             if name not in (NCCL, GENERAL):
                 entries = self._without_those_of_the_host(entries)
@@ -197,10 +250,8 @@ class FlightRecorder:
                     # A hook never hears again of a call that its backend has refused. Of one
                     # kind a later one that is complete shows that none before it is waited for.
                     retired = {one: was for one, was in retired.items() if one[:2] != call[:2]}
-                retired[call] = done
-            if not all(retired.values()):
-                return True
-        return False
+                retired[call], keys[call] = done, key
+            yield from {keys[call] for call, done in retired.items() if not done}
 
     def _without_those_of_the_host(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return what a hook recorded but for barriers that gloo ran, which gloo has, too."""

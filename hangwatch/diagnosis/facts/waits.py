@@ -210,10 +210,12 @@ def by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     """Where a rank waits, as far as c10d's counters tell.
 
     They say that something is unfinished, not in which group, nor always how far all
-    before it is complete: the last place entered is taken where nothing was completed.
+    before it is complete: the last place entered is taken where nothing was completed. Nobody
+    waits in a group for longer than it has issued nothing there.
     """
     if rank.flight or rank.pending_age_s is None:
         return
+    pending_s = seconds(rank.pending_age_s)
     for gid, progress in job.progress.get(rank.rank, {}).items():
         if progress.alive and progress.enqueued > max(0, progress.completed):
             complete = _complete(job, gid, progress)
@@ -222,7 +224,10 @@ def by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
             place = Place(gid, complete + 1)
             record = job.record(rank.rank, place)
             if record is None or record.state is OpState.ISSUED:
-                yield Wait(rank.rank, place, seconds(rank.pending_age_s), firm=False, vague=True)
+                issued_s = progress.changed_age_s
+                age_s = pending_s if issued_s is None else min(pending_s, seconds(issued_s))
+                if issued_s is None or age_s >= MOMENT_S:
+                    yield Wait(rank.rank, place, age_s, firm=False, vague=True)
 
 
 def _complete(job: Job, gid: int, progress: GroupProgress) -> int:
