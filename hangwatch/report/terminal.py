@@ -111,7 +111,7 @@ def format_notes(notes: Sequence[schema.Note], style: Style = PLAIN) -> Iterator
     """
     if not notes:
         return
-    yield style.paint("hangwatch: nothing hung, but this cost the run time or accuracy", "1")
+    yield style.paint("hangwatch: this cost the run time or accuracy, and nothing hung of it", "1")
     for note in notes:
         first, *more = _wrap(note_text(note), style.columns - 4)
         yield f"  - {first}"

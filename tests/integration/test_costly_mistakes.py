@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OBSERVED = PROGRAMS / "costly" / "observed.py"
 UNNOTICED = PROGRAMS / "costly" / "unnoticed.py"
 MISTAKES = PROGRAMS / "costly" / "mistakes.py"
-SAID = "nothing hung, but this cost the run time or accuracy"
+SAID = "this cost the run time or accuracy, and nothing hung of it"
 
 
 def train(*arguments: str) -> Result:

@@ -228,7 +228,7 @@ def test_costly_mistakes_stand_in_a_block_of_their_own_at_the_end() -> None:
     notes = (note_of(Finding(Cost.ONE_GPU, (0, 1), count=2, other=1)),)
     report = build_report(replace(EVIDENCE, notes=notes))
     assert list(format_notes(report["notes"], Style(80))) == [
-        "hangwatch: nothing hung, but this cost the run time or accuracy",
+        "hangwatch: this cost the run time or accuracy, and nothing hung of it",
         "  - Ranks 0 and 1, all that are on this node, used GPU 2, while 1 other lay",
         "    idle. They shared the memory and the time of one device.",
         "    Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything",

@@ -39,7 +39,8 @@ def new_group(
     if ranks is None:
         ranks = range(world.default_pg.size())
     plain = isinstance(ranks, list | tuple | range) and all(type(rank) is int for rank in ranks)
-    number = -1 if asked.get("use_local_synchronization") else world.group_count
+    by_members = asked.get("use_local_synchronization")
+    number = -1 if by_members else getattr(world, "group_count", -1)
     return number, sorted(ranks) if plain else ()
 
 

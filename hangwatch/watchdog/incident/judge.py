@@ -112,8 +112,9 @@ class Judge:
         announce = self._happen(judged)
         if self._is_hung() and not hung_before:
             proved = await self._proved_here(judged, thresholds)
-            proved_ns = judged.read_ns if proved else 0
-            self.aborting.begin(judged.verdicts[0], thresholds.hang_after_s, proved_ns)
+            if self._is_hung():  # nobody has belied it meanwhile
+                proved_ns = judged.read_ns if proved else 0
+                self.aborting.begin(judged.verdicts[0], thresholds.hang_after_s, proved_ns)
         if announce is None:
             await self._publish(judged, told=False)
         else:
