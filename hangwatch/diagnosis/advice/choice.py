@@ -9,6 +9,7 @@ from hangwatch.diagnosis.advice.facts import NOTHING
 from hangwatch.diagnosis.advice.library_remedies import BY_LIBRARY
 from hangwatch.diagnosis.advice.reason_remedies import BY_REASON
 from hangwatch.diagnosis.advice.remedies import BY_ERROR, BY_KIND
+from hangwatch.diagnosis.advice.wait_remedies import BY_WAIT
 from hangwatch.types.kinds import Kind, Reason
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...
     """Remedies, the most specific first: at most four. Links stand at their ends."""
     told: dict[str, str] = {}
     _add(told, BY_CAUSE, kind, reason, facts)
+    _add(told, BY_WAIT, kind, reason, facts)
     _add(told, (*BY_ERROR, *BY_LIBRARY), kind, reason, facts)
     special = len(told)
     if kind in _REASON_COUNTS:

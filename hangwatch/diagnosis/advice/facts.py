@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.endings import gave_up
 from hangwatch.diagnosis.text.phrases import line, the_ranks
@@ -18,6 +19,7 @@ from hangwatch.types.kinds import What
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.compiling import Compiling
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.types.calls import Site
@@ -144,9 +146,9 @@ def facts_of(case: Case, finding: Finding, cause: RootCause) -> Facts:
         values["raised"] = handled
     if "others" in values and gave_up(case.ended, finding.waits):
         values["impatient"] = values["others"]
-    living = [case.activity(rank) for rank in culprits if rank not in case.ended]
-    if living and living[0].waits_in:
-        values["waits_in"] = living[0].waits_in
+    living = [case.doing(rank) for rank in culprits if rank not in case.ended]
+    if cause.what is What.STUCK_LINE:
+        values |= dict(_of_wait(living[0].blocked if living else None))
     if living and living[0].compiling is not None:
         values |= dict(_compiling(living[0].compiling))
     for end in (case.ended[rank] for rank in culprits if rank in case.ended):
@@ -205,6 +207,41 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
     yield "cause_line", line(cause.site)
     if "range(" in text:
         yield "counted", text
+
+
+_NAMES = {
+    On.LOCK: "mutex",
+    On.ANSWER: "answer",
+    On.FILE_LOCK: "file_lock",
+    On.PIPE: "pipe",
+    On.FILE: "mount",
+    On.INPUT: "input",
+}
+"""By what it is waited for, the name under which texts may name it."""
+
+
+def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
+    """What a culprit waits for outside of all collectives."""
+    if blocked is None:
+        return
+    if blocked.on in _NAMES:
+        yield _NAMES[blocked.on], blocked.what
+    if blocked.call:
+        yield "waits_in", blocked.call
+    if blocked.until is not None:
+        yield "until", (blocked.until.source or "").rstrip(":")
+    link = blocked.link
+    if link is None:
+        return
+    if link.had_by:
+        yield ("lost_process", "a process") if link.command else ("lost_thread", link.name)
+    elif link.command:
+        yield "child", link.name
+    elif link.site is not None:
+        which = "holder" if link.holds else "other_thread"
+        yield from ((which, link.name), (f"{which}_at", line(link.site)))
+        if link.crossed is not None:
+            yield "crossed_at", line(link.crossed)
 
 
 def _values(finding: Finding) -> Iterator[tuple[str, str]]:

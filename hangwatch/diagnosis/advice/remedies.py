@@ -57,13 +57,6 @@ BY_ERROR: tuple[Remedy, ...] = (
 BY_KIND: tuple[Remedy, ...] = (
     Remedy(
         "slow rank",
-        "See what {culprits} should get from another thread or process in {waits_in}, and whether "
-        "that still runs: of an exception in a thread only standard error tells. Or it waits in "
-        "turn, such as for a lock: the stacks of all threads are in the report.",
-        kinds=(Kind.NEVER_ENTERED,),
-    ),
-    Remedy(
-        "slow rank",
         "Find out what kept {culprits} there. The time-out of {impatient} ended the job before "
         "anybody looked: make it longer than --hang-after, and the line will be told.",
         kinds=(Kind.NEVER_ENTERED,),

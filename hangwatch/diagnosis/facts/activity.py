@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.compiling import Compiling, compiling
@@ -24,6 +23,7 @@ from hangwatch.types.snapshot import ThreadStack
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import Child, Frame, RankSnapshot
 
@@ -54,10 +54,6 @@ _MAY_WAIT = re.compile(
     r"|/torch/_library/|/torch/utils/_device\.py$|/torch/fx/"
 )
 _SYNC_LINE = re.compile(r"\.(?:item|cpu|tolist|numpy|wait|synchronize|wait_tensor)\(")
-_WAITS = re.compile(
-    r"/python3(?:\.\d+)?t?/(threading|queue|selectors|subprocess|multiprocessing/\w+"
-    r"|concurrent/futures/\w+|asyncio/\w+)\.py$"
-)
 _FROZEN_WCHAN = ("do_freezer_trap", "__refrigerator", "do_signal_stop")
 
 
@@ -82,8 +78,8 @@ class Activity:
     """What is wrong with its GPU, where that explains it."""
     running: bool = False
     """Its thread was on a processor when it was looked at."""
-    waits_in: str = ""
-    """What of Python's own it waits in for other threads or processes: ``queue.get``."""
+    blocked: Blocked | None = None
+    """What its own line waits for, where that was asked."""
     compiling: Compiling | None = None
 
 
@@ -164,19 +160,9 @@ def _busy(
     if frames:
         thread = program_thread(rank)
         running = thread is not None and thread.active
-        return Activity(Reason.USER_CODE, site, running=running, waits_in=_waits_in(frames))
+        return Activity(Reason.USER_CODE, site, running=running)
     joining = rank.phase is Phase.INIT or bool(rank.in_call)
     return Activity(Reason.STORE_WAIT if joining else Reason.UNKNOWN, site)
-
-
-def _waits_in(frames: Sequence[Frame]) -> str:
-    """What the user's line has called that waits for others of the program."""
-    inside = list(takewhile(lambda frame: not is_user_frame(frame), frames))
-    outermost = inside[-1] if inside else None
-    found = _WAITS.search(outermost.file) if outermost else None
-    if found is None or outermost is None:
-        return ""
-    return f"{found[1].replace('/', '.')}.{outermost.function.rpartition('.')[2]}"
 
 
 def _in_call_site(rank: RankSnapshot) -> Site | None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hangwatch.diagnosis.facts.activity import Activity, activity
 from hangwatch.diagnosis.facts.alignment import Departures, departures
+from hangwatch.diagnosis.facts.awaited import has_returned
+from hangwatch.diagnosis.facts.blocked import blocked
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
 from hangwatch.diagnosis.facts.job import NEW_GROUP, seconds
@@ -23,6 +25,7 @@ from hangwatch.types.verdict import Collective
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.devices import Stuck
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.faults import Fault
@@ -103,6 +106,7 @@ class Case:
     """Ranks whose device is stuck itself."""
     _departures: Departures | None = None
     _activities: dict[int, Activity] = field(default_factory=dict)
+    _blocked: dict[int, Blocked | None] = field(default_factory=dict)
     _within_s: float | None = None
 
     @property
@@ -136,6 +140,25 @@ class Case:
         if found is None:
             found = self._activities[rank] = self._activity(rank)
         return found
+
+    def has_returned(self, rank: int) -> bool:
+        """Whether the program of a rank that lives is over (facts/awaited.py)."""
+        return (
+            rank in self.job.ranks and rank not in self.ended and has_returned(self.job.ranks[rank])
+        )
+
+    def doing(self, rank: int) -> Activity:
+        """What a rank does, with what its own line waits for."""
+        found = self.activity(rank)
+        if found.reason is not Reason.USER_CODE:
+            return found
+        if rank not in self._blocked:
+            known = (one for other, one in self.job.ranks.items() if other != rank and one.threads)
+            peers = [one for one in known if one.rank not in self.ended]
+            self._blocked[rank] = blocked(
+                self.job.ranks[rank], peers[:MOST_COMPARED], self.texts, self.source.program
+            )
+        return replace(found, blocked=self._blocked[rank])
 
     def handled_by(self, ranks: Collection[int]) -> str:
         """The exception that some ranks handle and no other does, by its name; empty for none."""

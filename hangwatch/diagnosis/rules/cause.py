@@ -31,6 +31,7 @@ from hangwatch.types.verdict import RootCause
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.rules.splits import Split
@@ -333,7 +334,20 @@ def _without_choice(case: Case, finding: Finding) -> RootCause:
         certainty = certainty.at_most(sure)
     if what is What.UNKNOWN:
         return RootCause(what, Certainty.POSSIBLE)
-    return RootCause(what, certainty, site, reasons.of_kind(what))
+    why = reasons.of_kind(what)
+    blocked = _blocked(case, finding) if what is What.STUCK_LINE else None
+    if blocked is not None:
+        why = reasons.of_wait(finding.culprits, blocked) or why
+        of_thread = blocked.link.site if blocked.link and not blocked.link.command else None
+        site = blocked.until or of_thread or site
+    return RootCause(what, certainty, site, why)
+
+
+def _blocked(case: Case, finding: Finding) -> Blocked | None:
+    """What the culprits wait for outside of all collectives."""
+    culprit = finding.culprits[0] if finding.culprits else -1
+    alive = culprit in case.job.ranks and culprit not in case.ended
+    return case.doing(culprit).blocked if alive else None
 
 
 def _named(case: Case, finding: Finding) -> What:

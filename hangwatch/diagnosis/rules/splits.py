@@ -238,6 +238,8 @@ def lines_before(case: Case, rank: int) -> list[Line]:
 def _stack(case: Case, rank: int) -> Position | None:
     """Where a rank is now, or was when a peer's end threw it out; None where it is not known."""
     end = case.ended.get(rank)
+    if case.has_returned(rank):
+        return Position()
     if end is None:
         frames = case.stack(rank)
         return Position(tuple(Line(one.file, one.line) for one in frames)) if frames else None

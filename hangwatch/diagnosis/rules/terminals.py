@@ -23,9 +23,9 @@ from hangwatch.diagnosis.rules.absentees import (
 )
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.deaths import died, last_site
-from hangwatch.diagnosis.text import wording
+from hangwatch.diagnosis.text import reasons, wording
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended, verb
-from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.diagnosis.text.wording import Gone, Scene
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import Certainty, Kind, Phase, Reason
 
@@ -172,7 +172,7 @@ def _has_finished(case: Case, rank: int, wait_point: WaitPoint | None) -> bool:
     if isinstance(wait_point, Setup):
         return False
     # To be at destroying one of its groups is not to leave the others.
-    leaving = case.job.ranks[rank].phase is Phase.FINALIZING
+    leaving = case.job.ranks[rank].phase is Phase.FINALIZING or case.has_returned(rank)
     if not isinstance(wait_point, Place | Channel):
         return leaving
     if wait_point.gid not in case.job.progress[rank]:
@@ -210,19 +210,20 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     sure = any(not wait.vague for wait in waits)
     unsure = Certainty.POSSIBLE if all(wait.over for wait in waits) else Certainty.LIKELY
     lives_on = any(_lives_on(case, rank) for rank in culprits)
+    # A thread that keeps the process may make calls yet.
+    returned = any(map(case.has_returned, culprits))
+    gone = Gone.RETURNED if returned else Gone.LEFT if lives_on else Gone.OVER
     # Of two ranks that both go on, nothing tells whether one made a call too few or the
     # other one too many.
     even = lives_on and is_half(culprits, members) and not is_majority(culprits, members)
     return Finding(
         kind=Kind.FINISHED_EARLY,
         reason=Reason.USER_CODE if lives_on else Reason.EXITED,
-        certainty=Certainty.PROVED if sure and not even else unsure,
+        certainty=Certainty.PROVED if sure and not even and not returned else unsure,
         culprits=culprits,
         victims=case.victims_of(culprits),
-        text=wording.finished(
-            scene, how, failed=all(wait.over for wait in waits), lives_on=lives_on
-        ),
-        final=sure,
+        text=wording.finished(scene, how, gone, failed=all(wait.over for wait in waits)),
+        final=sure and not returned,
         wait_point=wait_point,
         collective=case.collective(wait_point, waits),
         site=scene.site,
@@ -271,12 +272,16 @@ def _outlasted(case: Case, wait_point: Place | Channel, finished: Ranks, how: st
 
 def _lives_on(case: Case, rank: int) -> bool:
     """Whether it has left one group only, and not come to its end."""
-    return rank not in case.ended and case.job.ranks[rank].phase is not Phase.FINALIZING
+    if rank in case.ended or case.has_returned(rank):
+        return False
+    return case.job.ranks[rank].phase is not Phase.FINALIZING
 
 
 def _how_finished(case: Case, culprits: Ranks) -> str:
     end = case.ended.get(culprits[0])
     they = verb(culprits, "it", "they")
+    if case.has_returned(culprits[0]):
+        return reasons.returned(culprits, case.doing(culprits[0]).blocked)
     if end is None or end.how is not How.CLEAN:
         snapshot = case.job.ranks[culprits[0]]
         there = snapshot.in_call == "destroy_process_group"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Place
 from hangwatch.types.kinds import Reason
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hangwatch.diagnosis.facts.activity import Activity
+    from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.compiling import Compiling
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.job import Job
@@ -197,8 +199,10 @@ def doing(activity: Activity) -> str:
     where = _in_function(activity.site)
     if activity.reason is Reason.USER_CODE:
         where = where or "its own code"
-        if activity.waits_in:
-            return f"waiting in {activity.waits_in} ({where})"
+        blocked = activity.blocked
+        if blocked is not None:
+            asleep = blocked.on is On.SLEEP and blocked.until is None
+            return f"sleeping in {where}" if asleep else f"{waiting(blocked)} ({where})"
         return f"busy in {where}" if activity.running else f"in {where}"
     if activity.reason is Reason.GPU_FAULT:
         return f"on {activity.fault}"
@@ -213,6 +217,13 @@ def doing(activity: Activity) -> str:
         inside = f" in {_in_function(activity.worker_site)}" if activity.worker_site else ""
         return f"{what} (worker pid {activity.worker}{inside})"
     return f"{what} ({where})" if where else what
+
+
+def waiting(blocked: Blocked) -> str:
+    """``waiting for the lock `lock```, to follow ``it is``."""
+    if blocked.on is On.SLEEP:
+        return "sleeping in a loop"
+    return f"waiting in {blocked.call}" if blocked.call else f"waiting for {blocked.what}"
 
 
 def _compiling(compiling: Compiling) -> str:

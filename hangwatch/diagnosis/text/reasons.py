@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.source.flow import Turn
-from hangwatch.diagnosis.text.phrases import capital, line, the_ranks
+from hangwatch.diagnosis.text.phrases import capital, line, place_in_code, the_ranks, verb
 from hangwatch.types.kinds import What
 
 if TYPE_CHECKING:
+    from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.source.flow import Choice
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
@@ -52,6 +53,42 @@ def of_kind(what: What) -> str:
     return _MORE.get(what, "")
 
 
+def of_wait(ranks: Ranks, blocked: Blocked) -> str:
+    """What a line waits for that does not come to its end, empty where that is not known."""
+    link, where = blocked.link, blocked.until
+    if where is not None:
+        return f"It sleeps again and again, as long as {_code(where)} goes on."
+    if link is None:
+        return ""
+    has = verb(ranks, "has", "have")
+    if link.had_by:
+        what = link.name if link.site else f"a process `{_cut(link.command)}`"
+        at = f", at {place_in_code(link.site)}" if link.site else ""
+        have = verb(link.had_by, "has", "have")
+        return (
+            f"{capital(the_ranks(link.had_by))} {have} {what}{at}; {the_ranks(ranks)} {has} none."
+        )
+    who = capital(link.name)
+    if link.holds is not None:
+        has = f"{who} has it since {_code(link.holds)}, and is at {place_in_code(link.site)}"
+        crossed = f": a lock that the other has since {_code(link.crossed)}" if link.crossed else ""
+        return f"{has}{crossed}."
+    if link.command:
+        does = f"waits for {link.waits_for}" if link.waits_for else "has not ended"
+        return f"{who} (`{_cut(link.command)}`) {does}."
+    return (
+        f"The rank has one other thread of the program: {link.name} at {place_in_code(link.site)}."
+    )
+
+
+def returned(ranks: Ranks, blocked: Blocked | None) -> str:
+    """How a rank is over whose process lives on, to follow ``finished early``."""
+    link = blocked.link if blocked else None
+    thread = f"{link.name} ({line(link.site)})" if link and link.site else "what it has started"
+    its = verb(ranks, "its", "their")
+    return f"{its} main program is over, and Python waits for {thread}"
+
+
 def of_choice(what: What, site: Site, choice: Choice, parted: Parted) -> str:
     """Why, by the choice at which the ways of culprits and others part."""
     ranks, here = the_ranks(parted.culprits), _code(site)
@@ -91,6 +128,13 @@ def evidence(parted: Parted) -> tuple[str, ...]:
 
 def _who(parted: Parted) -> str:
     return "in earlier turns" if parted.other is None else the_ranks((parted.other,))
+
+
+def _cut(text: str) -> str:
+    one_line = " ".join(text.split())
+    return (
+        one_line if len(one_line) <= MOST_OF_A_LINE else f"{one_line[:MOST_OF_A_LINE].rstrip()}..."
+    )
 
 
 def _code(site: Site, most: int = MOST_OF_A_LINE) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import How
@@ -195,18 +196,22 @@ def lost(scene: Scene, nodes: Sequence[str], here: Sequence[str], *, failed: boo
     )
 
 
-def finished(scene: Scene, how: str, *, failed: bool, lives_on: bool = False) -> Text:
+class Gone(StrEnum):
+    """In which way ranks have left those that go on."""
+
+    OVER = "{} {enter} no more collectives, so the others can never complete this one."
+    LEFT = "{} {have} left the group for good, so the others can never complete this one."
+    RETURNED = "{} {enter} no more collectives, unless a thread that is left makes them."
+
+
+def finished(scene: Scene, how: str, gone: Gone, *, failed: bool) -> Text:
     """Ranks that came to their end, or live on without the group, while others go on."""
-    it = verb(scene.culprits, "it", "they")
-    no_more = (
-        f"{it} {verb(scene.culprits, 'has', 'have')} left the group for good"
-        if lives_on
-        else f"{it} {verb(scene.culprits, 'enters', 'enter')} no more collectives"
-    )
+    one = len(scene.culprits) == 1
+    forms = {"enter": "enters", "have": "has"} if one else {"enter": "enter", "have": "have"}
     return Text(
         f"{scene.they} finished early: {how}{scene.awaited(scene.where, failed=failed)}",
         sentences(
-            f"{capital(no_more)}, so the others can never complete this one.",
+            gone.format("It" if one else "They", **forms),
             f"The last known call of {the_ranks(scene.culprits)} was at "
             f"{place_in_code(scene.site)}."
             if scene.site

@@ -1,0 +1,237 @@
+"""What a rank waits for that is in no collective, and what keeps that from coming."""
+
+from __future__ import annotations
+
+import ast
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+import pytest
+from snapshots import SCRIPT, W, blocked, job, only, op, rank
+
+from hangwatch.diagnosis.facts.awaited import On, has_returned
+from hangwatch.diagnosis.facts.blocked import blocked as blocked_by
+from hangwatch.diagnosis.source.program import Program
+from hangwatch.types.kinds import Certainty, Kind, What
+from hangwatch.types.snapshot import Child, Frame, ProcessState, ThreadStack
+
+if TYPE_CHECKING:
+    from hangwatch.diagnosis.facts.awaited import Link
+    from hangwatch.diagnosis.facts.blocked import Blocked
+    from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import RankSnapshot
+
+PYTHON = "/usr/lib/python3.11"
+FUTEX = "futex_do_wait"
+START = (
+    Frame(f"{PYTHON}/threading.py", 982, "Thread.run"),
+    Frame(f"{PYTHON}/threading.py", 1045, "Thread._bootstrap_inner"),
+)
+GET = Frame(f"{PYTHON}/queue.py", 171, "Queue.get")
+RUN = Frame(f"{PYTHON}/subprocess.py", 550, "run")
+SHUTDOWN = Frame(f"{PYTHON}/threading.py", 1590, "_shutdown")
+LOCKS = """\
+    def save(self):
+        with self.lock:
+            self.pipe.send(self.rows)
+    def step(self):
+        with self.lock:
+            self.rows.append(1)
+    def load(self):
+        self.lock.acquire()
+        self.read()
+        self.lock.release()
+        self.read()
+    """
+
+
+def at(line: int, function: str = "main") -> Frame:
+    return Frame(SCRIPT, line, function)
+
+
+def thread(name: str, *frames: Frame, tid: int = 7) -> ThreadStack:
+    return ThreadStack(name, tid, active=False, owns_gil=False, frames=frames)
+
+
+def rank_at(
+    *frames: Frame,
+    number: int = 1,
+    others: tuple[ThreadStack, ...] = (),
+    children: tuple[Child, ...] = (),
+    wchan: str = FUTEX,
+) -> RankSnapshot:
+    """A rank whose main thread sleeps at some frames, innermost first."""
+    return rank(
+        number,
+        W,
+        op(W, 8, thread=1000 + number),
+        threads=(thread("MainThread", *frames, tid=1000 + number), *others),
+        children=children,
+        process=ProcessState(alive=True, state="S", wchan=wchan),
+    )
+
+
+def child(pid: int, command: str, wchan: str = "", *frames: Frame) -> Child:
+    threads = (thread("MainThread", *frames, tid=pid),) if frames else ()
+    return Child(pid, command, ProcessState(alive=True, state="S", wchan=wchan), threads)
+
+
+def look(one: RankSnapshot, *peers: RankSnapshot, text: str = "") -> Blocked:
+    found = seen(one, *peers, text=text)
+    assert found is not None
+    return found
+
+
+def linked(one: RankSnapshot, *peers: RankSnapshot, text: str = "") -> Link:
+    link = look(one, *peers, text=text).link
+    assert link is not None
+    return link
+
+
+def seen(one: RankSnapshot, *peers: RankSnapshot, text: str = "") -> Blocked | None:
+    text = dedent(text)
+    return blocked_by(one, peers, {SCRIPT: text}, Program({SCRIPT: ast.parse(text)}))
+
+
+def line(site: Site | None) -> int | None:
+    return site.line if site else None
+
+
+def test_who_holds_a_lock_is_found_by_the_block_that_it_is_in() -> None:
+    writer = thread("writer", at(3, "save"), *START)
+    found = look(rank_at(at(5, "step"), others=(writer,)), text=LOCKS)
+    link = linked(rank_at(at(5, "step"), others=(writer,)), text=LOCKS)
+    assert (found.on, found.what, link.name) == (On.LOCK, "the lock `self.lock`", "thread writer")
+    assert (line(link.holds), line(link.site)) == (2, 3)
+
+
+@pytest.mark.parametrize(("at_line", "holds"), [(9, 8), (11, None), (2, None)])
+def test_a_lock_that_was_given_back_or_not_yet_taken_is_not_held(
+    at_line: int, holds: int | None
+) -> None:
+    other = thread("loader", at(at_line, "load"), *START)
+    link = look(rank_at(at(5, "step"), others=(other,)), text=LOCKS).link
+    assert line(link.holds if link else None) == holds
+
+
+def test_two_threads_that_wait_for_each_others_lock_are_told_as_such() -> None:
+    text = """\
+    def save():
+        with file_lock:
+            with model_lock:
+                pass
+    def evaluate():
+        with model_lock:
+            with file_lock:
+                pass
+    """
+    saver = thread("saver", at(3, "save"), *START)
+    link = linked(rank_at(at(7, "evaluate"), others=(saver,)), text=text)
+    assert (line(link.holds), line(link.site), line(link.crossed)) == (2, 3, 6)
+
+
+def test_a_with_statement_of_something_else_is_no_lock() -> None:
+    assert seen(rank_at(at(1), wchan=""), text="with torch.no_grad():\n    x()\n") is None
+    asleep = rank_at(at(1), wchan="hrtimer_nanosleep")
+    assert seen(asleep, text="with lock:\n    x()\n") is None
+
+
+def test_a_thread_that_the_peers_have_and_this_rank_has_not_is_missing() -> None:
+    filler = thread("prefetch", at(11, "fill"), *START)
+    peers = [rank_at(at(20), number=number, others=(filler,)) for number in (0, 2)]
+    waiting = rank_at(GET, at(14, "batches"))
+    link = linked(waiting, *peers)
+    assert (link.name, link.had_by, line(link.site)) == ("thread prefetch", (0, 2), 11)
+    assert look(waiting, *peers).call == "queue.get"
+
+
+def test_a_thread_that_waits_where_those_of_the_peers_do_explains_nothing() -> None:
+    health = thread("health", at(30, "beat"), *START)
+    peer = rank_at(at(20), number=0, others=(health,))
+    assert look(rank_at(GET, at(14), others=(health,)), peer).link is None
+    stuck = thread("health", at(31, "beat"), *START)
+    assert linked(rank_at(GET, at(14), others=(stuck,)), peer).name == "thread health"
+
+
+def test_the_only_child_is_what_a_call_of_subprocess_waits_for() -> None:
+    tracker = child(50, "python -c from multiprocessing.resource_tracker import main")
+    tar = child(51, "tar xf shard.tar", "locks_lock_inode_wait")
+    waiting = rank_at(RUN, at(9), children=(tracker, tar))
+    link = linked(waiting)
+    assert (look(waiting).on, link.name, link.waits_for) == (On.CHILD, "process 51", "a file lock")
+    several = rank_at(RUN, at(9), children=(tar, child(52, "tar xf other.tar")))
+    assert look(several).link is None
+
+
+def test_a_process_that_all_peers_have_is_missing() -> None:
+    get = Frame(f"{PYTHON}/multiprocessing/queues.py", 103, "Queue.get")
+    worker = "python -c from multiprocessing.spawn import spawn_main"
+    peers = [rank_at(at(20), number=n, children=(child(60 + n, worker),)) for n in (0, 2)]
+    link = linked(rank_at(get, at(14)), *peers)
+    assert (link.command, link.had_by) == (worker, (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("frames", "wchan", "on"),
+    [
+        ((Frame(f"{PYTHON}/socket.py", 706, "SocketIO.readinto"),), "wait_woken", On.ANSWER),
+        ((Frame("/site-packages/filelock/_api.py", 300, "acquire"),), "", On.FILE_LOCK),
+        ((), "locks_lock_inode_wait", On.FILE_LOCK),
+        ((), "anon_pipe_write", On.PIPE),
+        ((), "wait_for_partner", On.PIPE),
+        ((), "rpc_wait_bit_killable", On.FILE),
+        ((), "do_wait", On.CHILD),
+        ((), "sk_wait_data", On.ANSWER),
+    ],
+)
+def test_libraries_and_the_kernel_tell_what_it_waits_for(
+    frames: tuple[Frame, ...], wchan: str, on: On
+) -> None:
+    assert look(rank_at(*frames, at(1), wchan=wchan), text="call()\n").on is on
+
+
+def test_a_loop_that_sleeps_until_something_comes_is_told() -> None:
+    asleep = rank_at(at(2), wchan="hrtimer_nanosleep")
+    assert line(look(asleep, text="while not ready():\n    time.sleep(1)\n").until) == 1
+    assert look(asleep, text="while True:\n    time.sleep(1)\n").until is None
+
+
+def test_who_uses_the_processor_waits_for_nothing() -> None:
+    busy = ThreadStack("MainThread", 1001, active=True, owns_gil=True, frames=(GET, at(14)))
+    assert seen(rank(1, threads=(busy,))) is None
+
+
+def test_a_program_that_is_over_is_told_with_the_thread_that_keeps_it() -> None:
+    beat = thread("heartbeat", at(4, "heartbeat"), *START)
+    others = [
+        rank(
+            number,
+            W,
+            blocked(W, 9, line=15),
+            threads=(thread("MainThread", at(15), tid=1000 + number), beat),
+        )
+        for number in (0, 1, 3)
+    ]
+    made = op(W, 8, thread=1002)
+    over = rank(2, W, made, threads=(thread("MainThread", SHUTDOWN, tid=1002), beat))
+    assert has_returned(over)
+    verdict = only(job(*others, over))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (2,))
+    assert verdict.certainty is Certainty.LIKELY  # the thread may make calls yet
+    assert "Python waits for thread heartbeat (train.py:4)" in verdict.headline
+
+
+def test_the_cause_is_where_the_holder_of_the_lock_is() -> None:
+    waiting = [rank(number, W, blocked(W, 9)) for number in (0, 2, 3)]
+    writer = thread("writer", at(3, "save"), *START)
+    stuck = rank(
+        1,
+        W,
+        enqueued=8,
+        threads=(thread("MainThread", at(5, "step"), tid=1001), writer),
+        process=ProcessState(alive=True, state="S", wchan=FUTEX),
+    )
+    verdict = only(job(*waiting, stuck, sources={SCRIPT: dedent(LOCKS)}))
+    assert verdict.cause is not None
+    assert (verdict.cause.what, line(verdict.cause.site)) == (What.STUCK_LINE, 3)
+    assert "thread writer" in verdict.advice[0]
