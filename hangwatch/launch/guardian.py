@@ -1,7 +1,7 @@
 """Keeps a watchdog process running beside COMMAND, and speaks to it.
 
 The watchdog reads JSON lines on its standard input. The first says what to
-watch (greeting.py), the last ``{"ended": EXIT_CODE}`` that
+watch (greeting.py), the last ``{"ended": EXIT_CODE, ...}`` that
 COMMAND has ended; end of file means that the supervisor is gone. It runs in a
 session of its own, so that nothing sent to the job's terminal or process group
 reaches it, and never writes to standard output.
@@ -105,13 +105,16 @@ class Guardian:
         """Seconds until the next restart; None if there is nothing to wait for."""
         return None if self._due is None else max(0.0, self._due - self._now())
 
-    def farewell(self, code: int) -> None:
-        """Say that COMMAND ended; one that is just being restarted starts at once."""
+    def farewell(self, code: int, asked_to_end_ns: int = 0) -> None:
+        """Say that COMMAND ended; one that is just being restarted starts at once.
+
+        asked_to_end_ns: when it was asked to (Relay.asked_to_end_ns).
+        """
         self.check()
         if self._due is not None:
             self.start()
         self._due = None
-        self._send({"ended": code})
+        self._send({"ended": code, "asked_to_end_ns": asked_to_end_ns})
 
     @property
     def pid(self) -> int:

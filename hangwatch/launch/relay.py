@@ -26,7 +26,8 @@ FORWARDED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """All but the two that no process can catch."""
 ITS_OWN = frozenset({signal.SIGXCPU, signal.SIGXFSZ, signal.SIGPIPE})
 """What the kernel sends for what the supervisor itself did; COMMAND gets its own."""
-
+IMPATIENT = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+"""By which people and batch systems end a job."""
 FOLLOWS_S = 5.0
 """How long COMMAND may tidy up (its terminal) before it stops as it was asked to."""
 
@@ -42,6 +43,8 @@ class Relay:
     """The same that stop a process: one that has not become COMMAND yet must not stop."""
     stop_asked: float | None = None
     """time.monotonic() of a stop signal that COMMAND may be about to follow."""
+    asked_to_end_ns: int = 0
+    """time.monotonic_ns() of the last signal by which COMMAND was asked to end, 0 for none."""
 
     def before_start(self) -> None:
         """Keep what has arrived for COMMAND, which is to be started with it.
@@ -80,6 +83,8 @@ class Relay:
             self.stop_asked = began
         elif number == signal.SIGCONT:
             self.stop_asked = None
+        elif number in IMPATIENT:
+            self.asked_to_end_ns = time.monotonic_ns()
         if not self._was_for_all(info, began):
             self._send(child, number)
 

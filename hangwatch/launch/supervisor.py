@@ -8,7 +8,6 @@ standard error, and COMMAND runs on.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from hangwatch.launch.arriving import arrived
 from hangwatch.launch.command import Signals, StarvedError, become, keep_streams_closed, start
 from hangwatch.launch.greeting import greeting, to_other_nodes, watch_name
 from hangwatch.launch.guardian import Guardian
-from hangwatch.launch.relay import FORWARDED, Relay, reap_adopted, stop, taken
+from hangwatch.launch.relay import FORWARDED, IMPATIENT, Relay, reap_adopted, stop, taken
 from hangwatch.launch.witness import JOB_CONTROL, Witness
 from hangwatch.notice import fold_command, say
 from hangwatch.report.files import open_run, write_log, write_run
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from hangwatch.run.rundir import RunDir
     from hangwatch.settings.config import Config
 
-IMPATIENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that end the wait for the watchdog once COMMAND has ended."""
 FAREWELL_S = 15.0
 """How long the watchdog may take to write its report after COMMAND has ended."""
 LOOK_S = 5.0
@@ -298,7 +295,7 @@ class _Run:
             return
         taken(FORWARDED)  # meant for COMMAND, which is gone
         if self.guardian:
-            self.guardian.farewell(code)
+            self.guardian.farewell(code, self.relay.asked_to_end_ns)
         deadline = time.monotonic() + FAREWELL_S
         while not self._watchdog_gone():
             left = deadline - time.monotonic()

@@ -24,6 +24,9 @@ from hangwatch.types.snapshot import ProcessState
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+ASKED_S = 60.0
+"""What ends so soon after the launcher was asked to end was ended by it: torchrun gives its ranks
+30 s, and batch systems as long, before they send SIGKILL."""
 _LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL})
 
 
@@ -51,6 +54,8 @@ class Exits:
     ) -> None:
         self.on_exit: Callable[[int], None] | None = None
         """Called in the event loop with the pid of a process that has just ended."""
+        self.asked_to_end_ns = 0
+        """When the launcher was sent a signal to end it (CLOCK_MONOTONIC); 0 if it was not."""
         self._proc = proc
         self._now_ns = now_ns
         self._oom = memory.OomKills(proc)
@@ -180,7 +185,8 @@ class Exits:
         failed = any(
             0 < one.gone_ns < tracked.gone_ns and one.status != 0 for one in self._tracked.values()
         )
-        launcher = number in _LAUNCHER_SIGNALS and failed and not tracked.oom_killed
+        asked = 0 <= tracked.gone_ns - self.asked_to_end_ns < ASKED_S * 1e9
+        launcher = number in _LAUNCHER_SIGNALS and (failed or asked) and not tracked.oom_killed
         return replace(state, signal=number, terminated_by_launcher=launcher)
 
     def _release(self, tracked: _Tracked) -> None:

@@ -1,6 +1,6 @@
 """What the supervisor says on the watchdog's standard input: JSON lines.
 
-The first says what to watch, the last ``{"ended": EXIT_CODE}`` that the command
+The first says what to watch, the last ``{"ended": EXIT_CODE, ...}`` that the command
 has ended. The end of the file without it: the supervisor is gone. Where several
 supervisors share the run directory, their files there say both.
 """
@@ -55,6 +55,8 @@ class Supervisor:
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
+        self.asked_to_end_ns = 0
+        """When the command that has ended was asked to, 0 if it was not."""
 
     async def hello(self) -> Hello | None:
         """The first line; None if the supervisor is gone.
@@ -69,6 +71,7 @@ class Supervisor:
         while line := await self._reader.readline():
             message = json.loads(line)
             if isinstance(message, dict) and "ended" in message:
+                self.asked_to_end_ns = int(message.get("asked_to_end_ns", 0))
                 return int(message["ended"])
         return None
 

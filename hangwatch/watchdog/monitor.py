@@ -124,6 +124,10 @@ class Monitor:
         wake.cancel()
         self._wake.clear()
 
+    def asked_to_end(self, at_ns: int) -> None:
+        """The command was sent a signal to end it, before it ended; 0: it was not."""
+        self._exits.asked_to_end_ns = at_ns
+
     async def conclude(self, exit_code: int) -> None:
         """The command has ended: say why if that is news."""
         reach(Point.CONCLUDING)

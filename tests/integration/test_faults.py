@@ -56,6 +56,35 @@ def test_torchrun_is_ended_in_order_where_everything_is_signalled_at_once(tmp_pa
         assert processes(job.token) == {}
 
 
+KILLS = """
+import os, signal, subprocess, sys
+def end(*_):
+    for rank in ranks:
+        rank.kill()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+ranks = [
+    subprocess.Popen([sys.executable, *sys.argv[1:]], env=os.environ | {"RANK": str(number)})
+    for number in range(2)
+]
+for rank in ranks:
+    rank.wait()
+"""
+"""A launcher that gives its ranks no time where it is asked to end."""
+
+
+def test_ranks_that_the_launcher_kills_when_it_is_asked_to_end_have_not_failed(
+    tmp_path: Path,
+) -> None:
+    launch = (sys.executable, "-c", KILLS)
+    env = {"WORLD_SIZE": "2"}
+    with Job(tmp_path, rendezvous=f"file://{tmp_path}/meet", launch=launch, env=env) as job:
+        job.until_running()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 1
+        assert "FAILED" not in job.said()
+
+
 def test_a_report_directory_that_is_a_file_costs_only_the_reports(tmp_path: Path) -> None:
     (tmp_path / "reports").touch()
     with Job(tmp_path, "--report-dir", "reports", *QUICK, fault="hang") as job:

@@ -80,9 +80,9 @@ def test_the_watchdog_is_told_what_to_watch_and_how_it_ended(
     make: Callable[..., Guardian], told: Path
 ) -> None:
     guardian = make()
-    guardian.farewell(7)
+    guardian.farewell(7, 123)
     until(guardian.gone)
-    assert lines(told) == [HELLO, {"ended": 7}]
+    assert lines(told) == [HELLO, {"ended": 7, "asked_to_end_ns": 123}]
     assert guardian.succeeded()
 
 

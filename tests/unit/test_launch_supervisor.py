@@ -18,7 +18,7 @@ def test_a_watchdog_that_is_stuck_is_ended_and_told(monkeypatch: pytest.MonkeyPa
     looks = iter([False] * 99)
     done: list[str] = []
     guardian: Any = SimpleNamespace(
-        farewell=lambda _: done.append("told"),
+        farewell=lambda *_: done.append("told"),
         gone=lambda: next(looks, True),
         kill=lambda: done.append("ended"),
     )

@@ -111,11 +111,18 @@ def test_a_reused_pid_is_not_taken_for_the_rank() -> None:
     assert not asyncio.run(watch()).alive
 
 
-def in_turn(*ends: Callable[[subprocess.Popen[bytes]], Any]) -> list[ProcessState]:
-    """What is known of children that were ended one after the other."""
+def in_turn(
+    *ends: Callable[[subprocess.Popen[bytes]], Any], asked_s_ago: float | None = None
+) -> list[ProcessState]:
+    """What is known of children that were ended one after the other.
+
+    asked_s_ago: when their launcher was asked to end.
+    """
 
     async def watch() -> list[ProcessState]:
         exits, told = Exits(), asyncio.Semaphore(0)
+        if asked_s_ago is not None:
+            exits.asked_to_end_ns = time.monotonic_ns() - int(asked_s_ago * 1e9)
         exits.on_exit = lambda _: told.release()
         children = [start() for _ in ends]
         for child, start_ticks in children:
@@ -146,6 +153,14 @@ def test_who_is_killed_after_another_came_to_a_good_end_was_not_ended_by_the_lau
     first, second = in_turn(go_on, by(signal.SIGKILL))
     assert first.exit_code == 0
     assert (second.signal, second.terminated_by_launcher) == (signal.SIGKILL, False)
+
+
+@pytest.mark.parametrize(("asked_s_ago", "by_launcher"), [(0, True), (30, True), (600, False)])
+def test_who_is_killed_soon_after_the_launcher_was_asked_to_end_was_ended_by_it(
+    asked_s_ago: float, *, by_launcher: bool
+) -> None:
+    (first,) = in_turn(by(signal.SIGKILL), asked_s_ago=asked_s_ago)
+    assert (first.signal, first.terminated_by_launcher) == (signal.SIGKILL, by_launcher)
 
 
 def test_a_watchdog_that_takes_over_knows_the_ends_that_were_seen() -> None:
