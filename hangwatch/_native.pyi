@@ -77,6 +77,11 @@ def set_phase(phase: str) -> None: ...
 def set_in_call(name: str, file: str, line: int, function: str) -> None:
     """Enter a blocking set-up call; the name is "" when it has returned."""
 
+def set_mark(
+    index: int, kind: str, text: str, count: int, file: str, line: int, function: str
+) -> None:
+    """Write a mark (types/page.py: PageMark), of which a page has room for MARKS."""
+
 def add_new_group(number: int, ranks: Sequence[int], file: str, line: int, function: str) -> None:
     """Tell of a call of new_group that begins; number and ranks: see PageNewGroup."""
 

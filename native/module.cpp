@@ -215,6 +215,26 @@ PyObject* py_add_new_group(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* py_set_mark(PyObject*, PyObject* args) {
+  Py_ssize_t index = 0;
+  unsigned long long count = 0;
+  unsigned long long line = 0;
+  PyObject* texts_[4];
+  TextArgument kind;
+  TextArgument text;
+  TextArgument file;
+  TextArgument function;
+  if (PyArg_ParseTuple(args, "nUUKUKU", &index, &texts_[0], &texts_[1], &count, &texts_[2], &line,
+                       &texts_[3]) == 0 ||
+      !kind.set(texts_[0]) || !text.set(texts_[1]) || !file.set(texts_[2]) ||
+      !function.set(texts_[3])) {
+    return nullptr;
+  }
+  writer::set_mark(static_cast<std::size_t>(index), kind.view, text.view, count, file.view, line,
+                   function.view);
+  return none();
+}
+
 PyObject* py_set_exception(PyObject*, PyObject* args) {
   PyObject* texts_[4];
   unsigned long long line = 0;
@@ -440,6 +460,7 @@ PyMethodDef kFunctions[] = {
     {"set_phase", py_set_phase, METH_VARARGS, nullptr},
     {"set_in_call", py_set_in_call, METH_VARARGS, nullptr},
     {"add_new_group", py_add_new_group, METH_VARARGS, nullptr},
+    {"set_mark", py_set_mark, METH_VARARGS, nullptr},
     {"set_exception", py_set_exception, METH_VARARGS, nullptr},
     {"set_disarmed", py_set_disarmed, METH_VARARGS, nullptr},
     {"set_torch_lacks", py_set_torch_lacks, METH_VARARGS, nullptr},

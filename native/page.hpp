@@ -25,13 +25,14 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 9;
+constexpr std::uint32_t kVersion = 10;
 constexpr std::size_t kMaxGroups = 512;
 // Slots get memory so many at a time: most ranks never need more than the first.
 constexpr std::size_t kSlotsAtOnce = 64;
 static_assert(kMaxGroups % kSlotsAtOnce == 0);
 constexpr std::size_t kRingEvents = 256;
 constexpr std::size_t kNewGroups = 32;
+constexpr std::size_t kMarks = 16;
 constexpr std::size_t kCheckpoints = 8;
 constexpr std::uint64_t kCheckpointInterval = 32;
 constexpr std::size_t kBeacons = 32;     // for consecutive sequence numbers of a group
@@ -176,6 +177,15 @@ struct NewGroupData {
   std::int64_t number;  // the name, -1 where it is no number
   std::uint64_t site;
   Text<512> members;  // see encode_members; empty where they do not fit
+};
+
+// Something that the rank does at a line and that is no call of a group; agent/record/marks.py.
+struct MarkData {
+  std::uint64_t ns;  // of the last time
+  std::uint64_t count;
+  std::uint64_t site;
+  Text<16> kind;
+  Text<200> text;
 };
 
 struct ExceptionData {
@@ -323,6 +333,7 @@ struct Page {
   Record<NoteData> beacons_off;  // why there are no beacons; empty if there are
   Record<NoteData> torch_lacks;  // what the agent misses in this torch; empty if nothing
   Record<NewGroupData> new_groups[kNewGroups];
+  Record<MarkData> marks[kMarks];
   EventSlot events[kRingEvents];
   Record<SplitsData> splits[kSplitsKept];
   SiteTable sites;

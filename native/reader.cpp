@@ -106,6 +106,15 @@ void read_new_groups(const Page& page, PageView& view) {
   }
 }
 
+void read_marks(const Page& page, PageView& view) {
+  for (const Record<MarkData>& record : page.marks) {
+    MarkView mark{};
+    if (!record.read(mark.data) || mark.data.ns == 0) continue;
+    mark.site = site_at(page, static_cast<std::uint32_t>(mark.data.site));
+    view.marks.push_back(std::move(mark));
+  }
+}
+
 void read_splits(const Page& page, EventView& event) {
   const Record<SplitsData>& record = page.splits[event.data.index % kSplitsKept];
   // Nearly all others are of another call: they are not read.
@@ -193,6 +202,7 @@ std::string read_page(const unsigned char* data, std::size_t size, bool with_eve
   read_groups(page, view, generations);
   if (!with_events) return {};
   read_new_groups(page, view);
+  read_marks(page, view);
   read_events(page, view, generations);
   return {};
 }

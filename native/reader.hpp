@@ -42,6 +42,11 @@ struct NewGroupView {
   SiteView site;
 };
 
+struct MarkView {
+  MarkData data;
+  SiteView site;
+};
+
 struct PageView {
   IdentityData identity;
   PhaseData phase;
@@ -52,7 +57,8 @@ struct PageView {
   std::uint64_t groups_left_out;
   std::vector<GroupView> groups;
   std::vector<NewGroupView> new_groups;  // oldest first
-  std::vector<EventView> events;         // oldest first
+  std::vector<MarkView> marks;
+  std::vector<EventView> events;  // oldest first
 };
 
 // Returns why the bytes are no page, or an empty string. `data` may be a live

@@ -124,6 +124,16 @@ PyObject* new_group_dict(const NewGroupView& call) {
       .release();
 }
 
+PyObject* mark_dict(const MarkView& mark) {
+  return Dict()
+      .set("kind", text(mark.data.kind.str()))
+      .set("text", text(mark.data.text.str()))
+      .set("count", count(mark.data.count))
+      .set("ns", count(mark.data.ns))
+      .set("site", site_dict(mark.site.file, mark.site.line, mark.site.function))
+      .release();
+}
+
 PyObject* event_dict(const EventView& event) {
   const EventData& data = event.data;
   const std::vector<std::int64_t> shape(data.shape, data.shape + data.ndim);
@@ -179,6 +189,7 @@ PyObject* to_dict(const PageView& view, bool with_events) {
       .set("torch_lacks", text(view.torch_lacks))
       .set("groups", list_of(view.groups, group_dict))
       .set("new_groups", list_of(view.new_groups, new_group_dict))
+      .set("marks", list_of(view.marks, mark_dict))
       .set("events", with_events ? list_of(view.events, event_dict) : PyList_New(0));
   return page.release();
 }

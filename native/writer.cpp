@@ -88,6 +88,19 @@ void add_new_group(std::int64_t number, const std::vector<std::int64_t>& ranks,
 } catch (const std::bad_alloc&) {
 }
 
+void set_mark(std::size_t index, std::string_view kind, std::string_view text, std::uint64_t count,
+              std::string_view file, std::uint64_t line, std::string_view function) noexcept {
+  Page* p = page();
+  if (p == nullptr || index >= kMarks) return;
+  MarkData data{};
+  data.ns = now_ns();
+  data.count = count;
+  data.site = intern_site(file, line, function);
+  data.kind.set(kind);
+  data.text.set(text);
+  if (!p->marks[index].write(data)) dropped(p);
+}
+
 void set_exception(std::string_view type, std::string_view message, std::string_view file,
                    std::uint64_t line, std::string_view function) noexcept {
   Page* p = page();

@@ -10,12 +10,12 @@ from hangwatch.frames import marked
 from hangwatch.observe.pages.left_out import counted
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import Phase
-from hangwatch.types.snapshot import NewGroup, RankSnapshot
+from hangwatch.types.snapshot import Mark, NewGroup, RankSnapshot
 
 if TYPE_CHECKING:
     from hangwatch.observe.processes import LaunchedRank
     from hangwatch.types.flight import FlightDump
-    from hangwatch.types.page import ExceptionRecord, PageNewGroup, RankPage
+    from hangwatch.types.page import ExceptionRecord, PageMark, PageNewGroup, RankPage
     from hangwatch.types.snapshot import Child, ProcessState, ThreadStack
 
 
@@ -59,6 +59,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         in_call=page.in_call,
         in_call_age_s=(_age_s(page.in_call_ns, now_ns) or 0.0) if page.in_call else 0.0,
         in_call_site=page.in_call_site,
+        marks=tuple(_mark(mark, now_ns) for mark in page.marks),
         new_groups=tuple(_new_group(call, now_ns) for call in page.new_groups),
         exception=page.exception,
         exception_age_s=_exception_age_s(page.exception, now_ns),
@@ -113,6 +114,11 @@ def _new_group(call: PageNewGroup, now_ns: int) -> NewGroup:
     """A call of new_group with its age."""
     age_s = _age_s(call.ns, now_ns) or 0.0
     return NewGroup(call.index, call.number, GroupKey(call.ranks), call.site, age_s)
+
+
+def _mark(mark: PageMark, now_ns: int) -> Mark:
+    """A mark with its age."""
+    return Mark(mark.kind, mark.text, mark.count, _age_s(mark.ns, now_ns) or 0.0, mark.site)
 
 
 def _exception_age_s(exception: ExceptionRecord | None, now_ns: int) -> float | None:

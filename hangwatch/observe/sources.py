@@ -58,6 +58,7 @@ def _named(rank: RankSnapshot) -> Iterator[str]:
     sites = [op.site for op in rank.ops[-_OPS:]]
     sites += [op.site for op in rank.ops if op.blocked_age_s is not None]
     sites += [call.site for call in rank.new_groups]
+    sites += [mark.site for mark in rank.marks]
     sites += [rank.in_call_site, rank.exception.site if rank.exception else None]
     yield from (site.file for site in sites if site is not None)
     threads = [*(rank.threads or ()), *(t for child in rank.children for t in child.threads)]

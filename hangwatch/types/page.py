@@ -146,6 +146,20 @@ class PageNewGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PageMark:
+    """Something that a rank did at a line ``count`` times, and that is no call of a group.
+
+    kind: see agent/record/marks.py. ns: of the last time.
+    """
+
+    kind: str
+    text: str
+    count: int
+    ns: int
+    site: Site | None
+
+
+@dataclass(frozen=True, slots=True)
 class RankPage:
     """The black box of one rank. Times are CLOCK_MONOTONIC in ns, 0 if never."""
 
@@ -185,5 +199,6 @@ class RankPage:
     """What the agent misses in the rank's torch and libraries, for people; empty if nothing."""
     new_groups: tuple[PageNewGroup, ...] = ()
     """Its last calls of new_group, oldest first."""
+    marks: tuple[PageMark, ...] = ()
     groups_left_out: int = 0
     """Groups that the process made when there was no room for more in the page."""

@@ -143,6 +143,17 @@ class NewGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Fields as in PageMark, with its age instead of its time."""
+
+    kind: str
+    text: str
+    count: int
+    age_s: float
+    site: Site | None
+
+
+@dataclass(frozen=True, slots=True)
 class RankSnapshot:
     """Everything known of one rank at one moment."""
 
@@ -160,6 +171,7 @@ class RankSnapshot:
     in_call_site: Site | None = None
     new_groups: tuple[NewGroup, ...] = ()
     """Its last calls of new_group, oldest first."""
+    marks: tuple[Mark, ...] = ()
     exception: ExceptionRecord | None = None
     exception_age_s: float | None = None
     handling: str = ""

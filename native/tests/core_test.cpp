@@ -68,6 +68,9 @@ void a_page_reads_as_it_was_written() {
   writer::set_phase(Phase::running);
   writer::set_in_call("new_group", "/home/me/train.py", 12, "main");
   writer::add_new_group(3, {0, 2, 4, 6}, "/home/me/train.py", 12, "main");
+  writer::set_mark(5, "no_sync", "", 1, "/home/me/train.py", 14, "main");
+  writer::set_mark(5, "no_sync", "", 2, "/home/me/train.py", 14, "main");
+  writer::set_mark(kMarks, "no_sync", "", 1, "/home/me/train.py", 15, "main");
   writer::set_exception("ValueError", std::string(5000, 'x'), "/home/me/train.py", 13, "step");
   writer::define_group(2, "7", "dp", {0, 2, 4, 6}, 1, "gloo");
   writer::raise_enqueued(2, 9, 77);
@@ -93,6 +96,8 @@ void a_page_reads_as_it_was_written() {
   CHECK(view.events.size() == 1 && view.events[0].op == "all_reduce");
   CHECK(view.events[0].site.line == 40 && view.events[0].site.function == "step");
   CHECK(view.events[0].data.state == static_cast<std::uint32_t>(OpState::done));
+  CHECK(view.marks.size() == 1 && view.marks[0].data.kind.str() == "no_sync");
+  CHECK(view.marks[0].data.count == 2 && view.marks[0].site.line == 14);
   CHECK(view.dropped == 0);
 }
 

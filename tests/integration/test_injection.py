@@ -184,8 +184,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     code = (
         INIT
         + """
-import inspect, json, pickle
+import inspect, json, pickle, threading, types
 import hangwatch
+for _ in range(2):
+    model = types.SimpleNamespace(require_backward_grad_sync=True)
+    with torch.nn.parallel.DistributedDataParallel.no_sync(model):
+        assert not model.require_backward_grad_sync
+def fill():
+    raise KeyError("no label")
+filler = threading.Thread(target=fill, name="filler")
+filler.start()
+filler.join()
 c10d = dist.distributed_c10d
 dist.all_reduce(torch.ones(1))
 dist.new_group([0])
@@ -231,6 +240,16 @@ class TestARank:
         assert {call.site.function for call in page.new_groups if call.site} == {"<module>"}
         lines = [call.site.line for call in page.new_groups if call.site]
         assert lines == list(range(lines[0], lines[0] + 3))
+
+    def test_its_page_tells_of_no_sync_and_of_the_thread_that_died(self, alone: Run) -> None:
+        (page,) = alone.pages
+        local, died = page.marks
+        assert (local.kind, local.count) == ("no_sync", 2)
+        assert (died.kind, died.text) == ("thread_died", "filler: KeyError: 'no label'")
+        assert local.site is not None
+        assert died.site is not None
+        assert (local.site.function, died.site.function) == ("<module>", "fill")
+        assert "Exception in thread filler:" in alone.stderr
 
     def test_an_uncaught_exception_is_recorded_with_the_users_line(self, alone: Run) -> None:
         (page,) = alone.pages

@@ -14,8 +14,16 @@ from hangwatch.observe.processes import LaunchedRank
 from hangwatch.observe.snapshot import launched_snapshot, rank_snapshot, waits_itself
 from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.page import ExceptionRecord, PageNewGroup
-from hangwatch.types.snapshot import Child, Frame, NewGroup, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.types.page import ExceptionRecord, PageMark, PageNewGroup
+from hangwatch.types.snapshot import (
+    Child,
+    Frame,
+    Mark,
+    NewGroup,
+    ProcessState,
+    RankSnapshot,
+    ThreadStack,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +59,12 @@ def test_calls_of_new_group_have_ages_and_keys() -> None:
     made = PageNewGroup(0, now_ns, 1, (0, 2), SITE)
     found = snapshot(now_ns + 4 * S, new_groups=(made,))
     assert found.new_groups == (NewGroup(0, 1, GroupKey((0, 2)), SITE, 4.0),)
+
+
+def test_marks_have_ages() -> None:
+    now_ns = time.monotonic_ns()
+    found = snapshot(now_ns + 4 * S, marks=(PageMark("no_sync", "", 3, now_ns, SITE),))
+    assert found.marks == (Mark("no_sync", "", 3, 4.0, SITE),)
 
 
 def test_what_never_was_has_no_age() -> None:

@@ -18,6 +18,7 @@ from recording import IDENTITY, WHY_PYTHON, only_native
 from waiting import until
 
 from hangwatch import _native
+from hangwatch.agent.record.page_file import MARKS
 from hangwatch.errors import PageError
 from hangwatch.page import json_page
 from hangwatch.page.reader import parse_page
@@ -93,6 +94,20 @@ def test_the_last_calls_of_new_group_are_kept(recording: Recording) -> None:
     last = page.new_groups[-1]
     assert (last.ranks, last.site) == ((0, 1, 2, 8), Site("/home/me/train.py", 12, "main"))
     assert last.ns >= page.created_ns
+
+
+def test_a_mark_keeps_its_last_count(recording: Recording) -> None:
+    for count in (1, 2):
+        recording.recorder.set_mark(0, "no_sync", "", count, "/home/me/train.py", 14, "step")
+    recording.recorder.set_mark(1, "thread_died", "x" * 500, 1, "/home/me/train.py", 15, "fill")
+    recording.recorder.set_mark(MARKS, "no_sync", "", 1, "/home/me/train.py", 16, "step")
+    page = recording.now
+    assert [(mark.kind, mark.count, mark.site) for mark in page.marks] == [
+        ("no_sync", 2, Site("/home/me/train.py", 14, "step")),
+        ("thread_died", 1, Site("/home/me/train.py", 15, "fill")),
+    ]
+    assert page.marks[1].text.startswith("x" * 200)
+    assert page.marks[0].ns >= page.created_ns
 
 
 @only_native

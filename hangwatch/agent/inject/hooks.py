@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import environment, torch_api
@@ -76,6 +77,7 @@ class Hooks:
         )
         for name in _NAMES:
             self._wrap(name)
+        self._follow_threads()
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._after_fork)
         self._process = self._new_process()
@@ -122,6 +124,19 @@ class Hooks:
             for module in list(sys.modules.values()):
                 if getattr(module, "__dict__", {}).get(name) is original:
                     setattr(module, name, wrapper)
+
+    def _follow_threads(self) -> None:
+        """Learn what ends a thread, before those are told who were to be told so far."""
+        told = threading.excepthook
+
+        def hook(failed: threading.ExceptHookArgs, /) -> Any:
+            process = self._process
+            if process is not None and process.active and process.marks.guard.open:
+                with process.marks.guard:
+                    process.marks.thread_died(failed)
+            return told(failed)
+
+        threading.excepthook = hook
 
     @uncounted
     def _call(

@@ -19,6 +19,7 @@ from hangwatch.agent.practice.practice import Practice
 from hangwatch.agent.record.bypasses import Bypasses
 from hangwatch.agent.record.custom_groups import CustomCalls
 from hangwatch.agent.record.groups import Groups
+from hangwatch.agent.record.marks import Marks
 from hangwatch.agent.record.streams import use_current_streams
 from hangwatch.agent.sample.exceptions import (
     Exceptions,
@@ -98,6 +99,7 @@ class Process:
         self._lacks = torch_lacks
         self._flight = FlightRecorder(recorders, answer_request=recorder.answer_request)
         self._exceptions = Exceptions(recorder, self._prefixes)
+        self.marks = Marks(recorder, self._prefixes)
         self._practice = Practice(self.groups, self._prefixes)
         recorder.set_prefixes(self._prefixes.internal, self._prefixes.program)
 
@@ -183,6 +185,7 @@ class Process:
         self._set_phase("init")
         self._start_sampling()
         self._practice.attach()
+        self.marks.attach()
 
     def after_init(self, *, failed: bool) -> None:
         """Tell that the default group is there, or could not be made."""

@@ -12,14 +12,14 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.practice.batches import unseen
 from hangwatch.agent.practice.loaders import Loaders
 from hangwatch.agent.practice.replicas import Replicas
-from hangwatch.agent.record.unseen import standing_for, uncounted
-from hangwatch.agent.torch_api import keep_compiler_off
+from hangwatch.agent.record.followed import follow, leave_alone
 from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 SUFFIX = ".practice"
 WRITE_S = 5.0
-_MARK = "_observed_by_hangwatch"
-_COMPILER = "torch._C._dynamo.eval_frame"
 
 _current: list[Practice] = []
 """The Practice of this process; a fork's child that becomes a rank puts its own here."""
@@ -104,7 +102,7 @@ class Practice:
 def _wrap_classes() -> None:
     modules: Any = sys.modules
     # First: where it fails nothing is wrapped.
-    keep_compiler_off(modules[_COMPILER], _tell.__code__, deep=True)
+    leave_alone(_tell.__code__, deep=True)
     parallel = modules["torch.nn.parallel.distributed"].DistributedDataParallel
     _follow(modules["torch.utils.data"].DataLoader, "__iter__", _loop_begins)
     _follow(parallel, "__init__", _module_made)
@@ -114,20 +112,7 @@ def _wrap_classes() -> None:
 
 def _follow(owner: type, name: str, tell: Callable[[Practice, Any, Any], None]) -> None:
     """Call tell(practice, instance, result) after a method of a class; once."""
-    original: Any = vars(owner)[name]
-    if hasattr(original, _MARK):
-        return
-
-    @standing_for(original)
-    @uncounted
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        _tell(tell, self, result)
-        return result
-
-    keep_compiler_off(sys.modules[_COMPILER], wrapper.__code__, deep=False)
-    setattr(wrapper, _MARK, True)
-    setattr(owner, name, wrapper)
+    follow(owner, name, partial(_tell, tell))
 
 
 def _tell(tell: Callable[[Practice, Any, Any], None], instance: Any, result: Any) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NEW_GROUPS = 32
+MARKS = 16
 RING_EVENTS = 256
 MEMBERS_TOLD = 1024
 """Members of a group that are told where a page is too small for all; fewer if need be."""

@@ -20,7 +20,7 @@ from hangwatch.agent.call_site import Prefixes, user_site
 from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.agent.periodic import FlagBell
 from hangwatch.agent.record.numbering import Numbering
-from hangwatch.agent.record.page_file import NEW_GROUPS, RING_EVENTS, PageFile
+from hangwatch.agent.record.page_file import MARKS, NEW_GROUPS, RING_EVENTS, PageFile
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
@@ -83,6 +83,16 @@ class PythonPage(FlagBell):
             "in_call_ns": time.monotonic_ns() if name else 0,
             "in_call_site": _site(file, line, function),
         }
+        self._flush()
+
+    def set_mark(
+        self, index: int, kind: str, text: str, count: int, file: str, line: int, function: str
+    ) -> None:
+        if index >= MARKS:
+            return
+        mark = {"kind": kind, "text": text, "count": count, "ns": time.monotonic_ns()}
+        marks = self._values["marks"]
+        marks[index:] = [mark | {"site": _site(file, line, function)}, *marks[index + 1 :]]
         self._flush()
 
     def add_new_group(
@@ -337,6 +347,7 @@ class PythonPage(FlagBell):
             "in_call_ns": 0,
             "in_call_site": None,
             "new_groups": [],
+            "marks": [],
             "exception": None,
             "swallowed": 0,
             "groups_left_out": 0,

@@ -91,6 +91,7 @@ def aged(rank: RankSnapshot, by_s: float) -> RankSnapshot:
             for op in rank.ops
         ),
         new_groups=tuple(replace(call, age_s=call.age_s + by_s) for call in rank.new_groups),
+        marks=tuple(replace(mark, age_s=mark.age_s + by_s) for mark in rank.marks),
         in_call_age_s=rank.in_call_age_s + by_s if rank.in_call else 0.0,
         exception_age_s=older(rank.exception_age_s),
         pending_age_s=older(rank.pending_age_s),

@@ -324,7 +324,10 @@ def _packed(answer: Answer, ranks: list[RankSnapshot], kept: int) -> bytes:
     tables: dict[type, dict[Any, int]] = {GroupKey: {}, Site: {}}
     shown = [
         replace(
-            rank, ops=_latest(rank.ops, kept), new_groups=rank.new_groups[-kept:] if kept else ()
+            rank,
+            ops=_latest(rank.ops, kept),
+            new_groups=rank.new_groups[-kept:] if kept else (),
+            marks=rank.marks if kept else (),
         )
         for rank in ranks
     ]

@@ -45,7 +45,7 @@ ROUNDS = {"corrupt": (100, 400), "scribble": (500, 2000), "torn": (50, 200)}
 SANITIZED_S = 120.0
 REGIONS = (
     *("head", "clocks", "identity", "phase", "in_call", "exception", "handling", "disarmed"),
-    *("beacons_off", "new_groups", "events", "sites", "strings", "groups", "beacons"),
+    *("beacons_off", "new_groups", "marks", "events", "sites", "strings", "groups", "beacons"),
 )
 LIVE = ("flip", "flips", "zeros", "ones", "noise", "scribble", "grow", "delete", "replace", "other")
 """What is done to the page of a rank that lives."""

@@ -74,6 +74,7 @@ void step(std::uint64_t n, std::size_t slot) {
   writer::agree(event, true);
   if (n % 16 == 0) {
     writer::set_in_call("new_group", "/home/me/train.py", n, "main");
+    writer::set_mark(n % kMarks, "no_sync", "", n, "/home/me/train.py", n, "main");
     writer::add_new_group(static_cast<std::int64_t>(n), {0, 1, 4}, "/home/me/train.py", n, "main");
   }
   if (n % 32 == 0) writer::set_exception("ValueError", std::string(n % 900, 'x'), "a.py", n, "f");

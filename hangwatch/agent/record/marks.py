@@ -1,0 +1,91 @@
+"""Notes on the page what a rank does besides its calls of groups, and how often at which line.
+
+How often a rank has done something is held against its peers once the job hangs: it may tell of
+a step long ago in which the rank went another way.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.agent.call_site import raised_at, user_site
+from hangwatch.agent.exception_text import text_of, type_name
+from hangwatch.agent.guard import Guard
+from hangwatch.agent.record.followed import follow, leave_alone
+
+if TYPE_CHECKING:
+    import threading
+    from types import FrameType
+
+    from hangwatch.agent.call_site import CallSite, Prefixes
+    from hangwatch.agent.record.recorder import Recorder
+
+NO_SYNC = "no_sync"
+"""DistributedDataParallel.no_sync was entered: gradients of a backward pass stay local."""
+THREAD_DIED = "thread_died"
+"""An exception has ended a thread; the text tells of both."""
+MOST = 16
+_current: list[Marks] = []
+"""The Marks of this process; a fork's child that becomes a rank puts its own here."""
+
+
+def _is_compiling() -> bool:
+    """Stand for torch.compiler.is_compiling until torch is known."""
+    return False
+
+
+class Marks:
+    """The marks of one process."""
+
+    def __init__(self, recorder: Recorder, prefixes: Prefixes) -> None:
+        self.guard = Guard(recorder.count_swallowed, lambda _: None)
+        """Errors of ours end the marks, and not the recording."""
+        self._recorder = recorder
+        self._prefixes = prefixes
+        self._counts: dict[tuple[str, CallSite], list[int]] = {}
+        """Place on the page, and how often."""
+
+    def attach(self) -> None:
+        """Have torch's classes tell of what they do; once. Never raises Exception."""
+        _current[:] = [self]
+        modules: Any = sys.modules
+        with self.guard:
+            global _is_compiling  # noqa: PLW0603 (torch.compile knows torch's function as such)
+            _is_compiling = modules["torch"].compiler.is_compiling
+            leave_alone(_no_sync.__code__, deep=True)
+            parallel: Any = modules["torch.nn.parallel.distributed"]
+            follow(parallel.DistributedDataParallel, "no_sync", _no_sync)
+
+    def no_sync(self, frame: FrameType) -> None:
+        """Note that a user's line above ``frame`` leaves gradients local."""
+        self._note(NO_SYNC, "", user_site(frame, self._prefixes))
+
+    def thread_died(self, failed: threading.ExceptHookArgs) -> None:
+        """Note what has ended a thread."""
+        from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
+
+        if failed.exc_type is SystemExit:
+            return  # Python says nothing of it either
+        said = "" if failed.exc_value is None else redaction.text(text_of(failed.exc_value), 1000)
+        name = failed.thread.name if failed.thread is not None else "?"
+        site = raised_at(failed.exc_traceback, self._prefixes)
+        self._note(THREAD_DIED, f"{name}: {type_name(failed.exc_type)}: {said}", site)
+
+    def _note(self, kind: str, text: str, site: CallSite) -> None:
+        mark = self._counts.get((kind, site))
+        if mark is None:
+            if len(self._counts) >= MOST:
+                return
+            mark = self._counts[kind, site] = [len(self._counts), 0]
+        mark[1] += 1
+        self._recorder.set_mark(mark[0], kind, text, mark[1], *site)
+
+
+def _no_sync(_module: Any, _result: Any) -> None:
+    if _is_compiling():
+        return  # torch.compile asks what this does, and leaves it out
+    marks = _current[0]
+    if marks.guard.open:
+        with marks.guard:
+            marks.no_sync(sys._getframe())
