@@ -25,11 +25,9 @@ MISSED = {
     "extra_gathers": "it waits where its extra calls show, long after it made them",
     "failed_amid_retries": "that a process ended itself has no line",
     "join_uneven --metric": "Join's own calls are issued by C++, and a call is paired with one",
-    "no_sync_on_one_rank": "whether a backward pass synchronises is not recorded",
     "sharded_checkpoint --shared": "the line that started a thread is not recorded",
     "time_out_of_the_job": "it ended before anybody looked",
     "tp_fsdp_mesh --accumulate": "whether a backward pass synchronises is not recorded",
-    "unused_parameters": "which buckets a backward pass left out is not recorded",
 }
 """Programs of which the cause, or its line, is not told, and what would tell it."""
 PATIENT = Thresholds(math.inf, math.inf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangwatch.diagnosis.advice.facts import Use
 from hangwatch.diagnosis.advice.library_remedies import OF_ACCELERATOR
-from hangwatch.diagnosis.advice.links import ACCELERATE, DATA, DISTRIBUTED, LIGHTNING
+from hangwatch.diagnosis.advice.links import ACCELERATE, DATA, DISTRIBUTED, LIGHTNING, TORCH
 from hangwatch.diagnosis.advice.remedy import Remedy
 from hangwatch.types.kinds import Kind, What
 
@@ -99,6 +99,22 @@ BY_CAUSE: tuple[Remedy, ...] = (
         "change",
         "Make the calls around `{cause}` at {cause_line} in one order on all ranks.",
         causes=(What.DIFFERENT_ORDER,),
+    ),
+    Remedy(
+        "accumulate",
+        "Enter `{cause}` at {cause_line} on all ranks in the same turns: by the number of the "
+        "micro-batch, and not by what a rank has seen of its data. A backward pass within it "
+        "averages no gradients, for which the others wait.",
+        f"{TORCH}/notes/ddp.html",
+        causes=(What.NO_SYNC,),
+    ),
+    Remedy(
+        "unused",
+        "Let every parameter take part in the loss in each step on all ranks, see `{cause}` at "
+        "{cause_line} (a part that is left out may be added with a factor of 0); or construct "
+        "DistributedDataParallel with find_unused_parameters=True.",
+        f"{TORCH}/notes/ddp.html",
+        causes=(What.UNUSED_PARAMETER,),
     ),
     Remedy(
         "new_group",

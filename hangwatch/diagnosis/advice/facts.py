@@ -19,6 +19,7 @@ from hangwatch.types.kinds import What
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from hangwatch.diagnosis.facts.awaited import Link
     from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.compiling import Compiling
     from hangwatch.diagnosis.rules.case import Case, Finding
@@ -230,10 +231,16 @@ def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
         yield "waits_in", blocked.call
     if blocked.until is not None:
         yield "until", (blocked.until.source or "").rstrip(":")
-    link = blocked.link
-    if link is None:
-        return
-    if link.had_by:
+    if blocked.link is not None:
+        yield from _of_link(blocked.link)
+
+
+def _of_link(link: Link) -> Iterator[tuple[str, str]]:
+    """The thread or process by which its wait would end."""
+    if link.ended_by:
+        yield from (("dead_thread", link.name), ("dead_at", line(link.site)))
+        yield "dead_by", link.ended_by.partition(":")[0]
+    elif link.had_by:
         yield ("lost_process", "a process") if link.command else ("lost_thread", link.name)
     elif link.command:
         yield "child", link.name

@@ -24,6 +24,12 @@ BY_WAIT: tuple[Remedy, ...] = (
     ),
     Remedy(
         _TOPIC,
+        "Fix the {dead_by} at {dead_at} that ended {dead_thread} on {culprits}. And have the "
+        "thread hand its exceptions on (put them into the queue, or use a future), so that the "
+        "rank ends with them instead of waiting.",
+    ),
+    Remedy(
+        _TOPIC,
         "See why {lost_thread} has ended on {culprits}, or was not started: an exception in a "
         "thread is only printed. Have it hand its exception on (put it into the queue, or use a "
         "future), so that the rank ends with it instead of waiting.",

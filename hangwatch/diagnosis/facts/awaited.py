@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.marks import THREAD_DIED
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import own, spans
 from hangwatch.frames import (
@@ -21,6 +22,7 @@ from hangwatch.frames import (
     program_thread,
     site_of,
     user_frames,
+    with_source,
 )
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ class Link:
     """Where it has taken the lock."""
     crossed: Site | None = None
     """Where the waiting thread has taken a lock that this one waits for in turn."""
+    ended_by: str = ""
+    """The exception that has ended it, at ``site``."""
     had_by: tuple[int, ...] = ()
     """This rank does not have it, and these do; ``site`` is where it is there."""
 
@@ -93,7 +97,9 @@ _BY_KERNEL = (
     ),
 )
 """Kernel functions, as in /proc/PID/wchan, and what a process waits for there."""
-_TAKEN = re.compile(r"^(?:async )?with (.+?)(?: as .*)?:$|^(?:if |while )?(?:not )?(.+)\.acquire\(")
+_TAKEN = re.compile(
+    r"^(?:async )?with (.+?)(?: as .*)?:(?:\s*#.*)?$|^(?:if |while )?(?:not )?(.+)\.acquire\("
+)
 _NAMED_LOCK = re.compile(r"lock|mutex|sem(?:aphore)?|cond", re.IGNORECASE)
 _FUTEX = "futex"
 _ENDS = {
@@ -183,9 +189,17 @@ def has_returned(rank: RankSnapshot) -> bool:
     thread = program_thread(rank)
     if thread is None or thread.tid not in (0, rank.pid) or not thread.frames:
         return False
-    last = thread.frames[-1]
-    over = any(last.function == function and last.file.endswith(file) for function, file in _ENDS)
-    return over and not user_frames(thread.frames)
+    frames = thread.frames
+    ends = (
+        number
+        for number, frame in enumerate(frames)
+        if any(frame.function == name and frame.file.endswith(file) for name, file in _ENDS)
+    )
+    last = next(ends, None)
+    if last is None or user_frames(frames[:last]):
+        return False
+    outside = frames[last + 1 :]  # a process that multiprocessing has started ends within its own
+    return not outside or outside[0].file.endswith("/multiprocessing/process.py")
 
 
 def _others(rank: RankSnapshot) -> Iterator[ThreadStack]:
@@ -210,7 +224,11 @@ def _runs(thread: ThreadStack) -> tuple[str, str]:
 def missing_thread(
     rank: RankSnapshot, peers: Sequence[RankSnapshot], sources: Mapping[str, str]
 ) -> Link | None:
-    """The thread that most peers have and this rank has not, if it is one."""
+    """The thread that an exception has ended; else the one that most peers have and it has not."""
+    died = next((mark for mark in rank.marks if mark.kind == THREAD_DIED), None)
+    if died is not None:
+        name, _, error = died.text.partition(": ")
+        return Link(f"thread {name}", with_source(died.site, sources), ended_by=error)
     mine = {_runs(thread) for thread in _others(rank)}
     program = program_thread(rank)
     here = {frame.file for frame in user_frames(program.frames)} if program else set()

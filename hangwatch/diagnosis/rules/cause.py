@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.wait_points import Channel, Place
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
+from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.paths import ways
@@ -83,8 +84,11 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
 
     found: what the source shows of it (choices_of).
     """
+    local = kept_local(case, finding)
+    if local is not None:
+        return local
     if not found:
-        return _without_choice(case, finding)
+        return left_without(case, finding) or _without_choice(case, finding)
     sure = Certainty.LIKELY if len(found) == 1 else Certainty.POSSIBLE
     certainty = finding.certainty.at_most(sure)
     causes = [_cause(case, read, certainty) for read in found]

@@ -11,6 +11,7 @@ from hangwatch.diagnosis.facts.endings import How, last_call
 from hangwatch.diagnosis.facts.shares import is_majority
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.gradients import differs_in_no_sync
 from hangwatch.diagnosis.rules.mismatch import judge_aborted
 from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import wording
@@ -59,6 +60,8 @@ def died(
         return mismatch
     vague = aborted or end.how is How.GONE or end.contested
     peers = _rivals(case, wait_point, culprits, direct) if aborted else ()
+    if peers and differs_in_no_sync(case, wait_point, culprits):
+        peers = ()
     # Of several nobody saw the end of, one may have failed and taken the others along.
     several = len(culprits) > 1 and end.how is How.GONE
     return Finding(

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.source.flow import Turn
-from hangwatch.diagnosis.text.phrases import capital, line, place_in_code, the_ranks, verb
+from hangwatch.diagnosis.text.phrases import at_line, capital, line, place_in_code, the_ranks, verb
 from hangwatch.types.kinds import What
 
 if TYPE_CHECKING:
+    from hangwatch.diagnosis.facts.awaited import Link
     from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.source.flow import Choice
     from hangwatch.diagnosis.text.phrases import Ranks
@@ -58,8 +59,13 @@ def of_wait(ranks: Ranks, blocked: Blocked) -> str:
     link, where = blocked.link, blocked.until
     if where is not None:
         return f"It sleeps again and again, as long as {_code(where)} goes on."
-    if link is None:
-        return ""
+    return _of_link(ranks, link) if link is not None else ""
+
+
+def _of_link(ranks: Ranks, link: Link) -> str:
+    """How it stands with what a wait would end by."""
+    if link.ended_by:
+        return f"{capital(link.name)} has ended at {place_in_code(link.site)}, by {link.ended_by}."
     has = verb(ranks, "has", "have")
     if link.had_by:
         what = link.name if link.site else f"a process `{_cut(link.command)}`"
@@ -87,6 +93,44 @@ def returned(ranks: Ranks, blocked: Blocked | None) -> str:
     thread = f"{link.name} ({line(link.site)})" if link and link.site else "what it has started"
     its = verb(ranks, "its", "their")
     return f"{its} main program is over, and Python waits for {thread}"
+
+
+def kept_local(culprits: Ranks, mine: int, others: Ranks, theirs: int) -> str:
+    """How often ranks kept gradients to themselves."""
+    return (
+        f"{capital(the_ranks(culprits))} kept gradients local here (no_sync) {_times(mine)}, and "
+        f"{the_ranks(others)} {_times(theirs)}."
+    )
+
+
+def no_gradient(culprits: Ranks) -> str:
+    """Of torch's own word that a bucket was not reduced."""
+    return (
+        f"In the step before, parameters got no gradient on {the_ranks(culprits)}: "
+        "DistributedDataParallel reduces a bucket once all of its gradients are there."
+    )
+
+
+def bucket_left_out(culprits: Ranks, site: Site | None) -> str:
+    """Where nothing leads past a backward pass."""
+    return (
+        f"Nothing that was found in the source leads past the backward pass{at_line(site)}. "
+        f"Where parameters get no gradient on {the_ranks(culprits)}, the backward pass leaves "
+        "their bucket out."
+    )
+
+
+def in_another_step(culprits: Ranks) -> str:
+    """Where all are in no_sync by turns, and equally often."""
+    return (
+        "Nothing that was found in the source leads past the backward pass in which the others "
+        f"wait. All are here (no_sync) equally often: {the_ranks(culprits)} may have been in it in "
+        "another step."
+    )
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
 def of_choice(what: What, site: Site, choice: Choice, parted: Parted) -> str:

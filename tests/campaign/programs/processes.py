@@ -29,7 +29,7 @@ def main():
             "MASTER_PORT": str(port),
         }
         command = [sys.executable, *line]
-        ranks.append(subprocess.Popen(command, env=os.environ | own))  # noqa: S603 (the program)
+        ranks.append(subprocess.Popen(command, env=os.environ | own))
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda number, _: [rank.send_signal(number) for rank in ranks])
     failed = 0
