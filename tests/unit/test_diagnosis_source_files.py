@@ -351,6 +351,41 @@ def test_a_condition_is_settled_where_it_is_the_same_each_time(
     assert found.is_settled(FILE, condition_of(found)) is (is_settled == "yes")
 
 
+@pytest.mark.parametrize(
+    ("condition", "is_settled"),
+    [
+        ("self.rank < self.world", "yes"),  # both are given values in one statement
+        ("norm > self.limit", "no"),
+        ("early > 1", "no"),  # by a function that one in the loop calls
+        ("once > 1", "yes"),
+    ],
+)
+def test_what_a_function_computes_varies_where_a_loop_calls_it(
+    condition: str, is_settled: str
+) -> None:
+    found = source(
+        f"""
+        class Clip:
+            def __init__(self, rank, world, limit):
+                self.rank, self.world, self.limit = rank, world, limit
+            def __call__(self, gradient):
+                norm = gradient.norm()
+                return stop(norm)
+        def stop(norm):
+            early = norm.item()
+        def prepare():
+            once = load()
+        def main():
+            prepare()
+            for step in range(9):
+                clip(step)
+        if {condition}:
+            pass
+        """
+    )
+    assert found.is_settled(FILE, condition_of(found)) is (is_settled == "yes")
+
+
 def test_what_the_names_of_a_file_are_given() -> None:
     given = source(
         """

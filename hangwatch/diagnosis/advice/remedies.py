@@ -93,6 +93,7 @@ BY_KIND: tuple[Remedy, ...] = (
         "the collectives of ranks that have run out of data.",
         JOIN,
         causes=(What.UNEVEN_LOOP,),
+        uses=(Use.DDP,),
         unless=(Use.FSDP, Use.DEEPSPEED, Use.PIPELINE, Use.JOIN),
     ),
     Remedy(

@@ -14,7 +14,7 @@ from hangwatch.diagnosis.rules.splits import position, sides_of
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.names import asks_for_most
 from hangwatch.diagnosis.source.program import fork
-from hangwatch.diagnosis.source.syntax import Loop, in_body, leaves, spans
+from hangwatch.diagnosis.source.syntax import Loop, body_end, in_body, leaves, spans
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
@@ -68,11 +68,10 @@ def _loops(case: Case, read: Read) -> tuple[Loop | None, Loop | None]:
     if read.what is What.UNEVEN_LOOP and isinstance(node, Loop):
         return (None, node) if read.choice.taken else (node, None)
     parted = fork(case.source.program, read.split.mine, read.split.theirs)
-    loops = (parted.left, parted.back.left) if parted is not None else ((), ())
-    left, still_in = (
-        next((loop for loop in some if _is_of_loop(read, loop)), None) for some in loops
-    )
-    return left, still_in
+    if parted is None or parted.file != read.choice.file:
+        return None, None
+    left = next((loop for loop in parted.left if _leaves(read, loop)), None)
+    return left, next((loop for loop in parted.back.left if _is_in(read, loop)), None)
 
 
 def is_by_rank(case: Case, finding: Finding) -> bool:
@@ -161,10 +160,17 @@ def _is_of_now(finding: Finding, read: Read) -> bool:
     return line is None or site is None or (site.file, site.line) == line
 
 
-def _is_of_loop(read: Read, loop: Loop) -> bool:
-    """Whether a choice is one by which a loop is left or gone on with."""
-    line = getattr(read.choice.node, "lineno", 0)
-    return read.choice.turn is Turn.EXCEPTION or in_body(loop, line)
+def _is_in(read: Read, loop: Loop) -> bool:
+    """Whether a choice is one that is made in a loop."""
+    return in_body(loop, getattr(read.choice.node, "lineno", 0))
+
+
+def _leaves(read: Read, loop: Loop) -> bool:
+    """Whether a choice is one by which a loop may be left: also what catches an exception of it."""
+    node = read.choice.node
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
+    caught = read.choice.turn is Turn.EXCEPTION and last >= body_end(loop)
+    return in_body(loop, first) or caught
 
 
 def _leads_in(read: Read) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.source.names import (
     GIVE_RANK,
+    computed,
     counters,
     holds_for,
     names_the_rank,
@@ -84,12 +85,13 @@ class Source:
 
     def is_settled(self, file: str, test: ast.expr) -> bool:
         """Whether a condition is the same each time that a rank comes to it."""
-        given = self.given(file)
+        given, again = self.given(file), self._computed_again(file)
 
         def settled(node: ast.AST) -> bool:
             match node:
                 case ast.Name():
-                    return node.id not in given.varying or names_the_rank(node)
+                    varies = node.id in given.varying or node.id in again
+                    return not varies or names_the_rank(node)
                 case ast.Attribute():
                     return node.attr in given.kept or names_the_rank(node)
                 case ast.Call():
@@ -97,6 +99,11 @@ class Source:
             return all(map(settled, ast.iter_child_nodes(node)))
 
         return settled(test)
+
+    def _computed_again(self, file: str) -> frozenset[str]:
+        """The names of a file that a function computes which is called again and again."""
+        scopes = (one for one in self.program.called_in_loops if self.program.files[one] == file)
+        return frozenset().union(*map(computed, scopes))
 
     def is_of_turns(self, file: str, test: ast.expr) -> bool:
         """Whether a condition asks only for the number of a turn: it is the same on all ranks."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.diagnosis.source.names import for_one_rank
-from hangwatch.diagnosis.source.program import SCOPES, Line
+from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line
 from hangwatch.diagnosis.source.syntax import called, is_collective
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ _EXITS = frozenset({"exit", "_exit", "quit", "abort"})
 _RAISES_NOTHING = (ast.Pass, ast.Break, ast.Continue)
 _CACHES = frozenset({"cache", "cached", "cached_property", "lru_cache"})
 _PROPERTIES = frozenset({"cached_property", "property"})
-_CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
 
 
 class Turn(StrEnum):
@@ -390,7 +389,7 @@ class Expansion:
             return given or self._program.named[name]
         if name in self._program.named:
             return []
-        objects = (scope for one in _CALLED_AS_OBJECT for scope in self._program.named[one])
+        objects = (scope for one in CALLED_AS_OBJECT for scope in self._program.named[one])
         return [scope for scope in objects if scope in self._matter]
 
     def _called(self, node: ast.AST, then: Node, context: _Context) -> Node:
@@ -401,7 +400,7 @@ class Expansion:
         entries = [self._decorated(scope, then, context) for scope in some]
         # Others of that name lead to none of the lines.
         certain = isinstance(node, ast.Call) and len(some) == len(found) == 1
-        if certain and self._program.names[some[0]] not in _CALLED_AS_OBJECT:
+        if certain and self._program.names[some[0]] not in CALLED_AS_OBJECT:
             return entries[0]
         others = [then] if len(some) < len(found) or not certain else []
         return Node(edges=[(entry, None) for entry in (*entries, *others)])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.diagnosis.source.syntax import Function, Loop, called, own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _OF_A_MATRIX = "adapter|approx|full|lora|low|lr|matrix|max|min|svd|target"
@@ -215,12 +215,10 @@ def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     )
     return {
-        target.attr: node.value
+        target.attr: value
         for init in ast.walk(tree)
         if isinstance(init, ast.FunctionDef) and init.name == "__init__"
-        for node in own(init)
-        if isinstance(node, ast.Assign)
-        for target in node.targets
+        for target, value in _given(own(init))
         if isinstance(target, ast.Attribute) and stored[target.attr] == 1
     }
 
@@ -242,13 +240,36 @@ def counters(scope: Function) -> frozenset[str]:
     return frozenset(name for name, count in found.items() if count == bound[name])
 
 
+def computed(scope: Function) -> frozenset[str]:
+    """The names of a function that are given what a call returns, which is not the rank."""
+    return frozenset(
+        target.id
+        for target, value in _given(own(scope))
+        if isinstance(target, ast.Name) and any(map(_gives_anything, ast.walk(value)))
+    )
+
+
+def _gives_anything(node: ast.AST) -> bool:
+    """Whether it is a call that may return another value each time."""
+    return isinstance(node, ast.Await) or (
+        isinstance(node, ast.Call) and called(node) not in GIVE_RANK
+    )
+
+
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Each name that is given a value, and the value."""
-    for node in ast.walk(tree):
+    for target, value in _given(ast.walk(tree)):
+        if isinstance(target, ast.Name):
+            yield target.id, value
+
+
+def _given(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is given a value by some statements, and the value."""
+    for node in nodes:
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
-            pairs = [(target, node.value)]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
+                yield from zip(target.elts, node.value.elts, strict=False)
+            else:
+                yield target, node.value

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source.syntax import Function
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
+"""Methods that are called by the name of an object."""
 
 
 class Line(NamedTuple):
@@ -202,6 +204,19 @@ class Program:
             if any(isinstance(node, ast.Call) and is_collective(node) for node in own(scope))
         }
         return frozenset(self.names[scope] for scope in self.leading_to(scopes)) - {""}
+
+    @cached_property
+    def called_in_loops(self) -> frozenset[Function]:
+        """The functions that a loop calls, be it by others; methods by which objects are called."""
+        loops = (n for tree in self.trees.values() for n in ast.walk(tree) if isinstance(n, Loop))
+        bodies = (node for loop in loops for part in loop.body for node in ast.walk(part))
+        todo = {called(node) for node in bodies if isinstance(node, ast.Call)} | CALLED_AS_OBJECT
+        found: set[Function] = set()
+        while todo:
+            more = {one for name in todo for one in self.named.get(name, ())} - found
+            found |= more
+            todo = {name for scope in more for name in self.calls[scope]}
+        return frozenset(found)
 
     @cached_property
     def calls(self) -> dict[Function, frozenset[str]]:
