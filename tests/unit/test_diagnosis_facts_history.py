@@ -24,6 +24,8 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.facts.history import other_peers
+from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.rules.drift import Drift, drift
 from hangwatch.types.kinds import Certainty, Kind, State
 from hangwatch.types.verdict import OK
@@ -111,3 +113,19 @@ def test_a_healthy_job_that_is_being_interrupted_is_no_news() -> None:
     going = [rank(n, W, blocked(W, 2, age=1.5), **raised("KeyboardInterrupt", "")) for n in (0, 1)]
     waiting = [rank(n, W, blocked(W, 2, age=1.5)) for n in (2, 3)]
     assert diagnose(job(*going, *waiting), THRESHOLDS) == (OK,)
+
+
+@pytest.mark.parametrize(
+    ("peers", "before"),
+    [
+        ((0, 2, 0, 2, 3), (0, 2)),
+        ((0, 2, 0, 2, 2), ()),
+        ((0, 2, 3), ()),  # too few to tell
+    ],
+)
+def test_a_message_of_a_line_that_goes_to_somebody_else_is_known(
+    peers: tuple[int, ...], before: tuple[int, ...]
+) -> None:
+    sent = [op(W, n, "send", peer=peer, age=30.0 - n) for n, peer in enumerate(peers)]
+    sends = rank(1, W, *sent)
+    assert other_peers(index(job(sends, size=4)), 1, sent[-1]) == before

@@ -242,6 +242,31 @@ TEXTS = [
     ),
     pytest.param(
         """
+        def repeated(times):
+            def decorate(function):
+                def attempts(*args):
+                    for _ in range(times):
+                        try:
+                            return function(*args)
+                        except OSError:  # here
+                            pass
+                    raise OSError
+                return attempts
+            return decorate
+
+        @repeated(3)
+        def log(loss):
+            reduce(loss)  # start mine
+            write(loss)
+
+        log(loss)
+        barrier()  # theirs
+        """,
+        ("exception", True),
+        id="what a decorator with arguments repeats",
+    ),
+    pytest.param(
+        """
         @rank_zero_only  # here
         def save(state):
             reduce(state)  # mine

@@ -101,6 +101,21 @@ BY_CAUSE: tuple[Remedy, ...] = (
         causes=(What.DIFFERENT_ORDER,),
     ),
     Remedy(
+        "change",
+        "See how the peer of `{cause}` at {cause_line} is computed on {culprits}: it has to name "
+        "the rank that names this one in turn, in each step.",
+        causes=(What.DIFFERENT_ARGUMENT,),
+        kinds=(Kind.MISSING_PEER,),
+    ),
+    Remedy(
+        "change",
+        "Give the calls of each thread a group of their own (new_group on all ranks, before the "
+        "thread starts), or end the thread before the next call: in one group all ranks have to "
+        "make their calls in one order.",
+        DISTRIBUTED,
+        causes=(What.UNORDERED_THREADS,),
+    ),
+    Remedy(
         "accumulate",
         "Enter `{cause}` at {cause_line} on all ranks in the same turns: by the number of the "
         "micro-batch, and not by what a rank has seen of its data. A backward pass within it "

@@ -196,7 +196,8 @@ def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
 
 def _tells(cause: RootCause) -> bool:
     """Whether it was found in the program, and does not just go with the kind of the finding."""
-    return bool(cause.evidence) or cause.what is What.GROUP_CREATION
+    known = cause.what in (What.GROUP_CREATION, What.UNORDERED_THREADS)
+    return bool(cause.evidence) or known
 
 
 def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:

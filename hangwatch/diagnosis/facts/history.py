@@ -19,6 +19,8 @@ MOST_BEFORE = 40
 """Calls before one that tell whether it is usual there."""
 ENOUGH = 1
 """Times that a rank has to have made them."""
+ENOUGH_SENT = 4
+"""Messages of a line that have gone elsewhere: two rounds of one to each of two neighbours."""
 Step = tuple[str, str, int, str]
 """What makes a call recognisable when it comes again: operation and line."""
 
@@ -132,7 +134,8 @@ def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
         calls.append(call_of(gid, own))
     call = call_of(job.gid(record.group), record)
     if call not in calls:
-        return None  # it may come after a loop, or every hundredth time
+        # It may come after a loop, or every hundredth time; but not to another peer.
+        return False if other_peers(job, rank, record) else None
     for length in range(min(MOST_BEFORE, len(calls) - 1), 0, -1):
         context = calls[-length:]
         after = [
@@ -141,6 +144,23 @@ def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
         if len(after) >= ENOUGH:
             return call in after
     return None
+
+
+def other_peers(job: Job, rank: int, record: OpRecord) -> tuple[int, ...]:
+    """To whom all messages of a line went before this one, which goes to somebody else.
+
+    Empty where it does not, and where too few are known.
+    """
+    if not record.p2p:
+        return ()
+    made = [
+        one.peer
+        for gid, one in job.ops.get(rank, ())
+        if one.issued_age_s > record.issued_age_s
+        and job.gid(record.group) == gid
+        and step(one) == step(record)
+    ]
+    return () if record.peer in made or len(made) < ENOUGH_SENT else tuple(sorted({*made}))
 
 
 def made_before(job: Job, rank: int, record: OpRecord) -> bool:

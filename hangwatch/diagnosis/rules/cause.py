@@ -11,8 +11,13 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.wait_points import Channel, Place
-from hangwatch.diagnosis.rules.case import MOST_COMPARED
+from hangwatch.diagnosis.rules.by_kind import (
+    OF_THE_PROGRAM,
+    are_busy,
+    is_about_groups,
+    records_of,
+    without_choice,
+)
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Turn
@@ -26,13 +31,12 @@ from hangwatch.diagnosis.source.syntax import (
 )
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.reasons import Parted
-from hangwatch.types.kinds import Certainty, Kind, Reason, What
+from hangwatch.types.kinds import Certainty, Kind, What
 from hangwatch.types.verdict import RootCause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.rules.splits import Split
@@ -41,13 +45,10 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source.program import Position
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import OpRecord
 
 MOST_OTHERS = 3
 MOST_SIDES = 2
 """Of which any may be at fault, that are asked for what led them there."""
-_OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED, Reason.EXCEPTION_HANDLING})
-"""Why a rank is elsewhere that is neither busy nor stopped."""
 _PARTED = frozenset(
     {
         Kind.OP_MISMATCH,
@@ -88,7 +89,7 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
     if local is not None:
         return local
     if not found:
-        return left_without(case, finding) or _without_choice(case, finding)
+        return left_without(case, finding) or without_choice(case, finding)
     sure = Certainty.LIKELY if len(found) == 1 else Certainty.POSSIBLE
     certainty = finding.certainty.at_most(sure)
     causes = [_cause(case, read, certainty) for read in found]
@@ -97,23 +98,14 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
 
 def _has_parted(case: Case, finding: Finding) -> bool:
     """Whether culprits and others are at two places of the program, for which it has a reason."""
-    if not finding.culprits or finding.reason not in _OF_THE_PROGRAM:
+    if not finding.culprits or finding.reason not in OF_THE_PROGRAM:
         return False
-    if finding.kind in (Kind.MISSING_PEER, Kind.INIT_INCOMPLETE) and _are_busy(case, finding):
+    if finding.kind in (Kind.MISSING_PEER, Kind.INIT_INCOMPLETE) and are_busy(case, finding):
         return False
     if finding.kind is Kind.SIGNATURE_MISMATCH:
-        sites = {record.site for record in _records(case, finding).values()}
+        sites = {record.site for record in records_of(case, finding).values()}
         return finding.apart or len(sites) > 1
-    return finding.what is None and (finding.kind in _PARTED or _is_about_groups(finding))
-
-
-def _are_busy(case: Case, finding: Finding) -> bool:
-    """Whether no culprit waits, nor has come to its end."""
-    return not any(rank in case.ended or case.graph.by_rank.get(rank) for rank in finding.culprits)
-
-
-def _is_about_groups(finding: Finding) -> bool:
-    return finding.makes_a_group and finding.reason in _OF_THE_PROGRAM
+    return finding.what is None and (finding.kind in _PARTED or is_about_groups(finding))
 
 
 # --- By the source --------------------------------------------------------------------
@@ -297,98 +289,3 @@ def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
         case ast.Raise():  # what catches it is another choice
             return None, node
     return None
-
-
-# --- By the kind of a finding ---------------------------------------------------------
-
-_BY_KIND = {
-    Kind.NEVER_ENTERED: What.STUCK_LINE,
-    Kind.DIED: What.PROCESS_GONE,
-    Kind.SIGNATURE_MISMATCH: What.DIFFERENT_ARGUMENT,
-    Kind.ORDER_INVERSION: What.DIFFERENT_ORDER,
-    Kind.MISSING_PEER: What.UNMATCHED_P2P,
-    Kind.INIT_INCOMPLETE: What.SETUP,
-    Kind.COLLECTIVE_STUCK: What.NETWORK,
-}
-_BY_REASON = {
-    Reason.GPU_KERNEL: What.DEVICE,
-    Reason.GPU_FAULT: What.DEVICE,
-    Reason.NETWORK: What.NETWORK,
-    Reason.NODE_LOST: What.PROCESS_GONE,
-    Reason.STOPPED: What.STUCK_LINE,
-    Reason.DEBUGGER: What.STUCK_LINE,
-}
-
-
-_SYMPTOMS = (What.DIFFERENT_ORDER, What.UNMATCHED_P2P, What.NETWORK)
-"""How it shows, and not why: all came, and no data."""
-
-
-def _without_choice(case: Case, finding: Finding) -> RootCause:
-    what, site, certainty = _named(case, finding), finding.site, finding.certainty
-    if what is What.PROCESS_GONE and not any(
-        end.exception is not None for rank, end in case.ended.items() if rank in finding.culprits
-    ):
-        site = None  # its last call, which is not why it ended
-    shown = what is What.NETWORK and finding.reason is Reason.NETWORK
-    if what in _SYMPTOMS and not shown:
-        certainty = Certainty.POSSIBLE
-    if what is What.DIFFERENT_ARGUMENT:
-        sure = Certainty.LIKELY if _is_one_call(case, finding) else Certainty.POSSIBLE
-        certainty = certainty.at_most(sure)
-    if what is What.UNKNOWN:
-        return RootCause(what, Certainty.POSSIBLE)
-    why = reasons.of_kind(what)
-    blocked = _blocked(case, finding) if what is What.STUCK_LINE else None
-    if blocked is not None:
-        why = reasons.of_wait(finding.culprits, blocked) or why
-        of_thread = blocked.link.site if blocked.link and not blocked.link.command else None
-        site = blocked.until or of_thread or site
-    return RootCause(what, certainty, site, why)
-
-
-def _blocked(case: Case, finding: Finding) -> Blocked | None:
-    """What the culprits wait for outside of all collectives."""
-    culprit = finding.culprits[0] if finding.culprits else -1
-    alive = culprit in case.job.ranks and culprit not in case.ended
-    return case.doing(culprit).blocked if alive else None
-
-
-def _named(case: Case, finding: Finding) -> What:
-    if finding.what is not None:
-        return finding.what
-    if _is_about_groups(finding):
-        return What.STUCK_LINE if _are_busy(case, finding) else What.GROUP_CREATION
-    if finding.apart:
-        return What.UNKNOWN  # calls of one operation, and not one call
-    busy = finding.reason not in _OF_THE_PROGRAM or _are_busy(case, finding)
-    if finding.kind is Kind.MISSING_PEER and busy:
-        return What.STUCK_LINE
-    if finding.kind is Kind.FINISHED_EARLY and isinstance(finding.wait_point, Channel):
-        return What.UNMATCHED_P2P
-    return _BY_REASON.get(finding.reason) or _BY_KIND.get(finding.kind) or What.UNKNOWN
-
-
-def _is_one_call(case: Case, finding: Finding) -> bool:
-    """Whether all members of a place are in one call, by all that is known.
-
-    C++ issues buckets that may be left out. And where a line comes with one size after the other,
-    a rank that left a call out is at the next one.
-    """
-    records = _records(case, finding)
-    sites = {record.site for record in records.values()}
-    if len(sites) != 1 or None in sites:
-        return False
-    sizes = {
-        made.shape
-        for rank, record in [*records.items()][:MOST_COMPARED]
-        for _, made in case.job.ops.get(rank, ())
-        if made.site in sites and made is not record
-    }
-    return len(sizes) <= 1
-
-
-def _records(case: Case, finding: Finding) -> Mapping[int, OpRecord]:
-    """The calls of a finding's place, by rank."""
-    place = finding.wait_point
-    return case.job.places(place.gid).get(place.seq, {}) if isinstance(place, Place) else {}

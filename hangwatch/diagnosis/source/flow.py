@@ -422,12 +422,13 @@ class Expansion:
 
     def _wrapper(self, decorator: ast.expr) -> tuple[str, Function] | None:
         """(the name of the function that is wrapped, what is called for it) of a decorator."""
-        name = decorator.id if isinstance(decorator, ast.Name) else ""
-        for scope in self._program.named.get(name, ()) if name else ():
-            if isinstance(scope, SCOPES) and scope.args.args:
-                inner = [one for one in scope.body if isinstance(one, SCOPES)]
-                if inner:
-                    return scope.args.args[0].arg, inner[-1]
+        made = decorator.func if isinstance(decorator, ast.Call) else decorator
+        for scope in self._program.named.get(made.id, ()) if isinstance(made, ast.Name) else ():
+            # One with arguments returns the decorator.
+            wraps = _last_function(scope) if made is not decorator else scope
+            wrapper = _last_function(wraps) if wraps is not None else None
+            if isinstance(wraps, SCOPES) and wraps.args.args and wrapper is not None:
+                return wraps.args.args[0].arg, wrapper
         return None
 
     def _skipped(self, scope: Function, decorator: ast.expr) -> Choice | None:
@@ -492,3 +493,11 @@ def _catches_all(handler: ast.ExceptHandler) -> bool:
 
 def _is_anything(case: ast.match_case) -> bool:
     return isinstance(case.pattern, ast.MatchAs) and not case.pattern.pattern and not case.guard
+
+
+def _last_function(scope: Function) -> Function | None:
+    """The last function that is defined in another one, which is what it returns."""
+    inner = (
+        [one for one in scope.body if isinstance(one, SCOPES)] if isinstance(scope, SCOPES) else []
+    )
+    return inner[-1] if inner else None

@@ -129,6 +129,14 @@ def in_another_step(culprits: Ranks) -> str:
     )
 
 
+def to_another(sender: Ranks, peer: int, before: Ranks) -> str:
+    """Of a message that goes where none of its line went before."""
+    return (
+        f"{capital(the_ranks(sender))} turns to rank {peer} here, where its calls of this line "
+        f"were with {the_ranks(before)} before."
+    )
+
+
 def _times(count: int) -> str:
     return {0: "never", 1: "once"}.get(count, f"{count} times")
 

@@ -1,0 +1,145 @@
+"""Why it came to a finding, where no way through the source tells it: by what kind it is of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.history import other_peers
+from hangwatch.diagnosis.facts.wait_points import Channel, Place
+from hangwatch.diagnosis.rules.case import MOST_COMPARED
+from hangwatch.diagnosis.text import reasons
+from hangwatch.types.kinds import Certainty, Kind, Reason, What
+from hangwatch.types.verdict import RootCause
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.types.snapshot import OpRecord
+
+OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED, Reason.EXCEPTION_HANDLING})
+"""Why a rank is elsewhere that is neither busy nor stopped."""
+_BY_KIND = {
+    Kind.NEVER_ENTERED: What.STUCK_LINE,
+    Kind.DIED: What.PROCESS_GONE,
+    Kind.SIGNATURE_MISMATCH: What.DIFFERENT_ARGUMENT,
+    Kind.ORDER_INVERSION: What.DIFFERENT_ORDER,
+    Kind.MISSING_PEER: What.UNMATCHED_P2P,
+    Kind.INIT_INCOMPLETE: What.SETUP,
+    Kind.COLLECTIVE_STUCK: What.NETWORK,
+}
+_BY_REASON = {
+    Reason.GPU_KERNEL: What.DEVICE,
+    Reason.GPU_FAULT: What.DEVICE,
+    Reason.NETWORK: What.NETWORK,
+    Reason.NODE_LOST: What.PROCESS_GONE,
+    Reason.STOPPED: What.STUCK_LINE,
+    Reason.DEBUGGER: What.STUCK_LINE,
+}
+
+
+_SYMPTOMS = (What.DIFFERENT_ORDER, What.UNMATCHED_P2P, What.NETWORK)
+"""How it shows, and not why: all came, and no data."""
+
+
+def are_busy(case: Case, finding: Finding) -> bool:
+    """Whether no culprit waits, nor has come to its end."""
+    return not any(rank in case.ended or case.graph.by_rank.get(rank) for rank in finding.culprits)
+
+
+def is_about_groups(finding: Finding) -> bool:
+    """Whether ranks that are neither busy nor stopped did not make a group alike."""
+    return finding.makes_a_group and finding.reason in OF_THE_PROGRAM
+
+
+def without_choice(case: Case, finding: Finding) -> RootCause:
+    """What is known of the reason by the kind of the finding, and by what the culprits do."""
+    what = _named(case, finding)
+    if what is What.UNKNOWN:
+        return RootCause(what, Certainty.POSSIBLE)
+    if what is What.STUCK_LINE:
+        return _stuck(case, finding)
+    other = _to_another(case, finding) if what is What.UNMATCHED_P2P else None
+    if other is not None:
+        return other
+    site = finding.site
+    if what is What.PROCESS_GONE and not any(
+        end.exception is not None for rank, end in case.ended.items() if rank in finding.culprits
+    ):
+        site = None  # its last call, which is not why it ended
+    return RootCause(what, _certainty(case, finding, what), site, reasons.of_kind(what))
+
+
+def _certainty(case: Case, finding: Finding, what: What) -> Certainty:
+    shown = what is What.NETWORK and finding.reason is Reason.NETWORK
+    if what in _SYMPTOMS and not shown:
+        return Certainty.POSSIBLE
+    if what is What.DIFFERENT_ARGUMENT:
+        sure = Certainty.LIKELY if _is_one_call(case, finding) else Certainty.POSSIBLE
+        return finding.certainty.at_most(sure)
+    return finding.certainty
+
+
+def _stuck(case: Case, finding: Finding) -> RootCause:
+    """A line that does not come to its end, and what it waits for."""
+    why, site = reasons.of_kind(What.STUCK_LINE), finding.site
+    culprit = finding.culprits[0] if finding.culprits else -1
+    alive = culprit in case.job.ranks and culprit not in case.ended
+    blocked = case.doing(culprit).blocked if alive else None
+    if blocked is not None:
+        why = reasons.of_wait(finding.culprits, blocked) or why
+        of_thread = blocked.link.site if blocked.link and not blocked.link.command else None
+        site = blocked.until or of_thread or site
+    return RootCause(What.STUCK_LINE, finding.certainty, site, why)
+
+
+def _to_another(case: Case, finding: Finding) -> RootCause | None:
+    """A message of the culprit's that goes to another rank than all that it sent there before."""
+    for wait in (w for rank in finding.culprits for w in case.graph.by_rank.get(rank, ())):
+        peers = other_peers(case.job, wait.rank, wait.record) if wait.record is not None else ()
+        if wait.record is not None and peers:
+            why = reasons.to_another((wait.rank,), wait.record.peer, peers)
+            certainty = finding.certainty.at_most(Certainty.LIKELY)
+            site = case.wait_site(wait)
+            return RootCause(What.DIFFERENT_ARGUMENT, certainty, site, why, (why,))
+    return None
+
+
+def _named(case: Case, finding: Finding) -> What:
+    if finding.what is not None:
+        return finding.what
+    if is_about_groups(finding):
+        return What.STUCK_LINE if are_busy(case, finding) else What.GROUP_CREATION
+    if finding.apart:
+        return What.UNKNOWN  # calls of one operation, and not one call
+    busy = finding.reason not in OF_THE_PROGRAM or are_busy(case, finding)
+    if finding.kind is Kind.MISSING_PEER and busy:
+        return What.STUCK_LINE
+    if finding.kind is Kind.FINISHED_EARLY and isinstance(finding.wait_point, Channel):
+        return What.UNMATCHED_P2P
+    return _BY_REASON.get(finding.reason) or _BY_KIND.get(finding.kind) or What.UNKNOWN
+
+
+def _is_one_call(case: Case, finding: Finding) -> bool:
+    """Whether all members of a place are in one call, by all that is known.
+
+    C++ issues buckets that may be left out. And where a line comes with one size after the other,
+    a rank that left a call out is at the next one.
+    """
+    records = records_of(case, finding)
+    sites = {record.site for record in records.values()}
+    if len(sites) != 1 or None in sites:
+        return False
+    sizes = {
+        made.shape
+        for rank, record in [*records.items()][:MOST_COMPARED]
+        for _, made in case.job.ops.get(rank, ())
+        if made.site in sites and made is not record
+    }
+    return len(sizes) <= 1
+
+
+def records_of(case: Case, finding: Finding) -> Mapping[int, OpRecord]:
+    """The calls of a finding's place, by rank."""
+    place = finding.wait_point
+    return case.job.places(place.gid).get(place.seq, {}) if isinstance(place, Place) else {}
