@@ -714,3 +714,19 @@ def test_of_halves_of_which_one_is_known_in_part_neither_is_named_alone() -> Non
     ]
     verdict = only(job(*ranks))
     assert (verdict.culprits, verdict.certainty) == ((0, 1, 2, 3), Certainty.POSSIBLE)
+
+
+def test_a_bucket_that_comes_where_a_metric_came_once_is_not_odd_yet() -> None:
+    """A backward pass may come several times in a row, as gradients are accumulated."""
+
+    def bucket(seq: int, **fields: Any) -> OpRecord:
+        return op(PAIR, seq, source="flight", shape=(50,), **fields)
+
+    steps = [bucket(1), op(PAIR, 2, shape=()), bucket(3)]
+    failed = {"state": OpState.FAILED, "age": 4.0}
+    accumulates = rank(
+        0, PAIR, *steps, bucket(4, **failed), **raised("RuntimeError", "closed by peer", 19)
+    )
+    reduces = rank(1, PAIR, *steps[1:2], blocked(PAIR, 4, shape=()), **killed(6))
+    verdict = only(job(accumulates, reduces, ended=True, exit_code=1))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)

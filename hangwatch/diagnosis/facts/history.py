@@ -39,8 +39,12 @@ class Habit:
     """Neither side has made this call at another place: the program may just go on."""
     by_line: bool
     """One of the calls has a line; else only their sizes tell them from others."""
+    from_cpp: bool
+    """What came here has no line: C++ issued it."""
     apart: bool
     """Both have a line, and not the same."""
+    times: int
+    """How often what usually comes there was seen to come."""
 
 
 def step(record: OpRecord) -> Step:
@@ -66,10 +70,12 @@ def habit(job: Job, place: Place, here: Iterable[int], there: Iterable[int]) -> 
     mine_follow = follows.get(mine[0])
     return Habit(
         here_is_usual=not mine_follow or my_step in mine_follow,
-        there_is_usual=other_step in follows.get(other[0], ()),
+        there_is_usual=follows.get(other[0], Counter())[other_step] > 0,
         here_is_new=not any(my_step in _steps(job, place, rank) for rank in both),
         by_line=bool(my_step[1] or other_step[1]),
+        from_cpp=not my_step[1],
         apart=bool(my_step[1] and other_step[1]) and my_step[1:3] != other_step[1:3],
+        times=follows.get(other[0], Counter())[other_step],
     )
 
 
@@ -90,15 +96,14 @@ def _steps(job: Job, place: Place, rank: int) -> set[Step]:
     }
 
 
-def _followers(job: Job, place: Place, ranks: Iterable[int], before: Step) -> set[Step]:
-    """What followed a call on some ranks, in places before this one."""
+def _followers(job: Job, place: Place, ranks: Iterable[int], before: Step) -> Counter[Step]:
+    """What followed a call on some ranks, in places before this one, and at how many of them."""
     places = job.places(place.gid)
-    found = set()
+    found = Counter[Step]()
     for seq, records in places.items():
         after = places.get(seq + 1, {}) if seq + 1 < place.seq else {}
-        for rank in ranks:
-            if rank in records and rank in after and step(records[rank]) == before:
-                found.add(step(after[rank]))
+        known = (rank for rank in ranks if rank in records and rank in after)
+        found.update({step(after[rank]) for rank in known if step(records[rank]) == before})
     return found
 
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.types.snapshot import OpRecord
 
+ENOUGH_TIMES = 2
+"""So often a call has to have come at a point of the program for a bucket to be odd there: a
+backward pass may have several, and come several times in a row."""
+
 
 def judge_dispute(case: Case, place: Place) -> Finding | None:
     """The finding for a disputed place, None if its members agree after all."""
@@ -119,7 +123,8 @@ def _is_odd(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
     usual = habit(case.job, place, *sides)
     if usual is None or usual.here_is_new:
         return False  # the program may just have gone on to it
-    return usual.by_line and usual.there_is_usual and not usual.here_is_usual
+    known = usual.times >= ENOUGH_TIMES if usual.from_cpp else usual.there_is_usual
+    return usual.by_line and known and not usual.here_is_usual
 
 
 def _without_majority(case: Case, place: Place, found: Split) -> Finding:
