@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from snapshots import (
+    BACKWARD,
     PAIR,
     SCRIPT,
     THRESHOLDS,
+    TORCH,
     W,
     blocked,
     exited,
@@ -26,8 +28,8 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.kinds import Certainty, Kind, What
-from hangwatch.types.snapshot import OpRecord, ProcessState, RankSnapshot
+from hangwatch.types.kinds import Certainty, Kind, OpState, What
+from hangwatch.types.snapshot import Frame, OpRecord, ProcessState, RankSnapshot
 
 if TYPE_CHECKING:
     from hangwatch.types.verdict import RootCause, Verdict
@@ -340,3 +342,31 @@ def test_a_loop_that_may_have_ended_is_told_beside_a_condition_that_leaves_it() 
     assert What.UNEVEN_LOOP in told
     assert len(told) > 1
     assert {one.certainty for one in (found, *found.others)} == {Certainty.POSSIBLE}
+
+
+def test_in_a_callback_of_a_library_that_both_are_in_it_is_what_leads_to_the_call() -> None:
+    text = """
+    class Push(TrainerCallback):
+        def on_step_end(self, args, state, control):
+            if state.is_world_process_zero and state.global_step == 5:
+                self.upload(state)
+        def upload(self, state):
+            dist.broadcast(flag, src=0)
+
+    trainer = Trainer(net, callbacks=[Push()])
+    trainer.train()
+    """
+    text = dedent(text).removeprefix("\n")
+    library = Frame(
+        f"{TORCH.removesuffix('/torch')}/transformers/trainer.py", 1576, "Trainer.train"
+    )
+    train = (library, frame(9, "<module>"))
+    stack = main_thread(frame(6, "Push.upload"), frame(4, "Push.on_step_end"), *train)
+    bucket = op(PAIR, 14, source="flight", state=OpState.ISSUED, issued_age_s=20.0)
+    alone = rank(0, PAIR, blocked(PAIR, 14, "broadcast", line=6), threads=stack, flight=True)
+    other = rank(1, PAIR, bucket, threads=main_thread(*BACKWARD, *train), flight=True)
+    told = only(job(alone, other, sources={SCRIPT: text}))
+    assert (told.culprits, told.certainty) == ((0,), Certainty.LIKELY)
+    assert told.cause is not None
+    assert told.cause.site is not None
+    assert (told.cause.what, told.cause.site.line) == (What.RANK_CONDITION, 3)

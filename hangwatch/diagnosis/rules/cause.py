@@ -22,7 +22,7 @@ from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.paths import ways
-from hangwatch.diagnosis.source.program import Line
+from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.diagnosis.source.syntax import (
     exhausted_loop,
     other_branch,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.rules.splits import Split
     from hangwatch.diagnosis.source.flow import Choice
     from hangwatch.diagnosis.source.paths import Ways
-    from hangwatch.diagnosis.source.program import Position
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
 
@@ -132,12 +131,10 @@ def choices_of(case: Case, finding: Finding) -> list[Read]:
 
 
 def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list[Read]:
-    program = case.source.program
     for split in splits(case, finding, weight):
         if split.mine.line == split.theirs.line:
             continue
-        barred, calls = _settled_otherwise(case, split), _calls(case, split)
-        found = ways(program, split.start, (split.mine, split.theirs), calls, barred)
+        found = _ways(case, split)
         if found is None:
             continue
         # What no other rank comes to is not come to by the choice that keeps it from them.
@@ -152,6 +149,18 @@ def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list
             if reads:
                 return sorted(reads.values(), key=lambda one: one.what not in _FIRST)
     return []
+
+
+def _ways(case: Case, split: Split) -> Ways | None:
+    """How a culprit came to where it is, and not to where the other one is."""
+    program, barred = case.source.program, _settled_otherwise(case, split)
+    mine, theirs = split.mine, split.theirs
+    found = ways(program, split.start, (mine, theirs), _calls(case, split), barred)
+    inside = mine.frames[len(theirs.frames) :]
+    if found is None and inside and mine.frames[: len(theirs.frames)] == theirs.frames:
+        # Both are in one call of a library, which has called back: there it might have returned.
+        return ways(program, None, (Position(inside), Position()), (), barred)
+    return found
 
 
 def _calls(case: Case, split: Split) -> set[Line]:
