@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from string import Formatter
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,7 @@ class Remedy:
             return None
         values = {**facts.values}
         values |= {name: text for name, text in (("call", call), ("awaited", awaited)) if text}
-        if any(name not in values for name in self.names):
+        if not self.names <= values.keys():
             return None
         text = self.text.format_map(values)
         if self.text.startswith("{"):
@@ -117,8 +118,13 @@ class Remedy:
     @property
     def names(self) -> frozenset[str]:
         """What the text names."""
-        parts = Formatter().parse(self.text)
-        return frozenset(name for _, name, _, _ in parts if name is not None)
+        return _names(self.text)
+
+
+@cache
+def _names(text: str) -> frozenset[str]:
+    """What a text of the table names."""
+    return frozenset(name for _, name, _, _ in Formatter().parse(text) if name is not None)
 
 
 def _first(pattern: str, names: tuple[str, ...]) -> str:

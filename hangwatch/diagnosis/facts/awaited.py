@@ -102,11 +102,10 @@ _TAKEN = re.compile(
 )
 _NAMED_LOCK = re.compile(r"lock|mutex|sem(?:aphore)?|cond", re.IGNORECASE)
 _FUTEX = "futex"
-_ENDS = {
-    ("_shutdown", "/threading.py"),
-    ("_python_exit", "/concurrent/futures/thread.py"),
-    ("_python_exit", "/concurrent/futures/process.py"),
-    ("_exit_function", "/multiprocessing/util.py"),
+_ENDS: dict[str, str | tuple[str, ...]] = {
+    "_shutdown": "/threading.py",
+    "_python_exit": ("/concurrent/futures/thread.py", "/concurrent/futures/process.py"),
+    "_exit_function": "/multiprocessing/util.py",
 }
 """Functions of Python's that run when the main program is over."""
 _OF_PYTHON = re.compile(r"multiprocessing[./](?:resource_tracker|semaphore_tracker|forkserver)")
@@ -186,20 +185,15 @@ def _is(node: ast.expr, name: str) -> bool:
 
 def has_returned(rank: RankSnapshot) -> bool:
     """Whether the program is over, and the interpreter waits for what it has started."""
-    thread = program_thread(rank)
-    if thread is None or thread.tid not in (0, rank.pid) or not thread.frames:
-        return False
-    frames = thread.frames
-    ends = (
-        number
-        for number, frame in enumerate(frames)
-        if any(frame.function == name and frame.file.endswith(file) for name, file in _ENDS)
-    )
-    last = next(ends, None)
-    if last is None or user_frames(frames[:last]):
-        return False
-    outside = frames[last + 1 :]  # a process that multiprocessing has started ends within its own
-    return not outside or outside[0].file.endswith("/multiprocessing/process.py")
+    main = main_thread(rank.threads, rank.pid)
+    for number, frame in enumerate(main.frames if main else ()):
+        file = _ENDS.get(frame.function)
+        if main is not None and file is not None and frame.file.endswith(file):
+            # A process that multiprocessing has started ends within its own.
+            outside = main.frames[number + 1 :]
+            over = not outside or outside[0].file.endswith("/multiprocessing/process.py")
+            return over and not user_frames(main.frames[:number]) and program_thread(rank) is main
+    return False
 
 
 def _others(rank: RankSnapshot) -> Iterator[ThreadStack]:
