@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from snapshots import (
+    BACKWARD,
     SCRIPT,
     THRESHOLDS,
     W,
     blocked,
+    exited,
+    frame,
     job,
     killed,
+    main_thread,
     only,
     op,
     raised,
@@ -48,7 +52,7 @@ for step in range(100):
     loss.backward()
     dist.barrier()
 """
-BRANCH, NO_SYNC_AT, BARRIER = 7, 14, 17
+BRANCH, NO_SYNC_AT, BACKWARD_AT, BARRIER = 7, 14, 16, 17
 
 
 def no_sync(count: int, line: int = NO_SYNC_AT) -> dict[str, Any]:
@@ -58,7 +62,8 @@ def no_sync(count: int, line: int = NO_SYNC_AT) -> dict[str, Any]:
 
 def in_bucket(number: int, **fields: Any) -> RankSnapshot:
     bucket = op(W, 9, state=OpState.ISSUED, source="flight")
-    return rank(number, W, op(W, 8, "barrier", line=BARRIER), bucket, flight=True, **fields)
+    before, stack = op(W, 8, "barrier", line=BARRIER), main_thread(*BACKWARD, frame(BACKWARD_AT))
+    return rank(number, W, before, bucket, flight=True, threads=stack, **fields)
 
 
 def at_barrier(number: int, **fields: Any) -> RankSnapshot:
@@ -102,6 +107,12 @@ def test_where_nothing_leads_past_backward_a_parameter_may_have_had_no_gradient(
     assert (found.what, found.certainty) == (What.UNUSED_PARAMETER, Certainty.POSSIBLE)
     assert found.site is not None
     assert found.site.line == BRANCH
+
+
+def test_a_rank_that_has_ended_is_not_said_to_lack_a_gradient() -> None:
+    over = rank(2, W, op(W, 8, "barrier", line=BARRIER), **exited())
+    found = cause(*(in_bucket(number) for number in (0, 1, 3)), over)
+    assert found.what is not What.UNUSED_PARAMETER
 
 
 def test_torch_itself_tells_that_a_parameter_had_no_gradient() -> None:

@@ -153,10 +153,14 @@ class Case:
         if found.reason is not Reason.USER_CODE:
             return found
         if rank not in self._blocked:
-            known = (one for other, one in self.job.ranks.items() if other != rank and one.threads)
-            peers = [one for one in known if one.rank not in self.ended]
+            known = (
+                peer
+                for number, peer in self.job.ranks.items()
+                if number != rank and peer.threads and number not in self.ended
+            )
+            peers = tuple(islice(known, MOST_COMPARED))
             self._blocked[rank] = blocked(
-                self.job.ranks[rank], peers[:MOST_COMPARED], self.texts, self.source.program
+                self.job.ranks[rank], peers, self.texts, self.source.program
             )
         return replace(found, blocked=self._blocked[rank])
 

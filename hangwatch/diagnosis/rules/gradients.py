@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import signal
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.marks import NO_SYNC, lines_of, uneven
 from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.rules.case import MOST_COMPARED
 from hangwatch.diagnosis.source.syntax import own
 from hangwatch.diagnosis.text import reasons
 from hangwatch.frames import with_source
@@ -53,7 +55,8 @@ def differs_in_no_sync(case: Case, wait_point: WaitPoint | None, some: Ranks) ->
     """Whether some members of a group alone were in no_sync() more or less often than the rest."""
     if not isinstance(wait_point, Place):
         return False
-    others = [rank for rank in case.job.members(wait_point.gid) if rank not in some]
+    rest = (rank for rank in case.job.members(wait_point.gid) if rank not in some)
+    others = tuple(islice(rest, MOST_COMPARED))
     return len(others) > len(some) and bool(uneven(case.job.ranks, NO_SYNC, some, others))
 
 
@@ -71,7 +74,12 @@ def left_without(case: Case, finding: Finding) -> RootCause | None:
         certainty = finding.certainty.at_most(Certainty.LIKELY)
         return RootCause(What.UNUSED_PARAMETER, certainty, site, why, (why,))
     place = finding.wait_point
-    if not isinstance(place, Place) or finding.kind not in _PARTED or not _uses_ddp(case):
+    apart = finding.kind in (Kind.OP_MISMATCH, Kind.SIGNATURE_MISMATCH)
+    if (
+        not isinstance(place, Place)
+        or not apart
+        or not (_is_read(case, finding) and _uses_ddp(case))
+    ):
         return None
     others = _others(case, finding, place)
     left_out = not any(_reduces(case, rank, place) for rank in finding.culprits)
@@ -94,7 +102,8 @@ def _was_aborted(case: Case, finding: Finding) -> bool:
 
 
 def _others(case: Case, finding: Finding, place: Place) -> tuple[int, ...]:
-    return tuple(rank for rank in case.job.members(place.gid) if rank not in finding.culprits)
+    rest = (rank for rank in case.job.members(place.gid) if rank not in finding.culprits)
+    return tuple(islice(rest, MOST_COMPARED))
 
 
 def _reduces(case: Case, rank: int, place: Place) -> bool:
@@ -103,6 +112,12 @@ def _reduces(case: Case, rank: int, place: Place) -> bool:
     if record is None:
         return case.job.arrived(rank, place)
     return record.source == "flight" and record.wire == "all_reduce"
+
+
+def _is_read(case: Case, finding: Finding) -> bool:
+    """Whether the source of both sides is there, so that a way past it would have been found."""
+    sites = (finding.site, finding.victim_site)
+    return all(site is not None and case.source.tree(site.file) is not None for site in sites)
 
 
 def _uses_ddp(case: Case) -> bool:

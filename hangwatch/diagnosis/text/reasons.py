@@ -121,10 +121,10 @@ def bucket_left_out(culprits: Ranks, site: Site | None) -> str:
 
 
 def in_another_step(culprits: Ranks) -> str:
-    """Where all are in no_sync by turns, and equally often."""
+    """Where ranks are in no_sync by turns, and how often does not tell."""
     return (
         "Nothing that was found in the source leads past the backward pass in which the others "
-        f"wait. All are here (no_sync) equally often: {the_ranks(culprits)} may have been in it in "
+        f"wait. Ranks are here (no_sync) by turns: {the_ranks(culprits)} may have been in it in "
         "another step."
     )
 
