@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,13 @@ from snapshots import SCRIPT, W, blocked, job, only, op, rank
 from hangwatch.diagnosis.facts.awaited import On, has_returned
 from hangwatch.diagnosis.facts.blocked import blocked as blocked_by
 from hangwatch.diagnosis.source.program import Program
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, What
-from hangwatch.types.snapshot import Child, Frame, ProcessState, ThreadStack
+from hangwatch.types.snapshot import Child, Frame, Mark, ProcessState, ThreadStack
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.awaited import Link
     from hangwatch.diagnosis.facts.blocked import Blocked
-    from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import RankSnapshot
 
 PYTHON = "/usr/lib/python3.11"
@@ -143,6 +144,27 @@ def test_a_thread_that_the_peers_have_and_this_rank_has_not_is_missing() -> None
     link = linked(waiting, *peers)
     assert (link.name, link.had_by, line(link.site)) == ("thread prefetch", (0, 2), 11)
     assert look(waiting, *peers).call == "queue.get"
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "told"),
+    [
+        (SCRIPT, "fill", True),  # it ran code of the file in which the rank waits
+        ("/home/u/health.py", "health", False),
+        ("/home/u/reader.py", "Thread-4 (fill)", True),  # the peers still have it
+        (SCRIPT, "restarted", False),
+    ],
+)
+def test_the_exception_that_ended_a_thread_is_told_where_the_rank_waits_for_it(
+    file: str, name: str, *, told: bool
+) -> None:
+    mark = Mark("thread_died", f"{name}: KeyError: 'x'", 1, 30.0, Site(file, 11, "fill"))
+    filler = thread("Thread-2 (fill)", Frame("/home/u/reader.py", 9, "fill"), *START)
+    peers = [rank_at(at(20), number=number, others=(filler,)) for number in (0, 2)]
+    again = (thread("restarted", at(40, "fill"), *START),) if name == "restarted" else ()
+    waiting = replace(rank_at(GET, at(14), others=again), marks=(mark,))
+    link = look(waiting, *peers).link
+    assert (link is not None and link.ended_by == "KeyError: 'x'") is told
 
 
 def test_a_thread_that_waits_where_those_of_the_peers_do_explains_nothing() -> None:

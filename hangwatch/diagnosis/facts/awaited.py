@@ -1,4 +1,4 @@
-"""By what a wait of a rank would end: the lock, thread or process of its own that it waits for.
+"""By what a wait of a rank would end: the thread or process of its own that it waits for.
 
 By the stacks of its other threads and of its children, the kernel functions that they sleep in,
 and those that its peers have.
@@ -6,7 +6,6 @@ and those that its peers have.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -14,22 +13,17 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.marks import THREAD_DIED
-from hangwatch.diagnosis.source.program import Line
-from hangwatch.diagnosis.source.syntax import own, spans
 from hangwatch.frames import (
     innermost_user_site,
     main_thread,
     program_thread,
-    site_of,
     user_frames,
     with_source,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import Child, RankSnapshot, ThreadStack
 
@@ -97,11 +91,6 @@ _BY_KERNEL = (
     ),
 )
 """Kernel functions, as in /proc/PID/wchan, and what a process waits for there."""
-_TAKEN = re.compile(
-    r"^(?:async )?with (.+?)(?: as .*)?:(?:\s*#.*)?$|^(?:if |while )?(?:not )?(.+)\.acquire\("
-)
-_NAMED_LOCK = re.compile(r"lock|mutex|sem(?:aphore)?|cond", re.IGNORECASE)
-_FUTEX = "futex"
 _ENDS: dict[str, str | tuple[str, ...]] = {
     "_shutdown": "/threading.py",
     "_python_exit": ("/concurrent/futures/thread.py", "/concurrent/futures/process.py"),
@@ -109,75 +98,13 @@ _ENDS: dict[str, str | tuple[str, ...]] = {
 }
 """Functions of Python's that run when the main program is over."""
 _OF_PYTHON = re.compile(r"multiprocessing[./](?:resource_tracker|semaphore_tracker|forkserver)")
+_NUMBERED = re.compile(r"(?<=Thread)-\d+|(?<=ThreadPoolExecutor)-\d+_\d+|_\d+$")
 _MAIN = "MainThread"
 
 
 def by_kernel(wchan: str) -> tuple[On | None, str]:
     """What a process waits for in a function of the kernel, and that in words."""
     return next(((on, what) for kind, on, what in _BY_KERNEL if kind.search(wchan)), (None, ""))
-
-
-# --- Locks ----------------------------------------------------------------------------
-
-
-def lock_taken(text: str, wchan: str, call: str) -> str:
-    """The lock that a line waits to take, as it is written there; empty where it does not."""
-    found = _TAKEN.match(text)
-    if found is None or call not in ("", "threading.acquire", "threading.__enter__"):
-        return ""
-    name = found[1] or found[2]
-    named = _NAMED_LOCK.search(name.rpartition(".")[2]) is not None
-    return name if named and (not wchan or wchan.startswith(_FUTEX)) else ""
-
-
-def holder(
-    rank: RankSnapshot, lock: str, sources: Mapping[str, str], program: Program
-) -> Link | None:
-    """The only other thread that is in a block of such a lock; None where it is not known."""
-    found = []
-    for thread in _others(rank):
-        holds = _has_taken(thread, lock, sources, program)
-        if holds is not None:
-            found.append((thread, holds))
-    if len(found) != 1:
-        return None
-    thread, holds = found[0]
-    link = replace(_of_thread(thread, sources), holds=holds)
-    other = lock_taken((link.site.source if link.site else None) or "", "", "")
-    waiting = program_thread(rank)
-    crossed = _has_taken(waiting, other, sources, program) if waiting and other else None
-    return replace(link, crossed=crossed)
-
-
-def _has_taken(
-    thread: ThreadStack, lock: str, sources: Mapping[str, str], program: Program
-) -> Site | None:
-    """The line at which a thread has taken a lock of that name that it has not given back."""
-    for frame in user_frames(thread.frames):
-        scope = program.scope_at(Line(frame.file, frame.line))
-        taken = _taken_at(scope, lock.rpartition(".")[2], frame.line)
-        if taken is not None:
-            return site_of(replace(frame, line=taken), sources)
-    return None
-
-
-def _taken_at(scope: Function | None, name: str, line: int) -> int | None:
-    """The line of a function by which it has a lock of that name at ``line``; None for none."""
-    taken, given = [], [0]
-    for node in own(scope) if scope is not None else ():
-        match node:
-            case ast.With() | ast.AsyncWith() if spans(node.body, line):
-                taken += [node.lineno for item in node.items if _is(item.context_expr, name)]
-            case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if _is(owner, name):
-                if attr == "acquire" and node.lineno < line:
-                    taken.append(node.lineno)
-                elif attr == "release" and node.lineno < line:
-                    given.append(node.lineno)
-    return max((at for at in taken if at > max(given)), default=None)
-
-
-def _is(node: ast.expr, name: str) -> bool:
-    return ast.unparse(node).rpartition(".")[2] == name
 
 
 # --- Threads and processes ------------------------------------------------------------
@@ -196,7 +123,7 @@ def has_returned(rank: RankSnapshot) -> bool:
     return False
 
 
-def _others(rank: RankSnapshot) -> Iterator[ThreadStack]:
+def others(rank: RankSnapshot) -> Iterator[ThreadStack]:
     """The threads of a rank that are in the user's code, but for the one that trains."""
     program = program_thread(rank)
     for thread in rank.threads or ():
@@ -204,7 +131,8 @@ def _others(rank: RankSnapshot) -> Iterator[ThreadStack]:
             yield thread
 
 
-def _of_thread(thread: ThreadStack, sources: Mapping[str, str]) -> Link:
+def of_thread(thread: ThreadStack, sources: Mapping[str, str]) -> Link:
+    """A thread, and where it is."""
     name = "the main thread" if thread.name == _MAIN else f"thread {thread.name}"
     return Link(name, innermost_user_site(thread.frames, sources))
 
@@ -218,33 +146,55 @@ def _runs(thread: ThreadStack) -> tuple[str, str]:
 def missing_thread(
     rank: RankSnapshot, peers: Sequence[RankSnapshot], sources: Mapping[str, str]
 ) -> Link | None:
-    """The thread that an exception has ended; else the one that most peers have and it has not."""
-    died = next((mark for mark in rank.marks if mark.kind == THREAD_DIED), None)
-    if died is not None:
-        name, _, error = died.text.partition(": ")
-        return Link(f"thread {name}", with_source(died.site, sources), ended_by=error)
-    mine = {_runs(thread) for thread in _others(rank)}
+    """The thread that most peers have and this rank has not, and what has ended it.
+
+    Or one that an exception has ended in a file that the wait is in, too.
+    """
     program = program_thread(rank)
     here = {frame.file for frame in user_frames(program.frames)} if program else set()
+    missing = _of_peers(rank, peers, here, sources)
+    alive = {_name(thread.name) for thread in rank.threads or ()}
+    died = [mark for mark in rank.marks if mark.kind == THREAD_DIED and mark.site is not None]
+    for mark in sorted(died, key=lambda mark: mark.age_s):
+        name, _, error = mark.text.partition(": ")
+        awaited = missing is not None and _name(missing.name) == _name(f"thread {name}")
+        if _name(name) not in alive and (awaited or (mark.site and mark.site.file in here)):
+            return Link(f"thread {name}", with_source(mark.site, sources), ended_by=error)
+    return missing
+
+
+def _of_peers(
+    rank: RankSnapshot,
+    peers: Sequence[RankSnapshot],
+    here: Collection[str],
+    sources: Mapping[str, str],
+) -> Link | None:
+    """The thread that most peers have and a rank has not; here: the files that the rank is in."""
+    mine = {_runs(thread) for thread in others(rank)}
     had: dict[tuple[str, str], list[tuple[int, ThreadStack]]] = defaultdict(list)
     for peer in peers:
-        for runs, thread in {_runs(thread): thread for thread in _others(peer)}.items():
+        for runs, thread in {_runs(thread): thread for thread in others(peer)}.items():
             if runs not in mine and (not mine or runs[0] in here):
                 had[runs].append((peer.rank, thread))
     missing = [found for found in had.values() if 2 * len(found) > len(peers)]
     if len(missing) != 1:
         return None
     thread = missing[0][0][1]
-    return replace(_of_thread(thread, sources), had_by=tuple(rank for rank, _ in missing[0]))
+    return replace(of_thread(thread, sources), had_by=tuple(rank for rank, _ in missing[0]))
+
+
+def _name(name: str) -> str:
+    """The name of a thread without the number that Python gives it: they differ by rank."""
+    return _NUMBERED.sub("", name)
 
 
 def other_thread(
     rank: RankSnapshot, peers: Sequence[RankSnapshot], sources: Mapping[str, str]
 ) -> Link | None:
     """The one other thread of a rank that is in the user's code, and where no peer's thread is."""
-    usual = {_at(thread) for peer in peers for thread in _others(peer)}
-    others = [thread for thread in _others(rank) if _at(thread) not in usual]
-    return _of_thread(others[0], sources) if len(others) == 1 else None
+    usual = {_at(thread) for peer in peers for thread in others(peer)}
+    apart = [thread for thread in others(rank) if _at(thread) not in usual]
+    return of_thread(apart[0], sources) if len(apart) == 1 else None
 
 
 def _at(thread: ThreadStack) -> tuple[str, int]:

@@ -13,13 +13,12 @@ from hangwatch.diagnosis.facts.awaited import (
     On,
     by_kernel,
     has_returned,
-    holder,
-    lock_taken,
     missing_child,
     missing_thread,
     only_child,
     other_thread,
 )
+from hangwatch.diagnosis.facts.locks import holder, lock_taken
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import in_body, own
 from hangwatch.frames import innermost_user_site, is_user_frame, program_thread, site_of

@@ -1,0 +1,88 @@
+"""Which thread of a rank has the lock that another one waits for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.awaited import of_thread, others
+from hangwatch.diagnosis.source.program import Line
+from hangwatch.diagnosis.source.syntax import own, spans
+from hangwatch.frames import program_thread, site_of, user_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hangwatch.diagnosis.facts.awaited import Link
+    from hangwatch.diagnosis.source.program import Program
+    from hangwatch.diagnosis.source.syntax import Function
+    from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import RankSnapshot, ThreadStack
+
+_TAKEN = re.compile(
+    r"^(?:async )?with (.+?)(?: as .*)?:(?:\s*#.*)?$|^(?:if |while )?(?:not )?(.+)\.acquire\("
+)
+_NAMED_LOCK = re.compile(r"lock|mutex|sem(?:aphore)?|cond", re.IGNORECASE)
+_FUTEX = "futex"
+
+
+def lock_taken(text: str, wchan: str, call: str) -> str:
+    """The lock that a line waits to take, as it is written there; empty where it does not."""
+    found = _TAKEN.match(text)
+    if found is None or call not in ("", "threading.acquire", "threading.__enter__"):
+        return ""
+    name = found[1] or found[2]
+    named = _NAMED_LOCK.search(name.rpartition(".")[2]) is not None
+    return name if named and (not wchan or wchan.startswith(_FUTEX)) else ""
+
+
+def holder(
+    rank: RankSnapshot, lock: str, sources: Mapping[str, str], program: Program
+) -> Link | None:
+    """The only other thread that is in a block of such a lock; None where it is not known."""
+    found = []
+    for thread in others(rank):
+        holds = _has_taken(thread, lock, sources, program)
+        if holds is not None:
+            found.append((thread, holds))
+    if len(found) != 1:
+        return None
+    thread, holds = found[0]
+    link = replace(of_thread(thread, sources), holds=holds)
+    other = lock_taken((link.site.source if link.site else None) or "", "", "")
+    waiting = program_thread(rank)
+    crossed = _has_taken(waiting, other, sources, program) if waiting and other else None
+    return replace(link, crossed=crossed)
+
+
+def _has_taken(
+    thread: ThreadStack, lock: str, sources: Mapping[str, str], program: Program
+) -> Site | None:
+    """The line at which a thread has taken a lock of that name that it has not given back."""
+    for frame in user_frames(thread.frames):
+        scope = program.scope_at(Line(frame.file, frame.line))
+        taken = _taken_at(scope, lock.rpartition(".")[2], frame.line)
+        if taken is not None:
+            return site_of(replace(frame, line=taken), sources)
+    return None
+
+
+def _taken_at(scope: Function | None, name: str, line: int) -> int | None:
+    """The line of a function by which it has a lock of that name at ``line``; None for none."""
+    taken, given = [], [0]
+    for node in own(scope) if scope is not None else ():
+        match node:
+            case ast.With() | ast.AsyncWith() if spans(node.body, line):
+                taken += [node.lineno for item in node.items if _is(item.context_expr, name)]
+            case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if _is(owner, name):
+                if attr == "acquire" and node.lineno < line:
+                    taken.append(node.lineno)
+                elif attr == "release" and node.lineno < line:
+                    given.append(node.lineno)
+    return max((at for at in taken if at > max(given)), default=None)
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return ast.unparse(node).rpartition(".")[2] == name
