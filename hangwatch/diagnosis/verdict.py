@@ -205,7 +205,7 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
         victim_site=finding.victim_site,
         headline=finding.text.headline,
         explanation=finding.text.explanation,
-        advice=advice(finding.kind, finding.reason, facts_of(case, finding, cause)),
+        advice=advice(finding.kind, finding.reason, facts_of(case, finding, cause, reads)),
         waits=shown,
         stuck_age_s=age_s,
         hang=hang,

@@ -370,3 +370,28 @@ def test_in_a_callback_of_a_library_that_both_are_in_it_is_what_leads_to_the_cal
     assert told.cause is not None
     assert told.cause.site is not None
     assert (told.cause.what, told.cause.site.line) == (What.RANK_CONDITION, 3)
+
+
+@pytest.mark.parametrize(
+    ("condition", "usual", "odd", "leaves"),
+    [
+        ("rank == 2", "reduce gather", "reduce barrier", True),
+        ("rank != 2", "reduce barrier", "reduce gather", False),
+    ],
+)
+def test_a_condition_by_which_a_rank_leaves_is_advised_on_as_such(
+    condition: str, usual: str, odd: str, *, leaves: bool
+) -> None:
+    text = f"""
+    def main():
+        reduce()
+        if {condition}:
+            return
+        gather()
+    main()
+    barrier()
+    """
+    told = verdict(text, usual, odd)
+    assert told.culprits == (2,)
+    said = f"`return` below `if {condition}` at train.py:3 takes rank 2 past calls"
+    assert told.advice[0].startswith(said) is leaves

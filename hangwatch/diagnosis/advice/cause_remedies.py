@@ -33,6 +33,12 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "`{leaving}` below `{cause}` at {cause_line} takes {culprits} past calls that the others "
+        "make: make these calls before it, or have all ranks of the group go the same way.",
+        causes=(What.RANK_CONDITION,),
+    ),
+    Remedy(
+        "change",
         "`{entered}` depends on `{cause}` at {cause_line}, and is for all ranks of the group: move "
         "it out, and keep only the use of its result (printing, saving) below the condition.",
         causes=(What.RANK_CONDITION,),

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.endings import gave_up
+from hangwatch.diagnosis.source.syntax import leaves
 from hangwatch.diagnosis.text.phrases import line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
 from hangwatch.types.kinds import What
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.awaited import Link
     from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.compiling import Compiling
     from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.diagnosis.rules.cause import Read
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import Frame
     from hangwatch.types.verdict import RootCause
@@ -128,8 +130,8 @@ class Facts:
 NOTHING = Facts()
 
 
-def facts_of(case: Case, finding: Finding, cause: RootCause) -> Facts:
-    """What is known of the code that a finding is about."""
+def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Read] = ()) -> Facts:
+    """What is known of the code that a finding is about; reads: what the source shows of it."""
     culprits = [rank for rank in finding.culprits if rank in case.job.ranks][:1]
     others = [wait.rank for wait in finding.waits if wait.rank not in finding.culprits][:1]
     mine, theirs = (
@@ -143,6 +145,9 @@ def facts_of(case: Case, finding: Finding, cause: RootCause) -> Facts:
     if calls and (mine or calls[0] == values.get("op")):
         values["entered"] = calls[0]
     values |= dict(_of_cause(cause))
+    leaving = _leaving(case, cause, reads)
+    if leaving:
+        values["leaving"] = leaving
     if handled := case.handled_by(finding.culprits):
         values["raised"] = handled
     if "others" in values and gave_up(case.ended, finding.waits):
@@ -250,6 +255,15 @@ def _of_link(link: Link) -> Iterator[tuple[str, str]]:
         yield from ((which, link.name), (f"{which}_at", line(link.site)))
         if link.crossed is not None:
             yield "crossed_at", line(link.crossed)
+
+
+def _leaving(case: Case, cause: RootCause, reads: Sequence[Read]) -> str:
+    """The statement by which culprits left a loop or function below a condition, or empty."""
+    for read in reads:
+        if read.site == cause.site and leaves(read.taken):
+            line = case.site_of_line(read.choice.file, read.taken[-1].lineno)
+            return (line.source or "").partition("  #")[0]
+    return ""
 
 
 def _values(finding: Finding) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ VALUES = frozenset(
         "others",
         "cause",
         "cause_line",
+        "leaving",
         "counted",
         "raised",
         "dtype",
