@@ -78,7 +78,7 @@ class What(StrEnum):
     UNEVEN_LOOP = "uneven_loop"
     """A loop has more turns on some ranks."""
     EARLY_EXIT = "early_exit"
-    """break or return on some ranks."""
+    """break, return or the end of the program on some ranks."""
     SKIPPED_ITERATION = "skipped_iteration"
     """continue on some ranks."""
     SWALLOWED_EXCEPTION = "swallowed_exception"

@@ -67,7 +67,10 @@ def without_choice(case: Case, finding: Finding) -> RootCause:
         end.exception is not None for rank, end in case.ended.items() if rank in finding.culprits
     ):
         site = None  # its last call, which is not why it ended
-    return RootCause(what, _certainty(case, finding, what), site, reasons.of_kind(what))
+    lines = {(at.file, at.line) for at in (site, finding.victim_site) if at is not None}
+    two = what is What.DIFFERENT_ARGUMENT and len(lines) > 1
+    why = reasons.AT_TWO_LINES if two else reasons.of_kind(what)
+    return RootCause(what, _certainty(case, finding, what), site, why)
 
 
 def _certainty(case: Case, finding: Finding, what: What) -> Certainty:

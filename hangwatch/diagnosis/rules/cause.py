@@ -20,7 +20,7 @@ from hangwatch.diagnosis.rules.by_kind import (
 )
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
-from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.source.flow import Turn, exits
 from hangwatch.diagnosis.source.paths import ways
 from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.diagnosis.source.syntax import (
@@ -295,6 +295,8 @@ def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
             return What.SKIPPED_ITERATION, body[-1]
         case ast.Break() | ast.Return():
             return What.EARLY_EXIT, body[-1]
+        case last if exits(last):
+            return What.EARLY_EXIT, last
         case ast.Raise():  # what catches it is another choice
             return None, node
     return None

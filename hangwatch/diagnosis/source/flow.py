@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.diagnosis.source.names import for_one_rank
 from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line
-from hangwatch.diagnosis.source.syntax import called, is_collective
+from hangwatch.diagnosis.source.syntax import called, is_collective, own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -130,6 +130,8 @@ class Expansion:
             roots += scopes
             for frame, scope in zip(known, scopes[1:], strict=False):
                 self._seen_called[frame].append(scope)
+        if not all(stack.frames for stack in stacks):  # one of them is the end of the program
+            matter |= {scope for scope in program.files if any(map(exits, own(scope)))}
         self._matter = program.leading_to(matter)
         self._names = {name for name, scopes in named.items() if self._matter & {*scopes}}
         self._properties = {
@@ -188,7 +190,7 @@ class Expansion:
             target = context.returns
         elif isinstance(node, ast.Raise):
             target = None
-        elif _exits(node):
+        elif exits(node):
             target = context.exits
         return self._at(context, node, _expressions(node), target)
 
@@ -480,7 +482,7 @@ def _expressions(node: ast.stmt) -> list[ast.expr]:
     return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
 
 
-def _exits(node: ast.stmt) -> bool:
+def exits(node: ast.AST) -> bool:
     """Whether a statement ends the program."""
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Call) and called(value) in _EXITS

@@ -49,6 +49,12 @@ _MORE = {
 }
 
 
+AT_TWO_LINES = (
+    "They come to it at two lines: these are not one call of the program, or its two sides do not "
+    "agree on what they send."
+)
+
+
 def of_kind(what: What) -> str:
     """Why, where no way through the source tells it."""
     return _MORE.get(what, "")
