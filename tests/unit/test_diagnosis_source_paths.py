@@ -267,6 +267,22 @@ TEXTS = [
     ),
     pytest.param(
         """
+        class Timed:
+            def __exit__(self, kind, error, trace):
+                if kind is not None:  # here
+                    return True
+                reduce(self.seconds)  # theirs
+
+        gather()  # start
+        with Timed():
+            step()
+        barrier()  # mine
+        """,
+        ("condition", True),
+        id="how a block of a context manager is left",
+    ),
+    pytest.param(
+        """
         @rank_zero_only  # here
         def save(state):
             reduce(state)  # mine

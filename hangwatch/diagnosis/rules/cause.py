@@ -232,6 +232,14 @@ def _named_by_source(
     if choice.turn is Turn.CALL or test is None:
         of_rank = choice.turn is Turn.CONDITION  # a decorator for one rank
         return (What.RANK_CONDITION if of_rank else What.DATA_CONDITION), node
+    return _of_condition(case, finding, choice, test, split)
+
+
+def _of_condition(
+    case: Case, finding: Finding, choice: Choice, test: ast.expr, split: Split
+) -> tuple[What | None, ast.AST]:
+    """The same of a condition."""
+    node = choice.node
     if case.source.asks_for_rank(choice.file, test, strictly=True):
         culprits = {case.source.holds_for(choice.file, test, rank) for rank in finding.culprits}
         others = {case.source.holds_for(choice.file, test, rank) for rank in split.ranks[1:]}
@@ -240,8 +248,11 @@ def _named_by_source(
         if settled or not culprits <= {None, choice.taken} or choice.taken in others:
             return None, node
         return What.RANK_CONDITION, node
-    same = case.source.is_of_turns(choice.file, test)
-    return (None, node) if same else _jump(choice, split.mine) or (What.DATA_CONDITION, node)
+    if case.source.is_of_turns(choice.file, test):
+        return None, node
+    what, left_by = _jump(choice, split.mine) or (What.DATA_CONDITION, node)
+    of_block = what is not None and case.source.asks_for_exception(choice.file, test)
+    return (What.SWALLOWED_EXCEPTION if of_block else what), left_by
 
 
 def _branches(case: Case, choice: Choice) -> tuple[Sequence[ast.stmt], Sequence[ast.stmt]]:

@@ -100,6 +100,14 @@ class Source:
 
         return settled(test)
 
+    def asks_for_exception(self, file: str, test: ast.expr) -> bool:
+        """Whether a condition of an ``__exit__`` asks for what was raised in its block."""
+        scope = self.program.scope_at(Line(file, test.lineno))
+        if getattr(scope, "name", "") != "__exit__" or not isinstance(scope, ast.FunctionDef):
+            return False
+        raised = {argument.arg for argument in scope.args.args[1:]}
+        return any(isinstance(node, ast.Name) and node.id in raised for node in ast.walk(test))
+
     def _computed_again(self, file: str) -> frozenset[str]:
         """The names of a file that a function computes which is called again and again."""
         scopes = (one for one in self.program.called_in_loops if self.program.files[one] == file)

@@ -277,8 +277,19 @@ class Expansion:
         if any(isinstance(one, ast.Call) and called(one) == "suppress" for one in managers):
             choice = Choice(Turn.EXCEPTION, context.file, node, taken=True)
             inner = replace(context, raises=((then, choice), *context.raises))
+        leave = self._exit_of(managers)
+        if leave is not None and leave not in context.scopes:
+            then = self._call(leave, then, context)
+            choice = Choice(Turn.EXCEPTION, context.file, node, taken=True)
+            inner = replace(inner, raises=((then, choice), *inner.raises))
         body = self._block(node.body, then, inner)
         return self._at(context, node, managers, body, managers[-1].end_lineno or 0)
+
+    def _exit_of(self, managers: Sequence[ast.expr]) -> Function | None:
+        """The ``__exit__`` of a class of the program's, by which a block is left."""
+        made = (called(one) for one in managers if isinstance(one, ast.Call))
+        exits = (self._program.method(name, "__exit__") for name in made)
+        return next((scope for scope in exits if scope in self._matter), None)
 
     def _match(self, node: ast.Match, then: Node, context: _Context) -> Node:
         branch = Node()

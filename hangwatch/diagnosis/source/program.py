@@ -205,6 +205,16 @@ class Program:
         }
         return frozenset(self.names[scope] for scope in self.leading_to(scopes)) - {""}
 
+    def method(self, owner: str, name: str) -> Function | None:
+        """The method of a class, by both names."""
+        body = self._classes[owner].body if owner in self._classes else []
+        return next((one for one in body if isinstance(one, SCOPES) and one.name == name), None)
+
+    @cached_property
+    def _classes(self) -> dict[str, ast.ClassDef]:
+        nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
+        return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+
     @cached_property
     def called_in_loops(self) -> frozenset[Function]:
         """The functions that a loop calls, be it by others; methods by which objects are called."""
