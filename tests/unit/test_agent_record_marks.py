@@ -10,6 +10,8 @@ import pytest
 
 from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.record.marks import MOST, NO_SYNC, THREAD_DIED, Marks
+from hangwatch.agent.record.page_file import MARKS
+from hangwatch.diagnosis.facts import marks as facts
 
 PREFIXES = Prefixes(("/usr/lib/",))
 
@@ -52,6 +54,11 @@ def died(marks: Marks, error: BaseException, name: str = "fill") -> None:
     finally:
         threading.excepthook = before
     marks.thread_died(told[0])
+
+
+def test_the_page_and_the_diagnosis_know_marks_as_the_agent_does() -> None:
+    assert MOST == MARKS
+    assert (NO_SYNC, THREAD_DIED) == (facts.NO_SYNC, facts.THREAD_DIED)
 
 
 def test_each_line_has_a_count_of_its_own(marks: Marks, recorder: FakeRecorder) -> None:

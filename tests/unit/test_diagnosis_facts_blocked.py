@@ -8,7 +8,7 @@ from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
-from snapshots import SCRIPT, W, blocked, job, only, op, rank
+from snapshots import SCRIPT, W, blocked, job, only, op, rank, source
 
 from hangwatch.diagnosis.facts.awaited import On, has_returned
 from hangwatch.diagnosis.facts.blocked import blocked as blocked_by
@@ -257,3 +257,16 @@ def test_the_cause_is_where_the_holder_of_the_lock_is() -> None:
     assert verdict.cause is not None
     assert (verdict.cause.what, line(verdict.cause.site)) == (What.STUCK_LINE, 3)
     assert "thread writer" in verdict.advice[0]
+
+
+@pytest.mark.parametrize(("second", "told"), [(14, "waiting in queue.get"), (30, "in main")])
+def test_what_one_rank_waits_for_is_not_said_of_another_line(second: int, told: str) -> None:
+    waiting = [rank(number, W, blocked(W, 9)) for number in (0, 3)]
+    stuck = [
+        replace(rank_at(GET, at(line), number=number), ops=(), groups=waiting[0].groups)
+        for number, line in ((1, 14), (2, second))
+    ]
+    behind = [replace(one, groups=(replace(one.groups[0], enqueued=8),)) for one in stuck]
+    verdict = only(job(*waiting, *behind, **source("while True:\n    step()\n")))
+    assert verdict.culprits == (1, 2)
+    assert told in verdict.headline

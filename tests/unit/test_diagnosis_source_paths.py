@@ -345,6 +345,37 @@ def test_what_leads_nowhere_else_is_no_choice() -> None:
     assert told(found.decisive) == [("loop", 2, False)]
 
 
+EXIT = """
+class Timed:
+    def __exit__(self, kind, error, trace):
+        reduce(self.seconds)  # {exit}
+        {returns}
+
+gather()  # start
+with Timed():  # here
+    step()
+    reduce(loss)  # theirs
+barrier()  # {after}
+"""
+
+
+@pytest.mark.parametrize("returns", ["return None", "return self.quiet"])
+def test_an_exception_leads_to_what_the_exit_of_its_block_calls(returns: str) -> None:
+    text = EXIT.format(exit="mine", returns=returns, after="later")
+    found = parted(text)
+    assert found is not None
+    assert told(found.decisive) == [("exception", marked(text, "here"), True)]
+
+
+@pytest.mark.parametrize(("returns", "goes_on"), [("return None", False), ("return True", True)])
+def test_only_an_exit_that_swallows_it_leads_from_there_past_the_block(
+    returns: str, *, goes_on: bool
+) -> None:
+    text = EXIT.format(exit="known", returns=returns, after="mine")
+    found = parted(text, marked(text, "known"))
+    assert (found is not None and bool(found.decisive)) is goes_on
+
+
 def test_a_turn_in_which_it_is_left_out_is_a_way_around() -> None:
     found = parted(
         dedent("""

@@ -155,6 +155,7 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     living = [case.doing(rank) for rank in culprits if rank not in case.ended]
     if cause.what is What.STUCK_LINE:
         values |= dict(_of_wait(living[0].blocked if living else None))
+        values["stuck"] = the_ranks(culprits)
     if living and living[0].compiling is not None:
         values |= dict(_compiling(living[0].compiling))
     for end in (case.ended[rank] for rank in culprits if rank in case.ended):

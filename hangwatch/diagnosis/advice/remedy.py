@@ -27,6 +27,7 @@ VALUES = frozenset(
         "splits",
         "impatient",
         "waits_in",
+        "stuck",
         "mutex",
         "holder",
         "holder_at",

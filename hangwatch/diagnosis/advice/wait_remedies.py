@@ -24,25 +24,25 @@ BY_WAIT: tuple[Remedy, ...] = (
     ),
     Remedy(
         _TOPIC,
-        "Fix the {dead_by} at {dead_at} that ended {dead_thread} on {culprits}. And have the "
+        "Fix the {dead_by} at {dead_at} that ended {dead_thread} on {stuck}. And have the "
         "thread hand its exceptions on (put them into the queue, or use a future), so that the "
         "rank ends with them instead of waiting.",
     ),
     Remedy(
         _TOPIC,
-        "See why {lost_thread} has ended on {culprits}, or was not started: an exception in a "
+        "See why {lost_thread} has ended on {stuck}, or was not started: an exception in a "
         "thread is only printed. Have it hand its exception on (put it into the queue, or use a "
         "future), so that the rank ends with it instead of waiting.",
     ),
     Remedy(
         _TOPIC,
-        "See why {lost_process} of {culprits} is gone, by its output or the kernel log "
+        "See why {lost_process} of {stuck} is gone, by its output or the kernel log "
         "(out of memory), and check in the loop that waits for it that it lives, or wait with a "
         "timeout.",
     ),
     Remedy(
         _TOPIC,
-        "See what keeps {child} on {culprits}, and give the call at {line} a timeout=, so that "
+        "See what keeps {child} on {stuck}, and give the call at {line} a timeout=, so that "
         "it raises instead of waiting for ever.",
     ),
     Remedy(
@@ -57,8 +57,8 @@ BY_WAIT: tuple[Remedy, ...] = (
     ),
     Remedy(
         _TOPIC,
-        "See who should be at the other end: {culprits} waits for {pipe}. A pipe holds 64 KiB: "
-        "who writes more waits until it is read, and who reads waits until all have closed it.",
+        "See who should be at the other end of the pipe at {line}, which waits for {pipe}. A pipe "
+        "holds 64 KiB: who writes more waits until it is read, and who reads until all close it.",
     ),
     Remedy(
         _TOPIC,
@@ -67,7 +67,7 @@ BY_WAIT: tuple[Remedy, ...] = (
     ),
     Remedy(
         _TOPIC,
-        "See why the loop `{until}` does not end on {culprits}: what it asks for does not come "
+        "See why the loop `{until}` does not end on {stuck}: what it asks for does not come "
         "about there. Give it a limit after which it raises.",
     ),
     Remedy(
@@ -77,12 +77,12 @@ BY_WAIT: tuple[Remedy, ...] = (
     ),
     Remedy(
         _TOPIC,
-        "See what keeps {other_thread} of {culprits}, which is at {other_thread_at}: the rank "
+        "See what keeps {other_thread} of {stuck}, which is at {other_thread_at}: the rank "
         "waits in {waits_in}, and it has no other thread of the program that could end that.",
     ),
     Remedy(
         _TOPIC,
-        "See what {culprits} should get from another thread or process in {waits_in}, and whether "
+        "See what {stuck} should get from another thread or process in {waits_in}, and whether "
         "that still runs: the stacks of all threads are in the report. Of an exception in a thread "
         "only standard error tells.",
     ),

@@ -113,13 +113,14 @@ def by_kernel(wchan: str) -> tuple[On | None, str]:
 def has_returned(rank: RankSnapshot) -> bool:
     """Whether the program is over, and the interpreter waits for what it has started."""
     main = main_thread(rank.threads, rank.pid)
-    for number, frame in enumerate(main.frames if main else ()):
+    frames = main.frames if main else ()
+    for number, frame in enumerate(frames):
         file = _ENDS.get(frame.function)
-        if main is not None and file is not None and frame.file.endswith(file):
+        if file is not None and frame.file.endswith(file):
             # A process that multiprocessing has started ends within its own.
-            outside = main.frames[number + 1 :]
+            outside = frames[number + 1 :]
             over = not outside or outside[0].file.endswith("/multiprocessing/process.py")
-            return over and not user_frames(main.frames[:number]) and program_thread(rank) is main
+            return over and not user_frames(frames[:number]) and program_thread(rank) is main
     return False
 
 

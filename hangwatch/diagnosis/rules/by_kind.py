@@ -90,7 +90,7 @@ def _stuck(case: Case, finding: Finding) -> RootCause:
     alive = culprit in case.job.ranks and culprit not in case.ended
     blocked = case.doing(culprit).blocked if alive else None
     if blocked is not None:
-        why = reasons.of_wait(finding.culprits, blocked) or why
+        why = reasons.of_wait((culprit,), blocked) or why
         of_thread = blocked.link.site if blocked.link and not blocked.link.command else None
         site = blocked.until or of_thread or site
     return RootCause(What.STUCK_LINE, finding.certainty, site, why)

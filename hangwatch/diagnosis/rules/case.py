@@ -147,6 +147,12 @@ class Case:
             rank in self.job.ranks and rank not in self.ended and has_returned(self.job.ranks[rank])
         )
 
+    def doing_alike(self, ranks: Sequence[int]) -> Activity:
+        """What some ranks do; what the line of the first waits for only where all are at it."""
+        found = self.doing(ranks[0])
+        alike = all(self.activity(rank).site == found.site for rank in ranks[:MOST_COMPARED])
+        return found if alike else self.activity(ranks[0])
+
     def doing(self, rank: int) -> Activity:
         """What a rank does, with what its own line waits for."""
         found = self.activity(rank)

@@ -68,11 +68,10 @@ def left_without(case: Case, finding: Finding) -> RootCause | None:
     """
     ends = [case.ended[rank] for rank in finding.culprits if rank in case.ended]
     told = [end.exception for end in ends if end.exception is not None]
-    site = _branch_of_model(case) or _made_at(case) or finding.victim_site
     if told and all(_NOT_REDUCED.search(one.message) for one in told):
         why = reasons.no_gradient(finding.culprits)
         certainty = finding.certainty.at_most(Certainty.LIKELY)
-        return RootCause(What.UNUSED_PARAMETER, certainty, site, why, (why,))
+        return RootCause(What.UNUSED_PARAMETER, certainty, _to_change(case, finding), why, (why,))
     place = finding.wait_point
     apart = finding.kind in (Kind.OP_MISMATCH, Kind.SIGNATURE_MISMATCH)
     if (
@@ -86,6 +85,7 @@ def left_without(case: Case, finding: Finding) -> RootCause | None:
     if not left_out or not any(_reduces(case, rank, place) for rank in others):
         return None
     why = reasons.bucket_left_out(finding.culprits, finding.victim_site)
+    site = _to_change(case, finding)
     unused = RootCause(What.UNUSED_PARAMETER, Certainty.POSSIBLE, site, why, (why,))
     used = lines_of(case.job.ranks, NO_SYNC, (*finding.culprits, *others))
     if not used:
@@ -122,6 +122,11 @@ def _is_read(case: Case, finding: Finding) -> bool:
 
 def _uses_ddp(case: Case) -> bool:
     return any(_DDP in text for text in case.texts.values())
+
+
+def _to_change(case: Case, finding: Finding) -> Site | None:
+    """Where a part of the model is left out, else where it is made or its gradients are."""
+    return _branch_of_model(case) or _made_at(case) or finding.victim_site
 
 
 def _made_at(case: Case) -> Site | None:

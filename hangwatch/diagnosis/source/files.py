@@ -103,7 +103,7 @@ class Source:
     def asks_for_exception(self, file: str, test: ast.expr) -> bool:
         """Whether a condition of an ``__exit__`` asks for what was raised in its block."""
         scope = self.program.scope_at(Line(file, test.lineno))
-        if getattr(scope, "name", "") != "__exit__" or not isinstance(scope, ast.FunctionDef):
+        if not isinstance(scope, ast.FunctionDef) or scope.name != "__exit__":
             return False
         raised = {argument.arg for argument in scope.args.args[1:]}
         return any(isinstance(node, ast.Name) and node.id in raised for node in ast.walk(test))

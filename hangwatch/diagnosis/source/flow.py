@@ -279,17 +279,19 @@ class Expansion:
             inner = replace(context, raises=((then, choice), *context.raises))
         leave = self._exit_of(managers)
         if leave is not None and leave not in context.scopes:
-            then = self._call(leave, then, context)
             choice = Choice(Turn.EXCEPTION, context.file, node, taken=True)
-            inner = replace(inner, raises=((then, choice), *inner.raises))
+            beyond = [(self._call(leave, to, context), why) for to, why in context.raises]
+            then = self._call(leave, then, context)
+            caught = then if _swallows(leave) else self._call(leave, Node(), context)
+            inner = replace(inner, raises=((caught, choice), *beyond))
         body = self._block(node.body, then, inner)
         return self._at(context, node, managers, body, managers[-1].end_lineno or 0)
 
     def _exit_of(self, managers: Sequence[ast.expr]) -> Function | None:
         """The ``__exit__`` of a class of the program's, by which a block is left."""
         made = (called(one) for one in managers if isinstance(one, ast.Call))
-        exits = (self._program.method(name, "__exit__") for name in made)
-        return next((scope for scope in exits if scope in self._matter), None)
+        methods = (self._program.method(name, "__exit__") for name in made)
+        return next((scope for scope in methods if scope in self._matter), None)
 
     def _match(self, node: ast.Match, then: Node, context: _Context) -> Node:
         branch = Node()
@@ -506,6 +508,15 @@ def _catches_all(handler: ast.ExceptHandler) -> bool:
 
 def _is_anything(case: ast.match_case) -> bool:
     return isinstance(case.pattern, ast.MatchAs) and not case.pattern.pattern and not case.guard
+
+
+def _swallows(leave: Function) -> bool:
+    """Whether an ``__exit__`` may keep what was raised from going on: by what it returns."""
+    returned = (node.value for node in own(leave) if isinstance(node, ast.Return))
+    return any(
+        value is not None and not (isinstance(value, ast.Constant) and not value.value)
+        for value in returned
+    )
 
 
 def _last_function(scope: Function) -> Function | None:

@@ -162,10 +162,8 @@ def of_choice(what: What, site: Site, choice: Choice, parted: Parted) -> str:
             said = f"{here} was reached on {ranks}, and not {other}"
         case What.SKIPPED_ITERATION:
             said = f"{here} ended a turn of the loop early on {ranks}, and not {other}"
-        case What.SWALLOWED_EXCEPTION if (site.source or "").startswith("finally"):
-            said = f"An exception led {ranks} to {here}"
         case What.SWALLOWED_EXCEPTION:
-            said = f"An exception on {ranks} was caught by {here}"
+            said = _of_exception(ranks, site.source or "", here)
         case What.DIFFERENT_ORDER:
             said = f"{here} changes the order of calls on {ranks}, and not {other}"
         case _ if choice.turn is Turn.CALL:
@@ -186,6 +184,15 @@ def evidence(parted: Parted) -> tuple[str, ...]:
 
 def _who(parted: Parted) -> str:
     return "in earlier turns" if parted.other is None else the_ranks((parted.other,))
+
+
+def _of_exception(ranks: str, text: str, here: str) -> str:
+    """Where an exception led ranks: text is the line, which may do more than to catch it."""
+    if text.startswith("finally"):
+        return f"An exception led {ranks} to {here}"
+    if text.startswith(("with ", "async with ")) and "suppress(" not in text:
+        return f"An exception on {ranks} ended the block of {here}"
+    return f"An exception on {ranks} was caught by {here}"
 
 
 def _cut(text: str) -> str:
