@@ -37,6 +37,8 @@ MAX_BYTES = 8 << 20
 MAIN_THREAD = "MainThread"
 _KILLED_S = 1.0
 _MAX_FRAMES = 400
+_WRAPPERS = "/hangwatch/agent/record/importlib._bootstrap"
+"""The file that frames of our own wrappers are in (agent/record/unseen.py)."""
 _MAX_THREADS = 256
 _STOPPED = frozenset("Tt")
 
@@ -188,6 +190,7 @@ def _thread(thread: Mapping[str, Any], pid: int) -> ThreadStack:
     frames = (
         Frame(str(frame["filename"]), int(frame["line"]), str(frame["name"]))
         for frame in thread["frames"][:_MAX_FRAMES]
+        if not str(frame["filename"]).endswith(_WRAPPERS)
     )
     return ThreadStack(
         str(name), tid, bool(thread["active"]), bool(thread["owns_gil"]), tuple(frames)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hangwatch.agent.call_site import Prefixes
-from hangwatch.agent.record.marks import MOST, NO_SYNC, THREAD_DIED, Marks
+from hangwatch.agent.record.marks import AWAITS_KEY, MOST, NO_SYNC, SETS_KEY, THREAD_DIED, Marks
 from hangwatch.agent.record.page_file import MARKS
 from hangwatch.diagnosis.facts import marks as facts
 
@@ -59,6 +59,7 @@ def died(marks: Marks, error: BaseException, name: str = "fill") -> None:
 def test_the_page_and_the_diagnosis_know_marks_as_the_agent_does() -> None:
     assert MOST == MARKS
     assert (NO_SYNC, THREAD_DIED) == (facts.NO_SYNC, facts.THREAD_DIED)
+    assert (AWAITS_KEY, SETS_KEY) == (facts.AWAITS_KEY, facts.SETS_KEY)
 
 
 def test_each_line_has_a_count_of_its_own(marks: Marks, recorder: FakeRecorder) -> None:

@@ -13,6 +13,7 @@ from hangwatch.agent.inject import ptrace
 from hangwatch.agent.inject.post_import import record_failure
 from hangwatch.agent.inject.process import Process
 from hangwatch.agent.inject.setup_calls import SetupCall, new_group
+from hangwatch.agent.inject.store_calls import follow_stores
 from hangwatch.agent.record.custom_groups import wrap_class
 from hangwatch.agent.record.groups import ASK_AGAIN, NO_SLOT
 from hangwatch.agent.record.recorder import choose
@@ -78,6 +79,7 @@ class Hooks:
         for name in _NAMES:
             self._wrap(name)
         self._follow_threads()
+        follow_stores(self._c10d.Store, lambda: self._process)
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._after_fork)
         self._process = self._new_process()

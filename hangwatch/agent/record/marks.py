@@ -16,6 +16,7 @@ from hangwatch.agent.record.followed import follow, leave_alone
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
     from types import FrameType
 
     from hangwatch.agent.call_site import CallSite, Prefixes
@@ -25,6 +26,11 @@ NO_SYNC = "no_sync"
 """DistributedDataParallel.no_sync was entered: gradients of a backward pass stay local."""
 THREAD_DIED = "thread_died"
 """An exception has ended a thread; the text tells of both."""
+AWAITS_KEY = "awaits_key"
+"""A key of a store was waited for; the text is the last one of that line."""
+SETS_KEY = "sets_key"
+"""A key of a store was set; the text is the last one of that line."""
+MOST_KEYS = 4
 MOST = 16
 _current: list[Marks] = []
 """The Marks of this process; a fork's child that becomes a rank puts its own here."""
@@ -61,6 +67,14 @@ class Marks:
         """Note that a user's line above ``frame`` leaves gradients local."""
         self._note(NO_SYNC, "", user_site(frame, self._prefixes))
 
+    def awaits(self, keys: Sequence[str], frame: FrameType) -> None:
+        """Note that a user's line above ``frame`` waits for keys of a store."""
+        self._note(AWAITS_KEY, _text_of(keys), user_site(frame, self._prefixes))
+
+    def sets(self, keys: Sequence[str], frame: FrameType) -> None:
+        """Note that a user's line above ``frame`` has set keys of a store."""
+        self._note(SETS_KEY, _text_of(keys), user_site(frame, self._prefixes))
+
     def thread_died(self, failed: threading.ExceptHookArgs) -> None:
         """Note what has ended a thread."""
         from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
@@ -80,6 +94,11 @@ class Marks:
             mark = self._counts[kind, site] = [len(self._counts), 0]
         mark[1] += 1
         self._recorder.set_mark(mark[0], kind, text, mark[1], *site)
+
+
+def _text_of(keys: Sequence[str]) -> str:
+    """Keys of a store as text, one a line; of many the first ones."""
+    return "\n".join(key[:200] for key in keys[:MOST_KEYS])
 
 
 def _no_sync(_module: Any, _result: Any) -> None:

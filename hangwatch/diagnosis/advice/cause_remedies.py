@@ -13,6 +13,16 @@ _ALONE = (Kind.SUBSET_ENTERED,)
 BY_CAUSE: tuple[Remedy, ...] = (
     Remedy(
         "change",
+        "Set {unset}, which is waited for, also where {culprits} comes past {set_at} by `{cause}` "
+        "at {cause_line}.",
+    ),
+    Remedy(
+        "change",
+        "See what led {culprits} past {set_at} this time, where it has set such keys before: "
+        "{unset} is waited for.",
+    ),
+    Remedy(
+        "change",
         "self.log(..., sync_dist=True) is a collective: call it on all ranks, outside of "
         "`{cause}` at {cause_line}; the logger writes on rank 0 alone anyway.",
         f"{LIGHTNING}/extensions/logging.html",

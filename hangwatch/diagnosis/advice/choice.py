@@ -25,6 +25,7 @@ _OF_THE_CHANGE = frozenset(
     {"agree", "batches", "everyone", "groups in order", "move out", "order", "stop", "two lines"}
 )
 """Topics of the table by kind that are about what to change in the program."""
+_OF_MESSAGES = frozenset({"match", "batch"})
 _REASON_COUNTS = {
     Kind.NEVER_ENTERED,
     Kind.MISSING_PEER,
@@ -45,6 +46,7 @@ def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...
         _add(told, BY_REASON, kind, reason, facts)
     # The change to make, at its line, says more than what is right for all of a kind.
     needless = _OF_THE_CHANGE if facts.cause is not None else frozenset()
+    needless |= _OF_MESSAGES if facts.values.keys() & {"key", "unset"} else frozenset()
     by_kind = [remedy for remedy in BY_KIND if remedy.topic not in needless]
     # Of a lost node, or of a GPU that failed, no rank's code is at fault.
     apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)

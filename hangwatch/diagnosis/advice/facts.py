@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import signal
 from dataclasses import dataclass, field
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.endings import gave_up
+from hangwatch.diagnosis.facts.stores import setter
+from hangwatch.diagnosis.facts.wait_points import Setup
 from hangwatch.diagnosis.source.syntax import leaves
-from hangwatch.diagnosis.text.phrases import line, the_ranks
+from hangwatch.diagnosis.text.phrases import key_text, line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
 from hangwatch.types.kinds import What
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.awaited import Link
     from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.compiling import Compiling
+    from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.rules.cause import Read
     from hangwatch.types.calls import Site
@@ -145,7 +149,8 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     if calls and (mine or calls[0] == values.get("op")):
         values["entered"] = calls[0]
     values |= dict(_of_cause(cause))
-    leaving = _leaving(case, cause, reads)
+    values |= dict(_of_key(case, finding.wait_point))
+    leaving = _leaving(cause, reads)
     if leaving:
         values["leaving"] = leaving
     if handled := case.handled_by(finding.culprits):
@@ -224,6 +229,7 @@ _NAMES = {
     On.PIPE: "pipe",
     On.FILE: "mount",
     On.INPUT: "input",
+    On.KEY: "key",
 }
 """By what it is waited for, the name under which texts may name it."""
 
@@ -238,6 +244,8 @@ def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
         yield "waits_in", blocked.call
     if blocked.until is not None:
         yield "until", (blocked.until.source or "").rstrip(":")
+    if blocked.instead is not None:
+        yield from (("set_key", blocked.instead.key), ("set_at", line(blocked.instead.site)))
     if blocked.link is not None:
         yield from _of_link(blocked.link)
 
@@ -258,12 +266,18 @@ def _of_link(link: Link) -> Iterator[tuple[str, str]]:
             yield "crossed_at", line(link.crossed)
 
 
-def _leaving(case: Case, cause: RootCause, reads: Sequence[Read]) -> str:
+def _of_key(case: Case, point: WaitPoint | None) -> Iterator[tuple[str, str]]:
+    """The key of a store that culprits have not set, and where they set such keys."""
+    known = setter(case.job.ranks, point.keys) if isinstance(point, Setup) else None
+    if isinstance(point, Setup) and known is not None:
+        yield from (("unset", key_text(point.keys)), ("set_at", line(known.site)))
+
+
+def _leaving(cause: RootCause, reads: Sequence[Read]) -> str:
     """The statement by which culprits left a loop or function below a condition, or empty."""
     for read in reads:
         if read.site == cause.site and leaves(read.taken):
-            line = case.site_of_line(read.choice.file, read.taken[-1].lineno)
-            return (line.source or "").partition("  #")[0]
+            return ast.unparse(read.taken[-1]).partition("\n")[0]
     return ""
 
 

@@ -72,6 +72,16 @@ BY_WAIT: tuple[Remedy, ...] = (
     ),
     Remedy(
         _TOPIC,
+        "Give the key one name on both sides: {stuck} waits for {key} at {line}, and what is set "
+        "at {set_at} is `{set_key}`.",
+    ),
+    Remedy(
+        _TOPIC,
+        "See which rank should set {key} before {stuck} comes to {line}, and which way led it past "
+        "that. Give the call a timeout=, so that it raises with the key's name.",
+    ),
+    Remedy(
+        _TOPIC,
         "Do not ask for input ({input} at {line}) in a job of several ranks: take an argument or "
         "an environment variable.",
     ),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import Cause, How, timed_out, went_on
 from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.diagnosis.facts.stores import for_keys
 from hangwatch.diagnosis.facts.wait_points import Place, Wait
 from hangwatch.diagnosis.facts.waits import (
     awaited_setups,
@@ -59,7 +60,7 @@ def find_waits(
             if all(_is_before(wait.wait_point, in_dispute) for wait in found):
                 found = in_dispute or found
             waits.extend(wait._replace(over=True) for wait in found)
-    return waits
+    return waits + for_keys(job, ended, waits)
 
 
 def _in_dispute(

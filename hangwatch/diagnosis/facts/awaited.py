@@ -43,6 +43,8 @@ class On(StrEnum):
     PIPE = "pipe"
     FILE = "file"
     SLEEP = "sleep"
+    KEY = "key"
+    """Of a store of torch's."""
     INPUT = "input"
     """Of a terminal."""
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hangwatch.diagnosis.facts.awaited import Link
+    from hangwatch.diagnosis.facts.stores import Setter
     from hangwatch.diagnosis.source.program import Program
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import RankSnapshot
@@ -43,6 +44,8 @@ class Blocked:
     link: Link | None = None
     until: Site | None = None
     """The loop that sleeps until something has come about."""
+    instead: Setter | None = None
+    """Where a key of nearly that name was set."""
 
 
 _PYTHON = re.compile(

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 NO_SYNC = "no_sync"
 THREAD_DIED = "thread_died"
+AWAITS_KEY = "awaits_key"
+SETS_KEY = "sets_key"
 """Kinds of marks (agent/record/marks.py)."""
 
 

@@ -20,6 +20,10 @@ UNNAMED = "collective"
 has it."""
 
 
+STORE = "store"
+"""Instead of a set-up call: a key of a store."""
+
+
 class Place(NamedTuple):
     """The ``seq``-th collective of a group, 0 where it is not known which."""
 
@@ -46,13 +50,19 @@ class Setup(NamedTuple):
     """A call in which ranks wait for each other, which is no collective of a group.
 
     Of new_group: the number below which the members of the group meet, and the group (only its
-    members, as a key); where these are not known, the line that makes it.
+    members, as a key); where these are not known, the line that makes it. Of STORE: where has
+    the keys that are waited for, one a line.
     """
 
     call: str
     where: str = ""
     number: int = 0
     gid: int = -1
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of a store that are waited for."""
+        return tuple(self.where.splitlines()) if self.call == STORE else ()
 
 
 WaitPoint = Place | Channel | Setup

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.channels import answers, fewest, is_posted, senders, sending, sent
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.job import NEW_GROUP
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.facts.stores import setter
+from hangwatch.diagnosis.facts.wait_points import ANYONE, STORE, Channel, Place, Setup
 from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ def _made(job: Job, rank: int, setup: Setup) -> bool:
 def _missing_at_setup(
     job: Job, wait_point: Setup, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
+    if wait_point.call == STORE:
+        known = setter(job.ranks, wait_point.keys)
+        return known.behind if known is not None else ()
     there = {wait.rank for wait in graph.at[wait_point]}
     if wait_point.gid >= 0:
         members: Sequence[int] = job.members(wait_point.gid)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import other_peers
-from hangwatch.diagnosis.facts.wait_points import Channel, Place
+from hangwatch.diagnosis.facts.stores import setter
+from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
 from hangwatch.diagnosis.text import reasons
+from hangwatch.frames import with_source
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
 from hangwatch.types.verdict import RootCause
 
@@ -59,6 +61,11 @@ def without_choice(case: Case, finding: Finding) -> RootCause:
         return RootCause(what, Certainty.POSSIBLE)
     if what is What.STUCK_LINE:
         return _stuck(case, finding)
+    point = finding.wait_point
+    known = setter(case.job.ranks, point.keys) if isinstance(point, Setup) else None
+    if known is not None:
+        site = with_source(known.site, case.texts)
+        return RootCause(what, finding.certainty, site, reasons.of_kind(what))
     other = _to_another(case, finding) if what is What.UNMATCHED_P2P else None
     if other is not None:
         return other

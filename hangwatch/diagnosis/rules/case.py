@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hangwatch.diagnosis.facts.activity import Activity, activity
 from hangwatch.diagnosis.facts.alignment import Departures, departures
-from hangwatch.diagnosis.facts.awaited import has_returned
-from hangwatch.diagnosis.facts.blocked import blocked
+from hangwatch.diagnosis.facts.awaited import On, has_returned
+from hangwatch.diagnosis.facts.blocked import Blocked, blocked
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
 from hangwatch.diagnosis.facts.job import NEW_GROUP, seconds
+from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup
 from hangwatch.diagnosis.graph.wait_for import held_up
-from hangwatch.diagnosis.text.phrases import wait_point_text
+from hangwatch.diagnosis.text.phrases import key_text, wait_point_text
 from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
 from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Reason, What
@@ -25,7 +26,6 @@ from hangwatch.types.verdict import Collective
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.devices import Stuck
     from hangwatch.diagnosis.facts.endings import Ending
     from hangwatch.diagnosis.facts.faults import Fault
@@ -86,6 +86,11 @@ class Finding:
         point = self.wait_point
         setting_up = isinstance(point, Setup) and point.call == NEW_GROUP
         return setting_up or self.what is What.GROUP_CREATION
+
+    @property
+    def awaits_key(self) -> bool:
+        """Whether it is about who sets a key of a store."""
+        return isinstance(self.wait_point, Setup) and bool(self.wait_point.keys)
 
     def likely_at_most(self) -> Finding:
         """The finding, with a guess who did it; that it hangs stays as sure as it is."""
@@ -156,6 +161,9 @@ class Case:
     def doing(self, rank: int) -> Activity:
         """What a rank does, with what its own line waits for."""
         found = self.activity(rank)
+        if found.reason is Reason.STORE_WAIT and (keys := awaited_keys(self.job.ranks[rank])):
+            instead = nearest(self.job.ranks, keys)
+            return replace(found, blocked=Blocked(On.KEY, key_text(keys), instead=instead))
         if found.reason is not Reason.USER_CODE:
             return found
         if rank not in self._blocked:

@@ -19,6 +19,7 @@ from hangwatch.diagnosis.rules.deaths import died
 from hangwatch.diagnosis.rules.divergence import divergence
 from hangwatch.diagnosis.rules.mismatch import judge_lines
 from hangwatch.diagnosis.rules.naming import judge_names
+from hangwatch.diagnosis.rules.stores import judge_key
 from hangwatch.diagnosis.rules.terminals import finished, left_behind
 from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import wording
@@ -42,12 +43,7 @@ Ranks = tuple[int, ...]
 def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
     """A wait point that everyone has reached and that does not complete."""
     if isinstance(wait_point, Setup):
-        found = judge_names(case, wait_point) if wait_point.call == NEW_GROUP else None
-        return (
-            found
-            or frozen_setup(case, wait_point)
-            or init_incomplete(case, wait_point, (), "", Reason.NETWORK)
-        )
+        return _stuck_setup(case, wait_point)
     waits = case.waits_at(wait_point)
     members = (
         case.job.members(wait_point.gid)
@@ -96,6 +92,17 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
         victim_site=site,
         final=broken,
         waits=waits,
+    )
+
+
+def _stuck_setup(case: Case, wait_point: Setup) -> Finding:
+    if wait_point.keys:
+        return judge_key(case, wait_point)
+    found = judge_names(case, wait_point) if wait_point.call == NEW_GROUP else None
+    return (
+        found
+        or frozen_setup(case, wait_point)
+        or init_incomplete(case, wait_point, (), "", Reason.NETWORK)
     )
 
 
@@ -175,6 +182,9 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
         doing = case.activity(frozen[0])
         return init_incomplete(case, max(setups), frozen, now(frozen, doing), doing.reason)
     told = _left_group(case, root)
+    keyed = [wait_point for wait_point in setups if wait_point.keys]
+    if told is None and keyed:
+        told = judge_key(case, max(keyed))
     if told is None and setups:
         told = _setup_in_cycle(case, setups, inside)
     if told is not None:

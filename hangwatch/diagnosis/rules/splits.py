@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.past import END, LEFT
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
+from hangwatch.diagnosis.facts.stores import setter
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.source.program import Line, Position
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def splits(
     weight: of the others those that it is least for are held against the culprits first.
     """
     culprits = {*finding.culprits}
+    if isinstance(finding.wait_point, Setup) and finding.awaits_key:
+        yield from _from_their_own_key(case, finding.culprits[0], finding.wait_point)
+        return
     points = [finding.wait_point, *(wait.wait_point for wait in finding.waits)]
     for point in dict.fromkeys(points):
         if isinstance(point, Channel) and point.peer in (ANYONE, *culprits):
@@ -83,6 +87,21 @@ def splits(
             if start == theirs.line:  # it was a guess
                 yield Split(culprit, other, None, mine, theirs, known)
             return
+
+
+def _from_their_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator[Split]:
+    """From where a culprit has set such a key before to where it is, and not to there again."""
+    known, mine = setter(case.job.ranks, wait_point.keys), position(case, culprit)
+    if known is None or mine is None:
+        return
+    line = _line(known.site)
+    since = [
+        record.site
+        for _, record in case.job.ops.get(culprit, [])
+        if record.site is not None and record.issued_age_s < known.age_s
+    ]
+    start = _line(since[-1]) if since else line
+    yield Split(culprit, None, start, mine, Position((line,)), known=True)
 
 
 def _nearest(case: Case, parting: Parting, ranks: tuple[int, int]) -> Split | None:

@@ -23,6 +23,7 @@ from hangwatch.diagnosis.rules.absentees import (
 )
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.deaths import died, last_site
+from hangwatch.diagnosis.rules.stores import judge_key
 from hangwatch.diagnosis.text import reasons, wording
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.text.wording import Gone, Scene
@@ -127,6 +128,9 @@ def _judge_wait_point(
     for rank in missing:
         parts[_fate(case, wait_point, rank)].append(rank)
     for (fate, *_), ranks in parts.items():
+        if isinstance(wait_point, Setup) and wait_point.keys and fate is not Fate.DIED:
+            yield judge_key(case, wait_point)
+            continue
         if fate is Fate.DIED:
             yield _deserted(case, wait_point, tuple(ranks)) or died(case, wait_point, tuple(ranks))
         elif wait_point is not None:

@@ -171,7 +171,14 @@ def wait_point_text(job: Job, wait_point: WaitPoint, op: str) -> str:
         call = op or ("send" if wait_point.sends else "recv")
         peer = f"rank {wait_point.peer}" if wait_point.peer != ANYONE else "any rank"
         return f"{call} {towards} {peer} in {group_text(job, wait_point.gid)}"
-    return wait_point.call
+    return key_text(wait_point.keys) if wait_point.keys else wait_point.call
+
+
+def key_text(keys: Sequence[str]) -> str:
+    """``the key `vocab/9` of the store``."""
+    if len(keys) == 1:
+        return f"the key `{keys[0]}` of the store"
+    return f"the keys {', '.join(f'`{key}`' for key in keys)} of the store"
 
 
 def now(ranks: Sequence[int], activity: Activity) -> str:
@@ -206,11 +213,12 @@ def doing(activity: Activity) -> str:
         return f"busy in {where}" if activity.running else f"in {where}"
     if activity.reason is Reason.GPU_FAULT:
         return f"on {activity.fault}"
+    what = _DOING.get(activity.reason, "doing something that could not be seen")
     if activity.compiling is not None:
         what = _compiling(activity.compiling)
-        return f"{what} ({where})" if where else what
-    what = _DOING.get(activity.reason, "doing something that could not be seen")
-    if activity.handling and activity.reason is Reason.EXCEPTION_HANDLING:
+    elif activity.blocked is not None:
+        what = waiting(activity.blocked)
+    elif activity.handling and activity.reason is Reason.EXCEPTION_HANDLING:
         article = "an" if activity.handling[:1].lower() in "aeiou" else "a"
         what = f"handling {article} {activity.handling}"
     if activity.worker:

@@ -65,6 +65,10 @@ def of_wait(ranks: Ranks, blocked: Blocked) -> str:
     link, where = blocked.link, blocked.until
     if where is not None:
         return f"It sleeps again and again, as long as {_code(where)} goes on."
+    if blocked.instead is not None:
+        (rank,) = blocked.instead.counts
+        what, at = blocked.instead.key, line(blocked.instead.site)
+        return f"Nobody is seen to have set it: rank {rank} has set `{what}` at {at}."
     return _of_link(ranks, link) if link is not None else ""
 
 

@@ -1,0 +1,123 @@
+"""The keys of torch's stores that ranks wait for, and who has set such keys before."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, NamedTuple
+
+from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
+from hangwatch.diagnosis.facts.wait_points import STORE, Setup, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import Mark, RankSnapshot
+
+MOMENT_S = 1.0
+"""Who has waited for a key for less waits for nobody yet."""
+ALIKE = 0.75
+"""Of two names, by difflib: `done-9` and `done_9` are."""
+_NUMBER = re.compile(r"\d+")
+
+
+class Setter(NamedTuple):
+    """A line at which keys are set of the form of one that is waited for."""
+
+    site: Site
+    key: str
+    """The last one of it."""
+    counts: Mapping[int, int]
+    """Rank to how often it came by."""
+    age_s: float = 0.0
+    """Since that last one."""
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """The ranks that came by least often: all, where none came by more often."""
+        least = min(self.counts.values())
+        return tuple(sorted(rank for rank, count in self.counts.items() if count == least))
+
+
+def awaited_keys(rank: RankSnapshot) -> tuple[str, ...]:
+    """The keys that a rank waits for in a call of a store; empty where it is in none."""
+    if not rank.in_call.startswith(f"{STORE}."):
+        return ()
+    there = (m for m in rank.marks if m.kind == AWAITS_KEY and m.site == rank.in_call_site)
+    return tuple(next((mark.text.splitlines() for mark in there), ()))
+
+
+def setter(ranks: Mapping[int, RankSnapshot], keys: Iterable[str]) -> Setter | None:
+    """The line at which ranks set keys that differ from these in numbers only, if it is one."""
+    wanted, forms = {*keys}, {_form(key) for key in keys}
+    lines: dict[Site, dict[int, Mark]] = defaultdict(dict)
+    for number, mark in _set_by(ranks):
+        last = mark.text.splitlines()
+        if mark.site is not None and forms & {*map(_form, last)} and wanted.isdisjoint(last):
+            lines[mark.site][number] = mark
+    if len(lines) != 1:
+        return None
+    [(site, marks)] = lines.items()
+    newest = min(marks.values(), key=lambda mark: mark.age_s)
+    counts = {rank: mark.count for rank, mark in marks.items()}
+    return Setter(site, newest.text, counts, newest.age_s)
+
+
+def nearest(ranks: Mapping[int, RankSnapshot], keys: Sequence[str]) -> Setter | None:
+    """The line that has set the key whose name is most like one of these."""
+    marks = [(number, mark) for number, mark in _set_by(ranks) if mark.site is not None]
+    known = {key: (number, mark) for number, mark in marks for key in mark.text.splitlines()}
+    for key in keys:
+        alike = get_close_matches(key, known.keys() - {key}, 1, ALIKE)
+        if alike:
+            number, mark = known[alike[0]]
+            return Setter(mark.site, alike[0], {number: mark.count}) if mark.site else None
+    return None
+
+
+def _set_by(ranks: Mapping[int, RankSnapshot]) -> Iterator[tuple[int, Mark]]:
+    for number, rank in ranks.items():
+        for mark in rank.marks:
+            if mark.kind == SETS_KEY:
+                yield number, mark
+
+
+def _form(key: str) -> str:
+    return _NUMBER.sub("0", key)
+
+
+def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wait]:
+    """The waits for keys of a store, where nobody is left who might set them.
+
+    Who serves the others may wait for a key all day long: only where all ranks that live
+    wait for something is it known that none comes. And then for the rank that has set such
+    keys before; where none is known, only if all wait for keys.
+    """
+    alive = {number: rank for number, rank in job.ranks.items() if number not in ended}
+    at = {
+        number: keys
+        for number, rank in alive.items()
+        if (keys := awaited_keys(rank)) and seconds(rank.in_call_age_s) >= MOMENT_S
+    }
+    if not at or len(job.ranks) < len(job.world()):
+        return []
+    blocked = {wait.rank for wait in waits if not wait.apart} | at.keys()
+    if not blocked >= alive.keys():
+        return []
+    known = {keys for keys in {*at.values()} if setter(job.ranks, keys) is not None}
+    return [
+        Wait(
+            number,
+            Setup(STORE, "\n".join(keys)),
+            seconds(alive[number].in_call_age_s),
+            firm=True,
+            op=alive[number].in_call,
+            site=alive[number].in_call_site,
+        )
+        for number, keys in at.items()
+        if keys in known or len(at) == len(alive)
+    ]

@@ -1,0 +1,110 @@
+"""Who waits for which key of a store, and who has set such keys before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from snapshots import PAIR, SCRIPT, W, blocked, job, only, op, rank
+
+from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
+from hangwatch.diagnosis.facts.stores import awaited_keys, nearest, setter
+from hangwatch.types.calls import Site
+from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.snapshot import Mark, ProcessState
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hangwatch.types.snapshot import RankSnapshot
+
+GET = Site(SCRIPT, 9, "fetch")
+SET = Site(SCRIPT, 5, "publish")
+
+
+def sets(key: str, count: int = 9, site: Site = SET) -> Mark:
+    return Mark(SETS_KEY, key, count, 40.0, site)
+
+
+def at_key(number: int, key: str, *marks: Mark, age_s: float = 40.0, **more: Any) -> RankSnapshot:
+    """A rank that waits for a key."""
+    return rank(
+        number,
+        PAIR,
+        in_call="store.get",
+        in_call_age_s=age_s,
+        in_call_site=GET,
+        marks=(Mark(AWAITS_KEY, key, 10, age_s, GET), *marks),
+        **more,
+    )
+
+
+def test_the_keys_are_those_of_the_line_that_it_is_at() -> None:
+    other = Mark(AWAITS_KEY, "b", 1, 1.0, Site(SCRIPT, 70, "load"))
+    assert awaited_keys(at_key(0, "a\nc", other)) == ("a", "c")
+    assert awaited_keys(rank(0, W, marks=(other,))) == ()
+
+
+def test_a_key_is_set_where_those_are_that_differ_in_numbers_only() -> None:
+    ranks = {0: rank(0, W, marks=(sets("vocab/8"), sets("done", site=GET)))}
+    found = setter(ranks, ["vocab/9"])
+    assert found is not None
+    assert (found.site, found.key, found.behind) == (SET, "vocab/8", (0,))
+    assert setter(ranks, ["vocabulary/9"]) is None
+    assert setter(ranks, ["vocab/8"]) is None  # it is there: another store has it, or it is taken
+
+
+def test_of_several_ranks_it_is_the_one_that_set_such_keys_less_often() -> None:
+    ranks = {i: rank(i, W, marks=(sets(f"ready/8/{i}", 8 if i == 1 else 9),)) for i in range(3)}
+    found = setter(ranks, ["ready/9/1"])
+    assert found is not None
+    assert found.behind == (1,)
+
+
+@pytest.mark.parametrize(("key", "name"), [("done_9", "done-9"), ("lr", None), ("done-9", None)])
+def test_a_key_of_nearly_that_name_is_found(key: str, name: str | None) -> None:
+    found = nearest({0: rank(0, W, marks=(sets("done-9"),))}, [key])
+    assert (found.key if found is not None else None) == name
+
+
+def test_the_rank_that_set_such_keys_is_to_blame_for_the_one_that_is_missing() -> None:
+    found = only(job(at_key(0, "vocab/9", sets("vocab/8")), at_key(1, "vocab/9"), size=2))
+    assert (found.kind, found.culprits, found.victims) == (Kind.MISSING_PEER, (0,), (1,))
+    assert found.certainty is Certainty.LIKELY
+    assert "did not set the key `vocab/9`" in found.headline
+    assert found.site == GET
+
+
+def test_it_is_so_where_that_rank_waits_in_a_collective() -> None:
+    publisher = rank(0, PAIR, blocked(PAIR, 8), marks=(sets("vocab/8"),))
+    found = only(job(publisher, at_key(1, "vocab/9"), size=2))
+    assert (found.kind, found.culprits) == (Kind.MISSING_PEER, (0,))
+
+
+def test_it_is_so_where_that_rank_has_come_to_its_end() -> None:
+    gone = rank(0, W, marks=(sets("vocab/8"),), process=ProcessState(alive=False, exit_code=0))
+    found = only(job(gone, at_key(1, "vocab/9"), size=2))
+    assert (found.kind, found.reason, found.culprits) == (Kind.MISSING_PEER, Reason.EXITED, (0,))
+
+
+def test_where_all_wait_for_what_nobody_is_known_to_set_any_may_be_to_blame() -> None:
+    found = only(job(at_key(0, "go"), at_key(1, "go"), size=2))
+    assert (found.culprits, found.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert found.hang is Certainty.LIKELY
+
+
+def test_who_serves_others_may_wait_as_long_as_one_of_them_works() -> None:
+    working = rank(0, W, op(W, 7), marks=(sets("order/8"),))
+    assert only(job(at_key(1, "order/9"), working, size=2)).kind is None
+    assert only(job(at_key(1, "order/9"), size=2)).kind is None  # the other is not seen
+
+
+def test_a_moment_of_waiting_is_none() -> None:
+    ranks = (at_key(0, "a", age_s=0.5), at_key(1, "a"))
+    assert only(job(*ranks, size=2)).kind is None
+
+
+def test_a_collective_that_waits_for_it_comes_first_where_no_setter_is_known() -> None:
+    found = only(job(at_key(1, "done_9"), rank(0, PAIR, blocked(PAIR, 8)), size=2))
+    assert (found.kind, found.culprits) == (Kind.NEVER_ENTERED, (1,))
+    assert "the key `done_9` of the store" in found.headline
