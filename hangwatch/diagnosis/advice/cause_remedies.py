@@ -49,6 +49,14 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "Pass {own_group} to the `{op}` at {line}, if it is for {culprits} alone: they are just "
+        "that group, and the call is in one of more ranks. Else make it on all ranks, outside of "
+        "`{cause}` at {cause_line}.",
+        causes=(What.RANK_CONDITION,),
+        kinds=_ALONE,
+    ),
+    Remedy(
+        "change",
         "`{entered}` depends on `{cause}` at {cause_line}, and is for all ranks of the group: move "
         "it out, and keep only the use of its result (printing, saving) below the condition.",
         causes=(What.RANK_CONDITION,),
@@ -83,8 +91,9 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
-        "Do not leave by `{cause}` at {cause_line} on one rank alone: agree on it first, such as "
-        "by an all_reduce of the flag, so that all leave in the same step.",
+        "Do not leave by `{cause}` at {cause_line} on one rank alone: take part in the calls that "
+        "follow with what is neutral there (zeros, an empty list), or agree to leave by an "
+        "all_reduce of a flag, so that all leave in the same step.",
         DISTRIBUTED,
         causes=(What.EARLY_EXIT,),
     ),

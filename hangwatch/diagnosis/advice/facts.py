@@ -14,9 +14,9 @@ from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.endings import gave_up
 from hangwatch.diagnosis.facts.stores import setter
-from hangwatch.diagnosis.facts.wait_points import Setup
+from hangwatch.diagnosis.facts.wait_points import Place, Setup
 from hangwatch.diagnosis.source.syntax import leaves
-from hangwatch.diagnosis.text.phrases import key_text, line, the_ranks
+from hangwatch.diagnosis.text.phrases import group_text, key_text, line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
 from hangwatch.types.kinds import What
 
@@ -147,9 +147,10 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     calls = tuple(_called(finding.site, mine))
     values = dict(_values(finding))
     if calls and (mine or calls[0] == values.get("op")):
-        values["entered"] = calls[0]
+        values["entered"] = calls[0] if mine or "op" not in values else values["op"]
     values |= dict(_of_cause(cause))
     values |= dict(_of_key(case, finding.wait_point))
+    values |= dict(_of_own_group(case, finding))
     leaving = _leaving(cause, reads)
     if leaving:
         values["leaving"] = leaving
@@ -271,6 +272,15 @@ def _of_key(case: Case, point: WaitPoint | None) -> Iterator[tuple[str, str]]:
     known = setter(case.job.ranks, point.keys) if isinstance(point, Setup) else None
     if isinstance(point, Setup) and known is not None:
         yield from (("unset", key_text(point.keys)), ("set_at", line(known.site)))
+
+
+def _of_own_group(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
+    """The group that culprits are, where they are in a call of one with more ranks."""
+    if isinstance(finding.wait_point, Place) and len(finding.culprits) > 1:
+        own = (gid for gid, key in enumerate(case.job.keys) if key.ranks == finding.culprits)
+        for gid in own:
+            if gid != finding.wait_point.gid:
+                yield "own_group", group_text(case.job, gid)
 
 
 def _leaving(cause: RootCause, reads: Sequence[Read]) -> str:

@@ -59,6 +59,7 @@ VALUES = frozenset(
         "other_line",
         "op",
         "entered",
+        "own_group",
         "abort",
         "late_abort",
         "call",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.alignment import odd_side
 from hangwatch.diagnosis.facts.history import made_before
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
 from hangwatch.diagnosis.rules.cause import CONDITIONS, choices_of
 from hangwatch.diagnosis.rules.splits import position, sides_of
 from hangwatch.diagnosis.source.flow import Turn
@@ -16,7 +16,7 @@ from hangwatch.diagnosis.source.names import asks_for_most
 from hangwatch.diagnosis.source.program import fork
 from hangwatch.diagnosis.source.syntax import Loop, body_end, in_body, leaves, spans
 from hangwatch.diagnosis.text import disagreement, wording
-from hangwatch.diagnosis.text.phrases import wait_point_text
+from hangwatch.diagnosis.text.phrases import group_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, What
 from hangwatch.types.verdict import Collective
@@ -42,6 +42,7 @@ _OF_SIDES = frozenset(
     }
 )
 """Where two sides wait in different calls."""
+_LEAVING = (What.SKIPPED_ITERATION, What.EARLY_EXIT)
 _OF_TWO_SIDES = _OF_SIDES | {Kind.FINISHED_EARLY, Kind.MISSING_PEER}
 
 
@@ -52,11 +53,13 @@ def told_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Findi
         return finding
     if len(sides_of(case, finding.culprits)) > 1:
         return finding  # one of them left the common program, and nothing tells which
-    left, still_in = _loops(case, first)
-    if left is not None:
-        return _left_loop(case, finding, first, left)
-    if still_in is not None:
-        return _goes_on(case, finding)
+    # A turn that is cut short ends a loop as well as one turn less.
+    for read in reads if first.what in _LEAVING else reads[:1]:
+        left, still_in = _loops(case, read)
+        if left is not None:
+            return _left_loop(case, finding, read, left)
+        if still_in is not None:
+            return _goes_on(case, finding)
     program = case.source.program
     alone = first.what in CONDITIONS and _leads_in(first) and not program.communicates(first.other)
     return _told_of_few(case, finding) if alone and _is_new(case, first) else finding
@@ -260,7 +263,14 @@ def _goes_on(case: Case, finding: Finding) -> Finding:
 
 def _told_of_few(case: Case, finding: Finding) -> Finding:
     scene = _scene(case, finding)
-    _, theirs = _entered(case, finding, scene.others)
+    (point, mine), (_, theirs) = (
+        _entered(case, finding, ranks) for ranks in (finding.culprits, scene.others)
+    )
+    if isinstance(point, Channel):
+        scene = replace(scene, where=group_text(case.job, point.gid))
+        return replace(
+            finding, kind=Kind.MISSING_PEER, text=wording.unmatched(scene, mine, theirs)
+        )
     text = disagreement.subset(scene, disagreement.elsewhere(scene, theirs))
     return replace(finding, kind=Kind.SUBSET_ENTERED, text=text)
 

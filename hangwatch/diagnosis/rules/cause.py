@@ -58,8 +58,13 @@ _PARTED = frozenset(
     }
 )
 CONDITIONS = (What.RANK_CONDITION, What.DATA_CONDITION)
-_FIRST = (What.RANK_CONDITION, What.SWALLOWED_EXCEPTION)
-"""What is told first where several may be."""
+_ORDER = {
+    What.RANK_CONDITION: 0,
+    What.SWALLOWED_EXCEPTION: 0,
+    What.SKIPPED_ITERATION: 1,
+    What.EARLY_EXIT: 1,
+}
+"""What is told first where several may be: what is written for a rank, or for an odd case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list
                 if read is not None:
                     reads.setdefault(read.site, read)
             if reads:
-                return sorted(reads.values(), key=lambda one: one.what not in _FIRST)
+                return sorted(reads.values(), key=lambda one: _ORDER.get(one.what, len(_ORDER)))
     return []
 
 
@@ -297,10 +302,10 @@ def _is_shut(case: Case, choice: Choice, split: Split) -> bool:
 
 def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
     """The statement by which a branch leaves a turn, a loop, a function, and its name."""
-    node, line = choice.node, mine.line
+    node = choice.node
     body = (node.body if choice.taken else node.orelse) if isinstance(node, ast.If) else []
-    if not body or (line is not None and line.file == choice.file and spans(body, line.number)):
-        return None
+    if not body or _spans(mine.frames, choice.file, body):
+        return None  # it is still on the way there
     match body[-1]:
         case ast.Continue():
             return What.SKIPPED_ITERATION, body[-1]
