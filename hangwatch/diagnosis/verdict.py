@@ -139,7 +139,7 @@ def _findings(case: Case) -> list[Finding]:
     found.extend(judge_terminals(case, terminals))
     kept = [finding for finding in found if not _is_idle_guess(finding, found)]
     told = [
-        finding if finding.awaits_key else decided_by_source(case, with_departure(case, finding))
+        finding if finding.settled else decided_by_source(case, with_departure(case, finding))
         for finding in kept
     ]
     return [with_fault(case, finding) for finding in _once(told)]

@@ -514,13 +514,14 @@ def test_calls_are_matched_by_their_order_and_tag() -> None:
     peer = rank(1, W, blocked(W, 1, "recv", peer=0, tag=7))
     assert only(job(sending(0, 1, tag=7), peer)).kind is Kind.COLLECTIVE_STUCK
     verdict = only(job(sending(0, 1, tag=8), peer))
-    assert verdict.kind is Kind.ORDER_INVERSION  # each waits for what the other does not post
+    assert verdict.kind is Kind.MISSING_PEER  # each waits for what the other does not post
 
 
 def test_two_ranks_that_both_send_first_wait_for_each_other() -> None:
     verdict = only(job(sending(0, 1), sending(1, 0)))
-    assert (verdict.kind, verdict.certainty_of_hang) == (Kind.ORDER_INVERSION, Certainty.PROVED)
+    assert (verdict.kind, verdict.certainty_of_hang) == (Kind.MISSING_PEER, Certainty.PROVED)
     assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert "wait to send" in verdict.headline
 
 
 def test_a_peer_that_exited_never_posts() -> None:

@@ -49,6 +49,11 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "See for which ranks `{cause}` at {cause_line} holds: {alike} went one way, and each waits "
+        "for a message of the other one. A local rank is 0 on each node, and the rank only once.",
+    ),
+    Remedy(
+        "change",
         "Pass {own_group} to the `{op}` at {line}, if it is for {culprits} alone: they are just "
         "that group, and the call is in one of more ranks. Else make it on all ranks, outside of "
         "`{cause}` at {cause_line}.",
@@ -124,6 +129,19 @@ BY_CAUSE: tuple[Remedy, ...] = (
         "change",
         "Make the calls around `{cause}` at {cause_line} in one order on all ranks.",
         causes=(What.DIFFERENT_ORDER,),
+    ),
+    Remedy(
+        "change",
+        "Give the two sides of a message one {tag}: derive it at {line} and at {other_line} from "
+        "what both count alike, such as the step or the micro-batch.",
+        causes=(What.DIFFERENT_ARGUMENT,),
+        kinds=(Kind.MISSING_PEER,),
+    ),
+    Remedy(
+        "change",
+        "Pass one {group} to the two sides of a message, at {line} and at {other_line}.",
+        causes=(What.DIFFERENT_ARGUMENT,),
+        kinds=(Kind.MISSING_PEER,),
     ),
     Remedy(
         "change",

@@ -15,6 +15,7 @@ from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.endings import gave_up
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import Place, Setup
+from hangwatch.diagnosis.rules.cause import CONDITIONS
 from hangwatch.diagnosis.source.syntax import leaves
 from hangwatch.diagnosis.text.phrases import group_text, key_text, line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
@@ -97,7 +98,14 @@ _SOURCE: tuple[tuple[Use, re.Pattern[str]], ...] = (
 )
 """What the text of the files tells in which ranks are."""
 
-_NAMED = {"dtype": "dtype", "shape": "shape", "root": "root", "splits": "split sizes"}
+_NAMED = {
+    "dtype": "dtype",
+    "shape": "shape",
+    "root": "root",
+    "splits": "split sizes",
+    "tag": "tag",
+    "group": "group",
+}
 """What may differ in calls that match else, and what people call it."""
 
 _LOCK_OF_EXTENSION = (
@@ -150,7 +158,7 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
         values["entered"] = calls[0] if mine or "op" not in values else values["op"]
     values |= dict(_of_cause(cause))
     values |= dict(_of_key(case, finding.wait_point))
-    values |= dict(_of_own_group(case, finding))
+    values |= dict(_of_others_like_them(case, finding, cause))
     leaving = _leaving(cause, reads)
     if leaving:
         values["leaving"] = leaving
@@ -274,8 +282,15 @@ def _of_key(case: Case, point: WaitPoint | None) -> Iterator[tuple[str, str]]:
         yield from (("unset", key_text(point.keys)), ("set_at", line(known.site)))
 
 
-def _of_own_group(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
-    """The group that culprits are, where they are in a call of one with more ranks."""
+def _of_others_like_them(
+    case: Case, finding: Finding, cause: RootCause
+) -> Iterator[tuple[str, str]]:
+    """Culprits that went one way by a condition where one should not have.
+
+    And the group that they are, where they are in a call of one with more ranks.
+    """
+    if finding.what is What.UNMATCHED_P2P and cause.what in CONDITIONS:
+        yield "alike", the_ranks(finding.culprits)
     if isinstance(finding.wait_point, Place) and len(finding.culprits) > 1:
         own = (gid for gid, key in enumerate(case.job.keys) if key.ranks == finding.culprits)
         for gid in own:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import other_peers
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
+from hangwatch.diagnosis.source.program import Line
+from hangwatch.diagnosis.source.syntax import called, other_branch, own, spans
 from hangwatch.diagnosis.text import reasons
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
@@ -40,6 +43,7 @@ _BY_REASON = {
 }
 
 
+_SENDING, _RECEIVING = {"send", "isend"}, {"recv", "irecv"}
 _SYMPTOMS = (What.DIFFERENT_ORDER, What.UNMATCHED_P2P, What.NETWORK)
 """How it shows, and not why: all came, and no data."""
 
@@ -66,9 +70,13 @@ def without_choice(case: Case, finding: Finding) -> RootCause:
     if known is not None:
         site = with_source(known.site, case.texts)
         return RootCause(what, finding.certainty, site, reasons.of_kind(what))
-    other = _to_another(case, finding) if what is What.UNMATCHED_P2P else None
-    if other is not None:
-        return other
+    if what is What.UNMATCHED_P2P:
+        other = _to_another(case, finding) or _all_one_way(case, finding)
+        if other is not None:
+            return other
+    if finding.differs in reasons.OF_MESSAGES:
+        why = reasons.OF_MESSAGES[finding.differs]
+        return RootCause(what, finding.certainty, finding.site, why, (why,))
     site = finding.site
     if what is What.PROCESS_GONE and not any(
         end.exception is not None for rank, end in case.ended.items() if rank in finding.culprits
@@ -112,6 +120,32 @@ def _to_another(case: Case, finding: Finding) -> RootCause | None:
             certainty = finding.certainty.at_most(Certainty.LIKELY)
             site = case.wait_site(wait)
             return RootCause(What.DIFFERENT_ARGUMENT, certainty, site, why, (why,))
+    return None
+
+
+def _all_one_way(case: Case, finding: Finding) -> RootCause | None:
+    """The condition that led all culprits to one call, whose other way makes the counterpart."""
+    site = finding.site
+    sides = {
+        wait.wait_point.sends for wait in finding.waits if isinstance(wait.wait_point, Channel)
+    }
+    if site is None or site != finding.victim_site or len(sides) != 1:
+        return None
+    scope = case.source.program.scope_at(Line(site.file, site.line))
+    if scope is None:
+        return None
+    missing = _RECEIVING if sides.pop() else _SENDING
+    for node in [node for node in own(scope) if isinstance(node, ast.If)]:
+        ways = (node.body, other_branch(scope, node))
+        mine = [way for way in ways if spans(way, site.line)]
+        calls = [call for way in ways for call in case.source.program.communicating(way)]
+        other = {called(call) for call in calls if not (mine and spans(mine[0], call.lineno))}
+        if mine and other & missing:
+            of_rank = case.source.asks_for_rank(site.file, node.test)
+            what = What.RANK_CONDITION if of_rank else What.DATA_CONDITION
+            line = case.site_of_line(site.file, node.lineno)
+            why = reasons.all_one_way(finding.culprits, line)
+            return RootCause(what, finding.certainty, line, why, (why,))
     return None
 
 

@@ -79,6 +79,8 @@ class Finding:
     """Whom its culprits are held against first."""
     what: What | None = None
     """Why it came to it, where the rule that found it knows."""
+    settled: bool = False
+    """Neither what all did nor the source decides further who did it."""
 
     @property
     def makes_a_group(self) -> bool:

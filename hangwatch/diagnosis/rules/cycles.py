@@ -17,6 +17,7 @@ from hangwatch.diagnosis.rules.beside import unless_beside
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.deaths import died
 from hangwatch.diagnosis.rules.divergence import divergence
+from hangwatch.diagnosis.rules.messages import judge_messages
 from hangwatch.diagnosis.rules.mismatch import judge_lines
 from hangwatch.diagnosis.rules.naming import judge_names
 from hangwatch.diagnosis.rules.stores import judge_key
@@ -204,6 +205,9 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     silent = any(not has_history(case.job, wait.rank, wait.record) for wait in (*waits, *beside))
     beside = [wait for wait in beside if _had_a_choice(case, wait, sides)]
     left = divergence(case, waits, beside)
+    told = judge_messages(case, sides) if left is None else None
+    if told is not None:
+        return told
     halves = [s for s in root.wait_points if isinstance(s, Channel) and _tells(case, s, left)]
     if len({_peers(case, half) for half in halves}) == 1:
         oldest = max(halves, key=lambda half: (sides[half][0].age_s, half.sends, half.tag))

@@ -48,4 +48,5 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
         victim_site=scene.other_site,
         hang=Certainty.LIKELY,
         waits=waits,
+        settled=True,
     )

@@ -55,6 +55,18 @@ AT_TWO_LINES = (
 )
 
 
+OF_MESSAGES = {
+    "tag": "Each side makes up the tag by itself, and they are not the same any more.",
+    "group": "Each side names another group.",
+}
+"""Why a send and a recv are not of one message, by what differs."""
+
+
+def all_one_way(ranks: Ranks, site: Site) -> str:
+    """Of a condition that all of some ranks answered alike, where one of them should not have."""
+    return f"{_code(site)} led {the_ranks(ranks)} one way, and what they wait for is on the other."
+
+
 def of_kind(what: What) -> str:
     """Why, where no way through the source tells it."""
     return _MORE.get(what, "")

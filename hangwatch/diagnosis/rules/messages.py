@@ -1,0 +1,138 @@
+"""Judges ranks that wait for messages of each other, none of which comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.facts.history import step
+from hangwatch.diagnosis.facts.wait_points import Channel
+from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.text import messages
+from hangwatch.diagnosis.text.phrases import group_text
+from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.types.kinds import Certainty, Kind, Reason, What
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
+    from hangwatch.diagnosis.rules.case import Case
+    from hangwatch.diagnosis.text.phrases import Ranks
+    from hangwatch.diagnosis.text.wording import Text
+
+ENOUGH_TAGS = 4
+"""Messages of a line that tell by how much its tag goes up each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One rank of a cycle, and the message that it waits for."""
+
+    wait: Wait
+    point: Channel
+
+    @property
+    def rank(self) -> int:
+        """The rank that waits."""
+        return self.wait.rank
+
+
+def judge_messages(case: Case, sides: Mapping[WaitPoint, Sequence[Wait]]) -> Finding | None:
+    """Two ranks of which one sends and the other receives, and yet not one message.
+
+    Or ranks that all send, or all receive, each waiting for the next. None for other cycles.
+    """
+    found = [
+        Side(wait, point)
+        for point, waits in sides.items()
+        for wait in waits
+        if isinstance(point, Channel)
+    ]
+    ranks = tuple(sorted(side.rank for side in found))
+    peers = tuple(sorted(side.point.peer for side in found))
+    if len(found) != sum(map(len, sides.values())) or len({*ranks}) < len(found) or ranks != peers:
+        return None
+    if len({side.point.sends for side in found}) == 1:
+        return _of_one_direction(case, found)
+    return _of_two_names(case, *found) if len(found) == 2 else None  # noqa: PLR2004 (a pair)
+
+
+def _of_two_names(case: Case, one: Side, other: Side) -> Finding | None:
+    """A send and a recv between two ranks, with different tags or in different groups."""
+    differs = "tag" if one.point.tag != other.point.tag else "group"
+    leaps = {side: leap for side in (one, other) if (leap := _leap(case, side.wait))}
+    culprit = next(iter(leaps)) if differs == "tag" and len(leaps) == 1 else None
+    first, second = (one, other) if culprit is not other else (other, one)
+    both = tuple(sorted((one.rank, other.rank)))
+    scene = _scene(case, (culprit.rank,) if culprit else both, (second.rank,), first, second)
+    names = [
+        f"tag {side.point.tag}" if differs == "tag" else group_text(case.job, side.point.gid)
+        for side in (first, second)
+    ]
+    leap = leaps[culprit] if culprit is not None else None
+    text = messages.two_names(scene, first.rank, names, leap, sends=first.point.sends)
+    return _finding(case, scene, (first, second), text, differs)
+
+
+def _of_one_direction(case: Case, found: Sequence[Side]) -> Finding | None:
+    """Ranks that all send or all receive: nobody does what would let the first go on."""
+    ranks = tuple(sorted(side.rank for side in found))
+    first, second = sorted(found, key=lambda side: side.rank)[:2]
+    scene = _scene(case, ranks, (), first, second)
+    text = messages.one_direction(scene, sends=first.point.sends)
+    return _finding(case, scene, found, text)
+
+
+def _scene(case: Case, culprits: Ranks, others: Ranks, first: Side, second: Side) -> Scene:
+    where = group_text(case.job, first.point.gid)
+    sites = (case.wait_site(side.wait) for side in (first, second))
+    return Scene(culprits, others, where, *sites)
+
+
+def _finding(
+    case: Case,
+    scene: Scene,
+    sides: Sequence[Side],
+    text: Text,
+    differs: str = "",
+) -> Finding:
+    points = [side.point for side in sides]
+    waits = tuple(side.wait for side in sides)
+    firm = all(wait.firm for wait in waits)
+    ranks = {side.rank for side in sides}
+    alone = len(scene.culprits) < len(ranks)
+    return Finding(
+        kind=Kind.MISSING_PEER,
+        reason=Reason.USER_CODE,
+        certainty=Certainty.LIKELY if alone else Certainty.POSSIBLE,
+        culprits=scene.culprits,
+        victims=tuple(
+            sorted({*case.victims_of(scene.culprits, points), *ranks} - {*scene.culprits})
+        ),
+        text=text,
+        final=firm,
+        wait_point=points[0],
+        collective=case.collective(points[0], case.waits_at(points[0])),
+        site=scene.site,
+        victim_site=scene.other_site,
+        waits=waits,
+        hang=Certainty.PROVED if firm else Certainty.LIKELY,
+        what=What.DIFFERENT_ARGUMENT if differs else What.UNMATCHED_P2P,
+        settled=True,
+        differs=differs,
+    )
+
+
+def _leap(case: Case, wait: Wait) -> tuple[int, int] | None:
+    """(by how much the tags of its line went up before, by how much now) where that differs."""
+    record = wait.record
+    if record is None:
+        return None
+    gid = case.job.gid(record.group)
+    made = [one for own, one in case.job.ops.get(wait.rank, ()) if own == gid]
+    tags = [one.tag for one in made if step(one) == step(record) and one.peer == record.peer]
+    *before, now = [later - earlier for earlier, later in pairwise(tags)] or [0]
+    even = len(before) >= ENOUGH_TAGS and len({*before}) == 1
+    return (before[0], now) if even and now != before[0] else None
