@@ -29,7 +29,7 @@ from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
     from hangwatch.diagnosis.graph.wait_for import Root
@@ -204,7 +204,7 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     waits = [wait for side in sides.values() for wait in side]
     silent = any(not has_history(case.job, wait.rank, wait.record) for wait in (*waits, *beside))
     beside = [wait for wait in beside if _had_a_choice(case, wait, sides)]
-    left = divergence(case, waits, beside)
+    left = divergence(case, waits, beside, [*_for_messages(case, root)])
     told = judge_messages(case, sides) if left is None else None
     if told is not None:
         return told
@@ -234,6 +234,14 @@ def _left_group(case: Case, root: Root) -> Finding | None:
             if gone:
                 return finished(case, wait_point, gone)
     return None
+
+
+def _for_messages(case: Case, root: Root) -> Iterator[Wait]:
+    """The waits of ranks outside for messages of ranks of a cycle."""
+    for rank in root.ranks:
+        for point in case.graph.before().get(rank, ()):
+            if isinstance(point, Channel) and point not in root.wait_points:
+                yield from case.waits_at(point)
 
 
 def _had_a_choice(case: Case, wait: Wait, sides: Mapping[WaitPoint, Sequence[Wait]]) -> bool:

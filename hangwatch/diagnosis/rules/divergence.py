@@ -30,13 +30,15 @@ class Divergence:
     """``culprits`` parted from each other, and which of them left nothing tells."""
 
 
-def divergence(case: Case, waits: Sequence[Wait], beside: Sequence[Wait] = ()) -> Divergence | None:
+def divergence(
+    case: Case, waits: Sequence[Wait], beside: Sequence[Wait] = (), outside: Sequence[Wait] = ()
+) -> Divergence | None:
     """Judge the ranks of a cycle, each with the one wait that it stands in.
 
     ``beside`` are waits of ranks outside it at the same wait points: each is on the side of
-    those whom it is with.
+    those whom it is with. ``outside``: those of such ranks for messages of its ranks.
     """
-    found = _judged(case, [*waits, *beside], {wait.rank for wait in waits})
+    found = _judged(case, [*waits, *beside], {wait.rank for wait in waits}, outside)
     if found is None or not beside:
         return found
     inside = {wait.rank for wait in waits}
@@ -44,14 +46,19 @@ def divergence(case: Case, waits: Sequence[Wait], beside: Sequence[Wait] = ()) -
     return replace(found, culprits=culprits) if culprits else None
 
 
-def _judged(case: Case, waits: Sequence[Wait], inside: set[int]) -> Divergence | None:
+def _judged(
+    case: Case, waits: Sequence[Wait], inside: set[int], outside: Sequence[Wait]
+) -> Divergence | None:
     everyone = tuple(sorted({wait.rank for wait in waits}))
     found = case.departures
     alone = (found.ranks or found.tied) & inside
     if is_minority(alone, everyone):
         culprits = tuple(sorted(alone))
         return Divergence(culprits, _rest(culprits, everyone), parted=not found.ranks)
-    return _by_habit(case, waits, everyone)
+    left = _by_habit(case, waits, everyone)
+    if left is not None and any(_went_along(case, wait, left) for wait in outside):
+        return Divergence(left.others, left.culprits)
+    return left
 
 
 def _by_habit(case: Case, waits: Sequence[Wait], everyone: Ranks) -> Divergence | None:
@@ -67,6 +74,13 @@ def _by_habit(case: Case, waits: Sequence[Wait], everyone: Ranks) -> Divergence 
     if any(_may_just_go_on(case, wait) for wait in waits if wait.rank in strange):
         return None
     return Divergence(strange, rest)
+
+
+def _went_along(case: Case, wait: Wait, left: Divergence) -> bool:
+    """Whether a rank does what it never did, like the culprits, and waits for the others alone."""
+    missing = case.graph.missing.get(wait.wait_point, ())
+    usual = wait.record is None or is_usual(case.job, wait.rank, wait.record) is not False
+    return not usual and {*missing} <= {*left.others}
 
 
 def _may_just_go_on(case: Case, wait: Wait) -> bool:
