@@ -127,6 +127,11 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "Go over `sorted(...)` in `{unordered}` at {cause_line}, or over a list that is the same "
+        "on all ranks.",
+    ),
+    Remedy(
+        "change",
         "Make the calls around `{cause}` at {cause_line} in one order on all ranks.",
         causes=(What.DIFFERENT_ORDER,),
     ),

@@ -226,6 +226,8 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
         return
     text = (cause.site.source or "").partition("  #")[0].rstrip(":")
     yield "cause", text
+    if cause.what is What.DIFFERENT_ORDER and text.startswith("for "):
+        yield "unordered", text
     yield "cause_line", line(cause.site)
     if "range(" in text:
         yield "counted", text

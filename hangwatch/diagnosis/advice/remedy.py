@@ -62,6 +62,7 @@ VALUES = frozenset(
         "op",
         "entered",
         "own_group",
+        "unordered",
         "alike",
         "abort",
         "late_abort",

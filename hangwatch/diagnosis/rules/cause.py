@@ -19,6 +19,7 @@ from hangwatch.diagnosis.rules.by_kind import (
     without_choice,
 )
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
+from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Turn, exits
 from hangwatch.diagnosis.source.paths import ways
@@ -89,7 +90,7 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
 
     found: what the source shows of it (choices_of).
     """
-    local = kept_local(case, finding)
+    local = kept_local(case, finding) or without_order(case, finding)
     if local is not None:
         return local
     if not found:

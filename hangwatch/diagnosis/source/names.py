@@ -218,7 +218,7 @@ def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
         target.attr: value
         for init in ast.walk(tree)
         if isinstance(init, ast.FunctionDef) and init.name == "__init__"
-        for target, value in _given(own(init))
+        for target, value in given(own(init))
         if isinstance(target, ast.Attribute) and stored[target.attr] == 1
     }
 
@@ -244,7 +244,7 @@ def computed(scope: Function) -> frozenset[str]:
     """The names of a function that are given what a call returns, which is not the rank."""
     return frozenset(
         target.id
-        for target, value in _given(own(scope))
+        for target, value in given(own(scope))
         if isinstance(target, ast.Name) and any(map(_gives_anything, ast.walk(value)))
     )
 
@@ -258,14 +258,16 @@ def _gives_anything(node: ast.AST) -> bool:
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Each name that is given a value, and the value."""
-    for target, value in _given(ast.walk(tree)):
+    for target, value in given(ast.walk(tree)):
         if isinstance(target, ast.Name):
             yield target.id, value
 
 
-def _given(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
+def given(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
     """What is given a value by some statements, and the value."""
     for node in nodes:
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield node.target, node.value
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.source.unordered import Unordered
 from hangwatch.diagnosis.text.phrases import at_line, capital, line, place_in_code, the_ranks, verb
 from hangwatch.types.kinds import What
 
@@ -60,6 +61,18 @@ OF_MESSAGES = {
     "group": "Each side names another group.",
 }
 """Why a send and a recv are not of one message, by what differs."""
+
+
+_WITHOUT_ORDER = {
+    Unordered.SET: "a set, which has another order in each process: Python hashes text with a seed "
+    "of its own",
+    Unordered.FILES: "files as the system lists them, in no order that is the same everywhere",
+}
+
+
+def without_order(site: Site, over: Unordered) -> str:
+    """Of a loop over what has no order."""
+    return f"{_code(site)} goes over {_WITHOUT_ORDER[over]}."
 
 
 def all_one_way(ranks: Ranks, site: Site) -> str:
