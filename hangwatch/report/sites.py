@@ -105,7 +105,9 @@ def causes_text(verdict: schema.Verdict) -> tuple[list[str], list[str]]:
     if cause is None or not cause["evidence"]:
         return [], []
     several = [cause, *cause["others"]]
-    return [f"({one['certainty']}) {one['why']}" for one in several], cause["evidence"]
+    whys = [one["why"] for one in several]
+    seen = [what for what in cause["evidence"] if what not in whys]
+    return [f"({one['certainty']}) {one['why']}" for one in several], seen
 
 
 def certainty_text(verdict: schema.Verdict) -> str:

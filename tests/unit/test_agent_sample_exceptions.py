@@ -96,14 +96,14 @@ def test_a_test_runner_goes_on_after_its_errors(
     assert not Exceptions(recorder, Prefixes()).record_uncaught()
 
 
-def test_the_exception_that_the_main_thread_handles_is_told_by_its_type() -> None:
-    assert handled_by_main_thread() == ""
+def test_the_exception_is_known_that_the_main_thread_handles() -> None:
+    assert handled_by_main_thread() is None
     try:
         int("no number")
-    except ValueError:
-        handled = handled_by_main_thread()
-    assert handled == "ValueError"
-    assert handled_by_main_thread() == ""
+    except ValueError as error:
+        raised, handled = error, handled_by_main_thread()
+    assert handled is raised
+    assert handled_by_main_thread() is None
 
 
 def _told(raises: Callable[[], object], thrown: tuple[str, str] = ("", "")) -> tuple[Any, ...]:

@@ -31,5 +31,5 @@ def test_what_was_issued_is_complete_only_where_a_recorder_says_so(
     recorder: Any = SimpleNamespace(sample_number=lambda *call: told.append(call))
     flight: Any = SimpleNamespace(progress=lambda: (pending, False))
     exceptions: Any = None
-    Sampler(recorder, groups, flight, exceptions, "", lambda: False).sample_groups()
+    Sampler(recorder, groups, flight, exceptions, "", lambda: False, lambda _: None).sample_groups()
     assert told == [(0, made, completed)]

@@ -165,6 +165,11 @@ class Process:
         if self._unwrapped is not None and self._directory:
             say_unwatched(error)
 
+    def _handles(self, error: BaseException) -> None:
+        if self.marks.guard.open:
+            with self.marks.guard:
+                self.marks.handles(error)
+
     def disarm(self, reason: str) -> None:
         """Stop recording for good; the job goes on alone."""
         self.disarmed = reason
@@ -333,6 +338,7 @@ class Process:
                 self._exceptions,
                 self.page,
                 self._leave_groups_alone,
+                self._handles,
             )
 
             def run() -> None:

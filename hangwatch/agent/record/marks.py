@@ -30,7 +30,10 @@ AWAITS_KEY = "awaits_key"
 """A key of a store was waited for; the text is the last one of that line."""
 SETS_KEY = "sets_key"
 """A key of a store was set; the text is the last one of that line."""
+HANDLES = "handles"
+"""The main thread is handling an exception, as the text says, that was raised at that line."""
 MOST_KEYS = 4
+_TRACEBACK = vars(BaseException)["__traceback__"].__get__
 MOST = 16
 _current: list[Marks] = []
 """The Marks of this process; a fork's child that becomes a rank puts its own here."""
@@ -77,14 +80,16 @@ class Marks:
 
     def thread_died(self, failed: threading.ExceptHookArgs) -> None:
         """Note what has ended a thread."""
-        from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
-
         if failed.exc_type is SystemExit:
             return  # Python says nothing of it either
-        said = "" if failed.exc_value is None else redaction.text(text_of(failed.exc_value), 1000)
         name = failed.thread.name if failed.thread is not None else "?"
         site = raised_at(failed.exc_traceback, self._prefixes)
-        self._note(THREAD_DIED, f"{name}: {type_name(failed.exc_type)}: {said}", site)
+        self._note(THREAD_DIED, f"{name}: {_told(failed.exc_type, failed.exc_value)}", site)
+
+    def handles(self, error: BaseException) -> None:
+        """Note an exception that the main thread is handling for longer than a moment."""
+        site = raised_at(_TRACEBACK(error), self._prefixes)
+        self._note(HANDLES, _told(type(error), error), site)
 
     def _note(self, kind: str, text: str, site: CallSite) -> None:
         mark = self._counts.get((kind, site))
@@ -94,6 +99,14 @@ class Marks:
             mark = self._counts[kind, site] = [len(self._counts), 0]
         mark[1] += 1
         self._recorder.set_mark(mark[0], kind, text, mark[1], *site)
+
+
+def _told(kind: type, error: BaseException | None) -> str:
+    """The exception's type and its text without secrets."""
+    from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
+
+    said = "" if error is None else redaction.text(text_of(error), 1000)
+    return f"{type_name(kind)}: {said}"
 
 
 def _text_of(keys: Sequence[str]) -> str:

@@ -191,12 +191,10 @@ def outermost_frame_of_main_thread() -> FrameType | None:
     return frame
 
 
-def handled_by_main_thread() -> str:
-    """Return the type of the exception that the main thread is handling now, or empty."""
+def handled_by_main_thread() -> BaseException | None:
+    """Return the exception that the main thread is handling now."""
     current = sys._current_exceptions().get(threading.main_thread().ident or 0)
-    if isinstance(current, tuple):  # until Python 3.11
-        return type_name(current[0]) if current[0] is not None else ""
-    return type_name(type(current)) if current is not None else ""
+    return current[1] if isinstance(current, tuple) else current  # a tuple until Python 3.11
 
 
 def _led_to(error: BaseException) -> list[BaseException]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hangwatch.agent.exception_text import type_name
 from hangwatch.agent.record.groups import NO_SLOT
 from hangwatch.agent.sample.exceptions import handled_by_main_thread
 from hangwatch.agent.sample.stillness import Stillness
@@ -31,8 +32,12 @@ class Sampler:
         exceptions: Exceptions,
         page: str,
         leave_groups_alone: Callable[[], bool],
+        handles: Callable[[BaseException], None],
     ) -> None:
-        """leave_groups_alone: True while a reference to a group would outlive it."""
+        """leave_groups_alone: True while a reference to a group would outlive it.
+
+        handles: called with an exception that the main thread goes on handling.
+        """
         self._recorder = recorder
         self._groups = groups
         self._flight = flight
@@ -40,13 +45,28 @@ class Sampler:
         self._page = page
         self._leave_groups_alone = leave_groups_alone
         self._stillness = Stillness()
+        self._handles = handles
+        self._handled = 0
+        """The id of the exception that was being handled the last time; no reference is kept."""
+        self._told = 0
 
     def sample(self) -> None:
         """Read everything once; the beat shows that the GIL can be had."""
         pending, changed = self.sample_groups()
         self._exceptions.record_uncaught()
-        self._recorder.beat(handled_by_main_thread(), pending, changed)
+        self._recorder.beat(self._sample_handled(), pending, changed)
         self._flight.answer(self._page)
+
+    def _sample_handled(self) -> str:
+        """Return the type of the exception that is being handled, or empty."""
+        error = handled_by_main_thread()
+        before, self._handled = self._handled, id(error)
+        if error is None:
+            return ""
+        if id(error) == before != self._told:
+            self._told = before
+            self._handles(error)
+        return type_name(type(error))
 
     def sample_groups(self) -> tuple[bool, bool]:
         """Read how far the groups have come. No reference to one is kept beyond this call.

@@ -112,6 +112,13 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "Fix the {unwinding} that was raised at {cause_line}: {culprits} came to {line} on its way "
+        "out. And make no calls there for which the others have to be (`finally`, `__exit__`, "
+        "callbacks of an ExitStack): the exception is not seen as long as they wait.",
+        causes=(What.SWALLOWED_EXCEPTION,),
+    ),
+    Remedy(
+        "change",
         "Fix the {raised} that led {culprits} to `{cause}` at {cause_line}. And let the other "
         "ranks know: raise it again, so that the job ends with it, or agree after the `try` by an "
         "all_reduce of a flag whether to go on.",

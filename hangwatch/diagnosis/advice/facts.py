@@ -163,7 +163,9 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     if leaving:
         values["leaving"] = leaving
     if handled := case.handled_by(finding.culprits):
-        values["raised"] = handled
+        raised = case.exception_of(finding.culprits)
+        here = raised is not None and line(raised.site) == values.get("cause_line")
+        values["unwinding" if here else "raised"] = handled
     if "others" in values and gave_up(case.ended, finding.waits):
         values["impatient"] = values["others"]
     living = [case.doing(rank) for rank in culprits if rank not in case.ended]

@@ -21,6 +21,7 @@ VALUES = frozenset(
         "leaving",
         "counted",
         "raised",
+        "unwinding",
         "dtype",
         "shape",
         "root",

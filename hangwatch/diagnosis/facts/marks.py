@@ -14,6 +14,7 @@ NO_SYNC = "no_sync"
 THREAD_DIED = "thread_died"
 AWAITS_KEY = "awaits_key"
 SETS_KEY = "sets_key"
+HANDLES = "handles"
 """Kinds of marks (agent/record/marks.py)."""
 
 

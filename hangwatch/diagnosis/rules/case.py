@@ -14,6 +14,7 @@ from hangwatch.diagnosis.facts.blocked import Blocked, blocked
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
 from hangwatch.diagnosis.facts.job import NEW_GROUP, seconds
+from hangwatch.diagnosis.facts.marks import HANDLES
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup
 from hangwatch.diagnosis.graph.wait_for import held_up
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source.files import Source
     from hangwatch.diagnosis.text.wording import Text
     from hangwatch.types.kinds import Kind
-    from hangwatch.types.snapshot import Frame, OpRecord
+    from hangwatch.types.snapshot import Frame, Mark, OpRecord
 
 
 _T = TypeVar("_T")
@@ -186,6 +187,13 @@ class Case:
         found = {handling.get(rank, "") for rank in ranks}
         others = {name for rank, name in handling.items() if rank not in ranks}
         return found.pop() if len(found) == 1 and not found & others else ""
+
+    def exception_of(self, ranks: Collection[int]) -> Mark | None:
+        """The exception that some ranks handle and no other does, as one of them tells of it."""
+        name = self.handled_by(ranks)
+        marks = (mark for rank in ranks for mark in self.job.ranks[rank].marks) if name else ()
+        known = [m for m in marks if m.kind == HANDLES and m.text.partition(": ")[0] == name]
+        return min(known, key=lambda mark: mark.age_s, default=None)
 
     def is_frozen(self, rank: int) -> bool:
         """Whether nothing of a rank runs, not even what works on its collectives."""

@@ -22,6 +22,7 @@ from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Turn, exits
+from hangwatch.diagnosis.source.made import conditions_of
 from hangwatch.diagnosis.source.paths import ways
 from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.diagnosis.source.syntax import (
@@ -32,6 +33,7 @@ from hangwatch.diagnosis.source.syntax import (
 )
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.reasons import Parted
+from hangwatch.frames import with_source
 from hangwatch.types.kinds import Certainty, Kind, What
 from hangwatch.types.verdict import RootCause
 
@@ -94,11 +96,30 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
     if local is not None:
         return local
     if not found:
-        return left_without(case, finding) or without_choice(case, finding)
+        return (
+            left_without(case, finding)
+            or _of_exception(case, finding)
+            or without_choice(case, finding)
+        )
     sure = Certainty.LIKELY if len(found) == 1 else Certainty.POSSIBLE
     certainty = finding.certainty.at_most(sure)
     causes = [_cause(case, read, certainty) for read in found]
+    handled = case.exception_of(finding.culprits)
+    if handled is not None and causes[0].what is What.SWALLOWED_EXCEPTION:
+        seen = (*causes[0].evidence, reasons.handling(finding.culprits, handled))
+        causes[0] = replace(causes[0], evidence=seen)
     return replace(causes[0], others=tuple(causes[1 : 1 + MOST_OTHERS]))
+
+
+def _of_exception(case: Case, finding: Finding) -> RootCause | None:
+    """An exception that culprits are handling, where they are in another call than the others."""
+    handled = case.exception_of(finding.culprits) if _has_parted(case, finding) else None
+    if handled is None:
+        return None
+    why = reasons.handling(finding.culprits, handled)
+    site = with_source(handled.site, case.texts)
+    certainty = finding.certainty.at_most(Certainty.LIKELY)
+    return RootCause(What.SWALLOWED_EXCEPTION, certainty, site, why, (why,))
 
 
 def _has_parted(case: Case, finding: Finding) -> bool:
@@ -140,6 +161,9 @@ def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list
     for split in splits(case, finding, weight):
         if split.mine.line == split.theirs.line:
             continue
+        made = _made_by_rank(case, finding, split)
+        if made is not None:
+            return [made]
         found = _ways(case, split)
         if found is None:
             continue
@@ -155,6 +179,20 @@ def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list
             if reads:
                 return sorted(reads.values(), key=lambda one: _ORDER.get(one.what, len(_ORDER)))
     return []
+
+
+def _made_by_rank(case: Case, finding: Finding, split: Split) -> Read | None:
+    """The condition on the rank below which alone what a culprit is in is made, or registered."""
+    shared = {*split.theirs.frames}
+    for line in reversed([line for line in split.mine.frames if line not in shared]):
+        mentions = conditions_of(case.source.program, line)
+        shut = [[one for one in around if _is_shut(case, one, split)] for around in mentions]
+        if shut and all(shut):
+            choice = shut[0][0]
+            site = case.site_of_line(choice.file, case.source.line_of(choice.file, choice.node))
+            what, ways_ = What.RANK_CONDITION, _branches(case, choice)
+            return Read(what, choice.node, site, choice, finding.culprits, split, *ways_)
+    return None
 
 
 def _ways(case: Case, split: Split) -> Ways | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source.flow import Choice
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import Mark
 
 MOST_OF_A_LINE = 70
 MOST_OF_A_CALL = 40
@@ -135,6 +136,14 @@ def kept_local(culprits: Ranks, mine: int, others: Ranks, theirs: int) -> str:
     return (
         f"{capital(the_ranks(culprits))} kept gradients local here (no_sync) {_times(mine)}, and "
         f"{the_ranks(others)} {_times(theirs)}."
+    )
+
+
+def handling(ranks: Ranks, handled: Mark) -> str:
+    """Of an exception on its way through a rank."""
+    return (
+        f"{capital(the_ranks(ranks))} {verb(ranks, 'is', 'are')} handling {_cut(handled.text)}, "
+        f"which was raised{at_line(handled.site)}."
     )
 
 
