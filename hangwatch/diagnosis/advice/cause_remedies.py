@@ -69,9 +69,23 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "Make the call at {other_line} on all ranks, outside of `{cause}` at {cause_line}: all "
+        "ranks of the job have to come to it, also those that are not in the group.",
+        causes=(What.RANK_CONDITION, What.DATA_CONDITION),
+        kinds=(Kind.INIT_INCOMPLETE,),
+    ),
+    Remedy(
+        "change",
         "Have all ranks of the group go one way at `{cause}` at {cause_line}: make the calls "
         "outside of it, and keep only the use of their results (printing, saving) below it.",
         causes=(What.RANK_CONDITION,),
+    ),
+    Remedy(
+        "change",
+        "Decide `{cause}` at {cause_line} by what both sides of a message know alike: exchange the "
+        "counts after the last change to them, or send what is empty, too.",
+        causes=(What.DATA_CONDITION,),
+        kinds=(Kind.MISSING_PEER,),
     ),
     Remedy(
         "change",

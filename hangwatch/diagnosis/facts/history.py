@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.facts.wait_points import Channel, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -166,6 +166,24 @@ def other_peers(job: Job, rank: int, record: OpRecord) -> tuple[int, ...]:
         and step(one) == step(record)
     ]
     return () if record.peer in made or len(made) < ENOUGH_SENT else tuple(sorted({*made}))
+
+
+def has_left_out(job: Job, point: Channel) -> bool:
+    """Whether the peer of a message has come by where it always made its part, and did not."""
+    wire = "recv" if point.sends else "send"
+    made = [
+        (call_of(gid, one), one.p2p and one.wire.startswith(wire) and one.peer == point.waiter)
+        for gid, one in job.ops.get(point.peer, ())
+    ]
+    places = [at for at, (_, matches) in enumerate(made) if matches and at > 0]
+    before = {made[at - 1][0] for at in places}
+    if len(before) != 1 or len(places) < ENOUGH_SENT:
+        return False
+    call = before.pop()
+    since = [at for at, (one, _) in enumerate(made[:-1]) if one == call and at > places[-1]]
+    return bool(since) and all(
+        one != call or at + 1 in places for at, (one, _) in enumerate(made[: places[-1]])
+    )
 
 
 def made_before(job: Job, rank: int, record: OpRecord) -> bool:

@@ -268,7 +268,9 @@ def _told_of_few(case: Case, finding: Finding) -> Finding:
     )
     if isinstance(point, Channel):
         scene = replace(scene, where=group_text(case.job, point.gid))
-        return replace(finding, kind=Kind.MISSING_PEER, text=wording.unmatched(scene, mine, theirs))
+        return replace(
+            finding, kind=Kind.MISSING_PEER, text=wording.unmatched(scene, mine, theirs, new=False)
+        )
     text = disagreement.subset(scene, disagreement.elsewhere(scene, theirs))
     return replace(finding, kind=Kind.SUBSET_ENTERED, text=text)
 

@@ -11,6 +11,7 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.wait_points import Channel
 from hangwatch.diagnosis.rules.by_kind import (
     OF_THE_PROGRAM,
     are_busy,
@@ -27,7 +28,9 @@ from hangwatch.diagnosis.source.paths import ways
 from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.diagnosis.source.syntax import (
     exhausted_loop,
+    in_body,
     other_branch,
+    own,
     runs_out,
     spans,
 )
@@ -284,6 +287,8 @@ def _of_condition(
 ) -> tuple[What | None, ast.AST]:
     """The same of a condition."""
     node = choice.node
+    if isinstance(finding.wait_point, Channel) and _asks_for_itself(case, choice, test):
+        return None, node  # in a loop over all peers each leaves out the message to itself
     if case.source.asks_for_rank(choice.file, test, strictly=True):
         culprits = {case.source.holds_for(choice.file, test, rank) for rank in finding.culprits}
         others = {case.source.holds_for(choice.file, test, rank) for rank in split.ranks[1:]}
@@ -297,6 +302,26 @@ def _of_condition(
     what, left_by = _jump(choice, split.mine) or (What.DATA_CONDITION, node)
     of_block = what is not None and case.source.asks_for_exception(choice.file, test)
     return (What.SWALLOWED_EXCEPTION if of_block else what), left_by
+
+
+def _asks_for_itself(case: Case, choice: Choice, test: ast.expr) -> bool:
+    """Whether a condition compares the rank with what a loop around it runs over."""
+    if not isinstance(test, ast.Compare) or len(test.comparators) != 1:
+        return False
+    line = Line(choice.file, test.lineno)
+    scope = case.source.program.scope_at(line)
+    loops = [one for one in own(scope) if isinstance(one, ast.For)] if scope is not None else []
+    targets = {
+        target.id
+        for loop in loops
+        if in_body(loop, line.number)
+        for target in ast.walk(loop.target)
+        if isinstance(target, ast.Name)
+    }
+    sides = (test.left, test.comparators[0])
+    named = [side for side in sides if isinstance(side, ast.Name) and side.id in targets]
+    rest = [side for side in sides if side not in named]
+    return len(named) == 1 and case.source.asks_for_rank(choice.file, rest[0], strictly=True)
 
 
 def _branches(case: Case, choice: Choice) -> tuple[Sequence[ast.stmt], Sequence[ast.stmt]]:

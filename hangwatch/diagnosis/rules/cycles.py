@@ -409,7 +409,7 @@ def _told(
     at = guilty[0].wait_point
     if isinstance(at, Channel) and not left.parted:
         scene = Scene(left.culprits, left.others, group_text(case.job, at.gid), *sites)
-        return Kind.MISSING_PEER, wording.unmatched(scene, mine, theirs)
+        return Kind.MISSING_PEER, wording.unmatched(scene, mine, theirs, new=True)
     return Kind.ORDER_INVERSION, None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.endings import How
-from hangwatch.diagnosis.facts.history import is_usual, step
+from hangwatch.diagnosis.facts.history import has_left_out, is_usual, step
 from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.past import END
 from hangwatch.diagnosis.facts.shares import is_half
@@ -135,6 +135,9 @@ def _or_another(case: Case, finding: Finding) -> Finding:
     if not tied and not _is_one_of_two(case, finding, others):
         return finding
     if is_by_rank(case, finding) or (not tied and _did_as_never_before(case, culprits, others)):
+        return finding.likely_at_most()
+    point = finding.wait_point
+    if isinstance(point, Channel) and culprits == {point.peer} and has_left_out(case.job, point):
         return finding.likely_at_most()
     return _undecided(finding, tied or culprits | others)
 

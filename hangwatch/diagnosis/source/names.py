@@ -203,8 +203,14 @@ def _is_of_rank(value: ast.expr) -> bool:
     return (
         any(map(names_the_rank, nodes))
         and all(isinstance(call, ast.Call) and called(call) in GIVE_RANK for call in calls)
-        and not any(isinstance(node, ast.IfExp | ast.List | ast.Dict | ast.Set) for node in nodes)
+        and not any(map(_is_another_value, nodes))
     )
+
+
+def _is_another_value(node: ast.AST) -> bool:
+    """Whether a value with the rank in it is not the rank: what stands at that place of a list."""
+    picked = isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant)
+    return picked or isinstance(node, ast.IfExp | ast.List | ast.Dict | ast.Set)
 
 
 def _attributes(tree: ast.Module) -> dict[str, ast.expr]:

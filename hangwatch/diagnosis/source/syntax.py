@@ -17,6 +17,10 @@ _COMMUNICATES = re.compile(
     r"|gather\w*|scatter\w*|backward|batch_isend_irecv|reduce_tensor|synchronize)$"
 )
 
+_WORLD = re.compile(
+    r"(?:get_)?world(?:_?size)?$|(?:n|num|number_of)_?(?:ranks|procs|processes)$", re.IGNORECASE
+)
+"""Names for the number of ranks."""
 _ENDLESS = frozenset({"count", "cycle"})
 """Of itertools."""
 _OF_A_MODEL = frozenset(
@@ -91,11 +95,17 @@ def runs_out(loop: Loop, constants: Collection[str] = ()) -> bool:
 
 def _is_fixed(expression: ast.expr, constants: Collection[str]) -> bool:
     """Whether an expression is the same on all ranks, whatever they do."""
-    return not any(
-        isinstance(node, ast.Attribute | ast.Call | ast.Await)
-        or (isinstance(node, ast.Name) and node.id not in constants)
-        for node in ast.walk(expression)
-    )
+    match expression:
+        case ast.Name(name):
+            return name in constants or bool(_WORLD.match(name))
+        case ast.Attribute(_, name):
+            return bool(_WORLD.match(name))
+        case ast.Call(func, [], []):
+            return _is_fixed(func, ())
+        case ast.Call() | ast.Await():
+            return False
+    inside = [node for node in ast.iter_child_nodes(expression) if isinstance(node, ast.expr)]
+    return all(_is_fixed(node, constants) for node in inside)
 
 
 def is_collective(node: ast.Call) -> bool:

@@ -280,10 +280,11 @@ def missing_peer(
     return Text(headline, sentences(fewer, scene.seen(), scene.waiting()))
 
 
-def unmatched(scene: Scene, call: str, theirs: str) -> Text:
-    """A point-to-point call that its rank made where it made none before, and nobody matches."""
+def unmatched(scene: Scene, call: str, theirs: str, *, new: bool) -> Text:
+    """A point-to-point call that nobody matches. new: its rank made none there before."""
+    article = "an" if call.startswith("i") else "a"
     headline = (
-        f"{scene.they} made a {call}{at_line(scene.site)} in {scene.where} that nobody matches: "
+        f"{scene.they} made {article} {call}{at_line(scene.site)} in {scene.where} that nobody matches: "
         f"{the_ranks(scene.others)} {verb(scene.others, 'is', 'are')} in {theirs}"
         f"{at_line(scene.other_site)}."
     )
@@ -291,7 +292,9 @@ def unmatched(scene: Scene, call: str, theirs: str) -> Text:
     return Text(
         headline,
         sentences(
-            f"At this point of the program {it} never made it before, and the others do as ever.",
+            f"At this point of the program {it} never made it before, and the others do as ever."
+            if new
+            else "",
             scene.seen(),
             scene.waiting(),
         ),
