@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from hangwatch.agent.call_site import Prefixes
-from hangwatch.agent.record.marks import AWAITS_KEY, MOST, NO_SYNC, SETS_KEY, THREAD_DIED, Marks
+from hangwatch.agent.record.marks import (
+    AWAITS_KEY,
+    HANDLES,
+    MOST,
+    NO_SYNC,
+    SETS_KEY,
+    THREAD_DIED,
+    Marks,
+)
 from hangwatch.agent.record.page_file import MARKS
 from hangwatch.diagnosis.facts import marks as facts
 
@@ -60,6 +68,7 @@ def test_the_page_and_the_diagnosis_know_marks_as_the_agent_does() -> None:
     assert MOST == MARKS
     assert (NO_SYNC, THREAD_DIED) == (facts.NO_SYNC, facts.THREAD_DIED)
     assert (AWAITS_KEY, SETS_KEY) == (facts.AWAITS_KEY, facts.SETS_KEY)
+    assert facts.HANDLES == HANDLES
 
 
 def test_each_line_has_a_count_of_its_own(marks: Marks, recorder: FakeRecorder) -> None:
@@ -92,6 +101,22 @@ def test_a_secret_in_the_text_of_an_exception_is_not_told(
 ) -> None:
     died(marks, ValueError("no access with password=hunter2hunter2"))
     assert "hunter2" not in recorder.marks[0][1]
+
+
+def test_an_exception_that_is_handled_is_told_with_the_line_that_raised_it(
+    marks: Marks, recorder: FakeRecorder
+) -> None:
+    def load() -> None:
+        raise OSError("no shard, token=hunter2hunter2")
+
+    try:
+        load()
+    except OSError as error:
+        marks.handles(error)
+    kind, text, count, file, _, function = recorder.marks[0]
+    assert (kind, count, file, function) == (HANDLES, 1, __file__, "load")
+    assert text.startswith("OSError: no shard")
+    assert "hunter2" not in text
 
 
 def test_a_thread_that_ends_itself_has_not_died(marks: Marks, recorder: FakeRecorder) -> None:

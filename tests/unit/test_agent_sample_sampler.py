@@ -33,3 +33,21 @@ def test_what_was_issued_is_complete_only_where_a_recorder_says_so(
     exceptions: Any = None
     Sampler(recorder, groups, flight, exceptions, "", lambda: False, lambda _: None).sample_groups()
     assert told == [(0, made, completed)]
+
+
+def test_an_exception_is_told_once_where_it_is_handled_for_longer_than_a_moment() -> None:
+    groups: Any = SimpleNamespace(known=list, has=lambda _: True)
+    recorder: Any = SimpleNamespace(beats=[], beat=lambda *beat: recorder.beats.append(beat[0]))
+    flight: Any = SimpleNamespace(progress=lambda: (False, False), answer=lambda _: None)
+    exceptions: Any = SimpleNamespace(record_uncaught=lambda: False)
+    told: list[BaseException] = []
+    sampler = Sampler(recorder, groups, flight, exceptions, "", lambda: False, told.append)
+    sampler.sample()
+    try:
+        raise ValueError  # noqa: TRY301 (that it is handled is what matters)
+    except ValueError as error:
+        for expected in (0, 1, 1):
+            sampler.sample()
+            assert told == [error] * expected  # noqa: PT017
+    sampler.sample()
+    assert recorder.beats == ["", "ValueError", "ValueError", "ValueError", ""]

@@ -156,6 +156,14 @@ def test_who_left_a_group_out_is_possible_where_as_many_made_it() -> None:
     )
 
 
+def test_who_left_a_group_out_is_likely_where_most_made_it() -> None:
+    pair = {9: (0, 1)}
+    first = op(W, 1, line=7, age=40.0)
+    ranks = [making(n, 9, members=pair, before=[first]) for n in (0, 1, 2)]
+    verdict = only(job(*ranks, rank(3, W, first, blocked(W, 2, line=13))))
+    assert (verdict.culprits, verdict.certainty) == ((3,), Certainty.LIKELY)
+
+
 def test_members_that_were_let_into_a_wrong_group_get_stuck_in_it() -> None:
     # Rank 3 made its group first: rank 0 was wired to it, and nobody answers rank 1.
     pairs = [GroupKey((0, 1)), GroupKey((2, 3))]

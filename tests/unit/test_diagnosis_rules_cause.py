@@ -24,12 +24,15 @@ from snapshots import (
     op,
     raised,
     rank,
+    source,
     world,
 )
 
 from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.facts.marks import HANDLES
+from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import Certainty, Kind, OpState, What
-from hangwatch.types.snapshot import Frame, OpRecord, ProcessState, RankSnapshot
+from hangwatch.types.snapshot import Frame, Mark, OpRecord, ProcessState, RankSnapshot
 
 if TYPE_CHECKING:
     from hangwatch.types.verdict import RootCause, Verdict
@@ -395,3 +398,116 @@ def test_a_condition_by_which_a_rank_leaves_is_advised_on_as_such(
     assert told.culprits == (2,)
     said = f"`return` below `if {condition}` at train.py:3 takes rank 2 past calls"
     assert told.advice[0].startswith(said) is leaves
+
+
+def test_a_branch_is_not_left_yet_where_the_rank_is_still_in_it() -> None:
+    text = """
+        def save():
+            barrier()
+        def main():
+            for step in range(10):
+                reduce()
+                if preempted():
+                    save()
+                    return
+        """
+    text = dedent(text).removeprefix("\n")
+    ranks = [rank_at(number, text, "reduce", "reduce") for number in (0, 1)]
+    odd = rank_at(2, text, "reduce", "barrier")
+    stack = main_thread(frame(2, "save"), frame(7), frame(99, "<module>"))
+    found = only(job(*ranks, replace(odd, threads=stack), sources={SCRIPT: text})).cause
+    assert found is not None
+    assert (found.what, found.site and found.site.line) == (What.DATA_CONDITION, 6)
+
+
+def test_a_turn_that_is_cut_short_is_told_before_a_loop_with_fewer_turns() -> None:
+    text = """
+        def main():
+            for batch in loader:
+                if bad(batch):
+                    continue
+                reduce()
+            gather()
+        """
+    told = verdict(text, "reduce reduce", "reduce gather")
+    found = told.cause
+    assert found is not None
+    assert (found.what, found.certainty) == (What.SKIPPED_ITERATION, Certainty.POSSIBLE)
+    assert [other.what for other in found.others] == [What.UNEVEN_LOOP]
+    assert told.kind is Kind.FINISHED_EARLY
+
+
+UNWINDING = """
+def main():
+    with stack:
+        stack.callback(barrier)
+        for step in range(10):
+            reduce()
+            check(step)
+def check(step):
+    raise ValueError("odd")
+"""
+
+
+@pytest.mark.parametrize("others_too", [False, True])
+def test_an_exception_on_its_way_out_is_the_cause(*, others_too: bool) -> None:
+    text = UNWINDING.removeprefix("\n").replace("stack.callback(barrier)", "barrier()")
+    raised_at = Site(SCRIPT, 8, "check")
+    mark = Mark(HANDLES, "ValueError: odd", 1, 19.0, raised_at)
+    usual = [rank_at(number, text, "reduce", "reduce") for number in (0, 1)]
+    if others_too:
+        usual[0] = replace(usual[0], handling="ValueError")
+    odd = replace(rank_at(2, text, "reduce", "barrier"), handling="ValueError", marks=(mark,))
+    told = only(job(*usual, odd, sources={SCRIPT: text}))
+    assert told.cause is not None
+    is_told = told.cause.what is What.SWALLOWED_EXCEPTION
+    assert is_told is not others_too
+    if is_told:
+        assert told.cause.site is not None
+        assert told.cause.site.line == raised_at.line
+        assert told.cause.why == (
+            "Rank 2 is handling ValueError: odd, which was raised at train.py:8."
+        )
+        assert told.advice[0].startswith("Fix the ValueError that was raised at train.py:8")
+
+
+def test_what_is_only_registered_on_some_ranks_is_told_at_that_condition() -> None:
+    text = """
+        class Average:
+            def after(self, step):
+                if step % 2 == 0:
+                    gather()
+        def hooks(rank):
+            return [Average()] if rank == 2 else []
+        def main(rank):
+            every = hooks(rank)
+            for step in range(10):
+                reduce()
+                for hook in every:
+                    hook.after(step)
+        """
+    found = cause(text, "reduce reduce", "reduce gather")
+    assert found.site is not None
+    assert (found.what, found.certainty) == (What.RANK_CONDITION, Certainty.LIKELY)
+    assert found.site.source == "return [Average()] if rank == 2 else []"
+
+
+def test_callers_of_a_call_for_more_ranks_are_told_the_group_that_they_are() -> None:
+    group = GroupKey((0, 2), "dp")
+    text = source(
+        """
+        def main(rank):
+            for step in range(10):
+                reduce()
+                if rank % 2 == 0:
+                    gather()
+        """
+    )["sources"]
+    few = [
+        rank(n, W, op(W, 1, line=3), op(group, 1, line=3), blocked(W, 2, "all_gather", line=5))
+        for n in (0, 2)
+    ]
+    most = [rank(n, W, op(W, 1, line=3), blocked(W, 2, line=3)) for n in (1, 3)]
+    told = only(job(*few, *most, sources=text))
+    assert told.kind is Kind.SUBSET_ENTERED
+    assert told.advice[0].startswith("Pass group dp to the `all_gather` at train.py:5")

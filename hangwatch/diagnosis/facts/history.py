@@ -179,11 +179,8 @@ def has_left_out(job: Job, point: Channel) -> bool:
     before = {made[at - 1][0] for at in places}
     if len(before) != 1 or len(places) < ENOUGH_SENT:
         return False
-    call = before.pop()
-    since = [at for at, (one, _) in enumerate(made[:-1]) if one == call and at > places[-1]]
-    return bool(since) and all(
-        one != call or at + 1 in places for at, (one, _) in enumerate(made[: places[-1]])
-    )
+    came_by = [at for at, (call, _) in enumerate(made[:-1]) if call in before]
+    return came_by[-1] > places[-1] and [at + 1 for at in came_by if at < places[-1]] == places
 
 
 def made_before(job: Job, rank: int, record: OpRecord) -> bool:

@@ -98,12 +98,9 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
     local = kept_local(case, finding) or without_order(case, finding)
     if local is not None:
         return local
+    unwinding = _of_exception(case, finding, found)
     if not found:
-        return (
-            left_without(case, finding)
-            or _of_exception(case, finding)
-            or without_choice(case, finding)
-        )
+        return left_without(case, finding) or unwinding or without_choice(case, finding)
     sure = Certainty.LIKELY if len(found) == 1 else Certainty.POSSIBLE
     certainty = finding.certainty.at_most(sure)
     causes = [_cause(case, read, certainty) for read in found]
@@ -111,13 +108,17 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
     if handled is not None and causes[0].what is What.SWALLOWED_EXCEPTION:
         seen = (*causes[0].evidence, reasons.handling(finding.culprits, handled))
         causes[0] = replace(causes[0], evidence=seen)
+    causes = [unwinding, *causes] if unwinding is not None else causes
     return replace(causes[0], others=tuple(causes[1 : 1 + MOST_OTHERS]))
 
 
-def _of_exception(case: Case, finding: Finding) -> RootCause | None:
-    """An exception that culprits are handling, where they are in another call than the others."""
+def _of_exception(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause | None:
+    """An exception that culprits are handling, where they are in another call than the others.
+
+    None where the source shows what has caught it.
+    """
     handled = case.exception_of(finding.culprits) if _has_parted(case, finding) else None
-    if handled is None:
+    if handled is None or any(read.choice.turn is Turn.EXCEPTION for read in found):
         return None
     why = reasons.handling(finding.culprits, handled)
     site = with_source(handled.site, case.texts)

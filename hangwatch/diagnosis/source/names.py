@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.diagnosis.source.syntax import Function, Loop, called, own
+from hangwatch.diagnosis.source.syntax import Function, Loop, called, is_fixed, own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -148,7 +148,7 @@ class Variables:
     computed: frozenset[str]
     """Of ranks those that no function has made of the rank: not ``batch = load(rank)``."""
     constants: frozenset[str]
-    """Literals alone: ``STEPS = 100``."""
+    """The same on all ranks: ``STEPS = 100``, ``ranks = dist.get_world_size()``."""
     varying: frozenset[str]
     """Given a value at several places, in a loop, or by a caller."""
     kept: frozenset[str]
@@ -162,7 +162,7 @@ def variables(tree: ast.Module) -> Variables:
     ranks, others, open_, made, constants = set(), set(), set(), set(), Counter[str]()
     attributes = _attributes(tree)
     for name, value in _assigned(tree):
-        constants[name] += isinstance(value, ast.Constant)
+        constants[name] += is_fixed(value)
         if any(map(names_the_rank, ast.walk(value))):
             ranks.add(name)
             if not _is_of_rank(value):

@@ -82,18 +82,18 @@ def in_body(loop: Loop, line: int) -> bool:
 def runs_out(loop: Loop, constants: Collection[str] = ()) -> bool:
     """Whether it depends on more than the text how often a loop is run.
 
-    constants: names that stand for literals.
+    constants: names that stand for the same on all ranks.
     """
     if isinstance(loop, ast.While):
-        return not _is_fixed(loop.test, constants)
+        return not is_fixed(loop.test, constants)
     if not isinstance(loop.iter, ast.Call):
         return True
     if called(loop.iter) == "range":
-        return not all(_is_fixed(argument, constants) for argument in loop.iter.args)
+        return not all(is_fixed(argument, constants) for argument in loop.iter.args)
     return called(loop.iter) not in _ENDLESS | _OF_A_MODEL
 
 
-def _is_fixed(expression: ast.expr, constants: Collection[str]) -> bool:
+def is_fixed(expression: ast.expr, constants: Collection[str] = ()) -> bool:
     """Whether an expression is the same on all ranks, whatever they do."""
     match expression:
         case ast.Name(name):
@@ -101,11 +101,11 @@ def _is_fixed(expression: ast.expr, constants: Collection[str]) -> bool:
         case ast.Attribute(_, name):
             return bool(_WORLD.match(name))
         case ast.Call(func, [], []):
-            return _is_fixed(func, ())
+            return is_fixed(func)
         case ast.Call() | ast.Await():
             return False
     inside = [node for node in ast.iter_child_nodes(expression) if isinstance(node, ast.expr)]
-    return all(_is_fixed(node, constants) for node in inside)
+    return all(is_fixed(node, constants) for node in inside)
 
 
 def is_collective(node: ast.Call) -> bool:

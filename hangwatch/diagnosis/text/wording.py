@@ -284,8 +284,8 @@ def unmatched(scene: Scene, call: str, theirs: str, *, new: bool) -> Text:
     """A point-to-point call that nobody matches. new: its rank made none there before."""
     article = "an" if call.startswith("i") else "a"
     headline = (
-        f"{scene.they} made {article} {call}{at_line(scene.site)} in {scene.where} that nobody matches: "
-        f"{the_ranks(scene.others)} {verb(scene.others, 'is', 'are')} in {theirs}"
+        f"{scene.they} made {article} {call}{at_line(scene.site)} in {scene.where} that nobody "
+        f"matches: {the_ranks(scene.others)} {verb(scene.others, 'is', 'are')} in {theirs}"
         f"{at_line(scene.other_site)}."
     )
     it = verb(scene.culprits, "it", "they")

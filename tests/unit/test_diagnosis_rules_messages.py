@@ -1,0 +1,113 @@
+"""Ranks that wait for messages of each other, none of which comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from snapshots import PAIR, SCRIPT, W, blocked, job, only, op, rank, source
+
+from hangwatch.diagnosis.facts.history import has_left_out
+from hangwatch.diagnosis.facts.job import index
+from hangwatch.diagnosis.facts.wait_points import Channel
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.kinds import Certainty, Kind, What
+
+if TYPE_CHECKING:
+    from hangwatch.types.snapshot import OpRecord, RankSnapshot
+
+OTHER = GroupKey((0, 1), "other")
+
+
+def messages(number: int, kind: str, line: int, tags: list[int], **last: Any) -> RankSnapshot:
+    """A rank of two that has exchanged messages, and waits in the last one."""
+    peer = 1 - number
+    made = [op(PAIR, n, kind, line=line, peer=peer, tag=tag) for n, tag in enumerate(tags[:-1])]
+    now = {"peer": peer, "tag": tags[-1], "line": line, **last}
+    group = now.pop("group", PAIR)
+    return rank(number, PAIR, *made, blocked(group, len(tags), kind, **now))
+
+
+def test_the_rank_whose_tags_do_not_go_on_as_before_is_named() -> None:
+    sender = messages(0, "send", 5, [0, 1, 2, 3, 4, 5, 6])
+    receiver = messages(1, "recv", 9, [0, 1, 2, 3, 4, 5, 7])
+    verdict = only(job(sender, receiver))
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.MISSING_PEER, (1,), (0,))
+    assert (verdict.certainty, verdict.hang) == (Certainty.LIKELY, Certainty.PROVED)
+    assert verdict.headline == (
+        "Rank 1 receives with tag 7 at train.py:9 what rank 0 sends with tag 6 at train.py:5."
+    )
+    assert "went up by 1 each time before, and by 2 now" in verdict.explanation
+    assert verdict.cause is not None
+    assert (verdict.cause.what, verdict.cause.site) == (What.DIFFERENT_ARGUMENT, verdict.site)
+    assert "one tag" in verdict.advice[0]
+
+
+def test_where_no_tags_tell_both_are_named() -> None:
+    verdict = only(job(messages(0, "send", 5, [3]), messages(1, "recv", 9, [4])))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert "tag 3" in verdict.headline
+    assert "tag 4" in verdict.headline
+
+
+def test_a_message_in_two_groups_is_told_as_such() -> None:
+    receiver = messages(1, "recv", 9, [0], group=OTHER)
+    verdict = only(job(messages(0, "send", 5, [0]), receiver))
+    assert "group default_pg" in verdict.headline
+    assert "group other" in verdict.headline
+    assert verdict.advice[0].startswith("Pass one group to the two sides")
+
+
+@pytest.mark.parametrize(("kind", "told"), [("recv", "wait to receive"), ("send", "wait to send")])
+def test_of_two_that_do_the_same_neither_is_at_fault_alone(kind: str, told: str) -> None:
+    verdict = only(job(messages(0, kind, 5, [0]), messages(1, kind, 5, [0])))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (0, 1))
+    assert told in verdict.headline
+    assert verdict.certainty is Certainty.POSSIBLE
+
+
+def test_the_condition_is_told_whose_other_way_does_the_counterpart() -> None:
+    text = source(
+        """
+        def collect(env):
+            if env.is_main:
+                for peer in others:
+                    dist.recv(buffer, peer)
+                return
+            dist.send(buffer, 0)
+        """
+    )
+    ranks = [messages(number, "recv", 4, [0]) for number in (0, 1)]
+    found = only(job(*ranks, **text)).cause
+    assert found is not None
+    assert found.site is not None
+    assert (found.what, found.site.line) == (What.RANK_CONDITION, 2)
+    assert (found.site.file, found.certainty) == (SCRIPT, Certainty.POSSIBLE)
+
+
+def turns(count: int, *last: str) -> list[OpRecord]:
+    """Turns of a rank: a gather, a send to rank 0, a recv of it and a sum; then others."""
+    names = [*("gather", "send", "recv", "sum") * count, *last]
+    lines = {"gather": 1, "send": 2, "recv": 3, "sum": 4}
+    wires = {"gather": "all_gather", "sum": "all_reduce"}
+    return [
+        op(W, n, wires.get(name, name), line=lines[name], peer=0) for n, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("calls", "left_out"),
+    [
+        (turns(6, "gather", "recv", "sum"), True),
+        (turns(6, "gather", "send", "recv", "sum"), False),
+        (turns(6), False),  # it has not come by again
+        (turns(2, "gather", "recv", "sum"), False),  # too few to tell
+        ([*turns(3, "gather", "recv"), *turns(3, "gather", "recv", "sum")], False),  # as at times
+    ],
+)
+def test_a_rank_that_went_by_without_the_message_it_always_sent(
+    calls: list[OpRecord],
+    left_out: bool,  # noqa: FBT001 (a parameter of the test)
+) -> None:
+    found = index(job(rank(0, W), rank(1, W, *calls)))
+    assert has_left_out(found, Channel(0, 0, 1, sends=False, tag=0, turn=0, nth=0)) is left_out
