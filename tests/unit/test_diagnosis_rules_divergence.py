@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 TP = {0: GroupKey((0, 1), "tp"), 1: GroupKey((0, 1), "tp")}
 TP |= {2: GroupKey((2, 3), "tp"), 3: GroupKey((2, 3), "tp")}
 DP = {0: GroupKey((0, 2), "dp"), 2: GroupKey((0, 2), "dp")}
+TRIO = GroupKey((0, 1, 2), "default_pg")
 DP |= {1: GroupKey((1, 3), "dp"), 3: GroupKey((1, 3), "dp")}
 
 
@@ -272,3 +273,26 @@ def test_a_rank_of_a_cycle_that_is_stopped_is_named_and_nothing_is_proved() -> N
     verdict = only(job(*ranks))
     assert (verdict.culprits, verdict.reason) == ((0,), Reason.STOPPED)
     assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.SLOW)
+
+
+def stage(number: int, turn: str, last: str) -> RankSnapshot:
+    """A stage of three. A letter is a message: to (capital) or from the one before or after it."""
+    peers = {"b": (number - 1, "recv"), "B": (number - 1, "send")}
+    peers |= {"a": (number + 1, "recv"), "A": (number + 1, "send")}
+    calls = []
+    for n, letter in enumerate(turn):
+        peer, kind = peers[letter]
+        calls.append(op(TRIO, n, kind, line=10 + "bBaA".index(letter), peer=peer))
+    peer, kind = peers[last]
+    line = 10 + "bBaA".index(last)
+    return rank(number, TRIO, *calls, blocked(TRIO, len(calls), kind, line=line, peer=peer))
+
+
+def test_a_stage_that_does_as_ever_where_those_around_it_do_more_has_not_come_along() -> None:
+    first = stage(0, "AAaa" * 3 + "AA", "A")
+    middle = stage(1, "bAbAaBaB" * 3 + "bAbA", "a")
+    last = stage(2, "bbBB" * 3 + "bb", "b")
+    verdict = only(job(first, middle, last))
+    assert verdict.kind is Kind.MISSING_PEER
+    assert verdict.headline.startswith("Rank 1 never posted the send for rank 2's recv")
+    assert 1 in verdict.culprits
