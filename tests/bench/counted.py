@@ -100,7 +100,7 @@ def sample(directory: Path) -> Call:
     recorder = flight.FlightRecorder(torch_api.Recorders(core), itertools.count(0.0, 0.25).__next__)
     errors = exceptions.Exceptions(native, ())
     page = str(directory / "counted.page")
-    call: Call = sampler.Sampler(native, known, recorder, errors, page, bool).sample
+    call: Call = sampler.Sampler(native, known, recorder, errors, page, bool, id).sample
     return call
 
 

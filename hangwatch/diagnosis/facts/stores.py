@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import Mark, RankSnapshot
 
+CALL = f"{STORE}."
+"""The names of calls of a store begin so."""
 MOMENT_S = 1.0
 """Who has waited for a key for less waits for nobody yet."""
 ALIKE = 0.75
@@ -45,7 +47,7 @@ class Setter(NamedTuple):
 
 def awaited_keys(rank: RankSnapshot) -> tuple[str, ...]:
     """The keys that a rank waits for in a call of a store; empty where it is in none."""
-    if not rank.in_call.startswith(f"{STORE}."):
+    if not rank.in_call.startswith(CALL):
         return ()
     there = (m for m in rank.marks if m.kind == AWAITS_KEY and m.site == rank.in_call_site)
     return tuple(next((mark.text.splitlines() for mark in there), ()))
@@ -97,16 +99,19 @@ def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wa
     wait for something is it known that none comes. And then for the rank that has set such
     keys before; where none is known, only if all wait for keys.
     """
+    calling = [rank for rank in job.ranks.values() if rank.in_call.startswith(CALL)]
+    if not calling or len(job.ranks) < len(job.world()):
+        return []
     alive = {number: rank for number, rank in job.ranks.items() if number not in ended}
     at = {
-        number: keys
-        for number, rank in alive.items()
-        if (keys := awaited_keys(rank)) and seconds(rank.in_call_age_s) >= MOMENT_S
+        rank.rank: keys
+        for rank in calling
+        if rank.rank in alive
+        and seconds(rank.in_call_age_s) >= MOMENT_S
+        and (keys := awaited_keys(rank))
     }
-    if not at or len(job.ranks) < len(job.world()):
-        return []
     blocked = {wait.rank for wait in waits if not wait.apart} | at.keys()
-    if not blocked >= alive.keys():
+    if not at or not blocked >= alive.keys():
         return []
     known = {keys for keys in {*at.values()} if setter(job.ranks, keys) is not None}
     return [

@@ -183,10 +183,12 @@ class Case:
 
     def handled_by(self, ranks: Collection[int]) -> str:
         """The exception that some ranks handle and no other does, by its name; empty for none."""
-        handling = {rank: one.handling for rank, one in self.job.ranks.items()}
-        found = {handling.get(rank, "") for rank in ranks}
-        others = {name for rank, name in handling.items() if rank not in ranks}
-        return found.pop() if len(found) == 1 and not found & others else ""
+        names = {self.job.ranks[rank].handling if rank in self.job.ranks else "" for rank in ranks}
+        if len(names) != 1 or "" in names:
+            return ""
+        known = self.job.ranks.items()
+        others = {one.handling for rank, one in known if rank not in ranks}
+        return "" if names & others else names.pop()
 
     def exception_of(self, ranks: Collection[int]) -> Mark | None:
         """The exception that some ranks handle and no other does, as one of them tells of it."""
