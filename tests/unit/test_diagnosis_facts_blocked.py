@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from snapshots import SCRIPT, W, blocked, job, only, op, rank, source
 
-from hangwatch.diagnosis.facts.awaited import On, has_returned
+from hangwatch.diagnosis.facts.awaited import On, has_returned, same_thread
 from hangwatch.diagnosis.facts.blocked import blocked as blocked_by
 from hangwatch.diagnosis.source.program import Program
 from hangwatch.types.calls import Site
@@ -270,3 +270,17 @@ def test_what_one_rank_waits_for_is_not_said_of_another_line(second: int, told: 
     verdict = only(job(*waiting, *behind, **source("while True:\n    step()\n")))
     assert verdict.culprits == (1, 2)
     assert told in verdict.headline
+
+
+def test_a_thread_is_found_again_on_another_rank_by_what_it_runs() -> None:
+    def watching(number: int, line: int) -> RankSnapshot:
+        watcher = thread(
+            f"Thread-{number}", at(line, "watch"), at(3, "run"), *START, tid=50 + number
+        )
+        return rank_at(at(30), number=number, others=(watcher,))
+
+    found = same_thread(watching(1, 12), 51, watching(0, 10))
+    assert found is not None
+    assert (found.tid, found.frames[0].line) == (50, 10)
+    assert same_thread(watching(1, 12), 1001, watching(0, 10)) is None  # it is the one that trains
+    assert same_thread(watching(1, 12), 51, rank_at(at(30), number=0)) is None

@@ -140,6 +140,16 @@ def of_thread(thread: ThreadStack, sources: Mapping[str, str]) -> Link:
     return Link(name, innermost_user_site(thread.frames, sources))
 
 
+def same_thread(waiting: RankSnapshot, tid: int, rank: RankSnapshot) -> ThreadStack | None:
+    """The thread of a rank that runs what a thread of another one does, which is not its main one.
+
+    None where that is the one that trains, and where the rank has no such thread, or several.
+    """
+    threads = [one for one in others(waiting) if one.tid == tid]
+    alike = [one for one in others(rank) if threads and _runs(one) == _runs(threads[0])]
+    return alike[0] if len(alike) == 1 else None
+
+
 def _runs(thread: ThreadStack) -> tuple[str, str]:
     """File and function of the user's that a thread was started for."""
     outermost = user_frames(thread.frames)[-1]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     """Ranks that are busy with something else; all do the same kind of thing."""
-    activity = case.doing_alike(culprits)
+    beside = case.doing_beside(culprits[0], case.waits_at(wait_point))
+    activity = beside or case.doing_alike(culprits)
     doing = now(culprits, activity)
     if isinstance(wait_point, Setup):
         return init_incomplete(case, wait_point, culprits, doing, activity.reason)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hangwatch.diagnosis.facts.activity import Activity, activity
 from hangwatch.diagnosis.facts.alignment import Departures, departures
-from hangwatch.diagnosis.facts.awaited import On, has_returned
+from hangwatch.diagnosis.facts.awaited import On, has_returned, same_thread
 from hangwatch.diagnosis.facts.blocked import Blocked, blocked
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
@@ -160,6 +160,18 @@ class Case:
         found = self.doing(ranks[0])
         alike = all(self.activity(rank).site == found.site for rank in ranks[:MOST_COMPARED])
         return found if alike else self.activity(ranks[0])
+
+    def doing_beside(self, rank: int, waits: Iterable[Wait]) -> Activity | None:
+        """What a rank does in a thread of its own, where only that of others waits for it."""
+        known = ((self.job.ranks.get(wait.rank), wait.record) for wait in waits)
+        peer, record = next(((one, made) for one, made in known if made is not None), (None, None))
+        if peer is None or record is None or rank not in self.job.ranks or rank in self.ended:
+            return None
+        thread = same_thread(peer, record.thread, self.job.ranks[rank])
+        if thread is None:
+            return None
+        site = innermost_user_site(thread.frames, self.texts)
+        return Activity(Reason.USER_CODE, site, running=thread.active)
 
     def doing(self, rank: int) -> Activity:
         """What a rank does, with what its own line waits for."""
