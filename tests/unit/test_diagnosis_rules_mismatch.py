@@ -433,7 +433,7 @@ def test_a_rank_that_may_come_back_to_the_loop_has_not_finished() -> None:
 def test_a_rank_that_goes_on_when_the_others_are_past_the_loop_has_more_steps() -> None:
     done = [at(5, blocked(W, 7, "barrier", line=5), number=n) for n in (0, 2, 3)]
     verdict = only(job(*done, reducing(1, 3), **source(LOOP)))
-    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (1,))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (1,))
     assert "goes on after ranks 0, 2 and 3" in verdict.headline
 
 

@@ -96,6 +96,14 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "Have `{asking}` at {cause_line} end in the same turn on every rank: what it asks for has "
+        "to begin alike (broadcast a step that is restored from a checkpoint) and to change alike, "
+        "or be agreed on in each turn by an all_reduce.",
+        DISTRIBUTED,
+        causes=(What.UNEVEN_LOOP,),
+    ),
+    Remedy(
+        "change",
         "Give `{counted}` at {cause_line} the same number of turns on every rank: compute it from "
         "what all ranks know alike, or agree on it before the loop (an all_reduce with MIN).",
         DISTRIBUTED,

@@ -10,7 +10,7 @@ from hangwatch.diagnosis.advice.library_remedies import BY_LIBRARY
 from hangwatch.diagnosis.advice.reason_remedies import BY_REASON
 from hangwatch.diagnosis.advice.remedies import BY_ERROR, BY_KIND
 from hangwatch.diagnosis.advice.wait_remedies import BY_WAIT
-from hangwatch.types.kinds import Kind, Reason
+from hangwatch.types.kinds import Kind, Reason, What
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +25,8 @@ _OF_THE_CHANGE = frozenset(
     {"agree", "batches", "everyone", "groups in order", "move out", "order", "stop", "two lines"}
 )
 """Topics of the table by kind that are about what to change in the program."""
+_OF_FEW = frozenset({"group", "alone"})
+"""Those about a call that is meant for few ranks."""
 _OF_MESSAGES = frozenset({"match", "batch"})
 _REASON_COUNTS = {
     Kind.NEVER_ENTERED,
@@ -46,6 +48,7 @@ def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...
         _add(told, BY_REASON, kind, reason, facts)
     # The change to make, at its line, says more than what is right for all of a kind.
     needless = _OF_THE_CHANGE if facts.cause is not None else frozenset()
+    needless |= _OF_FEW if facts.cause is What.DATA_CONDITION else frozenset()
     needless |= _OF_MESSAGES if facts.values.keys() & {"key", "unset"} else frozenset()
     by_kind = [remedy for remedy in BY_KIND if remedy.topic not in needless]
     # Of a lost node, or of a GPU that failed, no rank's code is at fault.

@@ -153,9 +153,9 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     for site in (finding.site, finding.victim_site):
         uses |= _uses_in(case.texts.get(site.file, "") if site else "")
     calls = tuple(_called(finding.site, mine))
+    awaited = tuple(_called(finding.victim_site, theirs))
     values = dict(_values(finding))
-    if calls and (mine or calls[0] == values.get("op")):
-        values["entered"] = calls[0] if mine or "op" not in values else values["op"]
+    values |= dict(_of_calls(values.get("op"), calls, awaited, seen=bool(mine)))
     values |= dict(_of_cause(cause))
     values |= dict(_of_key(case, finding.wait_point))
     values |= dict(_of_others_like_them(case, finding, cause))
@@ -177,7 +177,6 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     for end in (case.ended[rank] for rank in culprits if rank in case.ended):
         if end.signal == signal.SIGABRT:
             values["late_abort" if end.in_shutdown else "abort"] = "SIGABRT"
-    awaited = tuple(_called(finding.victim_site, theirs))
     return Facts(
         values,
         frozenset(uses),
@@ -198,6 +197,16 @@ def _uses_in(text: str) -> frozenset[Use]:
 def _frames(case: Case, rank: int) -> tuple[Frame, ...]:
     thread = program_thread(case.job.ranks[rank])
     return thread.frames if thread else ()
+
+
+def _of_calls(
+    op: str | None, calls: Sequence[str], awaited: Sequence[str], *, seen: bool
+) -> Iterator[tuple[str, str]]:
+    """What culprits have called. seen: their stack tells, and not the text of their line."""
+    if calls and (seen or calls[0] == op):
+        yield "entered", calls[0]
+    if "backward" in (*calls, *awaited):
+        yield "backward", "backward"
 
 
 def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
@@ -233,6 +242,8 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
     yield "cause_line", line(cause.site)
     if "range(" in text:
         yield "counted", text
+    if text.startswith("while "):
+        yield "asking", text
 
 
 _NAMES = {

@@ -90,7 +90,7 @@ BY_KIND: tuple[Remedy, ...] = (
     Remedy(
         "join",
         "Or, with DistributedDataParallel, wrap `{cause}` in `with Join([model])`, which shadows "
-        "the collectives of ranks that have run out of data.",
+        "the collectives of `{backward}` for ranks that have run out of data.",
         JOIN,
         causes=(What.UNEVEN_LOOP,),
         uses=(Use.DDP,),

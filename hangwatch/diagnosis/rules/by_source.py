@@ -178,6 +178,8 @@ def _leaves(read: Read, loop: Loop) -> bool:
 
 def _leads_in(read: Read) -> bool:
     """Whether a condition leads culprits to their call, and not only past that of the others."""
+    if _is_inside(read, read.split.mine, read.taken):
+        return True
     return not leaves(read.taken) and (bool(read.taken) or not isinstance(read.choice.node, ast.If))
 
 
@@ -258,7 +260,7 @@ def _goes_on(case: Case, finding: Finding) -> Finding:
     scene = _scene(case, finding)
     _, theirs = _entered(case, finding, scene.others)
     text = wording.outlasted(scene, f"they are in {theirs} after the loop")
-    return replace(finding, kind=Kind.FINISHED_EARLY, text=text)
+    return replace(finding, text=text)
 
 
 def _told_of_few(case: Case, finding: Finding) -> Finding:

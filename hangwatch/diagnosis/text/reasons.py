@@ -193,7 +193,7 @@ def of_choice(what: What, site: Site, choice: Choice, parted: Parted) -> str:
         case What.RANK_CONDITION:
             said = f"{here} depends on the rank"
         case What.UNEVEN_LOOP if choice.taken and choice.turn is Turn.LOOP:
-            said = f"The loop {here} had one more turn on {ranks} than {other}"
+            said = f"The loop {here} had more turns on {ranks} than {other}"
         case What.UNEVEN_LOOP:
             said = f"The loop {here} ended earlier on {ranks} than {other}"
         case What.EARLY_EXIT:
