@@ -204,7 +204,7 @@ def _is_for_few(case: Case, read: Read) -> bool:
     if read.what is What.UNEVEN_LOOP:
         ended = isinstance(choice.node, ast.For) and not choice.taken
         over = choice.test if ended else None
-        return over is not None and case.source.asks_for_rank(choice.file, over, strictly=True)
+        return over is not None and case.source.counts_by_rank(choice.file, over)
     if read.what is not What.RANK_CONDITION or not _is_new(case, read):
         return False
     return choice.test is None or asks_for_most(choice.test) is not choice.taken

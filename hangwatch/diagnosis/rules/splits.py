@@ -86,7 +86,8 @@ def splits(
             yield Split(culprit, other, start, mine, theirs, known)
             if start == theirs.line:  # it was a guess
                 yield Split(culprit, other, None, mine, theirs, known)
-            return
+            break
+    yield from _from_its_own_part(case, finding, culprit)
 
 
 def _from_their_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator[Split]:
@@ -194,6 +195,24 @@ def _from_their_own_message(case: Case, culprit: int, channel: Channel) -> Itera
     if mine is not None and before and lines and mine.line != _line(before[-1]):
         theirs = Position((_line(before[-1]),))
         yield Split(culprit, None, lines[-1], mine, theirs, mine.line in lines)
+
+
+def _from_its_own_part(case: Case, finding: Finding, culprit: int) -> Iterator[Split]:
+    """A culprit that has a line of its own for the call that others wait in, and left it out."""
+    place, mine = finding.wait_point, position(case, culprit)
+    others = [wait for wait in finding.waits if wait.rank != culprit and wait.record is not None]
+    if not isinstance(place, Place) or mine is None or not others:
+        return
+    wire = others[0].record.wire if others[0].record is not None else ""
+    theirs, lines = lines_of(case, others[0].rank), lines_before(case, culprit)
+    own = [
+        line
+        for gid, record in case.job.ops.get(culprit, ())
+        if (gid, record.wire) == (place.gid, wire) and record.site is not None
+        if (line := _line(record.site)) not in theirs and line != mine.line
+    ]
+    if own and lines:
+        yield Split(culprit, None, lines[-1], mine, Position((own[-1],)), mine.line in lines)
 
 
 def _is_in_a_message_of_others(case: Case, rank: int, culprits: set[int]) -> bool:

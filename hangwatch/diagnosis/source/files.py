@@ -83,6 +83,12 @@ class Source:
 
         return any(map(is_rank, ast.walk(test)))
 
+    def counts_by_rank(self, file: str, over: ast.expr) -> bool:
+        """Whether a loop has as many turns as the rank says: not as many as data of its own."""
+        calls = (called(node) for node in ast.walk(over) if isinstance(node, ast.Call))
+        counted = all(name in GIVE_RANK | {"range"} for name in calls)
+        return counted and self.asks_for_rank(file, over, strictly=True)
+
     def is_settled(self, file: str, test: ast.expr) -> bool:
         """Whether a condition is the same each time that a rank comes to it."""
         given, again = self.given(file), self._computed_again(file)
