@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.marks import THREAD_DIED
@@ -100,6 +101,7 @@ _ENDS: dict[str, str | tuple[str, ...]] = {
 }
 """Functions of Python's that run when the main program is over."""
 _OF_PYTHON = re.compile(r"multiprocessing[./](?:resource_tracker|semaphore_tracker|forkserver)")
+_PROCESS = "/multiprocessing/process.py"
 _NUMBERED = re.compile(r"(?<=Thread)-\d+|(?<=ThreadPoolExecutor)-\d+_\d+|_\d+$")
 _MAIN = "MainThread"
 
@@ -121,7 +123,7 @@ def has_returned(rank: RankSnapshot) -> bool:
         if file is not None and frame.file.endswith(file):
             # A process that multiprocessing has started ends within its own.
             outside = frames[number + 1 :]
-            over = not outside or outside[0].file.endswith("/multiprocessing/process.py")
+            over = not outside or outside[0].file.endswith(_PROCESS)
             return over and not user_frames(frames[:number]) and program_thread(rank) is main
     return False
 
@@ -229,18 +231,28 @@ def missing_child(rank: RankSnapshot, peers: Sequence[RankSnapshot]) -> Link | N
 
 
 def only_child(rank: RankSnapshot, sources: Mapping[str, str]) -> Link | None:
-    """The one process that a rank has started."""
-    children = list(_children(rank))
+    """The one process that a rank has started, or the one of several that is in the user's code."""
+    children = {child.pid: child for child in _children(rank)}
+    sites = {pid: _site_of_child(child, sources) for pid, child in children.items()}
+    if len(children) > 1:
+        children = {pid: child for pid, child in children.items() if sites[pid] is not None}
     if len(children) != 1:
         return None
-    child = children[0]
-    thread = main_thread(child.threads, child.pid)
-    site = innermost_user_site(thread.frames, sources) if thread else None
+    [child] = children.values()
+    site = sites[child.pid]
     if child.process.state[:1] in ("T", "t"):
         waits_for = "somebody to continue it: it is stopped"
     else:
         _, waits_for = by_kernel(child.process.wchan)
     return Link(f"process {child.pid}", site, waits_for, child.command)
+
+
+def _site_of_child(child: Child, sources: Mapping[str, str]) -> Site | None:
+    """Where a process is in the user's code, without what its parent was in when it forked it."""
+    thread = main_thread(child.threads, child.pid)
+    frames = thread.frames if thread else ()
+    own = takewhile(lambda frame: not frame.file.endswith(_PROCESS), frames)
+    return innermost_user_site([*own], sources)
 
 
 def _children(rank: RankSnapshot) -> Iterator[Child]:

@@ -106,8 +106,10 @@ def _stuck(case: Case, finding: Finding) -> RootCause:
     blocked = case.doing(culprit).blocked if alive else None
     if blocked is not None:
         why = reasons.of_wait((culprit,), blocked) or why
-        of_thread = blocked.link.site if blocked.link and not blocked.link.command else None
-        site = blocked.until or of_thread or site
+        link = blocked.link.site if blocked.link is not None else None
+        if link is not None and case.source.tree(link.file) is None:
+            link = None  # of another program
+        site = blocked.until or link or site
     return RootCause(What.STUCK_LINE, finding.certainty, site, why)
 
 

@@ -117,7 +117,8 @@ def _of_link(ranks: Ranks, link: Link) -> str:
         return f"{has}{crossed}."
     if link.command:
         does = f"waits for {link.waits_for}" if link.waits_for else "has not ended"
-        return f"{who} (`{_cut(link.command)}`) {does}."
+        at = f", and is at {place_in_code(link.site)}" if link.site else ""
+        return f"{who} (`{_cut(link.command)}`) {does}{at}."
     return (
         f"The rank has one other thread of the program: {link.name} at {place_in_code(link.site)}."
     )
