@@ -76,11 +76,12 @@ def _wait(
 
 @uncounted
 def _set(
-    process: Process, _name: str, original: Callable[..., Any], *args: Any, **kwargs: Any
+    process: Process, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     result = original(*args, **kwargs)
     with process.marks.guard:
-        process.marks.sets(_keys(args, kwargs), sys._getframe())
+        if name != "add" or args[2:] != (0,):  # to add nothing is to ask
+            process.marks.sets(_keys(args, kwargs), sys._getframe())
     return result
 
 

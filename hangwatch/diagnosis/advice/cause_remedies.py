@@ -18,6 +18,16 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "Let {culprits} come by {passed_at} also where `{cause}` at {cause_line} leads past it: "
+        "the others wait until all have been there.",
+    ),
+    Remedy(
+        "change",
+        "See what led {culprits} past {passed_at} this time: the others wait until all have been "
+        "there.",
+    ),
+    Remedy(
+        "change",
         "See what led {culprits} past {set_at} this time, where it has set such keys before: "
         "{unset} is waited for.",
     ),

@@ -294,7 +294,8 @@ def _of_key(case: Case, point: WaitPoint | None) -> Iterator[tuple[str, str]]:
     """The key of a store that culprits have not set, and where they set such keys."""
     known = setter(case.job.ranks, point.keys) if isinstance(point, Setup) else None
     if isinstance(point, Setup) and known is not None:
-        yield from (("unset", key_text(point.keys)), ("set_at", line(known.site)))
+        yield "unset", key_text(point.keys)
+        yield "set_at" if known.by_form else "passed_at", line(known.site)
 
 
 def _of_others_like_them(

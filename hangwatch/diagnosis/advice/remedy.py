@@ -51,6 +51,7 @@ VALUES = frozenset(
         "until",
         "key",
         "unset",
+        "passed_at",
         "set_key",
         "set_at",
         "input",

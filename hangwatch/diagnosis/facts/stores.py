@@ -12,7 +12,7 @@ from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.wait_points import STORE, Setup, Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.job import Job
     from hangwatch.types.calls import Site
@@ -28,15 +28,17 @@ _NUMBER = re.compile(r"\d+")
 
 
 class Setter(NamedTuple):
-    """A line at which keys are set of the form of one that is waited for."""
+    """A line that should set a key which is waited for, by what ranks did there before."""
 
     site: Site
     key: str
-    """The last one of it."""
+    """The last one that was set there."""
     counts: Mapping[int, int]
     """Rank to how often it came by."""
     age_s: float = 0.0
     """Since that last one."""
+    by_form: bool = True
+    """Such keys were set there. Else those who wait came by more often than others."""
 
     @property
     def behind(self) -> tuple[int, ...]:
@@ -53,20 +55,47 @@ def awaited_keys(rank: RankSnapshot) -> tuple[str, ...]:
     return tuple(next((mark.text.splitlines() for mark in there), ()))
 
 
-def setter(ranks: Mapping[int, RankSnapshot], keys: Iterable[str]) -> Setter | None:
-    """The line at which ranks set keys that differ from these in numbers only, if it is one."""
-    wanted, forms = {*keys}, {_form(key) for key in keys}
+def setter(ranks: Mapping[int, RankSnapshot], keys: Collection[str]) -> Setter | None:
+    """The line that should set keys, if it is one: it set keys that differ in numbers only.
+
+    Else one that those who wait for the keys came by more often than others did, as where
+    the last one to come by it sets the key.
+    """
     lines: dict[Site, dict[int, Mark]] = defaultdict(dict)
     for number, mark in _set_by(ranks):
-        last = mark.text.splitlines()
-        if mark.site is not None and forms & {*map(_form, last)} and wanted.isdisjoint(last):
+        if mark.site is not None:
             lines[mark.site][number] = mark
-    if len(lines) != 1:
-        return None
-    [(site, marks)] = lines.items()
+    found = [_line(site, marks, by_form=True) for site, marks in _of_form(lines, keys)]
+    if not found:
+        waiting = {number for number, rank in ranks.items() if awaited_keys(rank) == (*keys,)}
+        known = [_line(site, marks, by_form=False) for site, marks in lines.items()]
+        found = [one for one in known if _came_by_more(one.counts, waiting)]
+    return found[0] if len(found) == 1 else None
+
+
+def _of_form(
+    lines: Mapping[Site, Mapping[int, Mark]], keys: Collection[str]
+) -> Iterator[tuple[Site, Mapping[int, Mark]]]:
+    """The lines of some ranks at which keys of that form were set, and not these."""
+    forms = {*map(_form, keys)}
+    for site, marks in lines.items():
+        last = {number: mark.text.splitlines() for number, mark in marks.items()}
+        those = {n: marks[n] for n, some in last.items() if forms & {*map(_form, some)}}
+        if those and not any({*keys} & {*last[number]} for number in those):
+            yield site, those
+
+
+def _line(site: Site, marks: Mapping[int, Mark], *, by_form: bool) -> Setter:
     newest = min(marks.values(), key=lambda mark: mark.age_s)
     counts = {rank: mark.count for rank, mark in marks.items()}
-    return Setter(site, newest.text, counts, newest.age_s)
+    return Setter(site, newest.text, counts, newest.age_s, by_form)
+
+
+def _came_by_more(counts: Mapping[int, int], waiting: Collection[int]) -> bool:
+    """Whether ranks that wait came by equally often, and some others less often, but once."""
+    theirs = {counts.get(rank, 0) for rank in waiting}
+    others = [count for rank, count in counts.items() if rank not in waiting]
+    return len(theirs) == 1 and bool(others) and min(others) < min(theirs)
 
 
 def nearest(ranks: Mapping[int, RankSnapshot], keys: Sequence[str]) -> Setter | None:

@@ -14,7 +14,7 @@ from hangwatch.diagnosis.facts.blocked import Blocked, blocked
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
 from hangwatch.diagnosis.facts.job import NEW_GROUP, seconds
-from hangwatch.diagnosis.facts.marks import HANDLES
+from hangwatch.diagnosis.facts.marks import HANDLES, THREAD_DIED
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup
 from hangwatch.diagnosis.graph.wait_for import held_up
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source.files import Source
     from hangwatch.diagnosis.text.wording import Text
     from hangwatch.types.kinds import Kind
-    from hangwatch.types.snapshot import Frame, Mark, OpRecord
+    from hangwatch.types.snapshot import Frame, Mark, OpRecord, RankSnapshot
 
 
 _T = TypeVar("_T")
@@ -209,6 +209,13 @@ class Case:
         known = [m for m in marks if m.kind == HANDLES and m.text.partition(": ")[0] == name]
         return min(known, key=lambda mark: mark.age_s, default=None)
 
+    def thread_that_died(self, ranks: Collection[int]) -> Mark | None:
+        """The thread that an exception ended on some ranks, and on no other."""
+        had = {number for number, one in self.job.ranks.items() if _died(one)}
+        if not had or had != {*ranks}:
+            return None
+        return min(_died(self.job.ranks[min(had)]), key=lambda mark: mark.age_s)
+
     def is_frozen(self, rank: int) -> bool:
         """Whether nothing of a rank runs, not even what works on its collectives."""
         known = rank in self.job.ranks and rank not in self.ended
@@ -365,3 +372,8 @@ class Case:
 def _most_common(counts: Counter[_T]) -> _T | None:
     """The most frequent; among equals the first in the order of their text."""
     return min(counts, key=lambda item: (-counts[item], repr(item)), default=None)
+
+
+def _died(rank: RankSnapshot) -> list[Mark]:
+    """The threads of a rank that exceptions ended."""
+    return [mark for mark in rank.marks if mark.kind == THREAD_DIED and mark.site is not None]

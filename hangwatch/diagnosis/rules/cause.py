@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from hangwatch.types.calls import Site
 
 MOST_OTHERS = 3
+LATELY_S = 30.0
+"""A thread that ended so long before others waited may still have been missed only then."""
 MOST_SIDES = 2
 """Of which any may be at fault, that are asked for what led them there."""
 _PARTED = frozenset(
@@ -108,7 +110,8 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
     if handled is not None and causes[0].what is What.SWALLOWED_EXCEPTION:
         seen = (*causes[0].evidence, reasons.handling(finding.culprits, handled))
         causes[0] = replace(causes[0], evidence=seen)
-    causes = [unwinding, *causes] if unwinding is not None else causes
+    thread = _of_thread(case, finding, found[0])
+    causes = [*filter(None, (unwinding, thread)), *causes]
     return replace(causes[0], others=tuple(causes[1 : 1 + MOST_OTHERS]))
 
 
@@ -123,6 +126,19 @@ def _of_exception(case: Case, finding: Finding, found: Sequence[Read]) -> RootCa
     why = reasons.handling(finding.culprits, handled)
     site = with_source(handled.site, case.texts)
     certainty = finding.certainty.at_most(Certainty.LIKELY)
+    return RootCause(What.SWALLOWED_EXCEPTION, certainty, site, why, (why,))
+
+
+def _of_thread(case: Case, finding: Finding, read: Read) -> RootCause | None:
+    """The end of a thread, where a loop that it should feed ended earlier on its rank."""
+    died = case.thread_that_died(finding.culprits)
+    if died is None or read.choice.turn is not Turn.LOOP or read.choice.taken:
+        return None
+    why = reasons.ended_thread(finding.culprits, died)
+    waited_s = max((wait.age_s for wait in finding.waits), default=0.0)
+    lately = died.age_s - waited_s < LATELY_S
+    certainty = finding.certainty.at_most(Certainty.LIKELY if lately else Certainty.POSSIBLE)
+    site = with_source(died.site, case.texts)
     return RootCause(What.SWALLOWED_EXCEPTION, certainty, site, why, (why,))
 
 

@@ -94,7 +94,7 @@ def of_wait(ranks: Ranks, blocked: Blocked) -> str:
     if blocked.instead is not None:
         (rank,) = blocked.instead.counts
         what, at = blocked.instead.key, line(blocked.instead.site)
-        return f"Nobody is seen to have set it: rank {rank} has set `{what}` at {at}."
+        return f"It was not seen that it was set: rank {rank} has set `{what}` at {at}."
     return _of_link(ranks, link) if link is not None else ""
 
 
@@ -145,6 +145,15 @@ def handling(ranks: Ranks, handled: Mark) -> str:
     return (
         f"{capital(the_ranks(ranks))} {verb(ranks, 'is', 'are')} handling {_cut(handled.text)}, "
         f"which was raised{at_line(handled.site)}."
+    )
+
+
+def ended_thread(ranks: Ranks, died: Mark) -> str:
+    """Of a thread that an exception ended."""
+    name, _, error = died.text.partition(": ")
+    return (
+        f"Thread {name} of {the_ranks(ranks)} has ended{at_line(died.site)}, by {_cut(error)}: "
+        "nothing more came of it."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.text.phrases import capital, line, place_in_code, the_ranks, verb
+from hangwatch.diagnosis.text.phrases import line, place_in_code, the_ranks, verb
 from hangwatch.diagnosis.text.wording import Text, sentences
 
 if TYPE_CHECKING:
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def never_set(scene: Scene, setter: Setter) -> Text:
-    """Ranks that have set such keys before, and not the one that is waited for."""
+    """Ranks that should have set a key, by what they did before."""
+    did = "did not set" if setter.by_form else f"did not come by {line(setter.site)} for"
     return Text(
-        f"{scene.they} did not set {scene.where}{scene.awaited()}",
+        f"{scene.they} {did} {scene.where}{scene.awaited()}",
         sentences(
             set_before(setter),
             scene.seen() if line(scene.site) != line(scene.other_site) else "",
@@ -26,12 +27,18 @@ def never_set(scene: Scene, setter: Setter) -> Text:
 
 def set_before(setter: Setter) -> str:
     """Where such keys were set, and how often."""
-    many = max(setter.counts.values())
-    times = "once" if many == 1 else f"{many} times"
-    ranks = tuple(sorted(setter.counts))
+    alike: dict[int, list[int]] = {}
+    for rank, count in sorted(setter.counts.items()):
+        alike.setdefault(count, []).append(rank)
+    times = {1: "once"}
+    told = [
+        f"{the_ranks(ranks)} {times.get(count, f'{count} times')}"
+        for count, ranks in sorted(alike.items())
+    ]
+    what = "Such keys were" if setter.by_form else "Keys were"
     return (
-        f"{capital(the_ranks(ranks))} set such keys {times} at {place_in_code(setter.site)}: the "
-        f"last one was `{setter.key}`."
+        f"{what} set at {place_in_code(setter.site)} by {', by '.join(told)}: the last one was "
+        f"`{setter.key}`."
     )
 
 

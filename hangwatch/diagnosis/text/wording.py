@@ -252,7 +252,7 @@ def left_loop(scene: Scene, entered: str, loop: Site, *, failed: bool = False) -
             f"{place_in_code(scene.site)}.",
             f"{capital(the_ranks(scene.others))} {inside} still in it, at "
             f"{place_in_code(scene.other_site)}."
-            if scene.other_site
+            if scene.others and scene.other_site
             else "",
         ),
     )
