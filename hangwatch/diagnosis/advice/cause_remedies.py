@@ -166,6 +166,11 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "Make no calls of several ranks in `__del__` (`{finalizing}` at {cause_line}): give the "
+        "class a method for it, and call that at one line on all ranks.",
+    ),
+    Remedy(
+        "change",
         "Go over `sorted(...)` in `{unordered}` at {cause_line}, or over a list that is the same "
         "on all ranks.",
     ),

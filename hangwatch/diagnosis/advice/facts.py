@@ -239,6 +239,8 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
     yield "cause", text
     if cause.what is What.DIFFERENT_ORDER and text.startswith("for "):
         yield "unordered", text
+    if "__del__" in cause.why:
+        yield "finalizing", text
     yield "cause_line", line(cause.site)
     if "range(" in text:
         yield "counted", text

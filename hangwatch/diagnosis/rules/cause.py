@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.rules.splits import Split
     from hangwatch.diagnosis.source.flow import Choice
     from hangwatch.diagnosis.source.paths import Ways
+    from hangwatch.diagnosis.source.syntax import Function
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
 
@@ -286,6 +287,8 @@ def _named_by_source(
     node = choice.node
     if choice.turn is Turn.EXCEPTION:
         scope = case.source.program.scope_at(Line(choice.file, getattr(node, "lineno", 0)))
+        if _is_in_its_block(scope, node, split):
+            return None, node
         loop = exhausted_loop(scope, node)
         return (What.UNEVEN_LOOP, loop) if loop is not None else (What.SWALLOWED_EXCEPTION, node)
     if choice.turn is Turn.LOOP:
@@ -297,6 +300,16 @@ def _named_by_source(
         of_rank = choice.turn is Turn.CONDITION  # a decorator for one rank
         return (What.RANK_CONDITION if of_rank else What.DATA_CONDITION), node
     return _of_condition(case, finding, choice, test, split)
+
+
+def _is_in_its_block(scope: Function | None, handler: ast.AST, split: Split) -> bool:
+    """Whether a culprit is in the block of a handler, and so has not come to what follows it."""
+    blocks = [node for node in own(scope) if isinstance(node, ast.Try)] if scope is not None else []
+    return any(
+        _spans(split.mine.frames, split.mine.frames[0].file, block.body)
+        for block in blocks
+        if handler in block.handlers and split.mine.frames
+    )
 
 
 def _of_condition(

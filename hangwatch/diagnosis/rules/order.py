@@ -1,4 +1,4 @@
-"""Why calls of one line come in another order on each rank: a loop over what has none."""
+"""Why calls come in another order on each rank: they are made in an order that is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from hangwatch.types.kinds import Certainty, Kind, What
 from hangwatch.types.verdict import RootCause
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.types.calls import Site
 
 _OF_ORDER = frozenset(
     {
@@ -26,13 +29,35 @@ _OF_ORDER = frozenset(
 
 
 def without_order(case: Case, finding: Finding) -> RootCause | None:
-    """The loop over a set, or over files, in which all of a finding are at one line."""
+    """What has another order on each rank: a finalizer, a loop over a set, or over files."""
     if finding.kind not in _OF_ORDER:
         return None
     ranks = {*finding.culprits[:2], *(wait.rank for wait in finding.waits)}
-    places = [
-        at for rank in sorted(ranks)[:MOST_COMPARED] if (at := position(case, rank)) is not None
-    ]
+    some = sorted(ranks)[:MOST_COMPARED]
+    return _in_finalizer(case, finding, some) or _in_loop(case, finding, some)
+
+
+def _in_finalizer(case: Case, finding: Finding, ranks: Sequence[int]) -> RootCause | None:
+    """The call of a ``__del__`` that one side is in, and the other one is not."""
+    inside = {rank: _finalizer(case, rank) for rank in ranks}
+    sites = {site for site in inside.values() if site is not None}
+    if len(sites) != 1 or None not in inside.values():
+        return None
+    why = reasons.in_finalizer()
+    certainty = finding.certainty.at_most(Certainty.LIKELY)
+    return RootCause(What.DIFFERENT_ORDER, certainty, sites.pop(), why, (why,))
+
+
+def _finalizer(case: Case, rank: int) -> Site | None:
+    """The line at which a rank is in a ``__del__``."""
+    frames = (frame for frame in case.stack(rank) if frame.function.endswith("__del__"))
+    frame = next(frames, None)
+    return case.site_of_line(frame.file, frame.line) if frame is not None else None
+
+
+def _in_loop(case: Case, finding: Finding, ranks: Sequence[int]) -> RootCause | None:
+    """The loop over a set, or over files, in which all are at one line."""
+    places = [at for rank in ranks if (at := position(case, rank)) is not None]
     if len(places) < 2 or len({at.line for at in places}) > 1:  # noqa: PLR2004 (two sides)
         return None
     for line in places[0].frames[::-1]:

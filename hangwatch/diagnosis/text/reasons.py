@@ -76,6 +76,14 @@ def without_order(site: Site, over: Unordered) -> str:
     return f"{_code(site)} goes over {_WITHOUT_ORDER[over]}."
 
 
+def in_finalizer() -> str:
+    """Of a call that ``__del__`` makes."""
+    return (
+        "It is called by `__del__`, which runs once nothing refers to the object any more, and at "
+        "the next garbage collection in a cycle: that is another moment on each rank."
+    )
+
+
 def all_one_way(ranks: Ranks, site: Site) -> str:
     """Of a condition that all of some ranks answered alike, where one of them should not have."""
     return f"{_code(site)} led {the_ranks(ranks)} one way, and what they wait for is on the other."
