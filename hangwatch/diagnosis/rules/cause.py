@@ -22,6 +22,7 @@ from hangwatch.diagnosis.rules.by_kind import (
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
+from hangwatch.diagnosis.source.feeding import early_ends
 from hangwatch.diagnosis.source.flow import Turn, exits
 from hangwatch.diagnosis.source.made import conditions_of
 from hangwatch.diagnosis.source.paths import ways
@@ -111,8 +112,8 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
     if handled is not None and causes[0].what is What.SWALLOWED_EXCEPTION:
         seen = (*causes[0].evidence, reasons.handling(finding.culprits, handled))
         causes[0] = replace(causes[0], evidence=seen)
-    thread = _of_thread(case, finding, found[0])
-    causes = [*filter(None, (unwinding, thread)), *causes]
+    thread, ends = _of_thread(case, finding, found[0]), _early_ends(case, finding, found[0])
+    causes = [*filter(None, (unwinding, thread)), *ends, *causes]
     return replace(causes[0], others=tuple(causes[1 : 1 + MOST_OTHERS]))
 
 
@@ -141,6 +142,19 @@ def _of_thread(case: Case, finding: Finding, read: Read) -> RootCause | None:
     certainty = finding.certainty.at_most(Certainty.LIKELY if lately else Certainty.POSSIBLE)
     site = with_source(died.site, case.texts)
     return RootCause(What.SWALLOWED_EXCEPTION, certainty, site, why, (why,))
+
+
+def _early_ends(case: Case, finding: Finding, read: Read) -> list[RootCause]:
+    """The statements by which a generator ended early, where a loop over it did on culprits."""
+    if not isinstance(read.node, ast.For) or read.choice.turn is not Turn.LOOP or read.choice.taken:
+        return []
+    lines = early_ends(case.source.program, read.choice.file, read.node)
+    sites = [case.site_of_line(*line) for line in lines]
+    return [
+        RootCause(What.EARLY_EXIT, Certainty.POSSIBLE, site, why, (why,))
+        for site in sites
+        if (why := reasons.ended_generator(read.site, site, finding.culprits))
+    ]
 
 
 def _has_parted(case: Case, finding: Finding) -> bool:

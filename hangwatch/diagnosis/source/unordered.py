@@ -6,23 +6,16 @@ import ast
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.names import given
-from hangwatch.diagnosis.source.program import SCOPES
 from hangwatch.diagnosis.source.syntax import called, own
+from hangwatch.diagnosis.source.values import KEEP_ORDER, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hangwatch.diagnosis.source.program import Line, Program
-    from hangwatch.diagnosis.source.syntax import Function
 
-DEPTH = 8
-"""Names that are followed to what they stand for."""
 _FILES = frozenset({"listdir", "scandir", "iterdir", "glob", "iglob", "rglob", "walk"})
 _SETS = frozenset({"set", "frozenset"})
-_KEEP_ORDER = frozenset(
-    {"list", "tuple", "enumerate", "iter", "reversed", "zip", "tqdm", "fromkeys"}
-)
 _OF_OWNER = frozenset(
     {"union", "difference", "intersection", "symmetric_difference"}
     | {"items", "keys", "values", "copy"}
@@ -48,96 +41,51 @@ def loop_without_order(program: Program, line: Line) -> tuple[ast.For, Unordered
         if isinstance(node, ast.For) and node.lineno <= line.number <= (node.end_lineno or 0)
     ]
     for loop in around[::-1]:
-        found = _Reader(program, line.file).of(loop.iter, scope)
+        found = _over(Value(program, line.file, scope, loop.iter))
         if found is not None:
             return loop, found
     return None
 
 
-class _Reader:
-    """Follows expressions of a file to what they go over; depth: how many names further."""
+def _over(value: Value) -> Unordered | None:
+    """What an expression is; None for what has an order, or is not known."""
+    found: Unordered | None = None
+    match value.node:
+        case ast.Set(elts):
+            numbers = (isinstance(one, ast.Constant) and type(one.value) is int for one in elts)
+            found = None if all(numbers) else Unordered.SET  # numbers are their own hashes
+        case ast.SetComp():
+            found = Unordered.SET
+        case ast.BinOp(left, ast.Sub() | ast.BitOr() | ast.BitAnd() | ast.BitXor(), right):
+            found = _first(value, (left, right))
+        case ast.IfExp(_, body, orelse):
+            found = _first(value, (body, orelse))
+        case ast.ListComp(_, [first, *_]) | ast.DictComp(_, _, [first, *_]):
+            found = _over(value.at(first.iter))
+        case ast.GeneratorExp(_, [first, *_]):
+            found = _over(value.at(first.iter))
+        case ast.Call(func, args):
+            found = _of_call(value, called(value.node), func, args)
+        case ast.Attribute():
+            # Classes may have attributes of one name.
+            kinds = {_over(step) for step in value.steps()}
+            found = kinds.pop() if len(kinds) == 1 else None
+        case ast.Name():
+            found = next(filter(None, map(_over, value.steps())), None)
+    return found
 
-    def __init__(self, program: Program, file: str, depth: int = DEPTH) -> None:
-        self._program = program
-        self._file = file
-        self._depth = depth
 
-    def of(self, node: ast.expr, scope: Function) -> Unordered | None:
-        """What an expression of a function is; None for what has an order, or is not known."""
-        found: Unordered | None = None
-        match node:
-            case ast.Set(elts):
-                numbers = (isinstance(one, ast.Constant) and type(one.value) is int for one in elts)
-                found = None if all(numbers) else Unordered.SET  # numbers are their own hashes
-            case ast.SetComp():
-                found = Unordered.SET
-            case ast.BinOp(left, ast.Sub() | ast.BitOr() | ast.BitAnd() | ast.BitXor(), right):
-                found = self.first_of((left, right), scope)
-            case ast.IfExp(_, body, orelse):
-                found = self.first_of((body, orelse), scope)
-            case ast.ListComp() | ast.DictComp() | ast.GeneratorExp():
-                found = self.of(node.generators[0].iter, scope)
-            case ast.Call():
-                found = self._of_call(node, scope)
-            case ast.Name(name):
-                found = self._of_name(name, scope)
-            case ast.Attribute(_, name):
-                made = given(ast.walk(self._program.trees[self._file]))
-                kept = (v for to, v in made if isinstance(to, ast.Attribute) and to.attr == name)
-                kinds = {self._further().first_of((value,), scope) for value in kept}
-                found = kinds.pop() if len(kinds) == 1 else None
-        return found
+def _first(value: Value, nodes: Iterable[ast.expr]) -> Unordered | None:
+    return next(filter(None, (_over(value.at(node)) for node in nodes)), None)
 
-    def first_of(self, nodes: Iterable[ast.expr], scope: Function) -> Unordered | None:
-        """What the first of some expressions is that has no order."""
-        if self._depth < 0:
-            return None
-        return next((found for node in nodes if (found := self.of(node, scope))), None)
 
-    def _of_call(self, node: ast.Call, scope: Function) -> Unordered | None:
-        name = called(node)
-        if name in _SETS:
-            return Unordered.SET
-        if name in _FILES:
-            return Unordered.FILES
-        if name in _KEEP_ORDER:
-            return self.first_of(node.args, scope)
-        if isinstance(node.func, ast.Attribute) and name in _OF_OWNER:
-            return self.of(node.func.value, scope)
-        functions = self._program.named.get(name, [])
-        if len(functions) != 1:
-            return None
-        returned = (one.value for one in own(functions[0]) if isinstance(one, ast.Return))
-        inside = self._further(self._program.files[functions[0]])
-        return inside.first_of((value for value in returned if value is not None), functions[0])
-
-    def _of_name(self, name: str, scope: Function) -> Unordered | None:
-        made = (v for to, v in given(own(scope)) if isinstance(to, ast.Name) and to.id == name)
-        values = [*made]
-        if values:
-            return self._further().first_of(values, scope)
-        if isinstance(scope, SCOPES) and name in (names := [one.arg for one in scope.args.args]):
-            return self._of_argument(scope, names.index(name), name)
-        tree = self._program.trees[self._file]
-        return self._of_name(name, tree) if scope is not tree else None
-
-    def _of_argument(self, scope: Function, place: int, name: str) -> Unordered | None:
-        """What a function is called with, where one line calls it."""
-        function = self._program.names[scope]
-        line = self._program.only_call(function)
-        caller = self._program.scope_at(line) if line is not None else None
-        if line is None or caller is None:
-            return None
-        for node in own(caller):
-            if isinstance(node, ast.Call) and (node.lineno, called(node)) == (
-                line.number,
-                function,
-            ):
-                first = int(isinstance(node.func, ast.Attribute))  # after self
-                values = {one.arg: one.value for one in node.keywords}
-                value = values.get(name) or dict(enumerate(node.args, first)).get(place)
-                return self._further(line.file).first_of([value] if value else [], caller)
-        return None
-
-    def _further(self, file: str = "") -> _Reader:
-        return _Reader(self._program, file or self._file, self._depth - 1)
+def _of_call(value: Value, name: str, func: ast.expr, args: Iterable[ast.expr]) -> Unordered | None:
+    if name in _SETS:
+        return Unordered.SET
+    if name in _FILES:
+        return Unordered.FILES
+    if name in KEEP_ORDER:
+        return _first(value, args)
+    if isinstance(func, ast.Attribute) and name in _OF_OWNER:
+        return _over(value.at(func.value))
+    return next(filter(None, map(_over, value.steps())), None)

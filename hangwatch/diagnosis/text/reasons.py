@@ -165,6 +165,11 @@ def ended_thread(ranks: Ranks, died: Mark) -> str:
     )
 
 
+def ended_generator(loop: Site, site: Site, ranks: Ranks) -> str:
+    """Of a loop over a generator that may have ended before its time."""
+    return f"{_code(site)} ends what {_code(loop)} goes over, which ended earlier on {the_ranks(ranks)}."
+
+
 def no_gradient(culprits: Ranks) -> str:
     """Of torch's own word that a bucket was not reduced."""
     return (

@@ -1,0 +1,71 @@
+"""The generators that a loop goes over, and the statements by which they come to an early end."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.source.program import Line
+from hangwatch.diagnosis.source.syntax import Loop, called, own
+from hangwatch.diagnosis.source.values import KEEP_ORDER, Value, is_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hangwatch.diagnosis.source.program import Program
+    from hangwatch.diagnosis.source.syntax import Function
+
+
+def early_ends(program: Program, file: str, loop: ast.For) -> list[Line]:
+    """The ``return`` and ``break`` by which what a loop goes over may end before its time.
+
+    In the generators of the program that feed it, be it by others: below a condition, in a loop.
+    """
+    scope = program.scope_at(Line(file, loop.lineno))
+    start = Value(program, file, scope, loop.iter) if scope is not None else None
+    found: dict[Function, None] = {}
+    for value in [start] if start is not None else []:
+        found |= dict.fromkeys(_generators(value))
+    return [Line(program.files[one], node.lineno) for one in found for node in _leaving(one)]
+
+
+def _generators(value: Value) -> Iterator[Function]:
+    """The generators that an expression goes over, and those that feed these."""
+    if value.depth < 0:
+        return
+    if isinstance(value.node, ast.Call):
+        function = value.function()
+        if function is not None and is_generator(function):
+            yield function
+            yield from _feeding(value, function)
+        elif called(value.node) in KEEP_ORDER:
+            for node in value.node.args:
+                yield from _generators(value.at(node))
+    for step in value.steps():
+        yield from _generators(step)
+
+
+def _feeding(value: Value, function: Function) -> Iterator[Function]:
+    """Those that the loops of a generator go over."""
+    file = value.program.files[function]
+    for node in own(function):
+        if isinstance(node, ast.For):
+            inner = Value(value.program, file, function, node.iter, value.depth - 1)
+            yield from _generators(inner)
+
+
+def _leaving(function: Function) -> Iterator[ast.stmt]:
+    """The statements below a condition that end the loops of a generator.
+
+    Not of one that has no other end.
+    """
+    for loop in own(function):
+        endless = isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant)
+        if not isinstance(loop, Loop) or endless:
+            continue
+        for statement in loop.body:
+            for node in ast.walk(statement):
+                ways = (node.body, node.orelse) if isinstance(node, ast.If) else ()
+                yield from (
+                    way[-1] for way in ways if way and isinstance(way[-1], ast.Return | ast.Break)
+                )

@@ -1,0 +1,121 @@
+"""What a name, an attribute or a call of a program stands for, followed step by step."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.source.names import given
+from hangwatch.diagnosis.source.program import SCOPES
+from hangwatch.diagnosis.source.syntax import called, own
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hangwatch.diagnosis.source.program import Program
+    from hangwatch.diagnosis.source.syntax import Function
+
+DEPTH = 8
+"""Steps that are followed."""
+KEEP_ORDER = frozenset(
+    {
+        "list",
+        "tuple",
+        "enumerate",
+        "iter",
+        "reversed",
+        "zip",
+        "tqdm",
+        "trange",
+        "fromkeys",
+        "islice",
+    }
+)
+"""Functions that go over what they are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An expression of a function, in a file."""
+
+    program: Program
+    file: str
+    scope: Function
+    node: ast.expr
+    depth: int = DEPTH
+
+    def at(self, node: ast.expr) -> Value:
+        """Another expression of the same function."""
+        return replace(self, node=node)
+
+    def steps(self) -> list[Value]:
+        """What it stands for: the values that are given to a name, what a function returns.
+
+        Empty for what is neither, or not known.
+        """
+        if self.depth < 0:
+            return []
+        match self.node:
+            case ast.Name(name):
+                return self._of_name(name)
+            case ast.Attribute(_, name):
+                made = given(ast.walk(self.program.trees[self.file]))
+                kept = (v for to, v in made if isinstance(to, ast.Attribute) and to.attr == name)
+                return self._further(kept)
+            case ast.Call():
+                function = self.function()
+                if function is not None and not is_generator(function):
+                    returned = (n.value for n in own(function) if isinstance(n, ast.Return))
+                    return self._further(filter(None, returned), function)
+        return []
+
+    def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """The function of the program's that a call calls, if it is one; a class's ``__iter__``."""
+        name = called(self.node) if isinstance(self.node, ast.Call) else ""
+        iterates = self.program.method(name, "__iter__")
+        functions = [iterates] if iterates is not None else self.program.named.get(name, [])
+        found = functions[0] if len(functions) == 1 else None
+        return found if isinstance(found, SCOPES) else None
+
+    def _of_name(self, name: str) -> list[Value]:
+        tree = self.program.trees[self.file]
+        made = _made(self.scope, name)
+        if not made and isinstance(self.scope, SCOPES):
+            names = [one.arg for one in self.scope.args.args]
+            if name in names:
+                return self._of_argument(self.scope, names.index(name), name)
+        return self._further(made) if made else self._further(_made(tree, name), tree)
+
+    def _of_argument(self, scope: Function, place: int, name: str) -> list[Value]:
+        """What a function is called with, where one line calls it."""
+        function = self.program.names[scope]
+        line = self.program.only_call(function)
+        caller = self.program.scope_at(line) if line is not None else None
+        if line is None or caller is None:
+            return []
+        for node in own(caller):
+            if isinstance(node, ast.Call) and (node.lineno, called(node)) == (
+                line.number,
+                function,
+            ):
+                first = int(isinstance(node.func, ast.Attribute))  # after self
+                values = {one.arg: one.value for one in node.keywords}
+                value = values.get(name) or dict(enumerate(node.args, first)).get(place)
+                return self._further([value] if value else [], caller)
+        return []
+
+    def _further(self, nodes: Iterable[ast.expr], scope: Function | None = None) -> list[Value]:
+        inside = scope or self.scope
+        file = self.program.files.get(inside, self.file)
+        return [Value(self.program, file, inside, node, self.depth - 1) for node in nodes]
+
+
+def _made(scope: Function, name: str) -> list[ast.expr]:
+    """What a name is given in a function."""
+    return [v for to, v in given(own(scope)) if isinstance(to, ast.Name) and to.id == name]
+
+
+def is_generator(scope: Function) -> bool:
+    """Whether a function yields."""
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own(scope))
