@@ -20,7 +20,8 @@ from hangwatch.diagnosis.graph.wait_for import roots
 from hangwatch.diagnosis.rules.blame import with_fault
 from hangwatch.diagnosis.rules.by_source import decided_by_source, told_by_source
 from hangwatch.diagnosis.rules.case import Case
-from hangwatch.diagnosis.rules.cause import cause_of, choices_of
+from hangwatch.diagnosis.rules.cause import cause_of
+from hangwatch.diagnosis.rules.choices import choices_of
 from hangwatch.diagnosis.rules.cycles import frozen_in, judge_cycle, judge_stuck
 from hangwatch.diagnosis.rules.departed import with_departure
 from hangwatch.diagnosis.rules.disputes import disputes

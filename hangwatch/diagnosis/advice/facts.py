@@ -15,7 +15,7 @@ from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.endings import gave_up
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import Place, Setup
-from hangwatch.diagnosis.rules.cause import CONDITIONS
+from hangwatch.diagnosis.rules.choices import CONDITIONS
 from hangwatch.diagnosis.source.syntax import leaves
 from hangwatch.diagnosis.text.phrases import group_text, key_text, line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.compiling import Compiling
     from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.rules.cause import Read
+    from hangwatch.diagnosis.rules.choices import Read
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import Frame
     from hangwatch.types.verdict import RootCause

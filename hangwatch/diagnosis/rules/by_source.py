@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.facts.alignment import odd_side
 from hangwatch.diagnosis.facts.history import made_before
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
-from hangwatch.diagnosis.rules.cause import CONDITIONS, choices_of
+from hangwatch.diagnosis.rules.choices import CONDITIONS, choices_of
 from hangwatch.diagnosis.rules.splits import position, sides_of
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.names import asks_for_most
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.rules.cause import Read
+    from hangwatch.diagnosis.rules.choices import Read
     from hangwatch.diagnosis.source.program import Position
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site

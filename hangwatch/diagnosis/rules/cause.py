@@ -1,97 +1,36 @@
 """Why the culprits of a finding did what they did: the line at which their way parted.
 
-Where culprits left the common program, the source is searched for the choices by which they came
-to their call instead of that of the others. What cannot be so is left out: a condition on the
-rank that the culprits do not meet, a loop whose length is in the text.
+By the choices that the source shows; and by what was seen besides: exceptions, threads that ended,
+gradients that were kept local, and what a loop goes over.
 """
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.wait_points import Channel
-from hangwatch.diagnosis.rules.by_kind import (
-    OF_THE_PROGRAM,
-    are_busy,
-    is_about_groups,
-    records_of,
-    without_choice,
-)
+from hangwatch.diagnosis.rules.by_kind import without_choice
+from hangwatch.diagnosis.rules.choices import has_parted
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
-from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.feeding import early_ends
-from hangwatch.diagnosis.source.flow import Turn, exits
-from hangwatch.diagnosis.source.made import conditions_of
-from hangwatch.diagnosis.source.paths import ways
-from hangwatch.diagnosis.source.program import Line, Position
-from hangwatch.diagnosis.source.syntax import (
-    exhausted_loop,
-    in_body,
-    other_branch,
-    own,
-    runs_out,
-    spans,
-)
+from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.reasons import Parted
 from hangwatch.frames import with_source
-from hangwatch.types.kinds import Certainty, Kind, What
+from hangwatch.types.kinds import Certainty, What
 from hangwatch.types.verdict import RootCause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.rules.splits import Split
-    from hangwatch.diagnosis.source.flow import Choice
-    from hangwatch.diagnosis.source.paths import Ways
-    from hangwatch.diagnosis.source.syntax import Function
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.calls import Site
+    from hangwatch.diagnosis.rules.choices import Read
 
 MOST_OTHERS = 3
 LATELY_S = 30.0
 """A thread that ended so long before others waited may still have been missed only then."""
-MOST_SIDES = 2
-"""Of which any may be at fault, that are asked for what led them there."""
-_PARTED = frozenset(
-    {
-        Kind.OP_MISMATCH,
-        Kind.SUBSET_ENTERED,
-        Kind.FINISHED_EARLY,
-        Kind.MISSING_PEER,
-        Kind.ORDER_INVERSION,
-    }
-)
-CONDITIONS = (What.RANK_CONDITION, What.DATA_CONDITION)
-_ORDER = {
-    What.RANK_CONDITION: 0,
-    What.SWALLOWED_EXCEPTION: 0,
-    What.SKIPPED_ITERATION: 1,
-    What.EARLY_EXIT: 1,
-}
-"""What is told first where several may be: what is written for a rank, or for an odd case."""
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A choice of the culprits, as the source reads."""
-
-    what: What
-    node: ast.AST
-    """The statement to change."""
-    site: Site
-    choice: Choice
-    culprits: Ranks
-    split: Split
-    taken: Sequence[ast.stmt] = ()
-    """Of an `if` the way that they took."""
-    other: Sequence[ast.stmt] = ()
-    """The one that they did not."""
 
 
 def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
@@ -122,7 +61,7 @@ def _of_exception(case: Case, finding: Finding, found: Sequence[Read]) -> RootCa
 
     None where the source shows what has caught it.
     """
-    handled = case.exception_of(finding.culprits) if _has_parted(case, finding) else None
+    handled = case.exception_of(finding.culprits) if has_parted(case, finding) else None
     if handled is None or any(read.choice.turn is Turn.EXCEPTION for read in found):
         return None
     why = reasons.handling(finding.culprits, handled)
@@ -157,134 +96,6 @@ def _early_ends(case: Case, finding: Finding, read: Read) -> list[RootCause]:
     ]
 
 
-def _has_parted(case: Case, finding: Finding) -> bool:
-    """Whether culprits and others are at two places of the program, for which it has a reason."""
-    if not finding.culprits or finding.reason not in OF_THE_PROGRAM:
-        return False
-    if finding.kind in (Kind.MISSING_PEER, Kind.INIT_INCOMPLETE) and are_busy(case, finding):
-        return False
-    if finding.kind is Kind.SIGNATURE_MISMATCH:
-        sites = {record.site for record in records_of(case, finding).values()}
-        return finding.apart or len(sites) > 1
-    return finding.what is None and (finding.kind in _PARTED or is_about_groups(finding))
-
-
-# --- By the source --------------------------------------------------------------------
-
-
-def choices_of(case: Case, finding: Finding) -> list[Read]:
-    """The choices by which culprits came to their call instead of that of the others.
-
-    Of several sides of which any may be at fault those of each.
-    """
-    if not _has_parted(case, finding):
-        return []
-    sides = sides_of(case, finding.culprits)
-    if len(sides) == 1 or (finding.makes_a_group and not finding.undecided):
-        reads = _choices(case, finding, lambda rank: rank not in finding.against)
-        caught = [read for read in reads if read.choice.turn is Turn.EXCEPTION]
-        return caught if caught and case.handled_by(finding.culprits) else reads
-    found: dict[Site, Read] = {}
-    for side in sides[:MOST_SIDES]:
-        alone = replace(finding, culprits=side)
-        for read in _choices(case, alone, finding.culprits.__contains__):
-            found.setdefault(read.site, read)
-    return list(found.values())
-
-
-def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list[Read]:
-    for split in splits(case, finding, weight):
-        if split.mine.line == split.theirs.line:
-            continue
-        made = _made_by_rank(case, finding, split)
-        if made is not None:
-            return [made]
-        found = _ways(case, split)
-        if found is None:
-            continue
-        # What no other rank comes to is not come to by the choice that keeps it from them.
-        shut = [choice for choice in found.before if _is_shut(case, choice, split)]
-        not_made = [replace(choice, taken=not choice.taken) for choice in found.others]
-        for choices in (shut, (*found.decisive, *found.around, *not_made)):
-            reads: dict[Site, Read] = {}
-            for choice in choices:
-                read = _read(case, finding, choice, split, found)
-                if read is not None:
-                    reads.setdefault(read.site, read)
-            if reads:
-                return sorted(reads.values(), key=lambda one: _ORDER.get(one.what, len(_ORDER)))
-    return []
-
-
-def _made_by_rank(case: Case, finding: Finding, split: Split) -> Read | None:
-    """The condition on the rank below which alone what a culprit is in is made, or registered."""
-    shared = {*split.theirs.frames}
-    for line in reversed([line for line in split.mine.frames if line not in shared]):
-        mentions = conditions_of(case.source.program, line)
-        shut = [[one for one in around if _is_shut(case, one, split)] for around in mentions]
-        if shut and all(shut):
-            choice = shut[0][0]
-            site = case.site_of_line(choice.file, case.source.line_of(choice.file, choice.node))
-            what, ways_ = What.RANK_CONDITION, _branches(case, choice)
-            return Read(what, choice.node, site, choice, finding.culprits, split, *ways_)
-    return None
-
-
-def _ways(case: Case, split: Split) -> Ways | None:
-    """How a culprit came to where it is, and not to where the other one is."""
-    program, barred = case.source.program, _settled_otherwise(case, split)
-    mine, theirs = split.mine, split.theirs
-    found = ways(program, split.start, (mine, theirs), _calls(case, split), barred)
-    inside = mine.frames[len(theirs.frames) :]
-    if found is None and inside and mine.frames[: len(theirs.frames)] == theirs.frames:
-        # Both are in one call of a library, which has called back: there it might have returned.
-        return ways(program, None, (Position(inside), Position()), (), barred)
-    return found
-
-
-def _calls(case: Case, split: Split) -> set[Line]:
-    """The lines of calls that are known, wherever they were made."""
-    made = {line for rank in split.ranks for line in lines_of(case, rank)}
-    return made | case.source.program.collectives_of_all
-
-
-def _settled_otherwise(case: Case, split: Split) -> Callable[[Choice], bool]:
-    """Tells whether a culprit never makes a choice: it is the same each time, and it did not."""
-    before, now = lines_before(case, split.culprit), lines_of(case, split.culprit)
-
-    def barred(choice: Choice) -> bool:
-        node, test = choice.node, choice.test
-        if not isinstance(node, ast.If) or test is None:
-            return False
-        other = node.orelse if choice.taken else node.body
-        # By its rank it may be there for the first time, and as no other rank.
-        been = before if case.source.asks_for_rank(choice.file, test) else now
-        return _spans(been, choice.file, other) and case.source.is_settled(choice.file, test)
-
-    return barred
-
-
-def _spans(lines: Sequence[Line], file: str, body: Sequence[ast.stmt]) -> bool:
-    return any(line.file == file and spans(body, line.number) for line in lines)
-
-
-# --- What a choice is -----------------------------------------------------------------
-
-
-def _read(case: Case, finding: Finding, choice: Choice, split: Split, found: Ways) -> Read | None:
-    """A choice of the culprits as it reads; None where it cannot have been it."""
-    what, node = _named_by_source(case, finding, choice, split)
-    taken, other = _branches(case, choice)
-    if what in CONDITIONS and finding.kind is Kind.ORDER_INVERSION:
-        program = case.source.program
-        both = program.communicates(taken) and program.communicates(other)
-        what = What.DIFFERENT_ORDER if both or _turns_round(case, split, found) else what
-    if what is None:
-        return None
-    site = case.site_of_line(choice.file, case.source.line_of(choice.file, node))
-    return Read(what, node, site, choice, finding.culprits, split, taken, other)
-
-
 def _cause(case: Case, read: Read, certainty: Certainty) -> RootCause:
     split = read.split
     lines = (split.start, split.mine.line, split.theirs.line)
@@ -292,135 +103,3 @@ def _cause(case: Case, read: Read, certainty: Certainty) -> RootCause:
     parted = Parted(read.culprits, split.other, *places)
     why = reasons.of_choice(read.what, read.site, read.choice, parted)
     return RootCause(read.what, certainty, read.site, why, reasons.evidence(parted))
-
-
-def _named_by_source(
-    case: Case, finding: Finding, choice: Choice, split: Split
-) -> tuple[What | None, ast.AST]:
-    """What a choice is called, and the statement to change; None where it cannot have been it."""
-    node = choice.node
-    if choice.turn is Turn.EXCEPTION:
-        scope = case.source.program.scope_at(Line(choice.file, getattr(node, "lineno", 0)))
-        if _is_in_its_block(scope, node, split):
-            return None, node
-        loop = exhausted_loop(scope, node)
-        return (What.UNEVEN_LOOP, loop) if loop is not None else (What.SWALLOWED_EXCEPTION, node)
-    if choice.turn is Turn.LOOP:
-        constants = case.source.given(choice.file).constants
-        fixed = isinstance(node, ast.For | ast.While) and not runs_out(node, constants)
-        return (None if fixed else What.UNEVEN_LOOP), node
-    test = choice.test
-    if choice.turn is Turn.CALL or test is None:
-        of_rank = choice.turn is Turn.CONDITION  # a decorator for one rank
-        return (What.RANK_CONDITION if of_rank else What.DATA_CONDITION), node
-    return _of_condition(case, finding, choice, test, split)
-
-
-def _is_in_its_block(scope: Function | None, handler: ast.AST, split: Split) -> bool:
-    """Whether a culprit is in the block of a handler, and so has not come to what follows it."""
-    blocks = [node for node in own(scope) if isinstance(node, ast.Try)] if scope is not None else []
-    return any(
-        _spans(split.mine.frames, split.mine.frames[0].file, block.body)
-        for block in blocks
-        if handler in block.handlers and split.mine.frames
-    )
-
-
-def _of_condition(
-    case: Case, finding: Finding, choice: Choice, test: ast.expr, split: Split
-) -> tuple[What | None, ast.AST]:
-    """The same of a condition."""
-    node = choice.node
-    if isinstance(finding.wait_point, Channel) and _asks_for_itself(case, choice, test):
-        return None, node  # in a loop over all peers each leaves out the message to itself
-    if case.source.asks_for_rank(choice.file, test, strictly=True):
-        culprits = {case.source.holds_for(choice.file, test, rank) for rank in finding.culprits}
-        others = {case.source.holds_for(choice.file, test, rank) for rank in split.ranks[1:]}
-        # Culprits have gone this way, and another has not; nor did they go the other way before.
-        settled = split.known and case.source.is_settled(choice.file, test)
-        if settled or not culprits <= {None, choice.taken} or choice.taken in others:
-            return None, node
-        return What.RANK_CONDITION, node
-    if case.source.is_of_turns(choice.file, test):
-        return None, node
-    what, left_by = _jump(choice, split.mine) or (What.DATA_CONDITION, node)
-    of_block = what is not None and case.source.asks_for_exception(choice.file, test)
-    return (What.SWALLOWED_EXCEPTION if of_block else what), left_by
-
-
-def _asks_for_itself(case: Case, choice: Choice, test: ast.expr) -> bool:
-    """Whether a condition compares the rank with what a loop around it runs over."""
-    if not isinstance(test, ast.Compare) or len(test.comparators) != 1:
-        return False
-    line = Line(choice.file, test.lineno)
-    scope = case.source.program.scope_at(line)
-    loops = [one for one in own(scope) if isinstance(one, ast.For)] if scope is not None else []
-    targets = {
-        target.id
-        for loop in loops
-        if in_body(loop, line.number)
-        for target in ast.walk(loop.target)
-        if isinstance(target, ast.Name)
-    }
-    sides = (test.left, test.comparators[0])
-    named = [side for side in sides if isinstance(side, ast.Name) and side.id in targets]
-    rest = [side for side in sides if side not in named]
-    return len(named) == 1 and case.source.asks_for_rank(choice.file, rest[0], strictly=True)
-
-
-def _branches(case: Case, choice: Choice) -> tuple[Sequence[ast.stmt], Sequence[ast.stmt]]:
-    """The way that is taken at an `if`, and the other one; empty for what is none."""
-    node = choice.node
-    if not isinstance(node, ast.If):
-        return (), ()
-    scope = case.source.program.scope_at(Line(choice.file, node.lineno))
-    other = other_branch(scope, node) if scope is not None else node.orelse
-    return (node.body, other) if choice.taken else (other, node.body)
-
-
-def _turns_round(case: Case, split: Split, found: Ways) -> bool:
-    """Whether the program makes both calls in a turn, whichever way it goes at a condition."""
-    waits = case.graph.by_rank.get(split.culprit, ())
-    return found.turned_round and all(
-        _knows(case, rank, wait) for rank in split.ranks[1:] for wait in waits
-    )
-
-
-def _knows(case: Case, rank: int, wait: Wait) -> bool:
-    """Whether a rank has made such a call as another waits in, in a group of that kind."""
-    record = wait.record
-    return record is not None and any(
-        made.wire == record.wire
-        and made.group.desc == record.group.desc
-        and len(made.group.ranks) == len(record.group.ranks)
-        for _, made in case.job.ops.get(rank, ())
-    )
-
-
-def _is_shut(case: Case, choice: Choice, split: Split) -> bool:
-    """Whether a choice is one that a culprit makes by its rank, and the other rank does not."""
-    test = choice.test
-    if test is None or not case.source.asks_for_rank(choice.file, test, strictly=True):
-        return False
-    if split.known and case.source.is_settled(choice.file, test):
-        return False
-    holds = [case.source.holds_for(choice.file, test, rank) for rank in split.ranks]
-    return holds == [choice.taken, not choice.taken]
-
-
-def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
-    """The statement by which a branch leaves a turn, a loop, a function, and its name."""
-    node = choice.node
-    body = (node.body if choice.taken else node.orelse) if isinstance(node, ast.If) else []
-    if not body or _spans(mine.frames, choice.file, body):
-        return None  # it is still on the way there
-    match body[-1]:
-        case ast.Continue():
-            return What.SKIPPED_ITERATION, body[-1]
-        case ast.Break() | ast.Return():
-            return What.EARLY_EXIT, body[-1]
-        case last if exits(last):
-            return What.EARLY_EXIT, last
-        case ast.Raise():  # what catches it is another choice
-            return None, node
-    return None

@@ -167,7 +167,8 @@ def ended_thread(ranks: Ranks, died: Mark) -> str:
 
 def ended_generator(loop: Site, site: Site, ranks: Ranks) -> str:
     """Of a loop over a generator that may have ended before its time."""
-    return f"{_code(site)} ends what {_code(loop)} goes over, which ended earlier on {the_ranks(ranks)}."
+    over = f"what {_code(loop)} goes over, which ended earlier on {the_ranks(ranks)}"
+    return f"{_code(site)} ends {over}."
 
 
 def no_gradient(culprits: Ranks) -> str:
