@@ -128,6 +128,13 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "See what led {culprits} to `{fed}` at {cause_line}: the generator has ended there, and "
+        "the loop over it with it. To leave out one item `continue`; and give all ranks as many "
+        "(pad, or agree on the count before the loop).",
+        causes=(What.EARLY_EXIT,),
+    ),
+    Remedy(
+        "change",
         "Do not leave by `{cause}` at {cause_line} on one rank alone: take part in the calls that "
         "follow with what is neutral there (zeros, an empty list), or agree to leave by an "
         "all_reduce of a flag, so that all leave in the same step.",

@@ -159,6 +159,8 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     values |= dict(_of_cause(cause))
     values |= dict(_of_key(case, finding.wait_point))
     values |= dict(_of_others_like_them(case, finding, cause))
+    if cause.what is What.EARLY_EXIT and cause.site not in [read.site for read in reads]:
+        values["fed"] = values.get("cause", "")
     leaving = _leaving(cause, reads)
     if leaving:
         values["leaving"] = leaving

@@ -67,6 +67,7 @@ VALUES = frozenset(
         "own_group",
         "backward",
         "unordered",
+        "fed",
         "finalizing",
         "alike",
         "abort",

@@ -10,14 +10,20 @@ from hangwatch.diagnosis.facts.channels import is_guessed, senders, sending
 from hangwatch.diagnosis.facts.endings import Cause
 from hangwatch.diagnosis.facts.history import has_history, made_before, step
 from hangwatch.diagnosis.facts.job import NEW_GROUP
-from hangwatch.diagnosis.facts.shares import is_minority
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
-from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete, missing_peer
+from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete
 from hangwatch.diagnosis.rules.beside import unless_beside
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.deaths import died
 from hangwatch.diagnosis.rules.divergence import divergence
-from hangwatch.diagnosis.rules.messages import judge_messages
+from hangwatch.diagnosis.rules.messages import (
+    channel_in_cycle,
+    for_messages,
+    judge_messages,
+    peers_of,
+    tells,
+    wait_of,
+)
 from hangwatch.diagnosis.rules.mismatch import judge_lines
 from hangwatch.diagnosis.rules.naming import judge_names
 from hangwatch.diagnosis.rules.stores import judge_key
@@ -29,7 +35,7 @@ from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
     from hangwatch.diagnosis.graph.wait_for import Root
@@ -204,14 +210,14 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     waits = [wait for side in sides.values() for wait in side]
     silent = any(not has_history(case.job, wait.rank, wait.record) for wait in (*waits, *beside))
     beside = [wait for wait in beside if _had_a_choice(case, wait, sides)]
-    left = divergence(case, waits, beside, [*_for_messages(case, root)])
+    left = divergence(case, waits, beside, [*for_messages(case, root)])
     told = judge_messages(case, sides) if left is None else None
     if told is not None:
         return told
-    halves = [s for s in root.wait_points if isinstance(s, Channel) and _tells(case, s, left)]
-    if len({_peers(case, half) for half in halves}) == 1:
+    halves = [s for s in root.wait_points if isinstance(s, Channel) and tells(case, s, left)]
+    if len({peers_of(case, half) for half in halves}) == 1:
         oldest = max(halves, key=lambda half: (sides[half][0].age_s, half.sends, half.tag))
-        return _channel_in_cycle(case, oldest, inside, silent=silent and left is None)
+        return channel_in_cycle(case, oldest, inside, silent=silent and left is None)
     found = _inversion(case, sides, left)
     if left is None and silent and found.certainty is Certainty.PROVED:
         # One of two sides may have left the way, and the other is named with it.
@@ -236,14 +242,6 @@ def _left_group(case: Case, root: Root) -> Finding | None:
     return None
 
 
-def _for_messages(case: Case, root: Root) -> Iterator[Wait]:
-    """The waits of ranks outside for messages of ranks of a cycle."""
-    for rank in root.ranks:
-        for point in case.graph.before().get(rank, ()):
-            if isinstance(point, Channel) and point not in root.wait_points:
-                yield from case.waits_at(point)
-
-
 def _had_a_choice(case: Case, wait: Wait, sides: Mapping[WaitPoint, Sequence[Wait]]) -> bool:
     """Whether a rank could as well be at another of the wait points.
 
@@ -261,31 +259,6 @@ def _had_a_choice(case: Case, wait: Wait, sides: Mapping[WaitPoint, Sequence[Wai
     return False
 
 
-def _tells(case: Case, wait_point: Channel, left: Divergence | None) -> bool:
-    """Whether a send or recv without its other half is what the cycle is about."""
-    peers = _peers(case, wait_point)
-    if left is not None:
-        known = bool(peers) and set(peers) <= set(left.culprits)
-        return known and wait_point.waiter in left.others
-    return bool(peers) and all(
-        _is_elsewhere(case, peer)
-        and any(wait_point.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
-        for peer in peers
-    )
-
-
-def _peers(case: Case, wait_point: Channel) -> Ranks:
-    """Who has to match a send or recv; of a recv from any source those who sent too little."""
-    if wait_point.peer != ANYONE:
-        return (wait_point.peer,)
-    missing, several = case.graph.missing[wait_point], senders(case.job, wait_point)
-    return missing if len(several) == 1 or is_minority(missing, several) else ()
-
-
-def _missed(case: Case, wait: Wait) -> Ranks:
-    return case.graph.missing.get(wait.wait_point, ())
-
-
 def _first(case: Case, root: Root, wait: Wait) -> bool:
     """Whether of the root's wait points this is the one that the rank came to first."""
     wait_points = (
@@ -296,13 +269,6 @@ def _first(case: Case, root: Root, wait: Wait) -> bool:
     return next(wait_points, None) == wait.wait_point
 
 
-def _is_elsewhere(case: Case, rank: int) -> bool:
-    """Whether a rank waits in something else than a send or recv."""
-    return any(
-        not isinstance(wait.wait_point, Channel) for wait in case.graph.by_rank.get(rank, ())
-    )
-
-
 def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Finding:
     """Some are in a set-up call, and the others wait for them elsewhere."""
     wait_point = max(setups, key=lambda one: (len(case.direct(one)), one))
@@ -310,7 +276,7 @@ def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Fi
     if named is not None:
         return named
     culprits = tuple(sorted(inside & set(case.graph.missing.get(wait_point, ()))))
-    wait = _wait_of(case, culprits[0])
+    wait = wait_of(case, culprits[0])
     they = verb(culprits, "it waits", "they wait")
     waiting = (
         f"{they} in {case.where(wait.wait_point)}{at_line(case.wait_site(wait))}" if wait else ""
@@ -326,25 +292,6 @@ def _setup_in_cycle(case: Case, setups: Sequence[Setup], inside: set[int]) -> Fi
         # new_group lets ranks through that are no members of it: not all need be missing.
         return replace(found, certainty=Certainty.POSSIBLE)
     return found
-
-
-def _channel_in_cycle(
-    case: Case, wait_point: Channel, inside: set[int], *, silent: bool
-) -> Finding:
-    """A send or recv whose peer waits in something else, and that for the waiter.
-
-    silent: nothing tells but it may be the one that waits for it that has left the way.
-    """
-    peers = _peers(case, wait_point)
-    wait = _wait_of(case, peers[0])
-    they = verb(peers, "it waits", "they wait")
-    waiting = (
-        f"{they} in {case.where(wait.wait_point)}{at_line(case.wait_site(wait))}" if wait else ""
-    )
-    found = missing_peer(case, wait_point, peers, waiting, Reason.USER_CODE)
-    firm = all(w.firm for r in inside for w in case.graph.by_rank.get(r, ()))
-    sure = firm and wait_point.peer != ANYONE and not silent
-    return replace(found, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=firm)
 
 
 def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: Divergence | None) -> Finding:
@@ -411,7 +358,3 @@ def _told(
         scene = Scene(left.culprits, left.others, group_text(case.job, at.gid), *sites)
         return Kind.MISSING_PEER, wording.unmatched(scene, mine, theirs, new=True)
     return Kind.ORDER_INVERSION, None
-
-
-def _wait_of(case: Case, rank: int) -> Wait | None:
-    return next(iter(case.graph.by_rank.get(rank, ())), None)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.history import step
-from hangwatch.diagnosis.facts.wait_points import Channel
+from hangwatch.diagnosis.facts.shares import is_minority
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel
+from hangwatch.diagnosis.rules.absentees import missing_peer
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import messages
-from hangwatch.diagnosis.text.phrases import group_text
+from hangwatch.diagnosis.text.phrases import at_line, group_text, verb
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
+    from hangwatch.diagnosis.graph.wait_for import Root
     from hangwatch.diagnosis.rules.case import Case
+    from hangwatch.diagnosis.rules.divergence import Divergence
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.diagnosis.text.wording import Text
 
@@ -136,3 +141,68 @@ def _leap(case: Case, wait: Wait) -> tuple[int, int] | None:
     *before, now = [later - earlier for earlier, later in pairwise(tags)] or [0]
     even = len(before) >= ENOUGH_TAGS and len({*before}) == 1
     return (before[0], now) if even and now != before[0] else None
+
+
+# --- Messages in a cycle of other waits --------------------------------------------------
+
+
+def tells(case: Case, wait_point: Channel, left: Divergence | None) -> bool:
+    """Whether a send or recv without its other half is what the cycle is about."""
+    peers = peers_of(case, wait_point)
+    if left is not None:
+        known = bool(peers) and set(peers) <= set(left.culprits)
+        return known and wait_point.waiter in left.others
+    return bool(peers) and all(
+        _is_elsewhere(case, peer)
+        and any(wait_point.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
+        for peer in peers
+    )
+
+
+def peers_of(case: Case, wait_point: Channel) -> Ranks:
+    """Who has to match a send or recv; of a recv from any source those who sent too little."""
+    if wait_point.peer != ANYONE:
+        return (wait_point.peer,)
+    missing, several = case.graph.missing[wait_point], senders(case.job, wait_point)
+    return missing if len(several) == 1 or is_minority(missing, several) else ()
+
+
+def _missed(case: Case, wait: Wait) -> Ranks:
+    return case.graph.missing.get(wait.wait_point, ())
+
+
+def _is_elsewhere(case: Case, rank: int) -> bool:
+    """Whether a rank waits in something else than a send or recv."""
+    return any(
+        not isinstance(wait.wait_point, Channel) for wait in case.graph.by_rank.get(rank, ())
+    )
+
+
+def channel_in_cycle(case: Case, wait_point: Channel, inside: set[int], *, silent: bool) -> Finding:
+    """A send or recv whose peer waits in something else, and that for the waiter.
+
+    silent: nothing tells but it may be the one that waits for it that has left the way.
+    """
+    peers = peers_of(case, wait_point)
+    wait = wait_of(case, peers[0])
+    they = verb(peers, "it waits", "they wait")
+    waiting = (
+        f"{they} in {case.where(wait.wait_point)}{at_line(case.wait_site(wait))}" if wait else ""
+    )
+    found = missing_peer(case, wait_point, peers, waiting, Reason.USER_CODE)
+    firm = all(w.firm for r in inside for w in case.graph.by_rank.get(r, ()))
+    sure = firm and wait_point.peer != ANYONE and not silent
+    return replace(found, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=firm)
+
+
+def for_messages(case: Case, root: Root) -> Iterator[Wait]:
+    """The waits of ranks outside for messages of ranks of a cycle."""
+    for rank in root.ranks:
+        for point in case.graph.before().get(rank, ()):
+            if isinstance(point, Channel) and point not in root.wait_points:
+                yield from case.waits_at(point)
+
+
+def wait_of(case: Case, rank: int) -> Wait | None:
+    """The first wait of a rank."""
+    return next(iter(case.graph.by_rank.get(rank, ())), None)
