@@ -62,6 +62,10 @@ class Followed:
             def set(self, key: str, value: str) -> None:
                 seen.append((key, value))
 
+            def add(self, key: str, amount: int) -> int:
+                seen.append((key, amount))
+                return amount
+
         self.process: Any = SimpleNamespace(
             active=True,
             calls=SetupCalls(recorder, PREFIXES),
@@ -139,3 +143,8 @@ def test_a_subclass_has_its_own_methods(followed: Followed) -> None:
 
     assert Own().get("a") == "A!"
     assert type(followed.store).get.__name__ == "get"
+
+
+def test_to_add_nothing_is_to_ask_and_sets_no_key(followed: Followed) -> None:
+    assert (followed.store.add("a", 0), followed.store.add("b", 1)) == (0, 1)
+    assert followed.told == [(SETS_KEY, "b", 1)]

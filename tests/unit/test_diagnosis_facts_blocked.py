@@ -284,3 +284,14 @@ def test_a_thread_is_found_again_on_another_rank_by_what_it_runs() -> None:
     assert (found.tid, found.frames[0].line) == (50, 10)
     assert same_thread(watching(1, 12), 1001, watching(0, 10)) is None  # it is the one that trains
     assert same_thread(watching(1, 12), 51, rank_at(at(30), number=0)) is None
+
+
+def test_of_several_workers_the_one_that_is_in_the_user_s_code_is_told() -> None:
+    forked = (Frame(f"{PYTHON}/multiprocessing/process.py", 108, "run"), at(33, "__init__"))
+    idle = child(20, "python train.py", "pipe_read", GET, *forked)
+    busy = child(21, "python train.py", "", at(16, "featurize"), *forked)
+    pool = Frame(f"{PYTHON}/multiprocessing/pool.py", 367, "Pool.map")
+    found = look(rank_at(pool, at(37, "chunks"), children=(idle, busy)))
+    assert (found.on, found.call) == (On.CHILD, "multiprocessing.pool.map")
+    assert found.link is not None
+    assert (found.link.name, found.link.site and found.link.site.line) == ("process 21", 16)

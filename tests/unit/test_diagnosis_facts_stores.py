@@ -108,3 +108,20 @@ def test_a_collective_that_waits_for_it_comes_first_where_no_setter_is_known() -
     found = only(job(at_key(1, "done_9"), rank(0, PAIR, blocked(PAIR, 8)), size=2))
     assert (found.kind, found.culprits) == (Kind.NEVER_ENTERED, (1,))
     assert "the key `done_9` of the store" in found.headline
+
+
+def test_where_the_last_to_come_by_sets_the_key_it_is_the_one_that_came_by_less_often() -> None:
+    met = Site(SCRIPT, 18, "meet")
+
+    def came(count: int, key: str) -> Mark:
+        return Mark(SETS_KEY, key, count, 41.0, met)
+
+    waiting = [at_key(n, "names is over", came(3, "names")) for n in (0, 1)]
+    behind = rank(2, PAIR, blocked(PAIR, 8), marks=(came(2, "sums"),))
+    found = only(job(*waiting, behind, size=3))
+    assert (found.kind, found.culprits, found.victims) == (Kind.MISSING_PEER, (2,), (0, 1))
+    assert found.headline.startswith(
+        "Rank 2 did not come by train.py:18 for the key `names is over`"
+    )
+    assert "by rank 2 2 times, by ranks 0 and 1 3 times" in found.explanation
+    assert found.advice[0].startswith("See what led rank 2 past train.py:18")

@@ -198,3 +198,8 @@ def test_who_has_fewer_turns_by_its_rank_itself_has_finished_early() -> None:
     verdict = shards("turns = 30 - (rank == 1)", "range(turns)")
     assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (1,))
     assert verdict.certainty is Certainty.LIKELY
+
+
+def test_who_gets_data_by_its_rank_has_no_fewer_turns_for_sure() -> None:
+    verdict = shards("turns = 30", "shard(rank)")
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)

@@ -29,7 +29,7 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.diagnosis.facts.marks import HANDLES
+from hangwatch.diagnosis.facts.marks import HANDLES, THREAD_DIED
 from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import Certainty, Kind, OpState, What
 from hangwatch.types.snapshot import Frame, Mark, OpRecord, ProcessState, RankSnapshot
@@ -511,3 +511,126 @@ def test_callers_of_a_call_for_more_ranks_are_told_the_group_that_they_are() -> 
     told = only(job(*few, *most, sources=text))
     assert told.kind is Kind.SUBSET_ENTERED
     assert told.advice[0].startswith("Pass group dp to the `all_gather` at train.py:5")
+
+
+GENERATOR = """
+def clean(rows):
+    for row in rows:
+        if odd(row):
+            return
+        yield row
+def main():
+    batches = clean(load())
+    for batch in enumerate(batches):
+        reduce()
+    gather()
+"""
+
+
+def test_what_ends_a_generator_is_told_where_a_loop_over_it_ended_earlier() -> None:
+    told = verdict(GENERATOR, "reduce reduce", "reduce gather")
+    found = told.cause
+    assert found is not None
+    assert (found.what, found.site and found.site.line) == (What.EARLY_EXIT, 4)
+    assert [other.what for other in found.others] == [What.UNEVEN_LOOP]
+    assert told.advice[0].startswith("See what led rank 2 to `return` at train.py:4")
+
+
+def test_a_thread_that_fed_a_loop_is_told_where_an_exception_has_ended_it() -> None:
+    text = GENERATOR.removeprefix("\n").replace("            return\n", "            pass\n")
+    ranks = [rank_at(number, text, "reduce", "reduce") for number in (0, 1)]
+    mark = Mark(THREAD_DIED, "filler: KeyError: 'x'", 1, 25.0, Site(SCRIPT, 3, "clean"))
+    odd = replace(rank_at(2, text, "reduce", "gather"), marks=(mark,))
+    found = only(job(*ranks, odd, sources={SCRIPT: text})).cause
+    assert found is not None
+    assert (found.what, found.certainty) == (What.SWALLOWED_EXCEPTION, Certainty.LIKELY)
+    ended = "Thread filler of rank 2 has ended at train.py:3, by KeyError: 'x'"
+    assert found.why == f"{ended}: nothing more came of it."
+    old = replace(odd, marks=(replace(mark, age_s=900.0),))
+    found = only(job(*ranks, old, sources={SCRIPT: text})).cause
+    assert found is not None
+    assert found.certainty is Certainty.POSSIBLE
+
+
+def test_what_repeats_a_step_is_possible_where_nothing_else_is_found() -> None:
+    text = """
+        def train():
+            for attempt in range(3):
+                try:
+                    return step()
+                except OSError:
+                    continue
+        def step():
+            reduce()
+        def main():
+            for turn in range(10):
+                train()
+            barrier()
+        """
+    text = dedent(text).removeprefix("\n")
+    done = [rank_at(number, text, "reduce", "barrier") for number in (0, 1)]
+    behind = rank_at(2, text, "reduce", "reduce")
+    stack = main_thread(frame(8, "step"), frame(4, "train"), frame(11), frame(99, "<module>"))
+    told = only(job(*done, replace(behind, threads=stack), sources={SCRIPT: text}))
+    assert told.cause is not None
+    found = (told.cause.what, told.cause.certainty, told.cause.site and told.cause.site.line)
+    assert found == (What.SWALLOWED_EXCEPTION, Certainty.POSSIBLE, 5)
+    assert told.advice[0].startswith("Repeat only what can fail on one rank alone")
+
+
+def test_a_call_that_a_finalizer_makes_has_no_order() -> None:
+    text = """
+        class Meter:
+            def __del__(self):
+                reduce()
+        def main():
+            gather()
+        """
+    text = dedent(text).removeprefix("\n")
+    ends = [rank_at(number, text, "gather", "reduce") for number in (0, 1)]
+    stack = main_thread(frame(3, "Meter.__del__"), frame(5), frame(99, "<module>"))
+    ends = [replace(one, threads=stack) for one in ends]
+    told = only(job(*ends, rank_at(2, text, "gather", "gather"), sources={SCRIPT: text}))
+    assert told.cause is not None
+    assert (told.cause.what, told.cause.site and told.cause.site.line) == (What.DIFFERENT_ORDER, 3)
+    assert "`__del__`" in told.advice[0]
+
+
+def test_a_rank_is_held_against_its_own_part_in_a_call_of_all() -> None:
+    text = """
+        def main(rank):
+            for step in range(10):
+                if rank == 2:
+                    if same(step):
+                        gather()
+                        continue
+                    cast(step)
+                else:
+                    cast()
+                gather()
+        """
+    text = dedent(text).removeprefix("\n")
+    lines = {"mine": 7, "theirs": 9, "early": 5, "late": 10}
+
+    def made(number: int, *calls: tuple[str, str]) -> RankSnapshot:
+        ops = [op(TRIO, n, name, line=lines[at]) for n, (name, at) in enumerate(calls, 1)]
+        last = replace(ops[-1], state=blocked(TRIO, 1).state, blocked_age_s=20.0)
+        stack = main_thread(frame(last.site.line if last.site else 0), frame(99, "<module>"))
+        return rank(number, TRIO, *ops[:-1], last, threads=stack)
+
+    usual = [("broadcast", "theirs"), ("all_gather", "late"), ("broadcast", "theirs")]
+    odd = [("broadcast", "mine"), ("all_gather", "late"), ("all_gather", "early")]
+    told = only(job(made(0, *usual), made(1, *usual), made(2, *odd), sources={SCRIPT: text}))
+    assert told.cause is not None
+    assert (told.cause.what, told.cause.site and told.cause.site.line) == (What.DATA_CONDITION, 4)
+
+
+def test_a_loop_that_asks_for_a_number_has_to_begin_alike() -> None:
+    text = """
+        def main():
+            while self.step < self.total:
+                reduce()
+            gather()
+        """
+    told = verdict(text, "reduce reduce", "reduce gather")
+    assert told.advice[0].startswith("Have `while self.step < self.total` at train.py:2 end in")

@@ -151,6 +151,12 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "Repeat only what can fail on one rank alone (a read, a write), and not the calls of all "
+        "ranks with it: `{repeats}` at {cause_line} has them made again, and the others do not.",
+        causes=(What.SWALLOWED_EXCEPTION,),
+    ),
+    Remedy(
+        "change",
         "Fix the {unwinding} that was raised at {cause_line}: {culprits} came to {line} on its way "
         "out. And make no calls there for which the others have to be (`finally`, `__exit__`, "
         "callbacks of an ExitStack): the exception is not seen as long as they wait.",

@@ -159,8 +159,8 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     values |= dict(_of_cause(cause))
     values |= dict(_of_key(case, finding.wait_point))
     values |= dict(_of_others_like_them(case, finding, cause))
-    if cause.what is What.EARLY_EXIT and cause.site not in [read.site for read in reads]:
-        values["fed"] = values.get("cause", "")
+    if cause.site not in [read.site for read in reads]:
+        values |= dict(_of_others_than_reads(cause))
     leaving = _leaving(cause, reads)
     if leaving:
         values["leaving"] = leaving
@@ -316,6 +316,15 @@ def _of_others_like_them(
         for gid in own:
             if gid != finding.wait_point.gid:
                 yield "own_group", group_text(case.job, gid)
+
+
+def _of_others_than_reads(cause: RootCause) -> Iterator[tuple[str, str]]:
+    """What a generator ended by, or what repeats a call."""
+    text = (cause.site.source or "").rstrip(":") if cause.site is not None else ""
+    if cause.what is What.EARLY_EXIT:
+        yield "fed", text
+    if cause.what is What.SWALLOWED_EXCEPTION and text.startswith("except"):
+        yield "repeats", text
 
 
 def _leaving(cause: RootCause, reads: Sequence[Read]) -> str:

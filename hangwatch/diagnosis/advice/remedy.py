@@ -68,6 +68,7 @@ VALUES = frozenset(
         "backward",
         "unordered",
         "fed",
+        "repeats",
         "finalizing",
         "alike",
         "abort",

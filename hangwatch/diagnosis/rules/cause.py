@@ -14,8 +14,10 @@ from hangwatch.diagnosis.rules.by_kind import without_choice
 from hangwatch.diagnosis.rules.choices import has_parted
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
+from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.feeding import early_ends
 from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.source.syntax import retried_by
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.reasons import Parted
 from hangwatch.frames import with_source
@@ -43,7 +45,8 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
         return local
     unwinding = _of_exception(case, finding, found)
     if not found:
-        return left_without(case, finding) or unwinding or without_choice(case, finding)
+        shown = left_without(case, finding) or unwinding or _by_retry(case, finding)
+        return shown or without_choice(case, finding)
     sure = Certainty.LIKELY if len(found) == 1 else Certainty.POSSIBLE
     certainty = finding.certainty.at_most(sure)
     causes = [_cause(case, read, certainty) for read in found]
@@ -94,6 +97,18 @@ def _early_ends(case: Case, finding: Finding, read: Read) -> list[RootCause]:
         for site in sites
         if (why := reasons.ended_generator(read.site, site, finding.culprits))
     ]
+
+
+def _by_retry(case: Case, finding: Finding) -> RootCause | None:
+    """What repeats a call that raised, where culprits are within it and nothing else is found."""
+    at = position(case, finding.culprits[0]) if has_parted(case, finding) else None
+    for line in at.frames[::-1] if at is not None else ():
+        handler = retried_by(case.source.program.scope_at(line), line.number)
+        if handler is not None:
+            site = case.site_of_line(line.file, handler.lineno)
+            why = reasons.repeated(site, finding.culprits)
+            return RootCause(What.SWALLOWED_EXCEPTION, Certainty.POSSIBLE, site, why, (why,))
+    return None
 
 
 def _cause(case: Case, read: Read, certainty: Certainty) -> RootCause:

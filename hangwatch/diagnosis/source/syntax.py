@@ -133,6 +133,19 @@ def exhausted_loop(scope: Function | None, handler: ast.AST) -> Loop | None:
     return next(iter([*inside, *around[::-1]]), None)
 
 
+def retried_by(scope: Function | None, line: int) -> ast.ExceptHandler | None:
+    """What catches an exception of a line, and lets a loop around both make it again."""
+    nodes = [*own(scope)] if scope is not None else []
+    around = [node for node in nodes if isinstance(node, Loop) and in_body(node, line)]
+    blocks = [node for node in nodes if isinstance(node, ast.Try) and spans(node.body, line)]
+    for block in blocks[::-1]:
+        if any(in_body(loop, block.lineno) and loop.lineno < block.lineno for loop in around):
+            for handler in block.handlers:
+                if not isinstance(handler.body[-1], ast.Raise | ast.Return | ast.Break):
+                    return handler
+    return None
+
+
 def calls_of(tree: ast.Module, name: str) -> list[int]:
     """The lines of all calls of a function by its name."""
     return [

@@ -171,6 +171,14 @@ def ended_generator(loop: Site, site: Site, ranks: Ranks) -> str:
     return f"{_code(site)} ends {over}."
 
 
+def repeated(site: Site, ranks: Ranks) -> str:
+    """Of what repeats what has raised."""
+    return (
+        f"{_code(site)} has what raised made once more: {the_ranks(ranks)} may have made the calls "
+        "within twice."
+    )
+
+
 def no_gradient(culprits: Ranks) -> str:
     """Of torch's own word that a bucket was not reduced."""
     return (
