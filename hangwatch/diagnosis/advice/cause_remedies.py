@@ -13,23 +13,27 @@ _ALONE = (Kind.SUBSET_ENTERED,)
 BY_CAUSE: tuple[Remedy, ...] = (
     Remedy(
         "change",
-        "Set {unset}, which is waited for, also where {culprits} comes past {set_at} by `{cause}` "
-        "at {cause_line}.",
+        "Set {unset}, which is waited for, also where `{cause}` at {cause_line} leads {culprits} "
+        "past {set_at}.",
+        kinds=(Kind.MISSING_PEER,),
     ),
     Remedy(
         "change",
         "Let {culprits} come by {passed_at} also where `{cause}` at {cause_line} leads past it: "
         "the others wait until all have been there.",
+        kinds=(Kind.MISSING_PEER,),
     ),
     Remedy(
         "change",
         "See what led {culprits} past {passed_at} this time: the others wait until all have been "
         "there.",
+        kinds=(Kind.MISSING_PEER,),
     ),
     Remedy(
         "change",
         "See what led {culprits} past {set_at} this time, where it has set such keys before: "
         "{unset} is waited for.",
+        kinds=(Kind.MISSING_PEER,),
     ),
     Remedy(
         "change",
@@ -61,6 +65,7 @@ BY_CAUSE: tuple[Remedy, ...] = (
         "change",
         "See for which ranks `{cause}` at {cause_line} holds: {alike} went one way, and each waits "
         "for a message of the other one. A local rank is 0 on each node, and the rank only once.",
+        kinds=(Kind.MISSING_PEER,),
     ),
     Remedy(
         "change",
@@ -181,11 +186,13 @@ BY_CAUSE: tuple[Remedy, ...] = (
         "change",
         "Make no calls of several ranks in `__del__` (`{finalizing}` at {cause_line}): give the "
         "class a method for it, and call that at one line on all ranks.",
+        causes=(What.DIFFERENT_ORDER,),
     ),
     Remedy(
         "change",
         "Go over `sorted(...)` in `{unordered}` at {cause_line}, or over a list that is the same "
         "on all ranks.",
+        causes=(What.DIFFERENT_ORDER,),
     ),
     Remedy(
         "change",

@@ -128,7 +128,8 @@ def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wa
     wait for something is it known that none comes. And then for the rank that has set such
     keys before; where none is known, only if all wait for keys.
     """
-    calling = [rank for rank in job.ranks.values() if rank.in_call.startswith(CALL)]
+    inside = [rank for rank in job.ranks.values() if rank.in_call]
+    calling = [rank for rank in inside if rank.in_call.startswith(CALL)]
     if not calling or len(job.ranks) < len(job.world()):
         return []
     alive = {number: rank for number, rank in job.ranks.items() if number not in ended}

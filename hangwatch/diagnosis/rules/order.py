@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.rules.case import MOST_COMPARED
+from hangwatch.diagnosis.rules.case import FEW
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.unordered import Unordered, loop_without_order
 from hangwatch.diagnosis.text import reasons
@@ -32,8 +33,8 @@ def without_order(case: Case, finding: Finding) -> RootCause | None:
     """What has another order on each rank: a finalizer, a loop over a set, or over files."""
     if finding.kind not in _OF_ORDER:
         return None
-    ranks = {*finding.culprits[:2], *(wait.rank for wait in finding.waits)}
-    some = sorted(ranks)[:MOST_COMPARED]
+    others = (wait.rank for wait in finding.waits if wait.rank not in finding.culprits)
+    some = (*finding.culprits[:FEW], *islice(others, FEW))
     return _in_finalizer(case, finding, some) or _in_loop(case, finding, some)
 
 
