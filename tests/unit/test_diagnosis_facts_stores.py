@@ -10,7 +10,7 @@ from snapshots import PAIR, SCRIPT, W, blocked, job, only, op, rank
 from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest, setter
 from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.kinds import Certainty, Kind, Reason, State
 from hangwatch.types.snapshot import Mark, ProcessState
 
 if TYPE_CHECKING:
@@ -125,3 +125,9 @@ def test_where_the_last_to_come_by_sets_the_key_it_is_the_one_that_came_by_less_
     )
     assert "by rank 2 2 times, by ranks 0 and 1 3 times" in found.explanation
     assert found.advice[0].startswith("See what led rank 2 past train.py:18")
+
+
+def test_a_wait_for_a_key_is_as_old_as_the_last_one_to_wait() -> None:
+    publisher = rank(0, PAIR, blocked(PAIR, 8, age=12.0), marks=(sets("vocab/8"),))
+    found = only(job(publisher, at_key(1, "vocab/9", age_s=4000.0), size=2))
+    assert (found.state, found.stuck_age_s) == (State.SLOW, 12.0)

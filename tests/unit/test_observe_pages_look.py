@@ -12,7 +12,7 @@ from made_pages import event, group, page, write
 
 from hangwatch.news import News
 from hangwatch.observe.pages.finder import Pages
-from hangwatch.observe.pages.look import Look, Looker
+from hangwatch.observe.pages.look import Look, Looker, without_servers
 from hangwatch.observe.pages.waits import (
     UNFINISHED,
     Waiting,
@@ -232,3 +232,20 @@ def test_a_younger_wait_is_a_new_one() -> None:
 def test_flight_recorders_are_asked_for_rarely() -> None:
     schedule = Schedule()
     assert [age for age in range(1, 100) if schedule.flight_due(age)] == [1, 3, 9, 27, 81]
+
+
+@pytest.mark.parametrize(
+    ("others", "since"),
+    [
+        ([None], None),  # it works, and may set the key any time
+        ([Waiting(7, "all_reduce", 0)], 7),  # since then all wait
+        ([Waiting(7, "all_reduce", 0), None], None),
+        ([Waiting(9, "store.wait")], 9),
+    ],
+)
+def test_who_serves_others_by_the_store_waits_since_all_do(
+    others: list[Waiting | None], since: int | None
+) -> None:
+    waiting = dict(enumerate([Waiting(2, "store.get"), *others]))
+    found = without_servers(waiting)[0]
+    assert (None if found is None else found.since_ns) == since

@@ -132,26 +132,28 @@ def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wa
     calling = [rank for rank in inside if rank.in_call.startswith(CALL)]
     if not calling or len(job.ranks) < len(job.world()):
         return []
-    alive = {number: rank for number, rank in job.ranks.items() if number not in ended}
-    at = {
-        rank.rank: keys
-        for rank in calling
-        if rank.rank in alive
-        and seconds(rank.in_call_age_s) >= MOMENT_S
-        and (keys := awaited_keys(rank))
-    }
-    blocked = {wait.rank for wait in waits if not wait.apart} | at.keys()
-    if not at or not blocked >= alive.keys():
+    waited_s: dict[int, float] = defaultdict(float)
+    for wait in waits:
+        if not wait.apart:
+            waited_s[wait.rank] = max(waited_s[wait.rank], wait.age_s)
+    at: dict[int, tuple[str, ...]] = {}
+    for rank in calling:
+        age_s, keys = seconds(rank.in_call_age_s), awaited_keys(rank)
+        if rank.rank not in ended and age_s >= MOMENT_S and keys:
+            at[rank.rank] = keys
+            waited_s[rank.rank] = max(waited_s[rank.rank], age_s)
+    alive = job.ranks.keys() - {*ended}
+    if not at or not waited_s.keys() >= alive:
         return []
     known = {keys for keys in {*at.values()} if setter(job.ranks, keys) is not None}
     return [
         Wait(
             number,
             Setup(STORE, "\n".join(keys)),
-            seconds(alive[number].in_call_age_s),
+            min(waited_s[rank] for rank in alive),  # before, one might have set it
             firm=True,
-            op=alive[number].in_call,
-            site=alive[number].in_call_site,
+            op=job.ranks[number].in_call,
+            site=job.ranks[number].in_call_site,
         )
         for number, keys in at.items()
         if keys in known or len(at) == len(alive)

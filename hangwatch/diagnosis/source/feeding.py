@@ -22,10 +22,9 @@ def early_ends(program: Program, file: str, loop: ast.For) -> list[Line]:
     In the generators of the program that feed it, be it by others: below a condition, in a loop.
     """
     scope = program.scope_at(Line(file, loop.lineno))
-    start = Value(program, file, scope, loop.iter) if scope is not None else None
-    found: dict[Function, None] = {}
-    for value in [start] if start is not None else []:
-        found |= dict.fromkeys(_generators(value))
+    if scope is None:
+        return []
+    found = dict.fromkeys(_generators(Value(program, file, scope, loop.iter)))
     return [Line(program.files[one], node.lineno) for one in found for node in _leaving(one)]
 
 

@@ -19,18 +19,7 @@ if TYPE_CHECKING:
 DEPTH = 8
 """Steps that are followed."""
 KEEP_ORDER = frozenset(
-    {
-        "list",
-        "tuple",
-        "enumerate",
-        "iter",
-        "reversed",
-        "zip",
-        "tqdm",
-        "trange",
-        "fromkeys",
-        "islice",
-    }
+    {"list", "tuple", "enumerate", "iter", "reversed", "zip"} | {"tqdm", "fromkeys", "islice"}
 )
 """Functions that go over what they are given."""
 
@@ -95,10 +84,8 @@ class Value:
         if line is None or caller is None:
             return []
         for node in own(caller):
-            if isinstance(node, ast.Call) and (node.lineno, called(node)) == (
-                line.number,
-                function,
-            ):
+            here = isinstance(node, ast.Call) and node.lineno == line.number
+            if here and isinstance(node, ast.Call) and called(node) == function:
                 first = int(isinstance(node.func, ast.Attribute))  # after self
                 values = {one.arg: one.value for one in node.keywords}
                 value = values.get(name) or dict(enumerate(node.args, first)).get(place)

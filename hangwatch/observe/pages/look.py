@@ -7,7 +7,7 @@ lasts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.errors import PageError
@@ -69,6 +69,25 @@ class Look:
         )
 
 
+def without_servers(waiting: dict[int, Waiting | None]) -> dict[int, Waiting | None]:
+    """Who waits for a key of a store waits since all ranks do, and not as long as one works.
+
+    It may serve the others, and then waits for orders all day long.
+    """
+    if not any(wait is not None and wait.of_store for wait in waiting.values()):
+        return waiting
+    known = [wait.since_ns for wait in waiting.values() if wait is not None]
+    if len(known) < len(waiting):
+        return {
+            rank: None if wait is not None and wait.of_store else wait
+            for rank, wait in waiting.items()
+        }
+    return {
+        rank: replace(wait, since_ns=max(known)) if wait is not None and wait.of_store else wait
+        for rank, wait in waiting.items()
+    }
+
+
 @dataclass(slots=True)
 class _Watched:
     """What is remembered of one rank between looks."""
@@ -113,7 +132,7 @@ class Looker:
                 waiting[rank] = self._waits_in(watched, one, now_ns)
         for rank in self._ranks.keys() - seen.keys():
             del self._ranks[rank]
-        return Look(now_ns, seen, waiting, moved)
+        return Look(now_ns, seen, without_servers(waiting), moved)
 
     def _waits_in(self, watched: _Watched, seen: Seen, now_ns: int) -> Waiting | None:
         quiet_s = (now_ns - watched.changed_ns) / 1e9

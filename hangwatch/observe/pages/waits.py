@@ -28,6 +28,11 @@ class Waiting:
     slot: int = -1
     """Of the group on the rank's page, -1 where there is none."""
 
+    @property
+    def of_store(self) -> bool:
+        """Whether it is for a key of a store."""
+        return self.op.startswith("store.")
+
 
 def position(light: RankPage) -> Position:
     """Where the rank is: two looks that agree mean that it issued nothing new."""
