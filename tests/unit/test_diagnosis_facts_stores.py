@@ -76,15 +76,30 @@ def test_the_rank_that_set_such_keys_is_to_blame_for_the_one_that_is_missing() -
 
 
 def test_it_is_so_where_that_rank_waits_in_a_collective() -> None:
-    publisher = rank(0, PAIR, blocked(PAIR, 8), marks=(sets("vocab/8"),))
+    publisher = rank(0, PAIR, op(PAIR, 7), blocked(PAIR, 8), marks=(sets("vocab/8"),))
     found = only(job(publisher, at_key(1, "vocab/9"), size=2))
     assert (found.kind, found.culprits) == (Kind.MISSING_PEER, (0,))
 
 
-def test_it_is_so_where_that_rank_has_come_to_its_end() -> None:
+def test_of_one_that_waits_where_it_never_was_the_other_may_ask_for_one_too_many() -> None:
+    publisher = rank(0, PAIR, op(PAIR, 7), blocked(PAIR, 8, line=30), marks=(sets("vocab/8"),))
+    found = only(job(publisher, at_key(1, "vocab/9"), size=2))
+    assert (found.culprits, found.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert found.headline == (
+        "Rank 1 waits for the key `vocab/9` of the store, and rank 0 has set such keys as far as "
+        "`vocab/8` and gone on."
+    )
+    assert found.advice[0].startswith("Count alike on both sides: the key `vocab/9`")
+
+
+def test_that_rank_may_have_come_to_its_end() -> None:
     gone = rank(0, W, marks=(sets("vocab/8"),), process=ProcessState(alive=False, exit_code=0))
     found = only(job(gone, at_key(1, "vocab/9"), size=2))
-    assert (found.kind, found.reason, found.culprits) == (Kind.MISSING_PEER, Reason.EXITED, (0,))
+    assert (found.kind, found.reason, found.culprits) == (
+        Kind.MISSING_PEER,
+        Reason.EXITED,
+        (0, 1),
+    )
 
 
 def test_where_all_wait_for_what_nobody_is_known_to_set_any_may_be_to_blame() -> None:

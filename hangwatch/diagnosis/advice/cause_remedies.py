@@ -31,6 +31,12 @@ BY_CAUSE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "change",
+        "Count alike on both sides: {either} is waited for at {other_line}, and what is set at "
+        "{last_at} does not go so far.",
+        kinds=(Kind.MISSING_PEER,),
+    ),
+    Remedy(
+        "change",
         "See what led {culprits} past {set_at} this time, where it has set such keys before: "
         "{unset} is waited for.",
         kinds=(Kind.MISSING_PEER,),

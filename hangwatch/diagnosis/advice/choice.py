@@ -49,7 +49,7 @@ def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...
     # The change to make, at its line, says more than what is right for all of a kind.
     needless = _OF_THE_CHANGE if facts.cause is not None else frozenset()
     needless |= _OF_FEW if facts.cause is What.DATA_CONDITION else frozenset()
-    needless |= _OF_MESSAGES if facts.values.keys() & {"key", "unset"} else frozenset()
+    needless |= _OF_MESSAGES if facts.values.keys() & {"key", "unset", "either"} else frozenset()
     by_kind = [remedy for remedy in BY_KIND if remedy.topic not in needless]
     # Of a lost node, or of a GPU that failed, no rank's code is at fault.
     apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.awaited import Link
     from hangwatch.diagnosis.facts.blocked import Blocked
     from hangwatch.diagnosis.facts.compiling import Compiling
-    from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.rules.choices import Read
     from hangwatch.types.calls import Site
@@ -157,7 +156,7 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     values = dict(_values(finding))
     values |= dict(_of_calls(values.get("op"), calls, awaited, seen=bool(mine)))
     values |= dict(_of_cause(cause))
-    values |= dict(_of_key(case, finding.wait_point))
+    values |= dict(_of_key(case, finding))
     values |= dict(_of_others_like_them(case, finding, cause))
     if cause.site not in [read.site for read in reads]:
         values |= dict(_of_others_than_reads(cause))
@@ -294,12 +293,14 @@ def _of_link(link: Link) -> Iterator[tuple[str, str]]:
             yield "crossed_at", line(link.crossed)
 
 
-def _of_key(case: Case, point: WaitPoint | None) -> Iterator[tuple[str, str]]:
+def _of_key(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
     """The key of a store that culprits have not set, and where they set such keys."""
+    point = finding.wait_point
     known = setter(case.job.ranks, point.keys) if isinstance(point, Setup) else None
     if isinstance(point, Setup) and known is not None:
-        yield "unset", key_text(point.keys)
-        yield "set_at" if known.by_form else "passed_at", line(known.site)
+        either = {*finding.culprits} > {*known.behind}
+        yield "either" if either else "unset", key_text(point.keys)
+        yield "last_at" if either else "set_at" if known.by_form else "passed_at", line(known.site)
 
 
 def _of_others_like_them(

@@ -52,6 +52,8 @@ VALUES = frozenset(
         "key",
         "unset",
         "passed_at",
+        "either",
+        "last_at",
         "set_key",
         "set_at",
         "input",

@@ -93,7 +93,7 @@ def splits(
 def _from_their_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator[Split]:
     """From where a culprit has set such a key before to where it is, and not to there again."""
     known, mine = setter(case.job.ranks, wait_point.keys), position(case, culprit)
-    if known is None or mine is None:
+    if known is None or mine is None or culprit not in known.behind:
         return
     line = _line(known.site)
     since = [

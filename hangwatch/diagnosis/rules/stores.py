@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.history import step
+from hangwatch.diagnosis.facts.marks import AWAITS_KEY
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import stores
@@ -19,34 +22,56 @@ if TYPE_CHECKING:
 def judge_key(case: Case, wait_point: Setup) -> Finding:
     """A key that no rank sets: all that live wait (facts/stores.py).
 
-    The rank that has set such keys before is to blame; where none is known, any may be.
+    The rank that has set such keys before is to blame; where none is known, any may be. And
+    where it has gone on to what it never did before, those who wait may ask for one too many.
     """
     waits = case.waits_at(wait_point)
     waiting = case.direct(wait_point)
     known = setter(case.job.ranks, wait_point.keys)
-    culprits = known.behind if known is not None else waiting
-    others = tuple(rank for rank in waiting if rank not in culprits)
+    behind = known.behind if known is not None else waiting
+    others = tuple(rank for rank in waiting if rank not in behind)
+    either = bool(known and known.by_form and others) and any(
+        _has_gone_on(case, rank) for rank in behind
+    )
+    culprits = tuple(sorted({*behind, *others})) if either else behind
     scene = Scene(
         culprits,
         others,
         key_text(wait_point.keys),
-        case.victims_site(case.graph.by_rank.get(culprits[0], ()))
-        or case.waiting_site(culprits[0]),
+        case.victims_site(case.graph.by_rank.get(behind[0], ())) or case.waiting_site(behind[0]),
         case.victims_site(waits),
     )
     gone = any(rank in case.ended for rank in culprits)
     one = known is not None and len(culprits) == 1
+    text = stores.set_by_nobody(scene) if known is None else stores.never_set(scene, known)
+    if known is not None and either:
+        text = stores.one_more(replace(scene, culprits=behind), known)
     return Finding(
         kind=Kind.MISSING_PEER,
         reason=Reason.EXITED if gone else Reason.USER_CODE if known else Reason.STORE_WAIT,
         certainty=Certainty.LIKELY if one else Certainty.POSSIBLE,
         culprits=culprits,
         victims=case.victims_of(culprits, [wait_point]),
-        text=stores.never_set(scene, known) if known else stores.set_by_nobody(scene),
+        text=text,
         wait_point=wait_point,
         site=scene.site,
         victim_site=scene.other_site,
         hang=Certainty.LIKELY,
         waits=waits,
         settled=True,
+    )
+
+
+def _has_gone_on(case: Case, rank: int) -> bool:
+    """Whether a rank has come to its end, or waits where it has never been before."""
+    if rank in case.ended or rank not in case.job.ranks:
+        return True
+    snapshot = case.job.ranks[rank]
+    there = (m for m in snapshot.marks if m.kind == AWAITS_KEY and m.site == snapshot.in_call_site)
+    if any(mark.count > 1 for mark in there):
+        return False
+    known = [wait.record for wait in case.graph.by_rank.get(rank, ()) if wait.record is not None]
+    made = [record for _, record in case.job.ops.get(rank, ())]
+    return not any(
+        step(one) == step(record) for record in known for one in made if one is not record
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.text.phrases import line, place_in_code, the_ranks, verb
+from hangwatch.diagnosis.text.phrases import capital, line, place_in_code, the_ranks, verb
 from hangwatch.diagnosis.text.wording import Text, sentences
 
 if TYPE_CHECKING:
@@ -39,6 +39,21 @@ def set_before(setter: Setter) -> str:
     return (
         f"{what} set at {place_in_code(setter.site)} by {', by '.join(told)}: the last one was "
         f"`{setter.key}`."
+    )
+
+
+def one_more(scene: Scene, setter: Setter) -> Text:
+    """Ranks that have set such keys and have gone on, while others wait for one more."""
+    wait, have = verb(scene.others, "waits", "wait"), verb(scene.culprits, "has", "have")
+    return Text(
+        f"{capital(the_ranks(scene.others))} {wait} for {scene.where}, and "
+        f"{the_ranks(scene.culprits)} {have} set such keys as far as `{setter.key}` and gone on.",
+        sentences(
+            set_before(setter),
+            "One side has set too few, or the other one asks for one too many.",
+            scene.seen(),
+            scene.waiting(),
+        ),
     )
 
 
