@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+OF_A_STORE = "store."
+"""The names of calls that wait for a key of torch's store begin so."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackageCall:

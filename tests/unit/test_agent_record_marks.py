@@ -20,6 +20,8 @@ from hangwatch.agent.record.marks import (
 )
 from hangwatch.agent.record.page_file import MARKS
 from hangwatch.diagnosis.facts import marks as facts
+from hangwatch.diagnosis.facts.wait_points import STORE
+from hangwatch.types.calls import OF_A_STORE
 
 PREFIXES = Prefixes(("/usr/lib/",))
 
@@ -69,6 +71,7 @@ def test_the_page_and_the_diagnosis_know_marks_as_the_agent_does() -> None:
     assert (NO_SYNC, THREAD_DIED) == (facts.NO_SYNC, facts.THREAD_DIED)
     assert (AWAITS_KEY, SETS_KEY) == (facts.AWAITS_KEY, facts.SETS_KEY)
     assert facts.HANDLES == HANDLES
+    assert f"{STORE}." == OF_A_STORE
 
 
 def test_each_line_has_a_count_of_its_own(marks: Marks, recorder: FakeRecorder) -> None:

@@ -138,7 +138,7 @@ def test_where_the_last_to_come_by_sets_the_key_it_is_the_one_that_came_by_less_
     assert found.headline.startswith(
         "Rank 2 did not come by train.py:18 for the key `names is over`"
     )
-    assert "by rank 2 2 times, by ranks 0 and 1 3 times" in found.explanation
+    assert "by rank 2 (2 times), by ranks 0 and 1 (3 times)" in found.explanation
     assert found.advice[0].startswith("See what led rank 2 past train.py:18")
 
 

@@ -552,10 +552,16 @@ def test_a_thread_that_fed_a_loop_is_told_where_an_exception_has_ended_it() -> N
     assert found.certainty is Certainty.POSSIBLE
 
 
-def test_what_repeats_a_step_is_possible_where_nothing_else_is_found() -> None:
+@pytest.mark.parametrize(
+    ("loop", "repeats"), [("attempt in range(3)", True), ("batch in data", False)]
+)
+def test_what_repeats_a_step_is_possible_where_nothing_else_is_found(
+    loop: str,
+    repeats: bool,  # noqa: FBT001 (a parameter of the test)
+) -> None:
     text = """
         def train():
-            for attempt in range(3):
+            for {loop}:
                 try:
                     return step()
                 except OSError:
@@ -567,15 +573,15 @@ def test_what_repeats_a_step_is_possible_where_nothing_else_is_found() -> None:
                 train()
             barrier()
         """
-    text = dedent(text).removeprefix("\n")
+    text = dedent(text).removeprefix("\n").format(loop=loop)
     done = [rank_at(number, text, "reduce", "barrier") for number in (0, 1)]
     behind = rank_at(2, text, "reduce", "reduce")
     stack = main_thread(frame(8, "step"), frame(4, "train"), frame(11), frame(99, "<module>"))
     told = only(job(*done, replace(behind, threads=stack), sources={SCRIPT: text}))
     assert told.cause is not None
     found = (told.cause.what, told.cause.certainty, told.cause.site and told.cause.site.line)
-    assert found == (What.SWALLOWED_EXCEPTION, Certainty.POSSIBLE, 5)
-    assert told.advice[0].startswith("Repeat only what can fail on one rank alone")
+    assert (found == (What.SWALLOWED_EXCEPTION, Certainty.POSSIBLE, 5)) is repeats
+    assert told.advice[0].startswith("Repeat only what can fail on one rank alone") is repeats
 
 
 def test_a_call_that_a_finalizer_makes_has_no_order() -> None:

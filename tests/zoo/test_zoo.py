@@ -17,7 +17,8 @@ CORE = {
     *("ddp_data_worker_stuck", "ddp_graphs", "ddp_uneven_iterable --exit", "every_collective"),
     *("join_uneven --metric", "missing_init", "oom --numpy", "pipeline_schedules", "rank_raises"),
     *("rank_sigkilled", "rank_sigstopped", "recompiles", "restart_then_hang", "slow_checkpoint"),
-    *("tp_dp_order_swapped", "uneven_experts", "unused_parameters"),
+    *("serves_by_store", "store_in_python", "tp_dp_order_swapped", "uneven_experts"),
+    "unused_parameters",
 }
 """Those of torchrun's that ``make test-all`` has time for, beside what it runs by forks."""
 SLOW = {"compiled_skip inductor"}

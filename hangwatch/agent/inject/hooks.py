@@ -79,7 +79,7 @@ class Hooks:
         for name in _NAMES:
             self._wrap(name)
         self._follow_threads()
-        follow_stores(self._c10d.Store, lambda: self._process)
+        follow_stores(sys.modules["torch._C._distributed_c10d"], lambda: self._process)
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._after_fork)
         self._process = self._new_process()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.inject.setup_calls import SetupCall
@@ -14,20 +15,26 @@ if TYPE_CHECKING:
 
     from hangwatch.agent.inject.process import Process
 
+_STORES = ("TCPStore", "FileStore", "HashStore", "PrefixStore")
 _WAITING = ("get", "multi_get", "wait", "queue_pop")
 """Methods of torch.distributed.Store that return once others have set a key."""
 _SETTING = ("set", "multi_set", "add", "append", "compare_set", "queue_push")
 _MARK = "_followed_by_hangwatch"
 
 
-def follow_stores(store: type, process: Callable[[], Process | None]) -> None:
-    """Wrap the methods of torch.distributed.Store, once, for the main thread of a rank.
+def follow_stores(c10d: Any, process: Callable[[], Process | None]) -> None:
+    """Wrap the methods of torch's own stores, once, for the main thread of a rank.
 
-    process() returns the agent of this process, None in a fork's child.
+    Not of Store, their base: C++ takes a function of Python's there for one by which a store
+    that is written in Python overrides its own, and would call it for ever.
+
+    c10d is the module torch._C._distributed_c10d; process() returns the agent of this process,
+    None in a fork's child.
     """
-    for names, around in ((_WAITING, _wait), (_SETTING, _set)):
+    stores = [store for name in _STORES if (store := getattr(c10d, name, None)) is not None]
+    for store, (names, around) in product(stores, ((_WAITING, _wait), (_SETTING, _set))):
         for name in names:
-            original = vars(store).get(name)  # an older torch has not all of them
+            original = getattr(store, name, None)  # an older torch has not all of them
             if original is not None and not hasattr(original, _MARK):
                 setattr(store, name, _wrapper(name, original, around, process))
 

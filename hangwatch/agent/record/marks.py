@@ -32,7 +32,7 @@ SETS_KEY = "sets_key"
 """A key of a store was set; the text is the last one of that line."""
 HANDLES = "handles"
 """The main thread is handling an exception, as the text says, that was raised at that line."""
-MOST_KEYS = 4
+MOST_KEYS, MOST_OF_A_KEY = 4, 200
 _TRACEBACK = vars(BaseException)["__traceback__"].__get__
 MOST = 16
 _current: list[Marks] = []
@@ -110,8 +110,10 @@ def _told(kind: type, error: BaseException | None) -> str:
 
 
 def _text_of(keys: Sequence[str]) -> str:
-    """Keys of a store as text, one a line; of many the first ones."""
-    return "\n".join(key[:200] for key in keys[:MOST_KEYS])
+    """Keys of a store as text without secrets, one a line; of many the first ones."""
+    from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
+
+    return "\n".join(redaction.text(key, MOST_OF_A_KEY) for key in keys[:MOST_KEYS])
 
 
 def _no_sync(_module: Any, _result: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.wait_points import STORE, Setup, Wait
+from hangwatch.types.calls import OF_A_STORE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import Mark, RankSnapshot
 
-CALL = f"{STORE}."
-"""The names of calls of a store begin so."""
 MOMENT_S = 1.0
 """Who has waited for a key for less waits for nobody yet."""
 ALIKE = 0.75
@@ -49,7 +48,7 @@ class Setter(NamedTuple):
 
 def awaited_keys(rank: RankSnapshot) -> tuple[str, ...]:
     """The keys that a rank waits for in a call of a store; empty where it is in none."""
-    if not rank.in_call.startswith(CALL):
+    if not rank.in_call.startswith(OF_A_STORE):
         return ()
     there = (m for m in rank.marks if m.kind == AWAITS_KEY and m.site == rank.in_call_site)
     return tuple(next((mark.text.splitlines() for mark in there), ()))
@@ -129,7 +128,7 @@ def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wa
     keys before; where none is known, only if all wait for keys.
     """
     inside = [rank for rank in job.ranks.values() if rank.in_call]
-    calling = [rank for rank in inside if rank.in_call.startswith(CALL)]
+    calling = [rank for rank in inside if rank.in_call.startswith(OF_A_STORE)]
     if not calling or len(job.ranks) < len(job.world()):
         return []
     waited_s: dict[int, float] = defaultdict(float)

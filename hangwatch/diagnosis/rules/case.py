@@ -90,11 +90,6 @@ class Finding:
         setting_up = isinstance(point, Setup) and point.call == NEW_GROUP
         return setting_up or self.what is What.GROUP_CREATION
 
-    @property
-    def awaits_key(self) -> bool:
-        """Whether it is about who sets a key of a store."""
-        return isinstance(self.wait_point, Setup) and bool(self.wait_point.keys)
-
     def likely_at_most(self) -> Finding:
         """The finding, with a guess who did it; that it hangs stays as sure as it is."""
         sure = self.certainty.at_most(Certainty.LIKELY)

@@ -52,8 +52,9 @@ def splits(
     weight: of the others those that it is least for are held against the culprits first.
     """
     culprits = {*finding.culprits}
-    if isinstance(finding.wait_point, Setup) and finding.awaits_key:
-        yield from _from_their_own_key(case, finding.culprits[0], finding.wait_point)
+    key = finding.wait_point
+    if isinstance(key, Setup) and key.keys:
+        yield from _from_their_own_key(case, finding.culprits[0], key)
         return
     points = [finding.wait_point, *(wait.wait_point for wait in finding.waits)]
     for point in dict.fromkeys(points):

@@ -134,9 +134,12 @@ def exhausted_loop(scope: Function | None, handler: ast.AST) -> Loop | None:
 
 
 def retried_by(scope: Function | None, line: int) -> ast.ExceptHandler | None:
-    """What catches an exception of a line, and lets a loop around both make it again."""
+    """What catches an exception of a line, and lets a loop around both make it again.
+
+    Not a loop over data, which goes on with the next.
+    """
     nodes = [*own(scope)] if scope is not None else []
-    around = [node for node in nodes if isinstance(node, Loop) and in_body(node, line)]
+    around = [n for n in nodes if isinstance(n, Loop) and in_body(n, line) and _counts(n)]
     blocks = [node for node in nodes if isinstance(node, ast.Try) and spans(node.body, line)]
     for block in blocks[::-1]:
         if any(in_body(loop, block.lineno) and loop.lineno < block.lineno for loop in around):
@@ -144,6 +147,13 @@ def retried_by(scope: Function | None, line: int) -> ast.ExceptHandler | None:
                 if not isinstance(handler.body[-1], ast.Raise | ast.Return | ast.Break):
                     return handler
     return None
+
+
+def _counts(loop: Loop) -> bool:
+    """Whether a loop goes over no data."""
+    if isinstance(loop, ast.While):
+        return True
+    return isinstance(loop.iter, ast.Call) and called(loop.iter) in _ENDLESS | {"range"}
 
 
 def calls_of(tree: ast.Module, name: str) -> list[int]:

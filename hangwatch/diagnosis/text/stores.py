@@ -30,9 +30,8 @@ def set_before(setter: Setter) -> str:
     alike: dict[int, list[int]] = {}
     for rank, count in sorted(setter.counts.items()):
         alike.setdefault(count, []).append(rank)
-    times = {1: "once"}
     told = [
-        f"{the_ranks(ranks)} {times.get(count, f'{count} times')}"
+        f"{the_ranks(ranks)} ({'once' if count == 1 else f'{count} times'})"
         for count, ranks in sorted(alike.items())
     ]
     what = "Such keys were" if setter.by_form else "Keys were"
@@ -61,6 +60,6 @@ def set_by_nobody(scene: Scene) -> Text:
     """Ranks that all wait for keys, and none of them is known to set such ones."""
     return Text(
         f"{scene.they} {verb(scene.culprits, 'waits', 'wait')} for {scene.where}, and no rank is "
-        "left that could set it.",
+        "at work.",
         sentences("It was not seen that a rank has set a key of that form.", scene.seen()),
     )

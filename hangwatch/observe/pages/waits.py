@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hangwatch.types.calls import OF_A_STORE
 from hangwatch.types.kinds import Phase
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Waiting:
     @property
     def of_store(self) -> bool:
         """Whether it is for a key of a store."""
-        return self.op.startswith("store.")
+        return self.op.startswith(OF_A_STORE)
 
 
 def position(light: RankPage) -> Position:
