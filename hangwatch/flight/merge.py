@@ -50,7 +50,8 @@ def rank_ops(
     ``now_ns`` is CLOCK_MONOTONIC of the rank's node, and ``clock_offset_ns`` what
     CLOCK_REALTIME is ahead of it there, where that is known. Where both know a call,
     the page's record is kept, ``DONE`` if the recorder says so. Calls that only
-    the recorder knows have the source ``flight``.
+    the recorder knows have the source ``flight``; ``older`` if they are from before what is left
+    on the page of their group.
     """
     groups = {group.slot: group for group in page.groups}
     made = calls(with_devices(flight, page.groups), of_all_groups=True) if flight else None
@@ -74,10 +75,12 @@ def rank_ops(
             # What has not begun may wait behind it.
             record = replace(record, device=True)
         timed.append((event.issued_ns, record))
+    lost = {slot: _Lost(group, page.events) for slot, group in groups.items()}
     for place, call in known.items():
         if place not in seen:
             issued_ns = call.first.created_unix_ns - offset
             record = _from_flight(call, groups[place[0]], issued_ns, now_ns, page.identity.program)
+            record = lost[place[0]].restored(record)
             if waiting.get(place[0], place[1]) < place[1]:
                 # A group's calls run in their order, and an earlier one has not begun.
                 record = replace(record, begun=False)
@@ -95,6 +98,36 @@ def rank_ops(
             for _, record in timed
         )
     return tuple(record for _, record in timed)
+
+
+class _Lost:
+    """The calls of a group that Python issued and the page has no room for any more."""
+
+    def __init__(self, group: PageGroup, events: Iterable[PageEvent]) -> None:
+        kept = [event for event in events if event.slot == group.slot and not event.p2p]
+        self._all_python = group.entered == group.enqueued
+        self._before = min((event.seq for event in kept), default=group.enqueued + 1)
+        if group.entered <= len(kept):
+            self._before = 0
+        self._alike: dict[tuple[object, ...], set[tuple[str, Site | None, int, bool, int]]]
+        self._alike = defaultdict(set)
+        for event in kept if self._all_python else ():
+            made = event.op, event.site, event.root, event.is_async, event.thread
+            self._alike[event.wire, event.dtype, event.shape].add(made)
+
+    def restored(self, record: OpRecord) -> OpRecord:
+        """The recorder's record of a call, as what is left of the page lets one take it.
+
+        Where all that is left of its kind was made at one line, it was made there too.
+        """
+        if record.seq >= self._before:
+            return record
+        record = replace(record, source="page" if self._all_python else "older")
+        alike = self._alike.get((record.wire, record.dtype, record.shape), ())
+        if len(alike) != 1:
+            return record
+        op, site, root, is_async, thread = next(iter(alike))
+        return replace(record, op=op, site=site, root=root, is_async=is_async, thread=thread)
 
 
 def group_progress(group: PageGroup, now_ns: int) -> GroupProgress:

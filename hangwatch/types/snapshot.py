@@ -70,7 +70,8 @@ class OpRecord:
     """A call of a rank as the diagnosis sees it (page and flight merged).
 
     Fields as in PageEvent, with ages instead of times. ``source`` is ``page``
-    for calls that Python issued, ``flight`` for those known from c10d alone.
+    for calls that Python issued, ``flight`` for those known from c10d alone, which C++ issued,
+    and ``older`` for those known from it that the page may have lost since.
     """
 
     group: GroupKey

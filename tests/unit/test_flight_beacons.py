@@ -116,14 +116,14 @@ def test_the_recorder_of_nccl_tells_that_a_call_is_the_devices() -> None:
 
 @pytest.mark.parametrize("state", ["started", "scheduled"])
 def test_of_a_call_from_cpp_the_recorder_tells_whether_it_has_begun(state: str) -> None:
-    found = ops(of=told(-1), flight=recorded((8, state)))[8]
+    found = ops(of=told(-1, entered=0), flight=recorded((8, state)))[8]
     assert (found.source, found.device) == ("flight", True)
     assert found.begun is (True if state == "started" else None)
 
 
 def test_behind_a_call_that_has_not_begun_none_of_its_group_has() -> None:
     flight = recorded((6, "completed"), (7, "scheduled"), (8, "scheduled"))
-    found = ops(on_device(7), of=told(6), flight=flight)
+    found = ops(on_device(7), of=told(6, entered=1), flight=flight)
     assert [(seq, op.source, op.begun) for seq, op in sorted(found.items())] == [
         (6, "flight", True),
         (7, "page", False),

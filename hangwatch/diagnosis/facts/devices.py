@@ -5,7 +5,8 @@ in that order: it is at the oldest that is unfinished. What is enqueued behind t
 is no arrival. A device that stands at nothing, although it has work, is stuck itself:
 
 - others have completed a call that needs every rank, and it has not: its device ran no
-  further, or can no longer tell (after an error no event completes);
+  further, or can no longer tell (after an error no event completes). Not where members came
+  with different calls: NCCL pairs them all the same, and lets the one that needs less go;
 - it has begun nothing of what it has to run: the device tells so itself (beacons), or the
   recorder takes these times. The program's calls are not late then, what it enqueued
   before them is;
@@ -16,6 +17,7 @@ is no arrival. A device that stands at nothing, although it has work, is stuck i
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from hangwatch.diagnosis.facts.wait_points import Channel, Place
@@ -94,16 +96,24 @@ def _lacking(job: Job, wait_point: WaitPoint, stuck: Collection[int]) -> set[int
     }
 
 
-def stuck_devices(job: Job) -> dict[int, Stuck]:
-    """Ranks whose device is stuck itself."""
+def stuck_devices(job: Job, disputed: Mapping[int, int]) -> dict[int, Stuck]:
+    """Ranks whose device is stuck itself.
+
+    disputed: gid to the first place where its members came with different calls.
+    """
+
+    def is_disputed(place: Place) -> bool:
+        return place.seq >= disputed.get(place.gid, math.inf)
+
     at: dict[int, Place] = {}
     found: dict[int, Stuck] = {}
     for rank in job.devices:
         gid, record = job.ops[rank][oldest(job, rank)[0]]
         here = None if record.p2p else Place(gid, record.seq)
-        if here is not None:
+        if here is not None and not is_disputed(here):
             at[rank] = here
-        place = next((p for p in _unfinished(job, rank) if _outrun(job, rank, p, here)), None)
+        places = (place for place in _unfinished(job, rank) if not is_disputed(place))
+        place = next((place for place in places if _outrun(job, rank, place, here)), None)
         if place is not None or _began_nothing(job, rank):
             found[rank] = Stuck(place or here, sure=True)
     return found | _silent(job, at, found)

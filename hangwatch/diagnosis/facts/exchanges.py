@@ -54,7 +54,7 @@ def _misfits(records: Mapping[int, OpRecord]) -> Iterator[Misfit]:
                 continue  # their rows are not of one size
             sent, taken = theirs.sends[taking], mine.receives[sending]
             if sent != taken:
-                unit = "element" if mine.source == "flight" else "row"
+                unit = "row" if mine.source == "page" else "element"
                 yield Misfit(sender, receiver, sent, taken, unit)
 
 

@@ -85,3 +85,5 @@ class Wait(NamedTuple):
     """A thread of its own waits, while the program of the rank is elsewhere."""
     vague: bool = False
     """Only counters tell of it: which group it is, and which place, is inferred."""
+    connects: bool = False
+    """It waits for its connection to the peer alone: the call returns before there is a message."""

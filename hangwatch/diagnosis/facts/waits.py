@@ -160,15 +160,30 @@ def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
         )
         wait_point = wait_point_of(job, rank.rank, position)
         if wait_point is not None:
+            connects = isinstance(wait_point, Channel) and _connects(
+                job, rank.rank, wait_point, record
+            )
             yield Wait(
                 rank.rank,
                 wait_point,
                 age_s,
-                firm=True,
+                firm=not connects,
                 op=record.op,
                 record=record,
                 site=record.site,
+                connects=connects,
             )
+
+
+def _connects(job: Job, rank: int, channel: Channel, record: OpRecord) -> bool:
+    """Whether a rank is still in a call that leaves its message to the device.
+
+    NCCL makes the connection in it. What the program posts next is not known: it may be the other
+    half of the same batch.
+    """
+    waited_for = record.blocked_age_s is not None and record.blocked_age_s < record.issued_age_s
+    progress = job.progress.get(rank, {}).get(channel.gid)
+    return progress is not None and progress.in_order and not waited_for
 
 
 def wait_point_of(job: Job, rank: int, position: int) -> WaitPoint | None:

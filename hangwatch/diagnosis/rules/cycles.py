@@ -85,6 +85,10 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
         doing = Activity(Reason.GPU_FAULT, fault=faults[faulty[0]].what, sure=sure)
         return replace(_frozen(case, wait_point, faulty, doing), final=broken)
     before = all(wait.record is not None and wait.record.begun is False for wait in waits)
+    if isinstance(wait_point, Place):
+        past = tuple(rank for rank in members if case.job.passed(rank, wait_point))
+        if past and all(wait.record is not None and wait.record.device for wait in waits):
+            return _stuck_beside(case, wait_point, past, before=before)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=Reason.NETWORK if broken else Reason.GPU_KERNEL if before else Reason.UNKNOWN,
@@ -98,6 +102,29 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
         collective=case.collective(wait_point, waits),
         victim_site=site,
         final=broken,
+        waits=waits,
+    )
+
+
+def _stuck_beside(case: Case, place: Place, past: Ranks, *, before: bool) -> Finding:
+    """A call that is complete on the devices of some members, and not on those of the others."""
+    waits = case.waits_at(place)
+    scene = Scene(
+        tuple(sorted({wait.rank for wait in waits})),
+        past,
+        case.where(place),
+        case.victims_site(waits),
+    )
+    return Finding(
+        kind=Kind.COLLECTIVE_STUCK,
+        reason=Reason.GPU_KERNEL if before else Reason.UNKNOWN,
+        certainty=Certainty.LIKELY,
+        culprits=scene.culprits,
+        victims=(),
+        text=wording.stuck_beside(scene, before=before),
+        wait_point=place,
+        collective=case.collective(place, waits),
+        site=scene.site,
         waits=waits,
     )
 

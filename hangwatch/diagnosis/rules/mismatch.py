@@ -277,6 +277,8 @@ def _by_cpp(case: Case, place: Place, *sides: Ranks) -> Ranks:
     """The ranks of which only the Flight Recorder knows the call, if it is not so of all."""
     records = {side: case.job.record(side[0], place) for side in sides}
     of_flight = [side for side, record in records.items() if record and record.source == "flight"]
+    if any(record and record.source == "older" for record in records.values()):
+        return ()
     if len(of_flight) == len(sides):
         return ()  # where the call of all is one of C++'s, only its tensor differs
     return tuple(rank for side in of_flight for rank in side)

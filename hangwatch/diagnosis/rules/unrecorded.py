@@ -36,7 +36,7 @@ def judge_unrecorded(case: Case, place: Place) -> Finding | None:
     key = case.job.keys[place.gid]
     for rank in unknown:
         call = OpRecord(
-            key, BY_CPP, "c++", place.seq, p2p=False, state=OpState.ISSUED, source="counters"
+            key, BY_CPP, BY_CPP, place.seq, p2p=False, state=OpState.ISSUED, source="counters"
         )
         case.job.assume(rank, place, call)
     finding = judge_dispute(case, place)

@@ -327,6 +327,19 @@ def stuck(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text
     )
 
 
+def stuck_beside(scene: Scene, *, before: bool) -> Text:
+    """It is complete on the devices of the others."""
+    why = "its device has not come to it" if before else "its device does not get through it"
+    return Text(
+        f"{scene.where} is complete on {the_ranks(scene.others)}, and not on "
+        f"{the_ranks(scene.culprits)}: {why}.",
+        sentences(
+            "Every member has entered it with the same signature, so no rank is missing from it.",
+            scene.seen(),
+        ),
+    )
+
+
 def all_before(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text:
     """All have enqueued it, and no device has come to it."""
     entered = "with the same signature" if alike else "as far as is known"
