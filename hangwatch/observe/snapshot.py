@@ -45,7 +45,7 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
     if page.torch_lacks:
         missing = (*missing, f"with its torch and libraries, {page.torch_lacks}")
     if page.beacons and any("nccl" in group.backend for group in page.groups):
-        missing = (*missing, f"its GPU does not tell how far it has come: {page.beacons}")
+        missing = (*missing, f"how far its GPU has come: {page.beacons}")
     program = page.identity.program
     return RankSnapshot(
         rank=page.identity.rank,

@@ -164,7 +164,7 @@ def test_tensors_on_the_cpu_and_calls_to_one_peer_have_none(rank: Rank) -> None:
     assert rank.cuda.writes == 0
     assert {event.device for event in rank.page.events} == {-1}
     assert (rank.told.reached, rank.told.passed) == (-1, -1)
-    assert rank.page.beacons == "no collective on a CUDA device so far"
+    assert rank.page.beacons == "no collective on a CUDA device was issued from Python so far"
 
 
 def test_a_barrier_of_nccl_is_on_the_device_that_the_group_used_before(rank: Rank) -> None:

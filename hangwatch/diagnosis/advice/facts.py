@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.compiling import Compiler
-from hangwatch.diagnosis.facts.endings import gave_up
+from hangwatch.diagnosis.facts.devices import are_untimed
+from hangwatch.diagnosis.facts.endings import Library, aborted_by, gave_up
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import Place, Setup
 from hangwatch.diagnosis.rules.choices import CONDITIONS
@@ -175,9 +176,7 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
         values["stuck"] = the_ranks(culprits)
     if living and living[0].compiling is not None:
         values |= dict(_compiling(living[0].compiling))
-    for end in (case.ended[rank] for rank in culprits if rank in case.ended):
-        if end.signal == signal.SIGABRT:
-            values["late_abort" if end.in_shutdown else "abort"] = "SIGABRT"
+    values |= dict(_of_devices(case, finding, culprits))
     return Facts(
         values,
         frozenset(uses),
@@ -301,6 +300,20 @@ def _of_key(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
         either = {*finding.culprits} > {*known.behind}
         yield "either" if either else "unset", key_text(point.keys)
         yield "last_at" if either else "set_at" if known.by_form else "passed_at", line(known.site)
+
+
+def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """What libraries may have ended, and where devices are that nobody knows of."""
+    if not finding.culprits and are_untimed(finding.waits):
+        yield "untimed", the_ranks(tuple(sorted({wait.rank for wait in finding.waits})))
+    for rank in culprits:
+        end = case.ended.get(rank)
+        if end is None or end.signal != signal.SIGABRT:
+            continue
+        if aborted_by(case.job, rank, end) is Library.NCCL:
+            yield "abort_on_gpu", "SIGABRT"
+        else:
+            yield "late_abort" if end.in_shutdown else "abort", "SIGABRT"
 
 
 def _of_others_like_them(

@@ -111,6 +111,14 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "failure",
+        "Read in the output of {culprits} what came before {abort_on_gpu}: of a `CUDA error` run "
+        "again with CUDA_LAUNCH_BLOCKING=1, which shows the line; of `Watchdog caught collective "
+        "operation timeout` look for a rank that did not come.",
+        kinds=(Kind.DIED,),
+        reasons=(Reason.SIGNAL,),
+    ),
+    Remedy(
+        "failure",
         "If standard error says `terminate called without an active exception`, a thread of torch "
         "(of gloo, say) was still at work as the program of {culprits} ended, hence {late_abort}: "
         "wait for every work and future before, and leave by os._exit(0) once all is written.",
@@ -257,6 +265,12 @@ BY_KIND: tuple[Remedy, ...] = (
         "in the same order.",
         DISTRIBUTED,
         kinds=(Kind.INIT_INCOMPLETE,),
+    ),
+    Remedy(
+        "timing",
+        "Run again with TORCH_NCCL_ENABLE_TIMING=1: it shows whether one of the devices of "
+        "{untimed} has not come to the collective, as where a kernel before it is stuck.",
+        kinds=(Kind.COLLECTIVE_STUCK,),
     ),
     Remedy(
         "members",

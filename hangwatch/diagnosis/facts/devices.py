@@ -96,6 +96,14 @@ def _lacking(job: Job, wait_point: WaitPoint, stuck: Collection[int]) -> set[int
     }
 
 
+def are_untimed(waits: Collection[Wait]) -> bool:
+    """Whether devices run what ranks wait in, and of none it is known that it has come to it."""
+    records = [wait.record for wait in waits]
+    return bool(records) and all(
+        record is not None and record.device and record.begun is None for record in records
+    )
+
+
 def stuck_devices(job: Job, disputed: Mapping[int, int]) -> dict[int, Stuck]:
     """Ranks whose device is stuck itself.
 

@@ -13,7 +13,7 @@ import signal
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,15 @@ class Cause(StrEnum):
     """It raised, or aborted, out of a collective because a peer was gone or stuck."""
     TERMINATED = "terminated"
     """The launcher or a person ended it."""
+
+
+class Library(Enum):
+    """What ends a process by SIGABRT."""
+
+    GLOO = auto()
+    """Where it is sent more than it expects."""
+    NCCL = auto()
+    """PyTorch's watchdog of NCCL: after an error of the GPU, or a time-out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +306,15 @@ def _blame_the_vague(job: Job, found: dict[int, Ending]) -> None:
     ]
     if len(vague) == 1 and len(found) > 1:
         found[vague[0]] = replace(found[vague[0]], cause=Cause.OWN)
+
+
+def aborted_by(job: Job, rank: int, end: Ending) -> Library | None:
+    """What may have aborted a rank that ended in its program, after a call of some group."""
+    groups = job.progress.get(rank, {}).values()
+    used = [group.in_order for group in groups if group.enqueued > 0 or group.p2p > 0]
+    if end.signal != signal.SIGABRT or end.in_shutdown or not used:
+        return None
+    return Library.NCCL if all(used) else Library.GLOO
 
 
 def gave_up(ended: Mapping[int, Ending], waits: Iterable[Wait]) -> bool:

@@ -106,7 +106,7 @@ XIDS: dict[int, Meaning] = {
     ),
     43: Meaning(
         _PROGRAM,
-        "has ended this program's kernels",
+        "has ended a program's kernels",
         "The program's work met an error and was stopped; the GPU itself is sound.",
     ),
     45: Meaning(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.channels import is_guessed, senders, sending
+from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Cause
 from hangwatch.diagnosis.facts.history import has_history, made_before, step
 from hangwatch.diagnosis.facts.job import NEW_GROUP
@@ -57,14 +58,7 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
         if isinstance(wait_point, Place)
         else _both_ends(case, wait_point)
     )
-    known = (
-        case.job.places(wait_point.gid).get(wait_point.seq, {})
-        if isinstance(wait_point, Place)
-        else {}
-    )
-    alike = len(known) == len(members)
     broken = any(_raised(case, wait.rank) for wait in waits)
-    site = case.victims_site(waits)
     gone = tuple(sorted({wait.rank for wait in waits if _gone_before(case, wait.rank)}))
     if gone and len(gone) < len(members):
         return died(case, wait_point, gone, Certainty.LIKELY)
@@ -73,8 +67,17 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
         found = judge_names(case, wait_point)
         if found is None and not broken:
             found = judge_unrecorded(case, wait_point) or judge_lines(case, wait_point)
-    if found is not None:
-        return found
+    return (
+        found
+        or _of_a_device(case, wait_point, members, broken=broken)
+        or _of_nobody(case, wait_point, members, broken=broken)
+    )
+
+
+def _of_a_device(
+    case: Case, wait_point: Place | Channel, members: Ranks, *, broken: bool
+) -> Finding | None:
+    """What is known of a member that does not run, or of its GPU."""
     frozen = tuple(sorted(r for r in members if case.is_frozen(r)))
     if frozen:
         return _frozen(case, wait_point, frozen, case.activity(frozen[0]))
@@ -84,19 +87,37 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
         faulty = tuple(sorted(rank for rank, fault in faults.items() if fault.sure is sure))
         doing = Activity(Reason.GPU_FAULT, fault=faults[faulty[0]].what, sure=sure)
         return replace(_frozen(case, wait_point, faulty, doing), final=broken)
-    before = all(wait.record is not None and wait.record.begun is False for wait in waits)
-    if isinstance(wait_point, Place):
+    waits = case.waits_at(wait_point)
+    if isinstance(wait_point, Place) and all(wait.record and wait.record.device for wait in waits):
         past = tuple(rank for rank in members if case.job.passed(rank, wait_point))
-        if past and all(wait.record is not None and wait.record.device for wait in waits):
-            return _stuck_beside(case, wait_point, past, before=before)
+        return _stuck_beside(case, wait_point, past) if past else None
+    return None
+
+
+def _of_nobody(case: Case, wait_point: Place | Channel, members: Ranks, *, broken: bool) -> Finding:
+    """Nothing tells one member from the others."""
+    waits = case.waits_at(wait_point)
+    place = wait_point if isinstance(wait_point, Place) else None
+    known = case.job.places(place.gid).get(place.seq, {}) if place else {}
+    alike = len(known) == len(members)
+    before = _is_before(waits)
+    site = case.victims_site(waits)
+    where = case.where(wait_point)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=Reason.NETWORK if broken else Reason.GPU_KERNEL if before else Reason.UNKNOWN,
         certainty=Certainty.LIKELY if alike else Certainty.POSSIBLE,
         culprits=(),
         victims=case.victims_of((), [wait_point]),
-        text=(wording.all_before if before else wording.stuck)(
-            members, case.where(wait_point), site, alike=alike
+        text=wording.all_before(members, where, site, alike=alike)
+        if before
+        else wording.stuck(
+            members,
+            where,
+            site,
+            alike=alike,
+            untimed=are_untimed(waits),
+            first=place is not None and place.seq == 1,
         ),
         wait_point=wait_point,
         collective=case.collective(wait_point, waits),
@@ -106,9 +127,15 @@ def judge_stuck(case: Case, wait_point: WaitPoint) -> Finding:
     )
 
 
-def _stuck_beside(case: Case, place: Place, past: Ranks, *, before: bool) -> Finding:
+def _is_before(waits: Sequence[Wait]) -> bool:
+    """Whether no device has come to what it is to run."""
+    return all(wait.record is not None and wait.record.begun is False for wait in waits)
+
+
+def _stuck_beside(case: Case, place: Place, past: Ranks) -> Finding:
     """A call that is complete on the devices of some members, and not on those of the others."""
     waits = case.waits_at(place)
+    before = _is_before(waits)
     scene = Scene(
         tuple(sorted({wait.rank for wait in waits})),
         past,

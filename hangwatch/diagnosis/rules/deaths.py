@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.endings import How, last_call
+from hangwatch.diagnosis.facts.endings import How, Library, aborted_by, last_call
 from hangwatch.diagnosis.facts.shares import is_majority
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.rules.case import Finding
@@ -53,13 +52,15 @@ def died(
         site or last_site(case, first),
         case.victims_site(waits),
     )
-    # gloo aborts the rank that is sent more than it expects, who need not be the one at fault.
-    aborted = end.signal == signal.SIGABRT and _communicated(case, first)
+    # A library may have ended it, and it need not be the one at fault.
+    aborted = aborted_by(case.job, first, end)
     mismatch = _mismatch(case, wait_point, first) if aborted else None
     if mismatch is not None:
         return mismatch
-    vague = aborted or end.how is How.GONE or end.contested
+    vague = aborted is not None or end.how is How.GONE or end.contested
     peers = _rivals(case, wait_point, culprits, direct) if aborted else ()
+    if aborted is Library.NCCL:
+        peers = tuple(rank for rank in peers if _is_behind(case, rank, first))
     if peers and differs_in_no_sync(case, wait_point, culprits):
         peers = ()
     # Of several nobody saw the end of, one may have failed and taken the others along.
@@ -102,10 +103,13 @@ def _mismatch(case: Case, wait_point: WaitPoint | None, aborted: int) -> Finding
     return None
 
 
-def _communicated(case: Case, rank: int) -> bool:
-    """Whether a rank ended in its program, and had made a call of some group."""
-    groups = case.job.progress.get(rank, {}).values()
-    return not case.ended[rank].in_shutdown and any(g.enqueued > 0 or g.p2p > 0 for g in groups)
+def _is_behind(case: Case, rank: int, aborted: int) -> bool:
+    """Whether a rank has issued less than one that was aborted, which may have waited for it."""
+    return any(
+        reached[rank] < reached[aborted]
+        for reached in case.job.reached
+        if rank in reached and aborted in reached
+    )
 
 
 def _rivals(case: Case, wait_point: WaitPoint | None, aborted: Ranks, others: Ranks) -> Ranks:

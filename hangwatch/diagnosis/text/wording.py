@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.endings import How
+from hangwatch.diagnosis.facts.endings import How, Library
 from hangwatch.diagnosis.text.phrases import (
     WIRED,
     Ranks,
@@ -134,12 +134,25 @@ def unseen(scene: Scene, why: Sequence[str], *, failed: bool) -> Text:
     )
 
 
+_ABORTS = {
+    Library.GLOO: "gloo aborts a rank that is sent more than it expects: another rank may have "
+    "entered another collective there, or brought a larger tensor.",
+    Library.NCCL: "PyTorch's watchdog of NCCL aborts a rank after an error of its GPU or of NCCL, "
+    "and after a time-out: the output of the rank says which.",
+}
+
+
 def died(
-    scene: Scene, end: Ending, *, failed: bool, aborted: bool = False, rivals: Ranks = ()
+    scene: Scene,
+    end: Ending,
+    *,
+    failed: bool,
+    aborted: Library | None = None,
+    rivals: Ranks = (),
 ) -> Text:
     """Ranks that raised or were killed.
 
-    aborted: a library ended the process inside a collective. rivals: others that may have
+    aborted: the library that may have ended the process. rivals: others that may have
     been the cause of that.
     """
     tail = scene.awaited(scene.where, failed=failed) if scene.where else "."
@@ -159,10 +172,7 @@ def died(
             if end.exception and scene.site
             else "",
             over,
-            "gloo aborts a rank that is sent more than it expects: another rank may have entered "
-            "another collective there, or brought a larger tensor."
-            if aborted
-            else "",
+            _ABORTS[aborted] if aborted is not None else "",
             f"It is not known which left the common program: {the_ranks(scene.culprits)}, or "
             f"{the_ranks(rivals)}."
             if rivals
@@ -314,14 +324,25 @@ def init_incomplete(scene: Scene, doing: str) -> Text:
     return Text(headline, sentences(scene.seen(), scene.waiting()))
 
 
-def stuck(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text:
-    """All are there, and nothing moves."""
+def stuck(  # noqa: PLR0913 (what is known of it, by keyword)
+    members: Ranks, where: str, site: Site | None, *, alike: bool, untimed: bool, first: bool
+) -> Text:
+    """All are there, and nothing moves.
+
+    untimed: whether their devices have come to it is not known. first: of its group.
+    """
     entered = "with the same signature" if alike else "as far as is known"
+    whose = "none of them stands out" if untimed else "no rank is to blame"
     return Text(
-        f"{capital(the_ranks(members))} all entered {where}, and it does not complete; "
-        "no rank is to blame.",
+        f"{capital(the_ranks(members))} all entered {where}, and it does not complete; {whose}.",
         sentences(
             f"Every member has entered it {entered}, so no rank is missing from it.",
+            "It is the first of its group, in which NCCL connects its ranks."
+            if untimed and first
+            else "Whether their devices have come to it is not known: on one of them the work "
+            "before it may be stuck."
+            if untimed
+            else "",
             f"They wait at {place_in_code(site)}." if site else "",
         ),
     )
