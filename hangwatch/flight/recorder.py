@@ -10,8 +10,9 @@ are bounded, and whatever is no recorder's dump raises FlightError.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -22,6 +23,9 @@ from hangwatch.flight.merged import merged
 from hangwatch.flight.names import dtype_name, wire_name
 from hangwatch.types.calls import Site
 from hangwatch.types.flight import FlightDump, FlightEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 MAX_BYTES = 64 << 20
 MAX_ENTRIES = 20_000
@@ -87,10 +91,27 @@ def _dump(top: Any, keep: int) -> FlightDump:
     sites: dict[tuple[str, int, str], Site] = {}
     return FlightDump(
         version=_text(top["version"]),
-        entries=tuple([_entry(entry, sites) for entry in entries[-min(keep, MAX_ENTRIES) :]]),
+        entries=tuple(
+            _with_ends(_entry(entry, sites) for entry in entries[-min(keep, MAX_ENTRIES) :])
+        ),
         status=_status(status),
         configs=_configs(top.get("pg_config")),
     )
+
+
+def _with_ends(entries: Iterable[FlightEntry]) -> Iterator[FlightEntry]:
+    """The entries; what ends a batch of sends and recvs as one of them.
+
+    NCCL's recorder calls it none (2.11, seen on a GPU), and numbers it as the collective before.
+    """
+    last: dict[int, FlightEntry] = {}
+    for entry in entries:
+        part = last.get(entry.pg_id) if entry.wire == "coalesced" and not entry.p2p else None
+        whole = entry
+        if part is not None and part.p2p and part.op_id == entry.op_id:
+            whole = replace(entry, p2p=True, seq=part.seq)
+        last[entry.pg_id] = whole
+        yield whole
 
 
 def _entry(raw: Any, sites: dict[tuple[str, int, str], Site]) -> FlightEntry:
