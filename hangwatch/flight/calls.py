@@ -30,12 +30,19 @@ class Call:
     """In the order in which they were recorded."""
     finished: bool
     started: bool
-    """It was seen to run; only known where the recorder takes the times (NCCL_ENABLE_TIMING)."""
+    """It was seen to run; only known where the recorder takes the times."""
+    timed: bool = False
+    """The recorder takes them (TORCH_NCCL_ENABLE_TIMING)."""
 
     @property
     def first(self) -> FlightEntry:
         """What stands for all of it."""
         return self.entries[0]
+
+    @property
+    def begun(self) -> bool | None:
+        """Whether its device has come to it; None where that is not known."""
+        return self.started or (False if self.timed and self.first.device else None)
 
     @property
     def parts(self) -> tuple[FlightEntry, ...]:
@@ -86,6 +93,7 @@ def calls(dump: FlightDump, *, of_all_groups: bool = False) -> list[Call]:
             tuple(entries),
             _finished(context, entries),
             started=any(entry.state in ("started", "completed") for entry in entries),
+            timed=dump.status.get(entries[0].pg_id, (-1, -1, -1))[1] >= 0,
         )
         for entries in groups.values()
     ]

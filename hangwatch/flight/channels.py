@@ -69,7 +69,7 @@ class Channels:
             source="page" if event else "flight",
             thread=event.thread if event else 0,
             device=True,
-            begun=True if call.started else None,
+            begun=call.begun,
         )
 
 

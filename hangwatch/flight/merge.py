@@ -278,8 +278,8 @@ def _runs_on_device(
 def _from_page(event: PageEvent, group: PageGroup, call: Call | None, now_ns: int) -> OpRecord:
     state = _state(event, group, call)
     begun = _reached(event, group)
-    if begun is None and call is not None and call.started:
-        begun = True
+    if begun is None and call is not None:
+        begun = call.begun
     blocked_age_s = None
     if state is OpState.BLOCKED:
         blocked_age_s = _age_s(event.blocked_ns or event.issued_ns, now_ns)
@@ -325,7 +325,7 @@ def _from_flight(
         issued_age_s=_age_s(issued_ns, now_ns),
         source="flight",
         device=entry.device,
-        begun=True if call.started and entry.device else None,
+        begun=call.begun if entry.device else None,
         sends=entry.sends,
         receives=entry.receives,
     )
