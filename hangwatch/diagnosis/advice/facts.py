@@ -115,7 +115,9 @@ _LOCK_OF_CACHE = "the files `*.lock` of the compiler's cache (TORCHINDUCTOR_CACH
 OUTERMOST = 2
 """So many functions from the user's line inwards are what the user called, not how it works."""
 _CALLED = re.compile(r"(\w+)\s*\(")
-_HIDDEN = re.compile(r"^(?:wrapper|inner|inner_func|decorate_context|<.*>|_.*)$")
+_HIDDEN = re.compile(
+    r"^(?:wrapper|inner|inner_func|decorate_context|handle_torch_function|<.*>|_.*)$"
+)
 """Functions that only lead to the one that was called."""
 
 

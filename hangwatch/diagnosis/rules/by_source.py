@@ -273,8 +273,12 @@ def _told_of_few(case: Case, finding: Finding) -> Finding:
         return replace(
             finding, kind=Kind.MISSING_PEER, text=wording.unmatched(scene, mine, theirs, new=False)
         )
-    text = disagreement.subset(scene, disagreement.elsewhere(scene, theirs))
-    return replace(finding, kind=Kind.SUBSET_ENTERED, text=text)
+    where = disagreement.elsewhere(scene, theirs)
+    if not scene.others and isinstance(point, Place):
+        members = case.job.members(point.gid)
+        scene = replace(scene, others=tuple(r for r in members if r not in finding.culprits))
+        where = "made other calls, and have ended"
+    return replace(finding, kind=Kind.SUBSET_ENTERED, text=disagreement.subset(scene, where))
 
 
 def _scene(case: Case, finding: Finding) -> Scene:

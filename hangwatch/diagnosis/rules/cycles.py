@@ -117,7 +117,7 @@ def _of_nobody(case: Case, wait_point: Place | Channel, members: Ranks, *, broke
             site,
             alike=alike,
             untimed=are_untimed(waits),
-            first=place is not None and place.seq == 1,
+            connecting=_connecting(case, wait_point),
         ),
         wait_point=wait_point,
         collective=case.collective(wait_point, waits),
@@ -125,6 +125,16 @@ def _of_nobody(case: Case, wait_point: Place | Channel, members: Ranks, *, broke
         final=broken,
         waits=waits,
     )
+
+
+def _connecting(case: Case, wait_point: Place | Channel) -> str:
+    """What is said of a call in which NCCL may be making connections; empty for others."""
+    if isinstance(wait_point, Channel):
+        connects = any(wait.connects for wait in case.waits_at(wait_point))
+        return wording.MAY_CONNECT if connects else ""
+    groups = (case.job.progress.get(r, {}).get(wait_point.gid) for r in case.direct(wait_point))
+    on_nccl = any(group is not None and group.in_order for group in groups)
+    return wording.CONNECTS if on_nccl and wait_point.seq == 1 else ""
 
 
 def _is_before(waits: Sequence[Wait]) -> bool:

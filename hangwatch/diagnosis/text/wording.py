@@ -324,25 +324,31 @@ def init_incomplete(scene: Scene, doing: str) -> Text:
     return Text(headline, sentences(scene.seen(), scene.waiting()))
 
 
+CONNECTS = "It is the first of its group, in which NCCL connects the ranks."
+MAY_CONNECT = "NCCL may still be connecting the ranks: its calls return once they are enqueued."
+
+
 def stuck(  # noqa: PLR0913 (what is known of it, by keyword)
-    members: Ranks, where: str, site: Site | None, *, alike: bool, untimed: bool, first: bool
+    members: Ranks, where: str, site: Site | None, *, alike: bool, untimed: bool, connecting: str
 ) -> Text:
     """All are there, and nothing moves.
 
-    untimed: whether their devices have come to it is not known. first: of its group.
+    untimed: whether their devices have come to it is not known. connecting: what there is to say
+    of connections that are made in it.
     """
     entered = "with the same signature" if alike else "as far as is known"
-    whose = "none of them stands out" if untimed else "no rank is to blame"
+    whose = "none of them stands out" if untimed or connecting else "no rank is to blame"
+    unknown = (
+        "Whether their devices have come to it is not known: on one of them the work before it "
+        "may be stuck."
+        if untimed
+        else ""
+    )
     return Text(
         f"{capital(the_ranks(members))} all entered {where}, and it does not complete; {whose}.",
         sentences(
             f"Every member has entered it {entered}, so no rank is missing from it.",
-            "It is the first of its group, in which NCCL connects its ranks."
-            if untimed and first
-            else "Whether their devices have come to it is not known: on one of them the work "
-            "before it may be stuck."
-            if untimed
-            else "",
+            connecting or unknown,
             f"They wait at {place_in_code(site)}." if site else "",
         ),
     )
