@@ -1,6 +1,7 @@
 """Runs programs of the zoo and keeps what hangwatch knew when it told of them: make corpus.
 
     record.py [--torchrun] [--as NAME] [WORD...]   those whose names contain a word, else all
+    record.py --gpu [--jobs N] [WORD...]           those of tests/gpu, which need one
 
 What can be is run by forks, which takes a third of the time.
 """
@@ -11,14 +12,15 @@ import argparse
 import io
 import sys
 from contextlib import redirect_stderr
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 for place in ("suite", "integration", "zoo"):
     sys.path.insert(0, str(TESTS / place))
 
-from expectations import expectations, mistakes  # noqa: E402 (made known above)
-from recordings import record, store  # noqa: E402
+from expectations import PROGRAMS, Expectation, expectations, mistakes  # noqa: E402 (made known above)
+from recordings import ON_GPU, record, store  # noqa: E402
 from waiting import NoAnswerError  # noqa: E402
 
 
@@ -27,23 +29,34 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--torchrun", action="store_true", help="fork no ranks")
     parser.add_argument("--as", dest="how", metavar="NAME", help="what is special about this run")
+    parser.add_argument("--gpu", action="store_true", help="the programs that need a GPU")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at a time")
     options = parser.parse_args()
-    wrong = 0
-    for case in expectations():
-        if options.words and not any(word in str(case) for word in options.words):
-            continue
-        forked = case.forks and not options.torchrun
-        try:
-            with redirect_stderr(io.StringIO()):  # the harness repeats what the job wrote
-                result, parts = record(case, forked=forked)
-        except NoAnswerError as error:
-            faults = [str(error)]
-        else:
-            store(case, options.how or ("forked" if forked else "torchrun"), parts)
-            faults = [] if case.values["state"] == "ok" else mistakes(case, result)
-        wrong += bool(faults)
-        print(f"{case}: {'; '.join(faults) or 'right'}", flush=True)
-    return 1 if wrong else 0
+    cases = [
+        case
+        for case in expectations(ON_GPU if options.gpu else PROGRAMS)
+        if not options.words or any(word in str(case) for word in options.words)
+    ]
+    how = options.how or ("gpu" if options.gpu else "")
+    forks = not (options.torchrun or options.gpu)
+    # The harness repeats what the jobs wrote.
+    with redirect_stderr(io.StringIO()), ThreadPool(options.jobs) as pool:
+        right = list(pool.imap(lambda case: _recorded(case, how, forks=forks), cases))
+    return 0 if all(right) else 1
+
+
+def _recorded(case: Expectation, how: str, *, forks: bool) -> bool:
+    """Record a case, and say whether it went as its header has it."""
+    forked = case.forks and forks
+    try:
+        result, parts = record(case, forked=forked)
+    except (NoAnswerError, AssertionError) as error:
+        faults = [str(error)]
+    else:
+        store(case, how or ("forked" if forked else "torchrun"), parts)
+        faults = [] if case.values["state"] == "ok" else mistakes(case, result)
+    print(f"{case}: {'; '.join(faults) or 'right'}", flush=True)
+    return not faults
 
 
 if __name__ == "__main__":

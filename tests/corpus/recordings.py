@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded"
+ON_GPU = ROOT / "tests" / "gpu" / "programs"
+"""Programs that need a GPU: what was recorded of them on one is judged without."""
 HERE = Path("/src")
 """What a recording calls the root of this repository."""
 MAX_BYTES = 64 << 20

@@ -62,7 +62,7 @@ def test_this_machine_has_what_beacons_need() -> None:
 
 
 def nccl_version() -> int:
-    """Of the library that torch has loaded, as 23000 for 2.30; torch tells what it was built with."""
+    """Of the library that is loaded, 23000 for 2.30; torch tells what it was built with."""
     version = ctypes.c_int()
     ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
     return version.value
@@ -72,7 +72,7 @@ def needs_shared_gpu(torch: Any, backend: str) -> dict[str, str]:
     """The environment in which ranks share a GPU. Skips where NCCL cannot have them do so."""
     if backend == "gloo" or torch.cuda.device_count() > 1:
         return {}
-    if nccl_version() < 23000:  # noqa: PLR2004 (2.30)
+    if nccl_version() < 23000:
         pytest.skip(f"NCCL {nccl_version()} has one rank a GPU")
     return SEVERAL
 
