@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from expectations import against_the_schema, expectations, misjudged, named_cause
-from recordings import Recorded, judged, recorded, result_of, text_of
+from recordings import ON_GPU, Recorded, judged, recorded, result_of, text_of
 
 from hangwatch.types.kinds import State
 from hangwatch.types.snapshot import Thresholds
@@ -16,7 +16,7 @@ from hangwatch.types.snapshot import Thresholds
 if TYPE_CHECKING:
     from harness import Result
 
-CASES = list(expectations())
+CASES = [*expectations(), *expectations(ON_GPU)]
 RUNS = list(recorded(CASES))
 MISSED = {
     "breakpoint_left_in": "a debugger that was called stops at the next line",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from snapshots import DP, THRESHOLDS, TP, job, only, op, rank
+from snapshots import DP, PAIR, THRESHOLDS, TP, blocked, exited, job, only, op, rank
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.types.calls import GroupKey
@@ -189,3 +190,41 @@ def test_a_rank_that_has_run_everything_is_found_though_no_device_is_at_it_yet()
         THRESHOLDS,
     )
     assert {rank for verdict in found for rank in verdict.culprits} == {0, 2}
+
+
+def test_of_two_calls_that_nccl_has_paired_the_one_that_brings_less_completes() -> None:
+    def at(number: int, name: str, state: OpState, **fields: Any) -> RankSnapshot:
+        alike = [op(PAIR, seq, device=True) for seq in range(1, 5)]
+        last = op(PAIR, 5, name, state, line=30 + number, device=True)
+        return rank(number, PAIR, *alike, last, flight=True, **fields)
+
+    gradients, barrier = at(0, "all_reduce", OpState.ISSUED), at(1, "barrier", OpState.DONE)
+    verdict = only(job(gradients, barrier))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (0, 1))
+    assert verdict == only(job(gradients, replace(barrier, **exited())))
+    # What is complete elsewhere, and is the same call, shows a device that is stuck.
+    same = replace(at(1, "all_reduce", OpState.DONE), **exited())
+    verdict = only(job(gradients, same))
+    assert (verdict.kind, verdict.culprits) == (Kind.COLLECTIVE_STUCK, (0,))
+    assert "is complete on rank 1, and not on rank 0" in verdict.headline
+
+
+def test_who_is_to_blame_is_not_known_where_nobody_tells_what_devices_have_come_to() -> None:
+    verdict = only(job(*(on_device(n, enqueued(TP[0], 4)) for n in (0, 1))))
+    assert verdict.culprits == ()
+    assert "none of them stands out" in verdict.headline
+    assert "TORCH_NCCL_ENABLE_TIMING=1" in verdict.advice[0]
+    known = replace(enqueued(TP[0], 4), begun=True)
+    verdict = only(job(*(on_device(n, known) for n in (0, 1))))
+    assert "no rank is to blame" in verdict.headline
+    assert "TIMING" not in "".join(verdict.advice)
+
+
+def test_in_the_first_call_of_a_group_nccl_connects_its_ranks() -> None:
+    def first(number: int) -> RankSnapshot:
+        made = rank(number, PAIR, blocked(PAIR, 1))
+        return replace(made, groups=tuple(replace(one, in_order=True) for one in made.groups))
+
+    verdict = only(job(first(0), first(1)))
+    assert "none of them stands out" in verdict.headline
+    assert "NCCL connects the ranks" in verdict.explanation

@@ -130,9 +130,14 @@ def test_of_those_who_all_entered_the_one_with_the_fault_is_the_culprit() -> Non
 
 
 def test_an_error_of_the_program_makes_a_possible_culprit_of_a_full_collective() -> None:
-    verdict = only(full(None, gpu(31), gpu(63), None))
+    verdict = only(full(None, gpu(31), replace(gpu(63), uuid="GPU-4"), None))
     assert (verdict.reason, verdict.culprits) == (Reason.GPU_FAULT, (1,))
     assert verdict.certainty is Certainty.POSSIBLE
+
+
+def test_an_error_of_a_program_on_a_gpu_that_ranks_share_may_have_been_that_of_any() -> None:
+    assert only(full(None, gpu(31), gpu(31), None)).culprits == ()
+    assert only(full(None, gpu(79), gpu(79), None)).culprits == (1, 2)
 
 
 def test_a_full_collective_with_sound_gpus_has_no_culprit() -> None:

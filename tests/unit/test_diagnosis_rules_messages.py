@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from snapshots import PAIR, SCRIPT, W, blocked, job, only, op, rank, source
+from snapshots import PAIR, SCRIPT, THRESHOLDS, W, blocked, job, only, op, rank, source
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.history import has_left_out
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.facts.wait_points import Channel
@@ -111,3 +113,17 @@ def test_a_rank_that_went_by_without_the_message_it_always_sent(
 ) -> None:
     found = index(job(rank(0, W), rank(1, W, *calls)))
     assert has_left_out(found, Channel(0, 0, 1, sends=False, tag=0, turn=0, nth=0)) is left_out
+
+
+def test_a_call_of_nccls_that_has_not_returned_waits_for_its_connection_alone() -> None:
+    def sends(number: int, waited_s: float) -> RankSnapshot:
+        call = blocked(PAIR, 1, "batch_isend_irecv", wire="send", p2p=True, peer=1 - number)
+        made = rank(number, PAIR, replace(call, blocked_age_s=waited_s))
+        return replace(made, groups=tuple(replace(one, in_order=True) for one in made.groups))
+
+    (found, *_) = diagnose(job(sends(0, 20.0), sends(1, 20.0)), THRESHOLDS)
+    assert (found.kind, found.culprits) == (Kind.COLLECTIVE_STUCK, ())
+    assert "NCCL may still be connecting" in found.explanation
+    # Of calls that the program waits for on the host, each for a recv that nobody posts, it is not.
+    (found, *_) = diagnose(job(sends(0, 15.0), sends(1, 15.0)), THRESHOLDS)
+    assert (found.kind, found.culprits) == (Kind.MISSING_PEER, (0, 1))

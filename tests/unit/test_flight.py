@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -342,3 +343,31 @@ def test_point_to_point_calls_are_the_pages_alone() -> None:
     sent = event(1, p2p=True, op="send", wire="send", peer=1)
     found = rank_ops(page(events=(sent,), groups=(group(2),)), flight({**NCCL}), NOW)
     assert [(op.op, op.peer, op.p2p) for op in found] == [("send", 1, True)]
+
+
+def kept(entered: int, *lines: int, places: int = 8) -> list[tuple[str, int | None]]:
+    """(source, line) of the first and the last call of a group; lines: of its newest calls.
+
+    All are in the recorder, and Python made as many as it entered.
+    """
+    first = places - len(lines) + 1
+    like = {"op": "all_reduce", "wire": "all_reduce", "dtype": "float32", "shape": (4, 2)}
+    events = [
+        event(first + n, OpState.ISSUED, site=replace(SITE, line=line), **like)
+        for n, line in enumerate(lines)
+    ]
+    mine = group(places, backend="nccl", entered=entered)
+    entries = [entry(seq, profiling_name="nccl:all_reduce") for seq in range(1, places + 1)]
+    found = rank_ops(page(events=events, groups=(mine,)), flight(*entries), NOW)
+    return [(one.source, one.site.line if one.site else None) for one in (found[0], found[-1])]
+
+
+def test_what_the_page_has_no_room_for_any_more_was_made_where_all_like_it_were() -> None:
+    assert kept(8, 20, 20, 20) == [("page", 20), ("page", 20)]
+    assert kept(8, 20, 30, 20) == [("page", None), ("page", 20)]
+    assert kept(8) == [("page", None), ("page", None)]
+
+
+def test_where_cpp_made_calls_too_nobody_knows_who_made_the_older_ones() -> None:
+    assert kept(6, 20, 20, 20) == [("older", None), ("page", 20)]
+    assert kept(3, 20, 20, 20) == [("flight", None), ("page", 20)]

@@ -167,3 +167,15 @@ def test_why_a_gpu_does_not_tell_is_missing_evidence_where_there_is_one() -> Non
     assert missing("gloo") == ()
     quiet = replace(page(groups=(told(5),)), beacons="")
     assert rank_snapshot(quiet, ProcessState(alive=True), "node", 1).missing_evidence == ()
+
+
+def timed(state: str, started: int) -> bool | None:
+    """Whether the last call is said to have begun; started: what the status says of its group."""
+    flight = replace(recorded((8, state)), status={0: (8, started, 6)})
+    return ops(of=told(-1, entered=0), flight=flight)[8].begun
+
+
+def test_where_the_recorder_takes_times_what_has_not_started_has_not_begun() -> None:
+    assert timed("scheduled", 7) is False
+    assert timed("started", 8) is True
+    assert timed("scheduled", -1) is None  # it takes none

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from made_pages import SITE, event, group, page
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.flight import parse_json, rank_ops
+from hangwatch.flight import job_snapshot, newest, parse_json, rank_ops
+from hangwatch.flight.calls import calls
 from hangwatch.observe.snapshot import rank_snapshot
 from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Kind, OpState
@@ -144,3 +146,21 @@ def test_nothing_waits_where_all_is_complete() -> None:
     ]
     verdict = diagnose(JobSnapshot(2, tuple(ranks)), Thresholds(5.0, 10.0))[0]
     assert verdict.kind is None
+
+
+REAL = Path(__file__).parent / "dumps" / "nccl"
+"""The last calls of three ranks on an H200, by torch 2.11 and NCCL 2.32: in each step they turn a
+ring twice, and then reduce a sum. Rank 1 has turned it once in the last step."""
+
+
+def test_the_end_of_a_batch_that_is_called_no_part_of_it_tells_what_is_complete() -> None:
+    dumps = {int(path.stem[-1]): parse_json(path.read_bytes()) for path in REAL.iterdir()}
+    ended = {r: [(c.first.seq, c.finished) for c in calls(d)][-3:] for r, d in dumps.items()}
+    assert ended == {
+        0: [(45, True), (46, True), (23, False)],
+        1: [(22, True), (45, True), (23, False)],
+        2: [(45, True), (46, False), (23, False)],
+    }
+    later = dict.fromkeys(dumps, max(map(newest, dumps.values())) + 100 * SECOND)
+    (verdict, *_) = diagnose(job_snapshot(dumps, later), Thresholds(5.0, 30.0))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (1,))

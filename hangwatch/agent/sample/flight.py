@@ -241,10 +241,9 @@ class FlightRecorder:
             entries = json.loads(data).get("entries", ())
             if name not in (NCCL, GENERAL):
                 entries = self._without_those_of_the_host(entries)
-            for entry in entries:
+            for entry, call in _with_calls(entries):
                 key = name, str(entry["pg_id"])
                 ended = key in self._ended and self._ended[key] == self._last.get(key)
-                call = _call_of(entry)
                 done = retired.get(call, False) or entry["retired"] or ended
                 if done and name not in (NCCL, GENERAL):
                     # A hook never hears again of a call that its backend has refused. Of one
@@ -332,14 +331,24 @@ def _is_barrier(entry: dict[str, Any]) -> bool:
     return str(entry.get("profiling_name", "")).endswith(":barrier")
 
 
-def _call_of(entry: dict[str, Any]) -> tuple[object, ...]:
-    """Return a key for the call that an entry is of, or for its group of coalesced calls.
+def _with_calls(
+    entries: list[dict[str, Any]],
+) -> Iterator[tuple[dict[str, Any], tuple[object, ...]]]:
+    """Yield each entry with a key for its call, or for its group of coalesced calls.
 
     Of such a group only the last entry, which ends it, is ever retired (see flight/calls.py).
+    That of sends and recvs is called none of them (see flight/recorder.py).
     """
-    p2p = entry.get("is_p2p", False)
-    seqs = entry.get("collective_seq_id"), entry.get("p2p_seq_id") if p2p else None
-    return entry["pg_id"], p2p, *seqs
+    last: dict[object, tuple[object, tuple[object, ...]]] = {}
+    for entry in entries:
+        p2p, group, number = entry.get("is_p2p", False), entry["pg_id"], entry.get("op_id")
+        seqs = entry.get("collective_seq_id"), entry.get("p2p_seq_id") if p2p else None
+        call: tuple[object, ...] = (group, p2p, *seqs)
+        if not p2p and str(entry.get("profiling_name")).endswith(":coalesced"):
+            before, parts = last.get(group, (None, call))
+            call = parts if parts[1] and before == number else call
+        last[group] = number, call
+        yield entry, call
 
 
 def _unfinished(state: tuple[int, int]) -> bool:

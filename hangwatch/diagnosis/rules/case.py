@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.graph.wait_for import Graph
     from hangwatch.diagnosis.source.files import Source
     from hangwatch.diagnosis.text.wording import Text
+    from hangwatch.types.gpu import GpuState
     from hangwatch.types.kinds import Kind
     from hangwatch.types.snapshot import Frame, Mark, OpRecord, RankSnapshot
 
@@ -226,7 +227,15 @@ class Case:
             failed = (end for end in self.ended.values() if end.how is not How.CLEAN)
             ages = chain(waits, (seconds(end.age_s) for end in failed))
             self._within_s = max(ages, default=0.0) + MARGIN_S
-        return gpu_fault(snapshot.gpu, self._within_s)
+        found = gpu_fault(snapshot.gpu, self._within_s)
+        # What a program did on a GPU that ranks share may have been another one's.
+        told = found is None or found.sure or rank in self.ended or not self._shares(snapshot.gpu)
+        return found if told else None
+
+    def _shares(self, gpu: GpuState) -> bool:
+        """Whether several ranks are on a GPU."""
+        on_it = (one for one in self.job.ranks.values() if one.gpu and one.gpu.uuid == gpu.uuid)
+        return len(list(islice(on_it, 2))) > 1
 
     def _activity(self, rank: int) -> Activity:
         found, fault = self._activity_without_fault(rank), self.fault(rank)

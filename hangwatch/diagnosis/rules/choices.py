@@ -18,7 +18,7 @@ from hangwatch.diagnosis.rules.by_kind import (
     records_of,
 )
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
-from hangwatch.diagnosis.source.flow import Turn, exits
+from hangwatch.diagnosis.source.flow import Turn, asks_whether_run, exits
 from hangwatch.diagnosis.source.made import conditions_of
 from hangwatch.diagnosis.source.paths import ways
 from hangwatch.diagnosis.source.program import Line, Position
@@ -178,6 +178,8 @@ def _settled_otherwise(case: Case, split: Split) -> Callable[[Choice], bool]:
         node, test = choice.node, choice.test
         if not isinstance(node, ast.If) or test is None:
             return False
+        if asks_whether_run(test):
+            return not choice.taken
         other = node.orelse if choice.taken else node.body
         # By its rank it may be there for the first time, and as no other rank.
         been = before if case.source.asks_for_rank(choice.file, test) else now

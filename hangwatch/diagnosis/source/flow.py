@@ -484,11 +484,14 @@ def _parts(node: ast.AST) -> list[ast.AST]:
 def _starts(tree: ast.Module) -> bool:
     """Whether a file is one that is run: it asks for ``__main__``."""
     return any(
-        isinstance(node, ast.Name) and node.id == "__name__"
+        isinstance(statement, ast.If) and asks_whether_run(statement.test)
         for statement in tree.body
-        if isinstance(statement, ast.If)
-        for node in ast.walk(statement.test)
     )
+
+
+def asks_whether_run(test: ast.expr) -> bool:
+    """Whether a condition asks if its file is the program: it is so on all ranks."""
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
 
 
 def _expressions(node: ast.stmt) -> list[ast.expr]:

@@ -1,7 +1,7 @@
 """An index out of range fails in a kernel of one rank, and PyTorch's watchdog of NCCL aborts it."""
 # launched with --nproc-per-node=3
 # watched with --suspect-after 12 --hang-after 16
-# expect: state=failed kind=died reason=signal certainty=likely culprits=1
+# expect: state=failed kind=died reason=signal|exception certainty=proved|likely culprits=1
 
 import os
 

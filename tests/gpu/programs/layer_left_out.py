@@ -29,4 +29,4 @@ def main():
 if __name__ == "__main__":
     main()
 
-# cause: skipped_iteration at `continue` | data_condition at `if step...` | rank_condition at `if step...`
+# cause: skipped_iteration at `continue` | rank_condition at `if step...`

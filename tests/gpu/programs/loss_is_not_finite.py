@@ -1,7 +1,7 @@
 """A rank whose loss is infinite leaves out a call that the others make between two backwards."""
 # launched with --nproc-per-node=3
 # watched with --suspect-after 12 --hang-after 16
-# expect: state=hang kind=signature_mismatch certainty=likely culprits=1 victims=0,2
+# expect: state=hang kind=signature_mismatch certainty=proved|likely culprits=1 victims=0,2
 
 import os
 
