@@ -330,6 +330,26 @@ def test_the_parts_of_a_coalesced_group_are_as_its_end_is(clock: Clock) -> None:
         clock.now_s += DOUBT_AFTER_S
 
 
+@pytest.mark.parametrize("retired", [True, False])
+def test_the_end_of_a_batch_of_sends_may_be_called_none_of_them(
+    clock: Clock, *, retired: bool
+) -> None:
+    core = Nccl()
+    flight = FlightRecorder(Recorders(core), clock)
+    numbers = {"pg_id": 0, "collective_seq_id": 7, "p2p_seq_id": 9}
+    send = numbers | {"profiling_name": "nccl:send 0->1", "is_p2p": True, "retired": False}
+    # As torch 2.11 has it on a GPU.
+    end = {"profiling_name": "nccl:coalesced", "is_p2p": False, "retired": retired}
+    last = numbers | {"profiling_name": "nccl:all_reduce", "is_p2p": False, "retired": True}
+    core.entries = [last | {"op_id": 1}, send | {"op_id": 2}, numbers | end | {"op_id": 2}]
+    core.status = (9, 9)
+    flight.progress()
+    core.status = (9, 7)
+    flight.progress()
+    clock.now_s += DOUBT_AFTER_S
+    assert flight.progress()[0] is not retired
+
+
 def test_an_unfinished_call_of_nccls_is_believed_without_asking_the_device(clock: Clock) -> None:
     core = Nccl()
     flight = FlightRecorder(Recorders(core), clock)

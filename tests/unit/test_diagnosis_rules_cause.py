@@ -640,3 +640,26 @@ def test_a_loop_that_asks_for_a_number_has_to_begin_alike() -> None:
         """
     told = verdict(text, "reduce reduce", "reduce gather")
     assert told.advice[0].startswith("Have `while self.step < self.total` at train.py:2 end in")
+
+
+def test_whether_a_file_is_the_program_is_never_decided_otherwise_on_a_rank() -> None:
+    text = """
+    def main():
+        for batch in batches():
+            reduce()
+            show(batch)
+        barrier()
+
+    if __name__ == "__main__":
+        main()
+    """
+    text = dedent(text).removeprefix("\n")
+    calls = [op(PAIR, seq, line=3, device=True) for seq in range(1, 5)]
+    waiting = op(PAIR, 5, state=OpState.ISSUED, source="flight", device=True)
+    stack = main_thread(frame(4), frame(8, "<module>"))
+    going = rank(0, PAIR, *calls, waiting, threads=stack, flight=True)
+    over = rank(1, PAIR, *calls, op(PAIR, 5, "barrier", line=5, device=True), **exited())
+    found = only(job(going, over, sources={SCRIPT: text})).cause
+    assert found is not None
+    assert [one.site.line for one in (found, *found.others) if one.site] == [2]
+    assert found.what is What.UNEVEN_LOOP

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from snapshots import (
+    PAIR,
     SCRIPT,
     THRESHOLDS,
     W,
@@ -934,3 +935,26 @@ def test_memory_that_ran_out_further_back_is_not_the_reason() -> None:
     died = replace(rank(1, W, op(W, 5), **raised("TrainingFailed", "step 5")), exception=error)
     verdict = only(job(died, rank(0, W, blocked(W, 6)), ended=True, exit_code=1))
     assert verdict.reason is Reason.EXCEPTION
+
+
+def on_nccl(number: int, last: int, **ended: Any) -> RankSnapshot:
+    """A rank of two whose gradients NCCL reduces, so far as the counters tell."""
+    progress = GroupProgress(PAIR, "0", last, 3, in_order=True, changed_age_s=9.0)
+    return replace(rank(number, **ended), groups=(progress,), pending_age_s=9.0)
+
+
+def test_an_abort_on_nccl_is_that_of_its_watchdog() -> None:
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    verdict = only(job(on_nccl(0, 8, **ended), on_nccl(1, 8, **killed(6)), ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (1,))
+    assert verdict.certainty is Certainty.LIKELY
+    assert "gloo" not in verdict.explanation + "".join(verdict.advice)
+    assert "PyTorch's watchdog of NCCL aborts a rank" in verdict.explanation
+    assert verdict.advice[0].startswith("Read in the output of rank 1 what came before SIGABRT")
+
+
+def test_one_that_was_aborted_may_have_waited_for_one_that_had_done_less() -> None:
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    verdict = only(job(on_nccl(0, 7, **ended), on_nccl(1, 8, **killed(6)), ended=True, exit_code=1))
+    assert verdict.culprits == (0, 1)
+    assert verdict.certainty is Certainty.POSSIBLE
