@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
 
+import pynvml
 from waiting import until
 
 from hangwatch import _native
@@ -35,6 +36,14 @@ torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
 SLEEP_CYCLES = 4_000_000_000
 """Some two seconds."""
+
+
+def device_memory() -> int:
+    """What the driver says that this process has of the GPU, in bytes; others may use it too."""
+    pynvml.nvmlInit()
+    gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    running = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    return sum(one.usedGpuMemory or 0 for one in running if one.pid == os.getpid())
 
 
 class Rank:
@@ -159,10 +168,10 @@ def many(rank: Rank) -> None:
         dist.all_reduce(rank.tensor)
         if number == calls // 10:
             torch.cuda.synchronize()
-            free = torch.cuda.mem_get_info()[0]
+            held = device_memory()
             rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     torch.cuda.synchronize()
-    assert abs(torch.cuda.mem_get_info()[0] - free) < 32 << 20
+    assert abs(device_memory() - held) < 32 << 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss < 32 << 10  # KiB
     rank.until(lambda told: told.reached == told.passed == done + calls)
 
@@ -194,13 +203,16 @@ def recorder(rank: Rank) -> None:
     torch.cuda.synchronize()
     answer = Path(page + ".flight")
     entries = parse_dump(answer.read_bytes()).entries
+    numbers = [(entry.wire, entry.seq) for entry in entries]
     assert {entry.backend for entry in entries} == {backends(dist.group.WORLD)["cuda"]}
     answer.unlink()
     assert _native.use_dumps(NCCL in recorders.dumps, GENERAL in recorders.dumps)
     _native.start_heartbeat(50)
     Path(page + ".req").touch()
     ctypes.PyDLL(None).sleep(2)
-    assert parse_dump(answer.read_bytes()).entries == entries
+    # c10d's watchdog may have retired some of them since.
+    later = parse_dump(answer.read_bytes()).entries
+    assert [(entry.wire, entry.seq) for entry in later] == numbers
     _native.stop_heartbeat()
 
 

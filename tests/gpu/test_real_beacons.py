@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+import shared_gpu
 from harness import Result, environment, reaches, watch
 
 from hangwatch import _native
@@ -18,17 +17,14 @@ pytestmark = [pytest.mark.gpu]
 HERE = Path(__file__).parent
 PROGRAM = HERE.parent / "integration" / "programs" / "on_gpu.py"
 QUICK = ("--suspect-after", "4", "--hang-after", "10", "--metrics-addr", "off")
-SEVERAL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-"""Lets ranks share a GPU; NCCL 2.30 and later."""
+PATIENT = ("--suspect-after", "30", "--hang-after", "60", "--metrics-addr", "off")
+"""Ranks that share a GPU take ten seconds for NCCL to connect them."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def torch() -> Any:
-    """Torch, on a machine where it finds a device."""
-    found: Any = pytest.importorskip("torch")
-    if not found.cuda.is_available():
-        pytest.skip("torch finds no CUDA device on this machine")
-    return found
+@pytest.fixture(autouse=True)
+def _device() -> None:
+    """Skip where torch finds none."""
+    shared_gpu.torch_with_device()
 
 
 @pytest.mark.parametrize(
@@ -61,23 +57,7 @@ def test_this_machine_has_what_beacons_need() -> None:
     assert (devices > 0, why) == (True, "")
 
 
-def nccl_version() -> int:
-    """Of the library that is loaded, 23000 for 2.30; torch tells what it was built with."""
-    version = ctypes.c_int()
-    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
-    return version.value
-
-
-def needs_shared_gpu(torch: Any, backend: str) -> dict[str, str]:
-    """The environment in which ranks share a GPU. Skips where NCCL cannot have them do so."""
-    if backend == "gloo" or torch.cuda.device_count() > 1:
-        return {}
-    if nccl_version() < 23000:
-        pytest.skip(f"NCCL {nccl_version()} has one rank a GPU")
-    return SEVERAL
-
-
-def run(torch: Any, backend: str, fault: str, tmp_path: Path) -> Result:
+def run(backend: str, fault: str, tmp_path: Path) -> Result:
     """Two ranks, until a verdict is there."""
     end = tmp_path / "end"
     return watch(
@@ -85,7 +65,7 @@ def run(torch: Any, backend: str, fault: str, tmp_path: Path) -> Result:
         *QUICK,
         arguments=(backend, fault, str(end)),
         nproc=2,
-        env=needs_shared_gpu(torch, backend),
+        env=shared_gpu.needed(backend),
         until=reaches("hang"),
         bound_s=240.0,
     )
@@ -95,8 +75,8 @@ backends = pytest.mark.parametrize("backend", ["gloo", "nccl"])
 
 
 @backends
-def test_the_rank_with_the_stuck_kernel_is_named(torch: Any, backend: str, tmp_path: Path) -> None:
-    found = run(torch, backend, "kernel", tmp_path)
+def test_the_rank_with_the_stuck_kernel_is_named(backend: str, tmp_path: Path) -> None:
+    found = run(backend, "kernel", tmp_path)
     verdict = found.reports[-1]["verdict"]
     assert (verdict["culprits"], verdict["victims"]) == ([1], [0])
     assert (verdict["kind"], verdict["reason"]) == ("never_entered", "gpu_kernel")
@@ -105,24 +85,22 @@ def test_the_rank_with_the_stuck_kernel_is_named(torch: Any, backend: str, tmp_p
 
 
 @backends
-def test_a_rank_whose_program_is_late_has_no_stuck_kernel(
-    torch: Any, backend: str, tmp_path: Path
-) -> None:
-    verdict = run(torch, backend, "program", tmp_path).reports[-1]["verdict"]
+def test_a_rank_whose_program_is_late_has_no_stuck_kernel(backend: str, tmp_path: Path) -> None:
+    verdict = run(backend, "program", tmp_path).reports[-1]["verdict"]
     assert verdict["culprits"] == [1]
     assert (verdict["kind"], verdict["reason"]) == ("never_entered", "user_code")
 
 
 @backends
-def test_a_healthy_job_comes_to_its_end(torch: Any, backend: str, tmp_path: Path) -> None:
+def test_a_healthy_job_comes_to_its_end(backend: str, tmp_path: Path) -> None:
     end = tmp_path / "end"
     end.touch()
     found = watch(
         PROGRAM,
-        *QUICK,
+        *PATIENT,
         arguments=(backend, "nothing", str(end)),
         nproc=2,
-        env=needs_shared_gpu(torch, backend),
+        env=shared_gpu.needed(backend),
     )
     assert (found.exit_code, found.reports) == (0, [])
 
