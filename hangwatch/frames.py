@@ -89,7 +89,8 @@ def with_source(site: Site | None, sources: Mapping[str, str]) -> Site | None:
     """A site with its line, where it has none yet and the source is at hand."""
     if site is None or site.source is not None:
         return site
-    return replace(site, source=line_of(sources, site.file, site.line))
+    text = line_of(sources, site.file, site.line)
+    return Site(site.file, site.line, site.function, text, site.call)
 
 
 def line_of(sources: Mapping[str, str], file: str, line: int) -> str | None:

@@ -85,10 +85,12 @@ def _open(snapshot: JobSnapshot) -> Case:
         waits = find_waits(job, ended, disputed)
     stuck = stuck_devices(job, disputed)
     graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
-    for fewer in (without_company(job, stuck), {}):
-        if stuck and not graph.at:  # nobody waits for them: each waits itself
-            stuck = fewer
-            graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
+    if stuck and not graph.at:
+        stuck = without_company(job, stuck)
+        graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
+    if stuck and not graph.at:  # nobody waits for them: each waits itself
+        stuck = {}
+        graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
     return Case(job, ended, graph, Source(snapshot.sources), disputed, stuck)
 
 

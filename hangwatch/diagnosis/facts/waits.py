@@ -160,9 +160,7 @@ def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
         )
         wait_point = wait_point_of(job, rank.rank, position)
         if wait_point is not None:
-            connects = isinstance(wait_point, Channel) and _connects(
-                job, rank.rank, wait_point, record
-            )
+            connects = record.p2p and _connects(job, rank.rank, position)
             yield Wait(
                 rank.rank,
                 wait_point,
@@ -175,15 +173,17 @@ def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
             )
 
 
-def _connects(job: Job, rank: int, channel: Channel, record: OpRecord) -> bool:
+def _connects(job: Job, rank: int, position: int) -> bool:
     """Whether a rank is still in a call that leaves its message to the device.
 
     NCCL makes the connection in it. What the program posts next is not known: it may be the other
     half of the same batch.
     """
-    waited_for = record.blocked_age_s is not None and record.blocked_age_s < record.issued_age_s
-    progress = job.progress.get(rank, {}).get(channel.gid)
-    return progress is not None and progress.in_order and not waited_for
+    gid, record = job.ops[rank][position]
+    progress = job.progress[rank].get(gid)
+    if progress is None or not progress.in_order:
+        return False
+    return record.blocked_age_s is None or record.blocked_age_s >= record.issued_age_s
 
 
 def wait_point_of(job: Job, rank: int, position: int) -> WaitPoint | None:

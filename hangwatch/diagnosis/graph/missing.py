@@ -30,23 +30,13 @@ def missing_at(
         return missing_at_place(job, wait_point, graph, ended)
     if wait_point.peer == ANYONE:
         return _missing_senders(job, wait_point, graph, ended)
-    if _are_connecting(graph, wait_point):
+    pair = wait_point.waiter, wait_point.peer
+    if graph.connecting and all((rank, wait_point.gid) in graph.connecting for rank in pair):
         return ()
     there = is_posted(job, wait_point, wait_point.peer) and not _is_gone(
         wait_point.peer, wait_point, graph, ended
     )
     return () if there and not _is_away(graph, wait_point) else (wait_point.peer,)
-
-
-def _are_connecting(graph: Graph, wait_point: Channel) -> bool:
-    """Whether a rank and its peer both wait for their connections alone."""
-    beyond = graph.by_rank.get(wait_point.peer, ())
-    return any(wait.connects for wait in graph.at.get(wait_point, ())) and any(
-        wait.connects
-        and isinstance(wait.wait_point, Channel)
-        and wait.wait_point.gid == wait_point.gid
-        for wait in beyond
-    )
 
 
 def _missing_senders(
