@@ -293,7 +293,8 @@ struct BeaconSlot {
 
 // Why there are none, before anything has asked for them, or had need of one.
 constexpr const char* kBeaconsNotAllowed = "this torch has no CUDA";
-constexpr const char* kNoBeaconsYet = "no collective on a CUDA device was issued from Python so far";
+constexpr const char* kNoBeaconsYet =
+    "no collective on a CUDA device was issued from Python so far";
 
 // Append-only tables: an entry never changes once the count covers it.
 struct StringTable {
