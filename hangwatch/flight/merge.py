@@ -22,7 +22,7 @@ from hangwatch.types.kinds import OpState
 from hangwatch.types.snapshot import GroupProgress, OpRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from hangwatch.flight.calls import Call
     from hangwatch.types.calls import Site
@@ -75,16 +75,10 @@ def rank_ops(
             # What has not begun may wait behind it.
             record = replace(record, device=True)
         timed.append((event.issued_ns, record))
-    lost = {slot: _Lost(group, page.events) for slot, group in groups.items()}
-    for place, call in known.items():
-        if place not in seen:
-            issued_ns = call.first.created_unix_ns - offset
-            record = _from_flight(call, groups[place[0]], issued_ns, now_ns, page.identity.program)
-            record = lost[place[0]].restored(record)
-            if waiting.get(place[0], place[1]) < place[1]:
-                # A group's calls run in their order, and an earlier one has not begun.
-                record = replace(record, begun=False)
-            timed.append((issued_ns, record))
+    for issued_ns, slot, record in _unseen(known, seen, page, groups, offset, now_ns):
+        # A group's calls run in their order, and an earlier one may not have begun.
+        before = waiting.get(slot, record.seq) < record.seq
+        timed.append((issued_ns, replace(record, begun=False) if before else record))
     for sent in told.values():
         timed += sent.records(offset, now_ns)
         timed += [
@@ -100,11 +94,31 @@ def rank_ops(
     return tuple(record for _, record in timed)
 
 
+def _unseen(  # noqa: PLR0913 (what both know)
+    known: Mapping[Place, Call],
+    seen: Collection[Place],
+    page: RankPage,
+    groups: Mapping[int, PageGroup],
+    offset_ns: int,
+    now_ns: int,
+) -> Iterator[tuple[int, int, OpRecord]]:
+    """The collectives that the recorder has and the page has not: when issued, slot, record."""
+    kept: dict[int, list[PageEvent]] = defaultdict(list)
+    for event in page.events if known else ():
+        if not event.p2p:
+            kept[event.slot].append(event)
+    lost = {slot: _Lost(groups[slot], kept[slot]) for slot in {slot for slot, _ in known}}
+    for (slot, seq), call in known.items():
+        if (slot, seq) not in seen:
+            issued_ns = call.first.created_unix_ns - offset_ns
+            record = _from_flight(call, groups[slot], issued_ns, now_ns, page.identity.program)
+            yield issued_ns, slot, lost[slot].restored(record)
+
+
 class _Lost:
     """The calls of a group that Python issued and the page has no room for any more."""
 
-    def __init__(self, group: PageGroup, events: Iterable[PageEvent]) -> None:
-        kept = [event for event in events if event.slot == group.slot and not event.p2p]
+    def __init__(self, group: PageGroup, kept: Sequence[PageEvent]) -> None:
         self._all_python = group.entered == group.enqueued
         self._before = min((event.seq for event in kept), default=group.enqueued + 1)
         if group.entered <= len(kept):

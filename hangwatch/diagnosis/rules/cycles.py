@@ -98,8 +98,7 @@ def _of_nobody(case: Case, wait_point: Place | Channel, members: Ranks, *, broke
     """Nothing tells one member from the others."""
     waits = case.waits_at(wait_point)
     place = wait_point if isinstance(wait_point, Place) else None
-    known = case.job.places(place.gid).get(place.seq, {}) if place else {}
-    alike = len(known) == len(members)
+    alike = place is not None and _is_alike(case, place)
     before = _is_before(waits)
     site = case.victims_site(waits)
     where = case.where(wait_point)
@@ -137,6 +136,12 @@ def _connecting(case: Case, wait_point: Place | Channel) -> str:
     return wording.CONNECTS if on_nccl and wait_point.seq == 1 else ""
 
 
+def _is_alike(case: Case, place: Place) -> bool:
+    """Whether it is known of all members that they made the same call there."""
+    known = case.job.places(place.gid).get(place.seq, {})
+    return len(known) == len(case.job.members(place.gid))
+
+
 def _is_before(waits: Sequence[Wait]) -> bool:
     """Whether no device has come to what it is to run."""
     return all(wait.record is not None and wait.record.begun is False for wait in waits)
@@ -158,7 +163,7 @@ def _stuck_beside(case: Case, place: Place, past: Ranks) -> Finding:
         certainty=Certainty.LIKELY,
         culprits=scene.culprits,
         victims=(),
-        text=wording.stuck_beside(scene, before=before),
+        text=wording.stuck_beside(scene, alike=_is_alike(case, place), before=before),
         wait_point=place,
         collective=case.collective(place, waits),
         site=scene.site,

@@ -354,14 +354,15 @@ def stuck(  # noqa: PLR0913 (what is known of it, by keyword)
     )
 
 
-def stuck_beside(scene: Scene, *, before: bool) -> Text:
+def stuck_beside(scene: Scene, *, alike: bool, before: bool) -> Text:
     """It is complete on the devices of the others."""
+    entered = "with the same signature" if alike else "as far as is known"
     why = "its device has not come to it" if before else "its device does not get through it"
     return Text(
         f"{scene.where} is complete on {the_ranks(scene.others)}, and not on "
         f"{the_ranks(scene.culprits)}: {why}.",
         sentences(
-            "Every member has entered it with the same signature, so no rank is missing from it.",
+            f"Every member has entered it {entered}, so no rank is missing from it.",
             scene.seen(),
         ),
     )
