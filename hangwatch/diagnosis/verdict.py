@@ -11,7 +11,7 @@ from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.advice.facts import facts_of
 from hangwatch.diagnosis.facts.aftermath import find_waits
 from hangwatch.diagnosis.facts.compiling import compiling
-from hangwatch.diagnosis.facts.devices import needed, stuck_devices, without_company
+from hangwatch.diagnosis.facts.devices import needed, not_passed, stuck_devices, without_company
 from hangwatch.diagnosis.facts.endings import Cause, How, endings, gave_up, last_call
 from hangwatch.diagnosis.facts.job import index, seconds
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
@@ -88,8 +88,8 @@ def _open(snapshot: JobSnapshot) -> Case:
     if stuck and not graph.at:
         stuck = without_company(job, stuck)
         graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
-    if stuck and not graph.at:  # nobody waits for them: each waits itself
-        stuck = {}
+    if stuck and not graph.at:
+        stuck = not_passed(job, stuck)
         graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
     return Case(job, ended, graph, Source(snapshot.sources), disputed, stuck)
 

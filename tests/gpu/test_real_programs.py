@@ -19,5 +19,6 @@ def test_the_verdict_on_a_program_is_what_its_header_says(
     result, _ = record(case, forked=False)
     if case.healthy:
         assert result.exit_code == 0
+        assert {verdict["state"] for verdict in result.verdicts} <= {"slow"}
     else:
         assert mistakes(case, result) == []

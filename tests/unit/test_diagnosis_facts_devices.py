@@ -11,6 +11,7 @@ from hangwatch.diagnosis import diagnose
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
 from hangwatch.types.snapshot import GroupProgress, OpRecord, RankSnapshot
+from hangwatch.types.verdict import OK
 
 EP = GroupKey((0, 1, 2, 3), "ep")
 
@@ -228,3 +229,14 @@ def test_in_the_first_call_of_a_group_nccl_connects_its_ranks() -> None:
     verdict = only(job(first(0), first(1)))
     assert "none of them stands out" in verdict.headline
     assert "NCCL connects the ranks" in verdict.explanation
+
+
+def test_a_device_that_is_busy_before_a_call_waits_for_nobody_in_it() -> None:
+    alike = [op(PAIR, seq, device=True) for seq in range(1, 5)]
+    before = op(PAIR, 5, state=OpState.ISSUED, device=True, begun=False, age=400.0)
+    ahead = rank(0, PAIR, *alike, before, flight=True)
+    late = rank(1, PAIR, *alike, flight=True)
+    assert diagnose(job(ahead, late), THRESHOLDS) == (OK,)
+    # Where it had begun, it would.
+    begun = rank(0, PAIR, *alike, replace(before, begun=True), flight=True)
+    assert only(job(begun, late)).culprits == (1,)

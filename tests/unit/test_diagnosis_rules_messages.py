@@ -6,9 +6,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from snapshots import PAIR, SCRIPT, THRESHOLDS, W, blocked, job, only, op, rank, source
+from snapshots import (
+    PAIR,
+    SCRIPT,
+    W,
+    blocked,
+    frame,
+    job,
+    main_thread,
+    only,
+    op,
+    rank,
+    source,
+    world,
+)
 
-from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.history import has_left_out
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.facts.wait_points import Channel
@@ -116,14 +128,21 @@ def test_a_rank_that_went_by_without_the_message_it_always_sent(
 
 
 def test_a_call_of_nccls_that_has_not_returned_waits_for_its_connection_alone() -> None:
-    def sends(number: int, waited_s: float) -> RankSnapshot:
-        call = blocked(PAIR, 1, "batch_isend_irecv", wire="send", p2p=True, peer=1 - number)
-        made = rank(number, PAIR, replace(call, blocked_age_s=waited_s))
+    def sends(number: int, peer: int, size: int, waited_s: float = 20.0) -> RankSnapshot:
+        group = world(size)
+        call = blocked(group, 1, "batch_isend_irecv", wire="send", p2p=True, peer=peer)
+        made = rank(number, group, replace(call, blocked_age_s=waited_s))
         return replace(made, groups=tuple(replace(one, in_order=True) for one in made.groups))
 
-    (found, *_) = diagnose(job(sends(0, 20.0), sends(1, 20.0)), THRESHOLDS)
-    assert (found.kind, found.culprits) == (Kind.COLLECTIVE_STUCK, ())
-    assert "NCCL may still be connecting" in found.explanation
-    # Of calls that the program waits for on the host, each for a recv that nobody posts, it is not.
-    (found, *_) = diagnose(job(sends(0, 15.0), sends(1, 15.0)), THRESHOLDS)
+    for size in (2, 3):
+        found = only(job(*(sends(n, (n + 1) % size, size) for n in range(size))))
+        assert (found.kind, found.culprits) == (Kind.COLLECTIVE_STUCK, ())
+        assert "On NCCL they return once the ranks are connected" in found.explanation
+        assert not any("alike" in advice for advice in found.advice)
+    # Who is elsewhere is missing to all that wait for one another.
+    busy = rank(2, threads=main_thread(frame(33, "load")), groups=sends(2, 0, 3).groups)
+    found = only(job(sends(0, 1, 3), sends(1, 2, 3), busy))
+    assert (found.kind, found.culprits, found.victims) == (Kind.MISSING_PEER, (2,), (0, 1))
+    # Of calls that the program waits for on the host it is known what comes next: nothing.
+    found = only(job(sends(0, 1, 2, waited_s=15.0), sends(1, 0, 2, waited_s=15.0)))
     assert (found.kind, found.culprits) == (Kind.MISSING_PEER, (0, 1))

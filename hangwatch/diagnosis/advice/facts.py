@@ -20,7 +20,7 @@ from hangwatch.diagnosis.rules.choices import CONDITIONS
 from hangwatch.diagnosis.source.syntax import leaves
 from hangwatch.diagnosis.text.phrases import group_text, key_text, line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
-from hangwatch.types.kinds import What
+from hangwatch.types.kinds import Certainty, Kind, What
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -305,9 +305,12 @@ def _of_key(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
 
 
 def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """What libraries may have ended, and where devices are that nobody knows of."""
+    """Who was ended by a library, whose devices nobody knows of, and who made one call alike."""
+    ranks = the_ranks(tuple(sorted({wait.rank for wait in finding.waits})))
     if not finding.culprits and are_untimed(finding.waits):
-        yield "untimed", the_ranks(tuple(sorted({wait.rank for wait in finding.waits})))
+        yield "untimed", ranks
+    if finding.kind is Kind.COLLECTIVE_STUCK and finding.certainty is not Certainty.POSSIBLE:
+        yield "as_one", ranks
     for rank in culprits:
         end = case.ended.get(rank)
         if end is None or end.signal != signal.SIGABRT:

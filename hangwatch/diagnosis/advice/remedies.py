@@ -279,7 +279,7 @@ BY_KIND: tuple[Remedy, ...] = (
     ),
     Remedy(
         "alike",
-        "All of them entered it alike, so the program's order of collectives is not the cause.",
+        "As {as_one} entered it alike, the program's order of collectives is not the cause.",
         kinds=(Kind.COLLECTIVE_STUCK,),
     ),
     Remedy(

@@ -52,6 +52,7 @@ VALUES = frozenset(
         "key",
         "unset",
         "untimed",
+        "as_one",
         "passed_at",
         "either",
         "last_at",

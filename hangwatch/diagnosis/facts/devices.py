@@ -145,6 +145,19 @@ def without_company(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
     return {rank: one for rank, one in stuck.items() if rank not in together}
 
 
+def not_passed(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
+    """Of stuck devices those that are not behind all others.
+
+    One that has not run what is complete elsewhere, and that nobody waits for, waits itself.
+    """
+    return {
+        rank: one
+        for rank, one in stuck.items()
+        if one.place is None
+        or not any(job.passed(member, one.place) for member in job.members(one.place.gid))
+    }
+
+
 def _unfinished(job: Job, rank: int) -> Iterator[Place]:
     """The first unfinished place of each group, as far as a device runs it."""
     seen: set[int] = set()

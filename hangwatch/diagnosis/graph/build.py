@@ -39,8 +39,6 @@ def build(
         if wait.record is not None and wait.record.device and not wait.apart:
             graph.devices.setdefault(wait.rank, set()).add(wait.wait_point)
         graph.at[wait.wait_point].append(wait)
-        if wait.connects and isinstance(wait.wait_point, Channel):
-            graph.connecting.add((wait.rank, wait.wait_point.gid))
         if not wait.apart:
             graph.by_rank[wait.rank].append(wait)
     for wait_point in list(graph.at):

@@ -30,9 +30,6 @@ def missing_at(
         return missing_at_place(job, wait_point, graph, ended)
     if wait_point.peer == ANYONE:
         return _missing_senders(job, wait_point, graph, ended)
-    pair = wait_point.waiter, wait_point.peer
-    if graph.connecting and all((rank, wait_point.gid) in graph.connecting for rank in pair):
-        return ()
     there = is_posted(job, wait_point, wait_point.peer) and not _is_gone(
         wait_point.peer, wait_point, graph, ended
     )

@@ -30,8 +30,6 @@ class Graph:
     missing: dict[WaitPoint, tuple[int, ...]] = field(default_factory=dict)
     because: dict[WaitPoint, WaitPoint] = field(default_factory=dict)
     """A wait point to another that explains it: an earlier place, the send of a recv."""
-    connecting: set[tuple[int, int]] = field(default_factory=set)
-    """(rank, gid) of those that wait for a connection alone: to whoever waits for one as well."""
     queued: dict[WaitPoint, list[WaitPoint]] = field(default_factory=lambda: defaultdict(list))
     """A full place to those that a member issued before it and that are unfinished."""
     disputed: set[WaitPoint] = field(default_factory=set)

@@ -100,40 +100,67 @@ def _of_nobody(case: Case, wait_point: Place | Channel, members: Ranks, *, broke
     place = wait_point if isinstance(wait_point, Place) else None
     alike = place is not None and _is_alike(case, place)
     before = _is_before(waits)
-    site = case.victims_site(waits)
-    where = case.where(wait_point)
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
         reason=Reason.NETWORK if broken else Reason.GPU_KERNEL if before else Reason.UNKNOWN,
         certainty=Certainty.LIKELY if alike else Certainty.POSSIBLE,
         culprits=(),
         victims=case.victims_of((), [wait_point]),
-        text=wording.all_before(members, where, site, alike=alike)
-        if before
-        else wording.stuck(
-            members,
-            where,
-            site,
-            alike=alike,
-            untimed=are_untimed(waits),
-            connecting=_connecting(case, wait_point),
-        ),
+        text=_text_of_nobody(case, wait_point, members, alike=alike),
         wait_point=wait_point,
         collective=case.collective(wait_point, waits),
-        victim_site=site,
+        victim_site=case.victims_site(waits),
         final=broken,
         waits=waits,
     )
 
 
-def _connecting(case: Case, wait_point: Place | Channel) -> str:
-    """What is said of a call in which NCCL may be making connections; empty for others."""
-    if isinstance(wait_point, Channel):
-        connects = any(wait.connects for wait in case.waits_at(wait_point))
-        return wording.MAY_CONNECT if connects else ""
-    groups = (case.job.progress.get(r, {}).get(wait_point.gid) for r in case.direct(wait_point))
-    on_nccl = any(group is not None and group.in_order for group in groups)
-    return wording.CONNECTS if on_nccl and wait_point.seq == 1 else ""
+def _text_of_nobody(
+    case: Case, wait_point: Place | Channel, members: Ranks, *, alike: bool
+) -> Text:
+    waits, where = case.waits_at(wait_point), case.where(wait_point)
+    site = case.victims_site(waits)
+    if _is_before(waits):
+        return wording.all_before(members, where, site, alike=alike)
+    if isinstance(wait_point, Channel) and all(wait.connects for wait in waits):
+        return wording.connecting(members, where, site)
+    first = isinstance(wait_point, Place) and _connects(case, wait_point)
+    untimed = are_untimed(waits)
+    return wording.stuck(members, where, site, alike=alike, untimed=untimed, first=first)
+
+
+def _all_connect(case: Case, root: Root) -> Finding | None:
+    """Ranks that wait for each other in calls of NCCL's which none of them has returned from.
+
+    What each posts next is not known: nothing shows that it is not what the others need.
+    """
+    waits = tuple(
+        wait
+        for point in root.wait_points
+        for wait in case.waits_at(point)
+        if wait.rank in root.ranks
+    )
+    if not waits or not all(wait.connects for wait in waits):
+        return None
+    point, site = waits[0].wait_point, case.victims_site(waits)
+    return Finding(
+        kind=Kind.COLLECTIVE_STUCK,
+        reason=Reason.UNKNOWN,
+        certainty=Certainty.POSSIBLE,
+        culprits=(),
+        victims=case.victims_of((), root.wait_points),
+        text=wording.connecting(root.ranks, waits[0].op, site),
+        wait_point=point,
+        collective=case.collective(point, waits),
+        victim_site=site,
+        waits=waits,
+    )
+
+
+def _connects(case: Case, place: Place) -> bool:
+    """Whether NCCL connects the ranks of a group in a call: its first."""
+    groups = (case.job.progress.get(rank, {}).get(place.gid) for rank in case.direct(place))
+    return place.seq == 1 and any(group is not None and group.in_order for group in groups)
 
 
 def _is_alike(case: Case, place: Place) -> bool:
@@ -242,6 +269,9 @@ def frozen_in(case: Case, root: Root) -> Ranks:
 
 def judge_cycle(case: Case, root: Root) -> Finding:
     """Judge ranks that wait for each other."""
+    connecting = _all_connect(case, root)
+    if connecting is not None:
+        return connecting
     finding = unless_beside(case, _judge_cycle(case, root))
     if any(
         isinstance(point, Channel) and is_guessed(case.job, point) for point in root.wait_points

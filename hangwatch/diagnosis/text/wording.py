@@ -324,32 +324,42 @@ def init_incomplete(scene: Scene, doing: str) -> Text:
     return Text(headline, sentences(scene.seen(), scene.waiting()))
 
 
-CONNECTS = "It is the first of its group, in which NCCL connects the ranks."
-MAY_CONNECT = "NCCL may still be connecting the ranks: its calls return once they are enqueued."
-
-
 def stuck(  # noqa: PLR0913 (what is known of it, by keyword)
-    members: Ranks, where: str, site: Site | None, *, alike: bool, untimed: bool, connecting: str
+    members: Ranks, where: str, site: Site | None, *, alike: bool, untimed: bool, first: bool
 ) -> Text:
     """All are there, and nothing moves.
 
-    untimed: whether their devices have come to it is not known. connecting: what there is to say
-    of connections that are made in it.
+    untimed: whether their devices have come to it is not known. first: of its group on NCCL, which
+    connects the ranks in it.
     """
     entered = "with the same signature" if alike else "as far as is known"
-    whose = "none of them stands out" if untimed or connecting else "no rank is to blame"
-    unknown = (
-        "Whether their devices have come to it is not known: on one of them the work before it "
-        "may be stuck."
-        if untimed
-        else ""
-    )
+    whose = "none of them stands out" if untimed or first else "no rank is to blame"
+    known = ""
+    if first:
+        known = "It is the first of its group, in which NCCL connects the ranks."
+    elif untimed:
+        known = (
+            "Whether their devices have come to it is not known: on one of them the work before "
+            "it may be stuck."
+        )
     return Text(
         f"{capital(the_ranks(members))} all entered {where}, and it does not complete; {whose}.",
         sentences(
             f"Every member has entered it {entered}, so no rank is missing from it.",
-            connecting or unknown,
+            known,
             f"They wait at {place_in_code(site)}." if site else "",
+        ),
+    )
+
+
+def connecting(members: Ranks, op: str, site: Site | None) -> Text:
+    """Ranks that wait for each other in calls that return once NCCL has connected them."""
+    return Text(
+        f"{capital(the_ranks(members))} wait for each other in {op}, and none of their calls has "
+        "returned; none of them stands out.",
+        sentences(
+            "On NCCL they return once the ranks are connected: what they post next is not known.",
+            f"They are at {place_in_code(site)}." if site else "",
         ),
     )
 
