@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
 from itertools import chain
@@ -23,17 +24,16 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.diagnosis.advice.cause_remedies import BY_CAUSE
+from hangwatch.diagnosis.advice import facts as known
 from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.advice.facts import Facts, Use
-from hangwatch.diagnosis.advice.library_remedies import BY_LIBRARY
-from hangwatch.diagnosis.advice.reason_remedies import BY_REASON
-from hangwatch.diagnosis.advice.remedies import BY_ERROR, BY_KIND
-from hangwatch.diagnosis.advice.remedy import VALUES, Remedy
+from hangwatch.diagnosis.advice.remedy import Remedy, remedies
 from hangwatch.types.kinds import Kind, Phase, Reason
 from hangwatch.types.snapshot import Frame, JobSnapshot, RankSnapshot
 
-TABLE = tuple(chain(BY_CAUSE, BY_ERROR, BY_LIBRARY, BY_REASON, BY_KIND))
+TABLE = tuple(chain.from_iterable(remedies().values()))
+KNOWN = {"call", "awaited", *re.findall(r'"(\w+)"', inspect.getsource(known))}
+"""What a text may name."""
 SITE = "/usr/lib/python3/site-packages"
 OFFICIAL = re.compile(
     r"https://(?:docs\.pytorch\.org|docs\.python\.org|docs\.nvidia\.com|huggingface\.co/docs"
@@ -62,7 +62,7 @@ def in_call(number: int, name: str, line: int, *inside: Frame, seq: int = 5) -> 
 
 @pytest.mark.parametrize("remedy", TABLE, ids=lambda remedy: remedy.text[:40])
 def test_a_row_names_what_can_be_known_and_links_to_official_pages(remedy: Remedy) -> None:
-    assert remedy.names <= VALUES
+    assert remedy.names <= KNOWN
     assert ("call" in remedy.names) <= bool(remedy.call)
     assert ("awaited" in remedy.names) <= bool(remedy.awaited)
     assert remedy.text.endswith(".")

@@ -1,15 +1,11 @@
-"""What to do about a finding: chosen from the tables, the most specific first."""
+"""What to do about a finding: chosen from the table, the most specific first."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.advice.cause_remedies import BY_CAUSE
 from hangwatch.diagnosis.advice.facts import NOTHING
-from hangwatch.diagnosis.advice.library_remedies import BY_LIBRARY
-from hangwatch.diagnosis.advice.reason_remedies import BY_REASON
-from hangwatch.diagnosis.advice.remedies import BY_ERROR, BY_KIND
-from hangwatch.diagnosis.advice.wait_remedies import BY_WAIT
+from hangwatch.diagnosis.advice.remedy import remedies
 from hangwatch.types.kinds import Kind, Reason, What
 
 if TYPE_CHECKING:
@@ -40,17 +36,17 @@ _REASON_COUNTS = {
 def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...]:
     """Remedies, the most specific first: at most four. Links stand at their ends."""
     told: dict[str, str] = {}
-    _add(told, BY_CAUSE, kind, reason, facts)
-    _add(told, BY_WAIT, kind, reason, facts)
-    _add(told, (*BY_ERROR, *BY_LIBRARY), kind, reason, facts)
+    table = remedies()
+    for by in ("cause", "wait", "error", "library"):
+        _add(told, table[by], kind, reason, facts)
     special = len(told)
     if kind in _REASON_COUNTS:
-        _add(told, BY_REASON, kind, reason, facts)
+        _add(told, table["reason"], kind, reason, facts)
     # The change to make, at its line, says more than what is right for all of a kind.
     needless = _OF_THE_CHANGE if facts.cause is not None else frozenset()
     needless |= _OF_FEW if facts.cause is What.DATA_CONDITION else frozenset()
     needless |= _OF_MESSAGES if facts.values.keys() & {"key", "unset", "either"} else frozenset()
-    by_kind = [remedy for remedy in BY_KIND if remedy.topic not in needless]
+    by_kind = [remedy for remedy in table["kind"] if remedy.topic not in needless]
     # Of a lost node, or of a GPU that failed, no rank's code is at fault.
     apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)
     if not (apart and len(told) - special >= ENOUGH):

@@ -288,8 +288,8 @@ def _of_link(link: Link) -> Iterator[tuple[str, str]]:
     elif link.command:
         yield "child", link.name
     elif link.site is not None:
-        which = "holder" if link.holds else "other_thread"
-        yield from ((which, link.name), (f"{which}_at", line(link.site)))
+        yield "holder" if link.holds else "other_thread", link.name
+        yield "holder_at" if link.holds else "other_thread_at", line(link.site)
         if link.crossed is not None:
             yield "crossed_at", line(link.crossed)
 

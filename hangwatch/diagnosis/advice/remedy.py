@@ -1,96 +1,32 @@
-"""One row of the table of advice: what to do, and for which findings it is right."""
+"""The table of advice, remedies.toml: what to do, and for which findings it is right."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from string import Formatter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from hangwatch.diagnosis.advice.facts import Use
+from hangwatch.types.kinds import Kind, Reason, What
 
 if TYPE_CHECKING:
-    from hangwatch.diagnosis.advice.facts import Facts, Use
-    from hangwatch.types.kinds import Kind, Reason, What
+    from collections.abc import Mapping
 
-VALUES = frozenset(
-    {
-        "culprits",
-        "others",
-        "cause",
-        "cause_line",
-        "leaving",
-        "counted",
-        "asking",
-        "raised",
-        "unwinding",
-        "dtype",
-        "shape",
-        "root",
-        "splits",
-        "tag",
-        "group",
-        "impatient",
-        "waits_in",
-        "stuck",
-        "mutex",
-        "holder",
-        "holder_at",
-        "crossed_at",
-        "dead_thread",
-        "dead_at",
-        "dead_by",
-        "lost_thread",
-        "lost_process",
-        "other_thread",
-        "other_thread_at",
-        "child",
-        "answer",
-        "file_lock",
-        "pipe",
-        "mount",
-        "until",
-        "key",
-        "unset",
-        "untimed",
-        "as_one",
-        "passed_at",
-        "either",
-        "last_at",
-        "set_key",
-        "set_at",
-        "input",
-        "held",
-        "lock",
-        "torch_compile",
-        "extension",
-        "kernels",
-        "line",
-        "other_line",
-        "op",
-        "entered",
-        "own_group",
-        "backward",
-        "unordered",
-        "fed",
-        "repeats",
-        "finalizing",
-        "alike",
-        "abort",
-        "abort_on_gpu",
-        "late_abort",
-        "call",
-        "awaited",
-    }
-)
-"""What a text may name."""
+    from hangwatch.diagnosis.advice.facts import Facts
+
+_NAMED = {"causes": What, "kinds": Kind, "reasons": Reason, "uses": Use, "unless": Use}
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
     """Advice for the findings that all that is given here holds for.
 
-    text: may name VALUES in braces; where one is not known, the remedy is not for the
-    finding. topic: of several with one topic only the first is given. link: to the
+    text: may name what advice/facts.py knows, in braces; where it is not known, the remedy is not
+    for the finding. topic: of several with one topic only the first is given. link: to the
     documentation. causes: why it came to it, by the source. uses: the program uses one of these;
     unless: it uses none of these. call, awaited: patterns for a function that the culprits, the
     others, are in. error: a pattern for the exception that ended a culprit. apart: only where
@@ -142,6 +78,20 @@ class Remedy:
     def names(self) -> frozenset[str]:
         """What the text names."""
         return _names(self.text)
+
+
+@cache
+def remedies() -> Mapping[str, tuple[Remedy, ...]]:
+    """The rows by what they are chosen by: cause, wait, error, library, reason and kind."""
+    text = resources.files(__package__).joinpath("remedies.toml").read_text("utf-8")
+    return {by: tuple(map(_remedy, rows)) for by, rows in tomllib.loads(text).items()}
+
+
+def _remedy(row: Mapping[str, Any]) -> Remedy:
+    named = {
+        field: tuple(map(values, row[field])) for field, values in _NAMED.items() if field in row
+    }
+    return Remedy(**{**row, **named})
 
 
 @cache
