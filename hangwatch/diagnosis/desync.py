@@ -9,15 +9,15 @@ or root are as wrong.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.advice.choice import advice
-from hangwatch.diagnosis.facts.history import step
+from hangwatch.diagnosis.facts.history import shift, step
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.facts.shares import is_half
 from hangwatch.diagnosis.facts.signatures import Differs, split_of
 from hangwatch.diagnosis.facts.wait_points import Place
-from hangwatch.diagnosis.rules.drift import Drift, drift, shifted
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
@@ -37,7 +37,23 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 32
 """Ranks of a group that are compared; in a larger one its first."""
+AGREED_BEFORE = 2
+"""Places directly before one at which ranks fell out of step that have to agree."""
+AGREE_AFTER = 3
+"""Places after it that have to agree, shifted."""
+AGREE_WITHOUT_START = 12
+"""So many, where no place is known at which they were in step."""
 _WRONG = {Differs.SHAPE, Differs.DTYPE, Differs.ROOT}
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """From ``seq`` on a rank is ``shift`` places ahead of the others (behind if negative)."""
+
+    seq: int
+    shift: int
+    known: bool = True
+    """Whether ``seq`` is where it began; else it began before."""
 
 
 def find_desync(snapshot: JobSnapshot) -> Verdict | None:
@@ -68,7 +84,7 @@ def _out_of_step(
     for rank in ranks:
         by_shift: dict[int, dict[int, Drift]] = defaultdict(dict)
         for other in ranks:
-            found = _drift(steps[rank], steps[other]) if other != rank else None
+            found = drift(steps[rank], steps[other]) if other != rank else None
             if found is not None:
                 by_shift[found.shift][other] = found
         others = max(by_shift.values(), key=len, default={})
@@ -96,17 +112,37 @@ def _differ(steps: Mapping[int, Mapping[int, Step]], one: int, other: int) -> bo
     return any(mine[seq] != theirs[seq] for seq in mine.keys() & theirs.keys())
 
 
-def _drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
-    """Return where the drift began, or where the rings begin if it began before.
+def drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
+    """From where on two sequences of calls, by their places, are shifted; None where they are not.
 
     Ranks may take turns at a call that stands on two lines. So one of the calls at which they
     differ first has to be one that they had made together.
     """
-    found = drift(mine, theirs)
-    if found is None:
-        return shifted(mine, theirs)
-    together = {step for seq, step in mine.items() if seq < found.seq and theirs.get(seq) == step}
-    return found if {mine[found.seq], theirs[found.seq]} & together else None
+    common = sorted(mine.keys() & theirs.keys())
+    differ = [seq for seq in common if mine[seq] != theirs[seq]]
+    if not differ:
+        return None
+    first, last = differ[0], common[-1]
+    before = [seq for seq in common if seq < first]
+    if before[-AGREED_BEFORE:] == [*range(first - AGREED_BEFORE, first)]:
+        again = last > first and differ == [first]  # they are in step again
+        moved = None if again else shift(_from(first, mine), _from(first, theirs), AGREE_AFTER)
+        if moved is not None:
+            together = {mine[seq] for seq in before}
+            return Drift(first, moved) if {mine[first], theirs[first]} & together else None
+    begin = common[0]
+    moved = shift(_from(begin, mine), _from(begin, theirs), AGREE_WITHOUT_START)
+    if moved is None:
+        return None
+    # Where one call comes again and again any shift agrees: this one has to explain a difference.
+    ahead, behind = (mine, theirs) if moved > 0 else (theirs, mine)
+    explained = sum(seq + abs(moved) in behind for seq in differ if seq in ahead)
+    return Drift(begin, moved, known=False) if explained >= AGREE_AFTER else None
+
+
+def _from(first: int, calls: Mapping[int, Step]) -> dict[int, Step]:
+    """A sequence of calls from a place on."""
+    return {seq: call for seq, call in calls.items() if seq >= first}
 
 
 def _verdict_of_drift(

@@ -24,9 +24,9 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.desync import Drift, drift
 from hangwatch.diagnosis.facts.history import other_peers
 from hangwatch.diagnosis.facts.job import index
-from hangwatch.diagnosis.rules.drift import Drift, drift
 from hangwatch.types.kinds import Certainty, Kind, State
 from hangwatch.types.verdict import OK
 

@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
-
-from hangwatch.diagnosis.facts.wait_points import Channel, Place
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Mapping, Sequence
 
     from hangwatch.diagnosis.facts.job import Job
+    from hangwatch.diagnosis.facts.wait_points import Channel, Wait
     from hangwatch.types.snapshot import OpRecord
 
+_T = TypeVar("_T")
 MOST_BEFORE = 40
 """Calls before one that tell whether it is usual there."""
-ENOUGH = 1
-"""Times that a rank has to have made them."""
 ENOUGH_SENT = 4
 """Messages of a line that have gone elsewhere: two rounds of one to each of two neighbours."""
+MAX_SHIFT = 8
+"""Calls that a rank left out, or made more."""
 Step = tuple[str, str, int, str]
 """What makes a call recognisable when it comes again: operation and line."""
 
 Call = tuple[int, int, Step]
 """(gid, peer, step) of a call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Habit:
-    """Which of two calls usually comes after what came before them."""
-
-    here_is_usual: bool
-    """Or not known to be unusual."""
-    there_is_usual: bool
-    here_is_new: bool
-    """Neither side has made this call at another place: the program may just go on."""
-    by_line: bool
-    """One of the calls has a line; else only their sizes tell them from others."""
-    from_cpp: bool
-    """What came here has no line: C++ issued it."""
-    apart: bool
-    """Both have a line, and not the same."""
-    times: int
-    """How often what usually comes there was seen to come."""
 
 
 def step(record: OpRecord) -> Step:
@@ -54,77 +32,14 @@ def step(record: OpRecord) -> Step:
     return record.wire, record.site.file, record.site.line, ""
 
 
-def habit(job: Job, place: Place, here: Iterable[int], there: Iterable[int]) -> Habit | None:
-    """Compare what two sides entered at a place with what each did before."""
-    mine, other = _one(job, place, here), _one(job, place, there)
-    if mine is None or other is None:
-        return None
-    my_step, other_step = step(mine[1]), step(other[1])
-    both = mine[0], other[0]
-    before = {rank: job.record(rank, Place(place.gid, place.seq - 1)) for rank in both}
-    follows = {
-        rank: _followers(job, place, both, step(known))
-        for rank, apart in zip(both, reversed(both), strict=True)
-        if (known := before[rank] or before[apart]) is not None
-    }
-    mine_follow = follows.get(mine[0])
-    return Habit(
-        here_is_usual=not mine_follow or my_step in mine_follow,
-        there_is_usual=follows.get(other[0], Counter())[other_step] > 0,
-        here_is_new=not any(my_step in _steps(job, place, rank) for rank in both),
-        by_line=bool(my_step[1] or other_step[1]),
-        from_cpp=not my_step[1],
-        apart=bool(my_step[1] and other_step[1]) and my_step[1:3] != other_step[1:3],
-        times=follows.get(other[0], Counter())[other_step],
-    )
-
-
-def _one(job: Job, place: Place, ranks: Iterable[int]) -> tuple[int, OpRecord] | None:
-    for rank in ranks:
-        record = job.record(rank, place)
-        if record is not None:
-            return rank, record
-    return None
-
-
-def _steps(job: Job, place: Place, rank: int) -> set[Step]:
-    """All that a rank entered in the group at other places."""
-    return {
-        step(records[rank])
-        for seq, records in job.places(place.gid).items()
-        if seq != place.seq and rank in records
-    }
-
-
-def _followers(job: Job, place: Place, ranks: Iterable[int], before: Step) -> Counter[Step]:
-    """What followed a call on some ranks, in places before this one, and at how many of them."""
-    places = job.places(place.gid)
-    found = Counter[Step]()
-    for seq, records in places.items():
-        after = places.get(seq + 1, {}) if seq + 1 < place.seq else {}
-        known = (rank for rank in ranks if rank in records and rank in after)
-        found.update({step(after[rank]) for rank in known if step(records[rank]) == before})
-    return found
-
-
-def next_of(job: Job, rank: int, calls: Iterable[Call]) -> Call | None:
-    """Which of some calls the rank used to make next, None if that is not known.
+def next_of(job: Job, rank: int, calls: Collection[Call]) -> set[Call]:
+    """Which of some calls the rank used to make next; none if that is not known.
 
     Of all that it did only these calls count, so that what it did at the same time
-    in another thread does not matter. It makes each a few times in a row.
+    in another thread does not matter.
     """
-    wanted = set(calls)
-    done = [call for pair in job.ops.get(rank, ()) if (call := call_of(*pair)) in wanted]
-    runs = [(call, len(list(run))) for call, run in groupby(done)]
-    if not runs:
-        return None
-    last, length = runs[-1]
-    before = [(count, after) for (call, count), (after, _) in pairwise(runs) if call == last]
-    if not before:
-        return None
-    if length < Counter(count for count, _ in before).most_common(1)[0][0]:
-        return last
-    return Counter(after for _, after in before).most_common(1)[0][0]
+    done = [call for pair in job.ops.get(rank, ()) if (call := call_of(*pair)) in calls]
+    return expected(done) or set()
 
 
 def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
@@ -141,13 +56,42 @@ def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
     if call not in calls:
         # It may come after a loop, or every hundredth time; but not to another peer.
         return False if other_peers(job, rank, record) else None
+    usual = expected(calls)
+    return None if usual is None else call in usual
+
+
+def is_usual_wait(job: Job, wait: Wait) -> bool | None:
+    """The same of the call that a rank waits in."""
+    return is_usual(job, wait.rank, wait.record) if wait.record is not None else None
+
+
+def expected(calls: Sequence[_T], least: int = 1) -> set[_T] | None:
+    """What always came next after such calls, None where they did not come before.
+
+    The longest run of them that came before, at least so many times, tells.
+    """
     for length in range(min(MOST_BEFORE, len(calls) - 1), 0, -1):
         context = calls[-length:]
         after = [
             calls[at] for at in range(length, len(calls)) if calls[at - length : at] == context
         ]
-        if len(after) >= ENOUGH:
-            return call in after
+        if len(after) >= least:
+            return {*after}
+    return None
+
+
+def shift(mine: Mapping[int, _T], theirs: Mapping[int, _T], least: int) -> int | None:
+    """How many places the first is ahead of the second (behind if negative), None for neither.
+
+    Both by place. All that are known have to agree, so shifted, and at least so many.
+    """
+    for count in range(1, MAX_SHIFT + 1):
+        for ahead, behind, sign in ((mine, theirs, 1), (theirs, mine, -1)):
+            pairs = [
+                (call, behind[at + count]) for at, call in ahead.items() if at + count in behind
+            ]
+            if len(pairs) >= least and all(one == other for one, other in pairs):
+                return sign * count
     return None
 
 

@@ -9,7 +9,7 @@ from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.channels import is_guessed, senders, sending
 from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Cause
-from hangwatch.diagnosis.facts.history import has_history, made_before, step
+from hangwatch.diagnosis.facts.history import has_history
 from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete
@@ -36,7 +36,7 @@ from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
     from hangwatch.diagnosis.graph.wait_for import Root
@@ -308,7 +308,6 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     # What they have done before they came to wait might tell who has left the way.
     waits = [wait for side in sides.values() for wait in side]
     silent = any(not has_history(case.job, wait.rank, wait.record) for wait in (*waits, *beside))
-    beside = [wait for wait in beside if _had_a_choice(case, wait, sides)]
     left = divergence(case, waits, beside, [*for_messages(case, root)])
     told = judge_messages(case, sides) if left is None else None
     if told is not None:
@@ -339,23 +338,6 @@ def _left_group(case: Case, root: Root) -> Finding | None:
             if gone:
                 return finished(case, wait_point, gone)
     return None
-
-
-def _had_a_choice(case: Case, wait: Wait, sides: Mapping[WaitPoint, Sequence[Wait]]) -> bool:
-    """Whether a rank could as well be at another of the wait points.
-
-    One that has no part in what the other side waits in takes no side by where it is.
-    """
-    for wait_point, others in sides.items():
-        if wait_point == wait.wait_point:
-            continue
-        if isinstance(wait_point, Place) and wait.rank in case.job.members(wait_point.gid):
-            return True
-        mine = step(wait.record) if wait.record is not None else None
-        records = [o.record for o in others if o.record is not None and step(o.record) != mine]
-        if any(made_before(case.job, wait.rank, record) for record in records):
-            return True
-    return False
 
 
 def _first(case: Case, root: Root, wait: Wait) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.endings import How
-from hangwatch.diagnosis.facts.history import has_left_out, is_usual, step
+from hangwatch.diagnosis.facts.history import has_left_out, is_usual_wait, shift, step
 from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.past import END
 from hangwatch.diagnosis.facts.shares import is_half
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import OpRecord
 
-MAX_SHIFT = 8
-"""Calls that a rank left out, or made more."""
 AGREE_AFTER = 2
 """Calls that have to agree then."""
 MAX_TOLD = 3
@@ -223,18 +221,15 @@ def _is_elsewhere(case: Case, rank: int) -> bool:
 
 def _did_as_never_before(case: Case, ranks: set[int], others: set[int]) -> bool:
     """Whether ranks wait in what they never came to from there, and the others as ever."""
-    usual = {
-        rank: {
-            is_usual(case.job, rank, wait.record)
-            for wait in case.graph.by_rank.get(rank, ())
-            if wait.record is not None
-        }
-        for rank in (*ranks, *others)
-    }
+
+    def usual(some: set[int]) -> list[set[bool | None]]:
+        waits = (case.graph.by_rank.get(rank, ()) for rank in some)
+        return [{is_usual_wait(case.job, w) for w in own if w.record is not None} for own in waits]
+
     return (
         bool(others)
-        and all(False in usual[rank] for rank in ranks)
-        and all(usual[rank] <= {True} for rank in others)
+        and all(False in of for of in usual(ranks))
+        and all(of <= {True} for of in usual(others))
     )
 
 
@@ -256,7 +251,7 @@ def _since(case: Case, finding: Finding) -> Finding:
     place = finding.wait_point
 
     def is_before(mine: Sequence[Made], theirs: Sequence[Made]) -> bool:
-        moved = shift(mine, theirs)
+        moved = moved_by(mine, theirs)
         about = theirs[0] if moved is not None and moved > 0 else mine[0]
         # What stands where they got stuck is told by the finding.
         return (
@@ -294,7 +289,7 @@ def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Fi
     about = {*finding.culprits, *finding.victims} - {*culprits}
     culprit, other = sorted(parting.ranks, key=lambda rank: rank not in culprits)
     mine, theirs = parting.seen_by(culprit)
-    moved = shift(mine, theirs)
+    moved = moved_by(mine, theirs)
     victims = tuple(sorted(about))
     call = theirs[0] if mine[0].step == END or (moved is not None and moved > 0) else mine[0]
     where = wait_point_text(case.job, Place(call.gid, call.seq), call.step.wire)
@@ -380,16 +375,7 @@ def _collective(case: Case, rank: int, made: Made) -> Collective | None:
     return Collective(record.op or record.wire, record.seq, record.dtype, record.shape)
 
 
-def shift(mine: Sequence[Made], theirs: Sequence[Made]) -> int | None:
+def moved_by(mine: Sequence[Made], theirs: Sequence[Made]) -> int | None:
     """How many calls the first left out, or made more (negative); None for neither."""
-    for count in range(1, MAX_SHIFT + 1):
-        if _agree(mine, theirs[count:]):
-            return count
-        if _agree(mine[count:], theirs):
-            return -count
-    return None
-
-
-def _agree(mine: Sequence[Made], theirs: Sequence[Made]) -> bool:
-    pairs = list(zip(mine, theirs, strict=False))
-    return len(pairs) >= AGREE_AFTER and all(a.step == b.step for a, b in pairs)
+    one, other = (dict(enumerate(made.step for made in way)) for way in (mine, theirs))
+    return shift(one, other, AGREE_AFTER)

@@ -6,14 +6,14 @@ this point is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.history import is_usual, step
+from hangwatch.diagnosis.facts.history import is_usual_wait, step
 from hangwatch.diagnosis.facts.shares import is_minority
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case
@@ -38,49 +38,37 @@ def divergence(
     ``beside`` are waits of ranks outside it at the same wait points: each is on the side of
     those whom it is with. ``outside``: those of such ranks for messages of its ranks.
     """
-    found = _judged(case, [*waits, *beside], {wait.rank for wait in waits}, outside)
-    if found is None or not beside:
-        return found
     inside = {wait.rank for wait in waits}
-    culprits = tuple(rank for rank in found.culprits if rank in inside)
-    return replace(found, culprits=culprits) if culprits else None
-
-
-def _judged(
-    case: Case, waits: Sequence[Wait], inside: set[int], outside: Sequence[Wait]
-) -> Divergence | None:
-    everyone = tuple(sorted({wait.rank for wait in waits}))
+    there = [*waits, *beside]
+    everyone = tuple(sorted({wait.rank for wait in there}))
     found = case.departures
     alone = (found.ranks or found.tied) & inside
     if is_minority(alone, everyone):
-        culprits = tuple(sorted(alone))
-        return Divergence(culprits, _rest(culprits, everyone), parted=not found.ranks)
-    left = _by_habit(case, waits, everyone)
-    if left is not None and any(_went_along(case, wait, left) for wait in outside):
-        return Divergence(left.others, left.culprits)
-    return left
+        return Divergence(*_sides(alone, everyone), parted=not found.ranks)
+    strange = _strange(case, there, everyone, outside)
+    culprits, others = _sides(strange, everyone)
+    culprits = tuple(rank for rank in culprits if rank in inside)
+    return Divergence(culprits, others) if culprits else None
 
 
-def _by_habit(case: Case, waits: Sequence[Wait], everyone: Ranks) -> Divergence | None:
-    """A minority does what it never did after what it did before; all others do as ever."""
-    usual = {
-        wait.rank: is_usual(case.job, wait.rank, wait.record) if wait.record else None
-        for wait in waits
-    }
-    strange = tuple(rank for rank in everyone if usual.get(rank) is False)
-    rest = _rest(strange, everyone)
-    if not is_minority(strange, everyone) or not all(usual.get(rank) for rank in rest):
-        return None
+def _strange(
+    case: Case, waits: Sequence[Wait], everyone: Ranks, outside: Sequence[Wait]
+) -> set[int]:
+    """Those few that do what they never did after what they did before, while all others do."""
+    usual = {wait.rank: is_usual_wait(case.job, wait) for wait in waits}
+    strange = {rank for rank, is_so in usual.items() if is_so is False}
+    rest = {rank for rank, is_so in usual.items() if is_so}
+    if strange | rest != {*everyone} or not is_minority(strange, everyone):
+        return set()
     if any(_may_just_go_on(case, wait) for wait in waits if wait.rank in strange):
-        return None
-    return Divergence(strange, rest)
-
-
-def _went_along(case: Case, wait: Wait, left: Divergence) -> bool:
-    """Whether a rank does what it never did, like the culprits, and waits for the others alone."""
-    missing = case.graph.missing.get(wait.wait_point, ())
-    usual = wait.record is None or is_usual(case.job, wait.rank, wait.record) is not False
-    return not usual and {*missing} <= {*left.others}
+        return set()
+    # Who did what it never did as well, and waits for the rest, shows that the program went on.
+    along = any(
+        is_usual_wait(case.job, wait) is False
+        and {*case.graph.missing.get(wait.wait_point, ())} <= rest
+        for wait in outside
+    )
+    return rest if along else strange
 
 
 def _may_just_go_on(case: Case, wait: Wait) -> bool:
@@ -92,5 +80,5 @@ def _may_just_go_on(case: Case, wait: Wait) -> bool:
     return sum(step(made) == step(record) for made in own) <= 1
 
 
-def _rest(ranks: Ranks, everyone: Ranks) -> Ranks:
-    return tuple(rank for rank in everyone if rank not in ranks)
+def _sides(ranks: Collection[int], everyone: Ranks) -> tuple[Ranks, Ranks]:
+    return tuple(sorted(ranks)), tuple(rank for rank in everyone if rank not in ranks)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.exchanges import misfits
-from hangwatch.diagnosis.facts.history import habit, step
+from hangwatch.diagnosis.facts.history import expected, step
 from hangwatch.diagnosis.facts.shares import is_majority
 from hangwatch.diagnosis.facts.siblings import usual_side
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
@@ -114,17 +114,30 @@ def _is_elsewhere(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
 
     Then what they entered is not one call with two signatures.
     """
-    usual = habit(case.job, place, *sides)
-    return usual is not None and usual.apart and usual.there_is_usual and not usual.here_is_usual
+    records = [case.job.record(side[0], place) for side in sides]
+    lines = {record.site for record in records if record is not None and record.site is not None}
+    return len(lines) > 1 and _is_odd(case, place, sides)
 
 
 def _is_odd(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
-    """Whether the first of two sides made a known call where it never made it before."""
-    usual = habit(case.job, place, *sides)
-    if usual is None or usual.here_is_new:
-        return False  # the program may just have gone on to it
-    known = usual.times >= ENOUGH_TIMES if usual.from_cpp else usual.there_is_usual
-    return usual.by_line and known and not usual.here_is_usual
+    """Whether the first of two sides made a known call where it never came before.
+
+    What is known of one of them stands for both: until then they made the same calls.
+    """
+    here, there = (case.job.record(side[0], place) for side in sides)
+    if here is None or there is None:
+        return False
+    places, both = case.job.places(place.gid), [side[0] for side in sides]
+    made = [
+        step(known)
+        for seq in sorted(places)
+        if seq < place.seq
+        for known in [next((places[seq][rank] for rank in both if rank in places[seq]), None)]
+        if known is not None
+    ]
+    usual = expected(made, ENOUGH_TIMES if here.site is None else 1)
+    mine, theirs = step(here), step(there)
+    return usual is not None and mine in made and mine not in usual and theirs in usual
 
 
 def _without_majority(case: Case, place: Place, found: Split) -> Finding:

@@ -99,7 +99,7 @@ def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
     def weight(wait_point: WaitPoint) -> tuple[object, ...]:
         waits = case.graph.at[wait_point]
         oldest_s = max(wait.age_s for wait in waits)
-        expected = usual is not None and calls.get(wait_point) == usual
+        expected = calls.get(wait_point) in usual
         firm = not all(wait.vague for wait in waits)
         seq = wait_point.seq if isinstance(wait_point, Place) else 0
         kind = type(wait_point).__name__, seq, case.op_at(waits, wait_point)
@@ -113,7 +113,7 @@ def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
     calls = {
         wait_point: known for wait_point in wait_points if (known := call(wait_point)) is not None
     }
-    usual = next_of(case.job, rank, calls.values()) if len(wait_points) > 1 else None
+    usual = next_of(case.job, rank, {*calls.values()} if len(wait_points) > 1 else ())
     return max(wait_points, key=weight, default=None)
 
 
