@@ -6,7 +6,9 @@ import asyncio
 import os
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.activity import activity
@@ -126,7 +128,7 @@ async def _sources(
     oldest = min((one.start_ticks for one in processes), default=0)
     started_at = time.time() - (uptime_s - oldest / _TICKS)
     files = sources.files_of(snapshots)
-    try:
-        return await in_thread(lambda: sources.read(files, started_at, proc), SOURCES_S)
-    except TimeoutError:
-        return {}
+    texts: dict[str, str] = {}
+    with suppress(TimeoutError):
+        await in_thread(partial(sources.read, files, started_at, proc, into=texts), SOURCES_S)
+    return dict(texts)

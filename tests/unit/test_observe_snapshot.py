@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,8 +28,7 @@ from hangwatch.types.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-from typing import Any
+    from typing import Any
 
 S = 1_000_000_000
 ALIVE = ProcessState(alive=True)
@@ -176,3 +177,49 @@ def test_odd_bytes_in_a_source_are_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "latin.py"
     path.write_bytes(b"# \xe9\n")
     assert sources.read({str(path): 1}, time.time() + 10) == {str(path): "# \ufffd\n"}
+
+
+def test_what_a_file_imports_is_read_with_it(tmp_path: Path) -> None:
+    texts = {
+        "train.py": "import json, torch\nimport lib.engine\nfrom helpers import run\nimport gone",
+        "helpers.py": "from train import main",
+        "lib/__init__.py": "",
+        "lib/engine.py": "from . import parts\nfrom .parts.loop import Loop\nimport lib.data",
+        "lib/data.py": "import helpers",
+        "lib/parts/__init__.py": "from ..losses import *",
+        "lib/parts/loop.py": "not Python",
+        "lib/losses.py": "",
+        "lib/unused.py": "",
+        "site-packages/gone.py": "",
+    }
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = sources.read({str(tmp_path / "train.py"): 1}, time.time() + 10)
+    left = {"lib/unused.py", "site-packages/gone.py"}
+    assert found == {str(tmp_path / name): texts[name] for name in texts.keys() - left}
+    # From within a package its program is not known: its modules are.
+    inside = sources.read({str(tmp_path / "lib/data.py"): 1}, time.time() + 10)
+    assert {Path(name).name for name in inside} == {"data.py", "helpers.py", "train.py"} | {
+        Path(name).name for name in texts if name.startswith("lib/") and name not in left
+    }
+
+
+def test_the_program_is_read_though_nothing_names_it(script: Path) -> None:
+    seen = rank_snapshot(page(0), ALIVE, "n", 1)
+    assert list(sources.files_of([replace(seen, program=str(script))])) == [str(script)]
+    assert sources.files_of([replace(seen, program=f"{script.parent}/")]) == {}
+
+
+def test_who_does_not_wait_for_all_files_has_those_that_were_read(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(*_arguments: object) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(sources, "_imported", hangs)
+    texts: dict[str, str] = {}
+    with pytest.raises(EOFError):
+        sources.read(named(script), time.time() + 10, into=texts)
+    assert texts == {str(script): "import torch\n"}

@@ -355,6 +355,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("observe/processes.py", "_listdir"): PROC,
     ("observe/processes.py", "_wchan"): PROC,
     ("observe/processes.py", "_status"): PROC,
+    ("observe/sources.py", "_imported"): "the nodes of a syntax tree",
+    ("observe/sources.py", "_listed"): "the names beside a file of the user's, opened by none",
     ("observe/stacks.py", "refusal"): PROC,
     ("launch/witness.py", "_watch"): PROC,
     ("launch/witness.py", "_state"): PROC,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.errors import EvidenceError, FlightError, PageError
@@ -350,11 +351,13 @@ class Gatherer:
         created_ns = min((one.light.created_ns for one in seen.values()), default=0)
         age_s = (self._now_ns() - created_ns) / 1e9 if created_ns else 0.0
         files, started_at = sources.files_of(ranks), time.time() - age_s
+        texts: dict[str, str] = {}
         try:
-            return await in_thread(lambda: sources.read(files, started_at, self._proc), SOURCES_S)
+            read = partial(sources.read, files, started_at, self._proc, into=texts)
+            await in_thread(read, SOURCES_S)
         except TimeoutError:
             self._news.lose("sources", "source files could not be read in time", quiet=True)
-            return {}
+        return dict(texts)
 
 
 def local_size(light: RankPage) -> int:
