@@ -10,7 +10,12 @@ import pytest
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.source.names import for_one_rank
 from hangwatch.diagnosis.source.program import Fork, Line, Position, fork
-from hangwatch.diagnosis.source.syntax import MAX_SOURCE_CHARS, other_branch, runs_out
+from hangwatch.diagnosis.source.syntax import (
+    MAX_SOURCE_CHARS,
+    has_time_limit,
+    other_branch,
+    runs_out,
+)
 
 FILE = "/home/u/train.py"
 
@@ -405,3 +410,103 @@ def test_what_the_names_of_a_file_are_given() -> None:
     assert given.constants == {"STEPS"}
     assert {"step", "count"} <= given.varying
     assert not {"STEPS", "first"} & given.varying
+
+
+# --- What is the same on all ranks ----------------------------------------------------------
+
+SETTINGS = """
+class Config:
+    steps: int = 12
+    rows: int = 40
+class Trainer:
+    def __init__(self, cfg, turns, names, loader):
+        self.cfg, self.turns, self.names = cfg, turns, names
+        self.total = len(loader)
+        self.kept = []
+        self.kept.append(1)
+    def run(self, args, step):
+        limit = min(self.cfg.steps, 8) * 2
+        for turn in {over}:
+            if {condition}:
+                reduce()
+Trainer(Config(rows=len(data)), 5, ["a", "b"], loader).run(parse_args(), rank)
+"""
+
+
+@pytest.mark.parametrize(
+    ("over", "alike"),
+    [
+        ("range(self.cfg.steps)", True),
+        ("range(args.epochs * 2)", True),
+        ("range(limit)", True),
+        ("range(self.turns)", True),
+        ("range(len(self.names))", True),
+        ("range(CONFIG['steps'])", True),
+        ("range(self.cfg.rows)", False),  # set by what a rank has of data
+        ("range(self.total)", False),
+        ("range(len(self.kept))", False),
+        ("range(step)", False),
+        ("range(self.unknown)", False),
+        ("self.names", True),
+        ("loader", False),
+    ],
+)
+def test_a_loop_has_as_many_turns_where_all_that_it_counts_is_alike(
+    over: str,
+    alike: bool,  # noqa: FBT001 (a parameter of the test)
+) -> None:
+    found = source(SETTINGS.format(over=over, condition="True"))
+    loop = next(node for node in ast.walk(tree_of(found)) if isinstance(node, ast.For))
+    assert found.has_same_turns(FILE, loop) is alike
+
+
+@pytest.mark.parametrize(
+    ("condition", "of_turns"),
+    [
+        ("turn % self.cfg.steps == 0", True),
+        ("turn > limit and not args.quick", True),
+        ("turn % self.total == 0", False),
+        ("turn == step", False),
+        ("self.cfg.steps > 3", False),  # nothing tells that settings are alike but the turn
+    ],
+)
+def test_a_condition_on_the_turn_and_on_settings_is_not_decided_otherwise(
+    condition: str,
+    of_turns: bool,  # noqa: FBT001 (a parameter of the test)
+) -> None:
+    found = source(SETTINGS.format(over="range(9)", condition=condition))
+    assert found.is_of_turns(FILE, condition_of(found)) is of_turns
+
+
+def test_an_attribute_that_a_constructor_is_given_of_the_rank_is_on_the_rank() -> None:
+    text = """
+        class Bar:
+            def __init__(self, data, enabled, loud):
+                self.data, self.enabled = data, enabled
+                self.loud = loud
+            def update(self):
+                if self.{name}:
+                    reduce()
+        Bar(data, rank == 0, loud=load(rank))
+        """
+    for name, on_rank in (("enabled", True), ("loud", False), ("data", False)):
+        found = source(text.format(name=name))
+        assert found.asks_for_rank(FILE, condition_of(found), strictly=True) is on_rank
+
+
+@pytest.mark.parametrize(
+    ("call", "limited"),
+    [
+        ("work.wait()", False),
+        ("work.wait(limit)", True),
+        ("dist.barrier(group)", False),
+        ("dist.monitored_barrier(timeout=limit)", True),
+        ("self.store.wait(['ready'])", False),
+        ("self.store.wait(['ready'], limit)", True),
+    ],
+)
+def test_a_call_with_a_time_limit_is_known(
+    call: str,
+    limited: bool,  # noqa: FBT001 (a parameter of the test)
+) -> None:
+    assert has_time_limit(ast.parse(f"begin()\n{call}\n"), 2) is limited

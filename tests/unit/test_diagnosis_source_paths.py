@@ -610,3 +610,23 @@ def test_functions_that_call_each_other_come_to_an_end() -> None:
     found = parted(text)
     assert found is not None
     assert told(found.decisive) == [("condition", 3, True)]
+
+
+def test_from_a_call_on_the_functions_in_its_arguments_have_returned() -> None:
+    text = dedent(
+        """
+        def group_of(key):
+            if key not in made:
+                made[key] = new_group(key)  # theirs
+            return made[key]
+        for expert in experts:
+            if rank not in users(expert):  # here
+                continue
+            all_reduce(expert, group_of(expert))  # start
+        barrier()  # mine
+        """
+    )
+    found = parted(text)
+    assert found is not None
+    assert marked(text, "here") in {line_of(one) for one in (*found.decisive, *found.around)}
+    assert 3 not in {line_of(choice) for choice in found.decisive}

@@ -9,16 +9,19 @@ import ast
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.source.alike import is_alike
 from hangwatch.diagnosis.source.names import (
     GIVE_RANK,
     computed,
     counters,
     holds_for,
+    is_of_rank,
     names_the_rank,
     variables,
 )
 from hangwatch.diagnosis.source.program import Line, Program
-from hangwatch.diagnosis.source.syntax import called, parse
+from hangwatch.diagnosis.source.syntax import called, parse, runs_out
+from hangwatch.diagnosis.source.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,16 +81,42 @@ class Source:
         def is_rank(node: ast.AST) -> bool:
             if isinstance(node, ast.Name):
                 return node.id in ranks or (names_the_rank(node) and node.id not in others)
-            kept = isinstance(node, ast.Attribute) and node.attr in given.rank_attributes
+            kept = isinstance(node, ast.Attribute) and (
+                node.attr in given.rank_attributes
+                or (node.attr in given.kept and self._is_given_rank(file, node))
+            )
             return kept or names_the_rank(node)
 
         return any(map(is_rank, ast.walk(test)))
+
+    def _is_given_rank(self, file: str, node: ast.Attribute) -> bool:
+        """Whether an attribute is what a constructor was called with, and that is of the rank."""
+        scope = self.program.scope_at(Line(file, node.lineno))
+        values = Value(self.program, file, scope, node).steps() if scope is not None else []
+        arguments = [one for value in values for one in value.steps()]
+        return bool(arguments) and all(is_of_rank(one.node) for one in arguments)
 
     def counts_by_rank(self, file: str, over: ast.expr) -> bool:
         """Whether a loop has as many turns as the rank says: not as many as data of its own."""
         calls = (called(node) for node in ast.walk(over) if isinstance(node, ast.Call))
         counted = all(name in GIVE_RANK | {"range"} for name in calls)
         return counted and self.asks_for_rank(file, over, strictly=True)
+
+    def has_same_turns(self, file: str, loop: ast.AST) -> bool:
+        """Whether a loop has as many turns on all ranks, but for what leaves it."""
+        if not isinstance(loop, ast.For | ast.While):
+            return False
+        if not runs_out(loop, self.given(file).constants):
+            return True
+        scope = self.program.scope_at(Line(file, loop.lineno))
+        if isinstance(loop, ast.While) or scope is None:
+            return False
+        return is_alike(Value(self.program, file, scope, loop.iter))
+
+    def is_alike(self, file: str, test: ast.expr) -> bool:
+        """Whether a condition asks for nothing but constants and settings."""
+        scope = self.program.scope_at(Line(file, test.lineno))
+        return scope is not None and is_alike(Value(self.program, file, scope, test))
 
     def is_settled(self, file: str, test: ast.expr) -> bool:
         """Whether a condition is the same each time that a rank comes to it."""
@@ -120,12 +149,13 @@ class Source:
         return frozenset().union(*map(computed, scopes))
 
     def is_of_turns(self, file: str, test: ast.expr) -> bool:
-        """Whether a condition asks only for the number of a turn: it is the same on all ranks."""
+        """Whether a condition asks only for the number of a turn, and for what all ranks have."""
         scope = self.program.scope_at(Line(file, test.lineno))
-        turns = counters(scope) if scope is not None else frozenset()
-        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-        others = any(isinstance(node, ast.Attribute | ast.Call) for node in ast.walk(test))
-        return bool(names & turns) and not others and names <= turns | self.given(file).constants
+        if scope is None:
+            return False
+        turns, names = counters(scope), {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
+        known = turns | self.given(file).constants
+        return bool(names & turns) and is_alike(Value(self.program, file, scope, test), known)
 
     def given(self, file: str) -> Variables:
         """What the names of a file are given."""

@@ -73,6 +73,8 @@ class Node:
     """The statements by whose calls the program has come here, outermost first."""
     part: bool = False
     """A part of a statement that is not always evaluated."""
+    own: Node | None = None
+    """The node of what it does itself, once the functions that it calls have returned."""
     edges: list[tuple[Node, Choice | None]] = field(default_factory=list)
 
     def holds(self, line: Line) -> bool:
@@ -206,9 +208,13 @@ class Expansion:
         here = self._node(context, node, last)
         if then is not None:
             inner = replace(context, chain=(*context.chain, (here.file, here.first, here.last)))
+            begin = rest = replace(here, edges=[(then, None)])
             for part in reversed(parts):
-                then = self._expression(part, then, inner)
-            here.edges.append((self._seen(then, inner, here, node), None))
+                begin = self._expression(part, begin, inner)
+            begin = self._seen(begin, inner, here, node)
+            if begin is not rest:
+                here.own = rest.own = rest
+            here.edges.append((then if begin is rest else begin, None))
         return self._or_raises(here, context, node)
 
     def _or_raises(self, here: Node, context: _Context, node: ast.AST) -> Node:

@@ -165,7 +165,7 @@ def variables(tree: ast.Module) -> Variables:
         constants[name] += is_fixed(value)
         if any(map(names_the_rank, ast.walk(value))):
             ranks.add(name)
-            if not _is_of_rank(value):
+            if not is_of_rank(value):
                 made.add(name)
         elif any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(value)):
             open_.add(name)
@@ -192,11 +192,11 @@ def variables(tree: ast.Module) -> Variables:
         frozenset(name for name, count in constants.items() if count == bound[name]),
         frozenset(name for name in bound if bound[name] > 1 or name not in constants) | in_loops,
         frozenset(attributes),
-        frozenset(name for name, value in attributes.items() if _is_of_rank(value)),
+        frozenset(name for name, value in attributes.items() if is_of_rank(value)),
     )
 
 
-def _is_of_rank(value: ast.expr) -> bool:
+def is_of_rank(value: ast.expr) -> bool:
     """Whether a value is the rank, or computed from it: no function has made it of the rank."""
     nodes = list(ast.walk(value))
     calls = [node for node in nodes if isinstance(node, ast.Call | ast.Await)]

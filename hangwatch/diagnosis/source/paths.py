@@ -118,9 +118,9 @@ class _Graph:
     def at(self, position: Position) -> list[Node]:
         """The nodes of a position; by its line alone where no node has its callers."""
         line = position.frames[-1]
-        here = [node for node in self.nodes if node.first and node.holds(line)]
-        parts = [node for node in here if node.part]
-        here = parts or here
+        there = [node for node in self.nodes if node.first and node.holds(line)]
+        parts = [node for node in there if node.part]
+        here = parts or list(dict.fromkeys(node.own or node for node in there))
         callers = position.frames[:-1]
         exact = [node for node in here if callers and _is_below(node.chain, callers)]
         return exact or here

@@ -142,7 +142,7 @@ class Program:
         self.files: dict[Function, str] = {}
         self.names: dict[Function, str] = {}
         self.named: dict[str, list[Function]] = defaultdict(list)
-        self._only_calls: dict[str, Line | None] = {}
+        self._calls_to: dict[str, list[Line]] = {}
         for file, tree in trees.items():
             for scope, name in _functions(tree):
                 self.files[scope] = file
@@ -175,11 +175,16 @@ class Program:
 
     def only_call(self, name: str) -> Line | None:
         """The line that calls a function by this name, if it is one in all files."""
-        if name not in self._only_calls:
+        calls = self.calls_to(name)
+        return calls[0] if len(calls) == 1 else None
+
+    def calls_to(self, name: str) -> Sequence[Line]:
+        """The lines of all files that call a function by this name."""
+        if name not in self._calls_to:
             trees = self.trees.items()
             found = {Line(file, at) for file, tree in trees for at in calls_of(tree, name)}
-            self._only_calls[name] = found.pop() if len(found) == 1 else None
-        return self._only_calls[name]
+            self._calls_to[name] = sorted(found)
+        return self._calls_to[name]
 
     def communicates(self, body: Sequence[ast.stmt]) -> bool:
         """Whether statements make a collective or point-to-point call, or call what does."""

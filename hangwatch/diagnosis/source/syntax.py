@@ -149,6 +149,36 @@ def retried_by(scope: Function | None, line: int) -> ast.ExceptHandler | None:
     return None
 
 
+def has_time_limit(scope: Function | None, line: int) -> bool:
+    """Whether a call of a line is given a time after which it returns or raises."""
+    return any(
+        isinstance(node, ast.Call)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+        and (any(word.arg == "timeout" for word in node.keywords) or _waits_for(node))
+        for node in (own(scope) if scope is not None else ())
+    )
+
+
+def _waits_for(call: ast.Call) -> bool:
+    """Whether a call is ``work.wait(limit)``; a store's first argument is the keys."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    of_store = owner is not None and "store" in ast.unparse(owner).lower()
+    return called(call) == "wait" and len(call.args) > int(of_store)
+
+
+def tried_again(scope: Function | None, line: int) -> ast.stmt | None:
+    """What a loop tries once more when a handler is done that a line is in."""
+    nodes = [*own(scope)] if scope is not None else []
+    loops = [node for node in nodes if isinstance(node, Loop) and in_body(node, line)]
+    for block in (node for node in nodes if isinstance(node, ast.Try)):
+        for handler in block.handlers:
+            within = any(in_body(loop, block.lineno) for loop in loops)
+            ends = isinstance(handler.body[-1], ast.Raise | ast.Return | ast.Break)
+            if within and spans(handler.body, line) and not ends:
+                return block.body[0]
+    return None
+
+
 def _counts(loop: Loop) -> bool:
     """Whether a loop goes over no data."""
     if isinstance(loop, ast.While):

@@ -71,7 +71,10 @@ def _over(value: Value) -> Unordered | None:
             kinds = {_over(step) for step in value.steps()}
             found = kinds.pop() if len(kinds) == 1 else None
         case ast.Name():
-            found = next(filter(None, map(_over, value.steps())), None)
+            kinds = {_over(step) for step in value.steps() if step.scope is not value.scope}
+            here = (_over(step) for step in value.steps() if step.scope is value.scope)
+            # Of an argument all that call the function have to give it such.
+            found = kinds.pop() if len(kinds) == 1 else next(filter(None, here), None)
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.source.names import given
-from hangwatch.diagnosis.source.program import SCOPES
+from hangwatch.diagnosis.source.program import SCOPES, Line
 from hangwatch.diagnosis.source.syntax import called, own
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DEPTH = 8
 """Steps that are followed."""
+MOST_CALLERS = 8
+"""Lines that call a function, of which all may have given it an argument."""
 KEEP_ORDER = frozenset(
     {"list", "tuple", "enumerate", "iter", "reversed", "zip"} | {"tqdm", "fromkeys", "islice"}
 )
@@ -51,7 +53,8 @@ class Value:
             case ast.Attribute(_, name):
                 made = given(ast.walk(self.program.trees[self.file]))
                 kept = (v for to, v in made if isinstance(to, ast.Attribute) and to.attr == name)
-                return self._further(kept)
+                at = ((v, self.program.scope_at(Line(self.file, v.lineno))) for v in kept)
+                return [one for v, scope in at for one in self._further([v], scope)]
             case ast.Call():
                 function = self.function()
                 if function is not None and not is_generator(function):
@@ -77,20 +80,21 @@ class Value:
         return self._further(made) if made else self._further(_made(tree, name), tree)
 
     def _of_argument(self, scope: Function, place: int, name: str) -> list[Value]:
-        """What a function is called with, where one line calls it."""
+        """What a function is called with, where a few lines call it."""
         function = self.program.names[scope]
-        line = self.program.only_call(function)
-        caller = self.program.scope_at(line) if line is not None else None
-        if line is None or caller is None:
-            return []
-        for node in own(caller):
-            here = isinstance(node, ast.Call) and node.lineno == line.number
-            if here and isinstance(node, ast.Call) and called(node) == function:
-                first = int(isinstance(node.func, ast.Attribute))  # after self
+        lines, found = self.program.calls_to(function), []
+        for line in lines if len(lines) <= MOST_CALLERS else ():
+            caller = self.program.scope_at(line)
+            for node in own(caller) if caller is not None else ():
+                if not isinstance(node, ast.Call) or called(node) != function:
+                    continue
+                made = isinstance(scope, SCOPES) and scope.name == "__init__"
+                first = int(made or isinstance(node.func, ast.Attribute))  # after self
                 values = {one.arg: one.value for one in node.keywords}
                 value = values.get(name) or dict(enumerate(node.args, first)).get(place)
-                return self._further([value] if value else [], caller)
-        return []
+                if value is not None and node.lineno == line.number:
+                    found += self._further([value], caller)
+        return found
 
     def _further(self, nodes: Iterable[ast.expr], scope: Function | None = None) -> list[Value]:
         inside = scope or self.scope

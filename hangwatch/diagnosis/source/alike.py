@@ -1,0 +1,120 @@
+"""Whether a value is the same on all ranks, as far as the source shows where it comes from."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.source.names import given, names_the_rank
+from hangwatch.diagnosis.source.syntax import called, is_fixed, own
+from hangwatch.diagnosis.source.values import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from hangwatch.diagnosis.source.syntax import Function
+
+_CONFIGURED = re.compile(
+    r"(?:args?|arguments|cfg|conf|configs?|configuration|flags|hparams|hps|opts?|options|params"
+    r"|settings)$",
+    re.IGNORECASE,
+)
+"""Names for what the command line or a file of settings gives to all ranks alike."""
+_OF_NUMBERS = frozenset({"abs", "float", "int", "len", "max", "min", "range", "round", "trange"})
+"""Functions that give the same for the same."""
+
+
+def is_alike(value: Value, known: Collection[str] = ()) -> bool:
+    """Whether it is made of constants, of settings, and of values that are alike themselves.
+
+    known: names in its function that stand for what is alike.
+    """
+    node = value.node
+    if value.depth < 0 or names_the_rank(node) or _is_filled_later(node):
+        return False
+    if isinstance(node, ast.Constant) or is_fixed(node, known):
+        return True
+    alike = False
+    match node:
+        case ast.Name(name):
+            alike = _is_name_alike(value, name)
+        case ast.Attribute():
+            alike = _is_attribute_alike(value, node)
+        case ast.Subscript(owner, ast.Constant()):
+            alike = _is_of_settings(owner)
+        case ast.List([_, *_]) | ast.Tuple([_, *_]):
+            alike = _are_alike(value, node.elts, known)
+        case ast.Call() if called(node) in _OF_NUMBERS and not node.keywords:
+            alike = _are_alike(value, node.args, known)
+        case ast.BinOp() | ast.UnaryOp() | ast.BoolOp() | ast.Compare() | ast.IfExp():
+            inside = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+            alike = _are_alike(value, inside, known)
+    return alike
+
+
+def _is_filled_later(node: ast.expr) -> bool:
+    """Whether it is an empty list, or the like."""
+    elements = getattr(node, "elts", None) if isinstance(node, ast.List | ast.Set) else None
+    return elements == [] or (isinstance(node, ast.Dict) and not node.keys)
+
+
+def _are_alike(value: Value, nodes: Iterable[ast.expr], known: Collection[str]) -> bool:
+    return all(is_alike(value.at(node), known) for node in nodes)
+
+
+def _is_name_alike(value: Value, name: str) -> bool:
+    steps = value.steps()
+    stores = _stores(own(value.scope), name)
+    if not stores and steps and steps[0].scope is not value.scope:
+        stores = _stores(own(steps[0].scope), name)
+    return bool(steps) and len(steps) >= stores and all(map(is_alike, steps))
+
+
+def _stores(nodes: Iterable[ast.AST], name: str) -> int:
+    """How often a name is given a value, in whatever way."""
+    found = (node for node in nodes if isinstance(node, ast.Name) and node.id == name)
+    return sum(isinstance(node.ctx, ast.Store | ast.Del) for node in found)
+
+
+def _is_attribute_alike(value: Value, node: ast.Attribute) -> bool:
+    """Whether all that the program gives to such an attribute is alike; else a setting."""
+    given_to = [*_given_to_attribute(value, node.attr)]
+    trees = value.program.trees.values()
+    nodes = (one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.Attribute))
+    stores = sum(one.attr == node.attr and isinstance(one.ctx, ast.Store) for one in nodes)
+    if not given_to:
+        return stores == 0 and _is_of_settings(node.value)
+    return len(given_to) >= stores and all(map(is_alike, given_to))
+
+
+def _given_to_attribute(value: Value, name: str) -> Iterator[Value]:
+    """What attributes of a name are given: by a statement, in a class, or to its constructor."""
+    program = value.program
+    for scope in program.names:
+        for node in own(scope):
+            if isinstance(node, ast.Call) and called(node)[:1].isupper():
+                words = (word.value for word in node.keywords if word.arg == name)
+                yield from (_at(value, scope, word) for word in words)
+            for to, made in given([node]):
+                if isinstance(to, ast.Attribute) and to.attr == name:
+                    yield _at(value, scope, made)
+            if isinstance(node, ast.ClassDef):
+                for to, made in given(node.body):
+                    if isinstance(to, ast.Name) and to.id == name:
+                        yield _at(value, scope, made)
+
+
+def _at(value: Value, scope: Function, node: ast.expr) -> Value:
+    """A value in another function."""
+    file = value.program.files[scope]
+    return Value(value.program, file, scope, node, value.depth - 1)
+
+
+def _is_of_settings(owner: ast.expr) -> bool:
+    """Whether an object is one of settings: ``args``, ``self.cfg``, ``CONFIG``."""
+    while isinstance(owner, ast.Attribute | ast.Subscript):
+        if isinstance(owner, ast.Attribute) and _CONFIGURED.match(owner.attr):
+            return True
+        owner = owner.value
+    return isinstance(owner, ast.Name) and bool(_CONFIGURED.match(owner.id))
