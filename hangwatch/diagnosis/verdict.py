@@ -17,6 +17,7 @@ from hangwatch.diagnosis.facts.job import index, seconds
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
 from hangwatch.diagnosis.graph.build import build
 from hangwatch.diagnosis.graph.wait_for import roots
+from hangwatch.diagnosis.rules.beside import unless_given_up
 from hangwatch.diagnosis.rules.blame import with_fault
 from hangwatch.diagnosis.rules.by_source import decided_by_source, told_by_source
 from hangwatch.diagnosis.rules.case import Case
@@ -178,7 +179,7 @@ def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
 
 def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | None:
     shown = _waits(case, finding)
-    finding = _unless_guessed(case, finding)
+    finding = unless_given_up(case, _unless_guessed(case, finding))
     # Where nobody is missing, nothing has been stuck before the last one came.
     if finding.culprits or not finding.waits:
         age_s = max((wait.age_s for wait in shown), default=0.0)

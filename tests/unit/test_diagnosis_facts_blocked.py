@@ -295,3 +295,80 @@ def test_of_several_workers_the_one_that_is_in_the_user_s_code_is_told() -> None
     assert (found.on, found.call) == (On.CHILD, "multiprocessing.pool.map")
     assert found.link is not None
     assert (found.link.name, found.link.site and found.link.site.line) == ("process 21", 16)
+
+
+RETRIES = """\
+def acquire(path):
+    while True:
+        try:
+            return os.open(path, os.O_EXCL)
+        except FileExistsError:
+            time.sleep(0.1)
+def draw(counts):
+    while True:
+        row = choice(rows)
+        if counts[row] > 0:
+            return row
+def train():
+    while step < 100:
+        row = choice(rows)
+        dist.all_reduce(row)
+def wait():
+    while time.monotonic() < end:
+        time.sleep(1)
+"""
+
+
+def of_text(line: int, text: str, *, active: bool = False, handling: str = "") -> Blocked | None:
+    """What a rank waits for whose main thread is at a line."""
+    found = rank_at(at(line))
+    threads = tuple(replace(one, active=active) for one in found.threads or ())
+    program = Program({SCRIPT: ast.parse(text)})
+    seen = replace(found, threads=threads, handling=handling)
+    return blocked_by(seen, (), {SCRIPT: text}, program)
+
+
+def test_what_a_handler_goes_back_to_is_tried_again() -> None:
+    found = of_text(6, RETRIES, handling="FileExistsError")
+    assert found is not None
+    assert (found.on, found.what) == (On.RETRY, "FileExistsError")
+    assert found.until is not None
+    assert found.until.line == 4
+    ends = RETRIES.replace("time.sleep(0.1)", "time.sleep(0.1); raise", 1)
+    given_up = of_text(6, ends, handling="FileExistsError")
+    assert given_up is not None
+    assert given_up.on is On.SLEEP
+
+
+def test_a_rank_that_tries_again_is_not_said_to_handle_an_exception() -> None:
+    waiting = [rank(number, W, blocked(W, 9)) for number in (0, 2, 3)]
+    tries = replace(rank_at(at(6)), handling="FileExistsError")
+    verdict = only(job(*waiting, tries, sources={SCRIPT: RETRIES}))
+    assert "it is trying again after a FileExistsError" in verdict.headline
+    assert verdict.cause is not None
+    assert verdict.cause.site is not None
+    assert verdict.cause.site.line == 4
+    assert verdict.advice[0].startswith("See why `return os.open(path, os.O_EXCL)` fails each time")
+
+
+def test_a_loop_without_any_call_for_others_is_told_of_who_is_at_work_in_it() -> None:
+    found = of_text(9, RETRIES, active=True)
+    assert found is not None
+    assert found.until is not None
+    assert (found.on, found.until.line) == (On.LOOP, 8)
+    assert of_text(14, RETRIES, active=True) is None
+
+
+def test_a_loop_until_some_time_does_not_wait_for_anything_else() -> None:
+    found = of_text(18, RETRIES)
+    assert found is not None
+    assert (found.on, found.until) == (On.SLEEP, None)
+
+
+def test_a_child_that_fills_a_pipe_is_to_be_read() -> None:
+    child = Child(40, "python -c print", ProcessState(alive=True, wchan="pipe_write"))
+    text = "def score():\n    if p.wait() != 0:\n        raise RuntimeError\n"
+    stuck = rank_at(Frame(f"{PYTHON}/subprocess.py", 1264, "wait"), at(2), children=(child,))
+    waiting = [rank(number, W, blocked(W, 9)) for number in (0, 2, 3)]
+    verdict = only(job(*waiting, stuck, sources={SCRIPT: text}))
+    assert verdict.advice[0].startswith("Read the output of process 40 on rank 1 while it runs")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from snapshots import THRESHOLDS, blocked, frame, job, main_thread, op, rank
+from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.rules.beside import acting_thread
@@ -113,8 +113,8 @@ def test_a_thread_that_waits_outside_of_the_cycle_may_get_what_it_waits_for() ->
 def test_a_thread_that_waits_in_the_cycle_can_do_nothing_more() -> None:
     threads = (*main_thread(frame(20)), thread(frame(41, "publish"), THREADING))
     waiting = rank(0, ONE, blocked(OTHER, 8, thread=TID, line=41), threads=threads)
-    assert acting_thread(waiting, {TID}) is None
-    assert acting_thread(waiting, ()) is threads[1]
+    assert acting_thread(waiting, {TID}, {}) is None
+    assert acting_thread(waiting, (), {}) is threads[1]
 
 
 def test_a_thread_of_autograd_belongs_to_the_main_one_that_waits_for_it() -> None:
@@ -136,3 +136,38 @@ def test_where_no_stack_could_be_had_it_is_likely_at_most() -> None:
     verdict = judged(threads=())
     assert (verdict.state, verdict.certainty_of_hang) == (State.SLOW, Certainty.LIKELY)
     assert "Other threads of rank 0 could not be seen" in verdict.explanation
+
+
+def test_the_main_thread_may_act_where_it_waits_for_a_while_for_the_one_in_the_cycle() -> None:
+    def waits(line: str) -> Certainty | None:
+        texts = {SCRIPT: f"def receive():\n    dist.recv(x, 1)\n{line}\ndist.send(x, 1)\n"}
+        join = Frame(f"{LIBRARY}/threading.py", 1116, "Thread.join")
+        threads = (*main_thread(join, frame(3, "<module>")), thread(frame(2, "receive"), THREADING))
+        ranks = [
+            rank(n, ONE, blocked(ONE, 1, "recv", thread=TID, line=2, peer=1 - n), threads=threads)
+            for n in (0, 1)
+        ]
+        (verdict,) = diagnose(job(*ranks, sources=texts), THRESHOLDS)
+        return verdict.certainty_of_hang
+
+    assert waits("worker.join()") is Certainty.PROVED
+    assert waits("worker.join(timeout=20)") is Certainty.LIKELY
+
+
+@pytest.mark.parametrize(
+    ("line", "sure"),
+    [
+        ("work.wait()", Certainty.PROVED),
+        ("dist.recv(x, src=1)", Certainty.PROVED),
+        ("work.wait(timedelta(seconds=45))", Certainty.LIKELY),
+        ("dist.recv(x, timeout=limit)", Certainty.LIKELY),
+    ],
+)
+def test_who_waits_with_a_time_limit_does_not_wait_for_ever(line: str, sure: Certainty) -> None:
+    text = f"def main():\n    work = dist.all_reduce(x, group=a, async_op=True)\n    {line}\n"
+    stack = main_thread(frame(3, "main"), frame(99, "<module>"))
+    first = rank(0, ONE, blocked(ONE, 1, line=2), threads=stack)
+    other = rank(1, OTHER, blocked(OTHER, 1, line=30))
+    (verdict,) = diagnose(job(first, other, sources={SCRIPT: text}), THRESHOLDS)
+    assert verdict.certainty_of_hang is sure
+    assert verdict.state is (State.HANG if sure is Certainty.PROVED else State.SLOW)

@@ -663,3 +663,47 @@ def test_whether_a_file_is_the_program_is_never_decided_otherwise_on_a_rank() ->
     assert found is not None
     assert [one.site.line for one in (found, *found.others) if one.site] == [2]
     assert found.what is What.UNEVEN_LOOP
+
+
+TURNS = """
+class Config:
+    steps: int = 12
+def main(cfg):
+    for step in range(cfg.steps):
+        if batch.grad is not None:
+            reduce()
+    barrier()
+"""
+
+
+def test_a_call_left_out_in_a_loop_as_long_on_all_ranks_is_no_early_end() -> None:
+    found = verdict(TURNS, "reduce reduce reduce", "reduce reduce barrier")
+    assert found.kind is Kind.OP_MISMATCH
+    assert found.cause is not None
+    assert (found.cause.what, found.cause.others) == (What.DATA_CONDITION, ())
+
+
+def test_what_a_stack_is_below_is_possible_where_no_way_is_known() -> None:
+    text = dedent(
+        """
+        def changed(rate):
+            if rate != seen:
+                for hook in hooks:
+                    hook(rate)
+        def main():
+            for step in range(9):
+                reduce()
+                for hook in hooks:
+                    hook(step)
+        def restore(rate):
+            cast()
+        """
+    ).removeprefix("\n")
+    usual = [rank_at(number, text, "reduce", "reduce") for number in (0, 1)]
+    odd = rank_at(2, text, "reduce", "cast")
+    inside = frame(11, "restore"), frame(4, "changed"), frame(9, "main"), frame(99, "<module>")
+    found = only(job(*usual, replace(odd, threads=main_thread(*inside)), sources={SCRIPT: text}))
+    assert found.cause is not None
+    assert found.cause.site is not None
+    assert (found.cause.what, found.cause.site.line) == (What.DATA_CONDITION, 2)
+    assert found.cause.certainty is Certainty.POSSIBLE

@@ -25,7 +25,7 @@ from hangwatch.diagnosis.facts.history import has_left_out
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.facts.wait_points import Channel
 from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, What
+from hangwatch.types.kinds import Certainty, Kind, OpState, What
 
 if TYPE_CHECKING:
     from hangwatch.types.snapshot import OpRecord, RankSnapshot
@@ -146,3 +146,77 @@ def test_a_call_of_nccls_that_has_not_returned_waits_for_its_connection_alone() 
     # Of calls that the program waits for on the host it is known what comes next: nothing.
     found = only(job(sends(0, 1, 2, waited_s=15.0), sends(1, 0, 2, waited_s=15.0)))
     assert (found.kind, found.culprits) == (Kind.MISSING_PEER, (0, 1))
+
+
+def exchanges(number: int, tags: list[int], *, done: int) -> RankSnapshot:
+    """A rank of two that posts a send and a recv each time, then waits; so many are complete."""
+    made = [
+        replace(
+            op(PAIR, n, kind, line=5 if kind == "send" else 6, peer=1 - number, tag=tag),
+            state=OpState.DONE if n < 2 * done else OpState.ISSUED,
+        )
+        for at, tag in enumerate(tags)
+        for n, kind in ((2 * at, "send"), (2 * at + 1, "recv"))
+    ]
+    first = next(at for at, call in enumerate(made) if call.state is OpState.ISSUED)
+    made[first] = replace(made[first], state=OpState.BLOCKED, blocked_age_s=20.0)
+    return rank(number, PAIR, *made)
+
+
+def test_what_a_rank_has_posted_is_compared_though_it_waits_in_another_call() -> None:
+    tags = [10, 12, 14, 16, 18]
+    pair = job(exchanges(0, [*tags, 22], done=5), exchanges(1, [*tags, 20], done=5))
+    verdict = only(pair)
+    assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.LIKELY)
+    assert verdict.headline == (
+        "Rank 0 receives with tag 22 at train.py:6 what rank 1 sends with tag 20 at train.py:5."
+    )
+    assert verdict.cause is not None
+    assert verdict.cause.what is What.DIFFERENT_ARGUMENT
+
+
+def test_that_none_of_them_receives_is_not_said_where_they_do_with_another_tag() -> None:
+    verdict = only(job(exchanges(0, [1, 2], done=1), exchanges(1, [1, 3], done=1)))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert "what it receives has another tag" in verdict.headline
+
+
+def test_of_two_that_send_from_one_line_it_does_not_matter_who_never_did_before() -> None:
+    """Each gives and takes in turns; now both give."""
+    turns = ["send", "recv"] * 3
+    ranks = [
+        rank(
+            number,
+            PAIR,
+            *(
+                op(PAIR, n, kind, line=5 if kind == "send" else 6, peer=1 - number)
+                for n, kind in made
+            ),
+            blocked(PAIR, len(turns), "send", line=5, peer=1 - number),
+        )
+        for number, made in enumerate((enumerate(turns), enumerate(turns[::-1])))
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+
+
+def test_the_counterpart_may_be_made_by_a_helper_that_the_other_way_calls() -> None:
+    text = source(
+        """
+        def balance(mine, theirs):
+            if mine >= theirs:
+                return give(mine - theirs)
+            return take(theirs - mine)
+        def give(count):
+            dist.send(rows[:count], peer)
+        def take(count):
+            dist.recv(rows[:count], peer)
+        """
+    )
+    stack = main_thread(frame(6, "give"), frame(3, "balance"))
+    ranks = [replace(messages(number, "send", 6, [0]), threads=stack) for number in (0, 1)]
+    verdict = only(job(*ranks, **text))
+    assert verdict.cause is not None
+    assert verdict.cause.site is not None
+    assert (verdict.cause.what, verdict.cause.site.line) == (What.DATA_CONDITION, 2)
+    assert verdict.advice[0].startswith("Make `if mine >= theirs` at train.py:2 hold on one of two")

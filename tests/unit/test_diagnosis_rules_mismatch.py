@@ -12,6 +12,7 @@ from snapshots import (
     THRESHOLDS,
     W,
     blocked,
+    exited,
     frame,
     job,
     killed,
@@ -730,3 +731,28 @@ def test_a_bucket_that_comes_where_a_metric_came_once_is_not_odd_yet() -> None:
     reduces = rank(1, PAIR, *steps[1:2], blocked(PAIR, 4, shape=()), **killed(6))
     verdict = only(job(accumulates, reduces, ended=True, exit_code=1))
     assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+
+
+def test_that_most_came_with_a_new_root_does_not_prove_who_is_wrong() -> None:
+    made = [op(W, n, "broadcast", root=0) for n in range(1, 9)]
+    ranks = [
+        rank(number, W, *made, blocked(W, 9, "broadcast", root=min(number, 1)))
+        for number in range(4)
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.LIKELY)
+    assert verdict.certainty_of_hang is Certainty.PROVED
+    others = [
+        rank(number, W, *made, blocked(W, 9, "broadcast", root=0 if number else 1))
+        for number in range(4)
+    ]
+    assert only(job(*others)).certainty is Certainty.PROVED
+
+
+def test_that_one_side_goes_on_alone_does_not_show_that_a_difference_was_meant() -> None:
+    steps = [op(W, n) for n in range(1, 5)]
+    on = [op(W, n, line=21) for n in range(6, 11)]
+    most = [rank(n, W, *steps, op(W, 5), *on, blocked(W, 11, line=21)) for n in (0, 1, 2)]
+    odd = rank(3, W, *steps, op(W, 5, "broadcast", line=30), **exited())
+    verdict = only(job(*most, odd))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (3,))

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.awaited import On
+from hangwatch.diagnosis.facts.awaited import FULL_PIPE, On
 from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Library, aborted_by, gave_up
@@ -271,7 +271,8 @@ def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
     if blocked.call:
         yield "waits_in", blocked.call
     if blocked.until is not None:
-        yield "until", (blocked.until.source or "").rstrip(":")
+        text = (blocked.until.source or "").rstrip(":")
+        yield "retried" if blocked.on is On.RETRY else "until", text
     if blocked.instead is not None:
         yield from (("set_key", blocked.instead.key), ("set_at", line(blocked.instead.site)))
     if blocked.link is not None:
@@ -287,6 +288,8 @@ def _of_link(link: Link) -> Iterator[tuple[str, str]]:
         yield ("lost_process", "a process") if link.command else ("lost_thread", link.name)
     elif link.command:
         yield "child", link.name
+        if link.waits_for == FULL_PIPE:
+            yield "filled", link.name
     elif link.site is not None:
         yield "holder" if link.holds else "other_thread", link.name
         yield "holder_at" if link.holds else "other_thread_at", line(link.site)

@@ -44,6 +44,10 @@ class On(StrEnum):
     PIPE = "pipe"
     FILE = "file"
     SLEEP = "sleep"
+    LOOP = "loop"
+    """Nothing: it is in a loop."""
+    RETRY = "retry"
+    """What raises, and is tried again and again."""
     KEY = "key"
     """Of a store of torch's."""
     INPUT = "input"
@@ -72,6 +76,7 @@ class Link:
 
 
 INPUT = "input from a terminal"
+FULL_PIPE = "somebody to read a pipe, which is full"
 _BY_KERNEL = (
     (
         re.compile(r"^(?:locks_lock_inode|flock|posix_lock|fcntl_setlk)"),
@@ -79,7 +84,7 @@ _BY_KERNEL = (
         "a file lock",
     ),
     (re.compile(r"pipe_read"), On.PIPE, "data from a pipe"),
-    (re.compile(r"pipe_write"), On.PIPE, "somebody to read a pipe, which is full"),
+    (re.compile(r"pipe_write"), On.PIPE, FULL_PIPE),
     (re.compile(r"^wait_for_partner"), On.PIPE, "the other end of a named pipe, to open it"),
     (re.compile(r"^(?:n_tty_read|tty_)"), On.INPUT, INPUT),
     (re.compile(r"^(?:do_wait|kernel_wait)"), On.CHILD, "a child process"),

@@ -20,7 +20,7 @@ from hangwatch.diagnosis.facts.awaited import (
 )
 from hangwatch.diagnosis.facts.locks import holder, lock_taken
 from hangwatch.diagnosis.source.program import Line
-from hangwatch.diagnosis.source.syntax import in_body, own
+from hangwatch.diagnosis.source.syntax import called, in_body, own, tried_again
 from hangwatch.frames import innermost_user_site, is_user_frame, program_thread, site_of
 from hangwatch.types.snapshot import Frame
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.awaited import Link
     from hangwatch.diagnosis.facts.stores import Setter
     from hangwatch.diagnosis.source.program import Program
+    from hangwatch.diagnosis.source.syntax import Function
     from hangwatch.types.calls import Site
     from hangwatch.types.snapshot import RankSnapshot
 
@@ -43,7 +44,7 @@ class Blocked:
     call: str = ""
     link: Link | None = None
     until: Site | None = None
-    """The loop that sleeps until something has come about."""
+    """The loop that goes on until something has come about, or what is tried again and again."""
     instead: Setter | None = None
     """Where a key of nearly that name was set."""
 
@@ -80,12 +81,14 @@ def blocked(
 ) -> Blocked | None:
     """What the program of a rank waits for; None where nothing tells of it."""
     thread = program_thread(rank)
-    if thread is None or not thread.frames or thread.active:
+    if thread is None or not thread.frames:
         return None
     inside = list(takewhile(lambda frame: not is_user_frame(frame), thread.frames))
     site = innermost_user_site(thread.frames, sources)
     wchan = rank.process.wchan if thread.tid == rank.pid else ""
     look = _Look(rank, peers, sources, program, inside, site, wchan)
+    if thread.active:
+        return look.by_loop()
     return look.for_lock() or look.by_library() or look.by_line() or look.by_kernel()
 
 
@@ -136,9 +139,45 @@ class _Look:
         if self.inside or self.site is None:
             return None
         if _SLEEPS.search(self._text):
-            until = _loop(self.site, self.sources, self.program)
-            return Blocked(On.SLEEP, "time to pass", until=until)
+            return self._again() or Blocked(On.SLEEP, "time to pass", until=self._loop())
         return Blocked(On.INPUT, INPUT) if _ASKS.search(self._text) else None
+
+    def by_loop(self) -> Blocked | None:
+        """By a loop of its function in which nothing is for other ranks."""
+        node = self._while()
+        if node is None or self.program.communicates(node.body):
+            return None
+        return Blocked(On.LOOP, until=self._at(node))
+
+    def _again(self) -> Blocked | None:
+        """What a handler goes back to once it has slept."""
+        tried = tried_again(self._scope, self.site.line) if self.site is not None else None
+        if tried is None or not self.rank.handling:
+            return None
+        return Blocked(On.RETRY, self.rank.handling, until=self._at(tried))
+
+    def _loop(self) -> Site | None:
+        """The innermost ``while`` around its line that asks for something but the time."""
+        node = self._while()
+        calls = [n for n in ast.walk(node.test) if isinstance(n, ast.Call)] if node else []
+        asks = node is not None and not isinstance(node.test, ast.Constant)
+        return self._at(node) if node and asks and not any(map(_gives_time, calls)) else None
+
+    def _while(self) -> ast.While | None:
+        line = self.site.line if self.site is not None else 0
+        nodes = own(self._scope) if self._scope is not None else ()
+        loops = [node for node in nodes if isinstance(node, ast.While) and in_body(node, line)]
+        return max(loops, key=lambda node: node.lineno, default=None)
+
+    @property
+    def _scope(self) -> Function | None:
+        site = self.site
+        return self.program.scope_at(Line(site.file, site.line)) if site is not None else None
+
+    def _at(self, node: ast.stmt) -> Site | None:
+        site = self.site
+        frame = Frame(site.file, node.lineno, site.function) if site is not None else None
+        return site_of(frame, self.sources) if frame is not None else None
 
     def by_kernel(self) -> Blocked | None:
         """By where it sleeps."""
@@ -160,15 +199,5 @@ def _call(inside: Sequence[Frame]) -> str:
     return f"{found[1].replace('/', '.')}.{outermost.function.rpartition('.')[2]}"
 
 
-def _loop(site: Site, sources: Mapping[str, str], program: Program) -> Site | None:
-    """The innermost ``while`` around a line that asks for something."""
-    scope = program.scope_at(Line(site.file, site.line))
-    loops = [
-        node.lineno
-        for node in (own(scope) if scope is not None else ())
-        if isinstance(node, ast.While)
-        and not isinstance(node.test, ast.Constant)
-        and in_body(node, site.line)
-    ]
-    line = max(loops, default=0)
-    return site_of(Frame(site.file, line, site.function), sources) if line else None
+def _gives_time(call: ast.Call) -> bool:
+    return called(call) in ("monotonic", "now", "perf_counter", "time")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -162,27 +161,10 @@ def index(snapshot: JobSnapshot) -> Job:
         for gid, group in progress.items():
             job.reached[gid][number] = group.enqueued
     setting_up = any(rank.in_call == NEW_GROUP for rank in job.ranks.values())
-    setting_up = setting_up or _are_misnamed(job)
     for number, rank in job.ranks.items():
         job.add_calls(number, _calls(rank) if setting_up else rank.ops)
     job.guessed = {job.gid(key) for key in guessed}
     return job
-
-
-def _are_misnamed(job: Job) -> bool:
-    """Whether groups of different members go by one name, and not all members know theirs so."""
-    held: dict[str, dict[int, int]] = defaultdict(dict)
-    for groups in job.progress.values():
-        for gid, group in groups.items():
-            if group.alive:
-                known = held[group.name]
-                known[gid] = known.get(gid, 0) + 1
-    return any(
-        count < len(job.keys[gid].ranks)
-        for known in held.values()
-        if len(known) > 1
-        for gid, count in known.items()
-    )
 
 
 def _calls(rank: RankSnapshot) -> Iterable[OpRecord]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LEAST = 2
 """Calls that have to agree on what is usual."""
-_LASTING = (Differs.DTYPE, Differs.ROOT)
+LASTING = (Differs.DTYPE, Differs.ROOT)
 """Respects in which a line does not come to differ by itself, as sizes do in a last batch."""
 
 
@@ -41,7 +41,7 @@ def usual_side(job: Job, place: Place, found: Split) -> tuple[int, ...] | None:
         for record in made.values()
         if seq < place.seq and step(record) in steps
     ]
-    usual = siblings or (before if found.differs in _LASTING else [])
+    usual = siblings or (before if found.differs in LASTING else [])
     if len(usual) < LEAST or len({*usual}) > 1 or not {*before} <= {*usual}:
         return None
     sides = [

@@ -1,4 +1,4 @@
-"""What threads beside the one that waits make of a cycle.
+"""What may end waits that nobody ends: other threads, and who gives up.
 
 Ranks that wait for each other wait for ever only if nothing else in them can make the call
 that is missing: a program may receive in its main thread and send in another one, out of a
@@ -12,12 +12,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.source.program import Line
+from hangwatch.diagnosis.source.syntax import has_time_limit
 from hangwatch.diagnosis.text.phrases import at_line, capital, the_ranks, verb
-from hangwatch.frames import innermost_user_site
+from hangwatch.frames import innermost_user_site, main_thread
 from hangwatch.types.kinds import Certainty
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.types.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
@@ -38,6 +40,8 @@ _CHORES = re.compile(
 """Whose threads call nothing of the program."""
 _RUNS_CALLBACKS = "_handle_results"
 """The thread of a multiprocessing.Pool that runs the callbacks of apply_async()."""
+_FOR_A_WHILE = re.compile(r"\.(?:acquire|exception|get|join|result|wait)\(\s*[^)\s]|\bsleep\(")
+"""A line that waits, with a limit, or for a time."""
 _AUTOGRAD = re.compile(r"/torch/(?:autograd/|_tensor\.py$)")
 _STANDARD = re.compile(r"/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
 """What they call, and what a timer or an event loop is seen in as well."""
@@ -51,7 +55,9 @@ def unless_beside(case: Case, found: Finding) -> Finding:
     inside_of = {(wait.rank, wait.record.thread) for wait in found.waits if wait.record is not None}
     stuck = {rank: {tid for one, tid in inside_of if one == rank} for rank in ranks}
     acting = {
-        rank: thread for rank, one in ranks.items() if (thread := acting_thread(one, stuck[rank]))
+        rank: thread
+        for rank, one in ranks.items()
+        if (thread := acting_thread(one, stuck[rank], case.texts))
     }
     if acting:
         called = any(thread.tid in _callers(ranks[rank]) for rank, thread in acting.items())
@@ -74,13 +80,35 @@ def unless_beside(case: Case, found: Finding) -> Finding:
     return found
 
 
-def acting_thread(rank: RankSnapshot, stuck: Collection[int]) -> ThreadStack | None:
-    """A thread beside the main one that may yet make a call, None for none seen.
+def unless_given_up(case: Case, found: Finding) -> Finding:
+    """The finding, which is not final where a rank waits for a time of its own only."""
+    if not found.final or found.ended:
+        return found
+    for wait in found.waits:
+        stack = [] if wait.over or wait.rank in case.ended else case.stack(wait.rank)
+        line = Line(stack[-1].file, stack[-1].line) if stack else Line("", 0)
+        if has_time_limit(case.source.program.scope_at(line), line.number):
+            where = at_line(case.site_of_line(*line))
+            note = f"Rank {wait.rank} waits with a time limit of its own{where}."
+            return _open(found, Certainty.LIKELY, note)
+    return found
 
-    stuck: the threads that wait in the cycle; one that waits for something else may get it.
-    First those that have made calls, whatever they are at now.
+
+def acting_thread(
+    rank: RankSnapshot, stuck: Collection[int], texts: Mapping[str, str]
+) -> ThreadStack | None:
+    """A thread that may yet make a call, None for none seen.
+
+    stuck: the threads that wait in the cycle; one that waits for something else may get it, and
+    the main one goes on where it waits for a while only. First those that have made calls,
+    whatever they are at now.
     """
     callers = _callers(rank)
+    main = main_thread(rank.threads, rank.pid)
+    if main is not None and stuck and main.tid not in stuck and rank.pid not in stuck:
+        site = innermost_user_site(main.frames, texts)
+        if site is not None and _FOR_A_WHILE.search(site.source or ""):
+            return main
     free = [t for t in rank.threads or () if t.tid not in stuck and not _is_main(rank, t)]
     free.sort(key=lambda thread: thread.tid not in callers)
     return next((t for t in free if t.tid in callers or not _does_chores(rank, t)), None)
@@ -105,7 +133,9 @@ def is_started(rank: RankSnapshot, record: OpRecord) -> bool | None:
 
 def _open(found: Finding, at_most: Certainty, note: str) -> Finding:
     text = replace(found.text, explanation=f"{found.text.explanation} {note}")
-    return replace(found, certainty=found.certainty.at_most(at_most), final=False, text=text)
+    sure = found.certainty.at_most(at_most)
+    hang = found.hang and found.hang.at_most(at_most)
+    return replace(found, certainty=sure, hang=hang, final=False, text=text)
 
 
 def _callers(rank: RankSnapshot) -> set[int]:

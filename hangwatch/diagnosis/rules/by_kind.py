@@ -9,7 +9,8 @@ from hangwatch.diagnosis.facts.history import other_peers
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
-from hangwatch.diagnosis.source.program import Line
+from hangwatch.diagnosis.rules.splits import position
+from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.diagnosis.source.syntax import called, other_branch, own, spans
 from hangwatch.diagnosis.text import reasons
 from hangwatch.frames import with_source
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hangwatch.diagnosis.rules.case import Case, Finding
+    from hangwatch.diagnosis.source.program import Program
     from hangwatch.types.snapshot import OpRecord
 
 OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED, Reason.EXCEPTION_HANDLING})
@@ -133,21 +135,33 @@ def _all_one_way(case: Case, finding: Finding) -> RootCause | None:
     }
     if site is None or site != finding.victim_site or len(sides) != 1:
         return None
-    scope = case.source.program.scope_at(Line(site.file, site.line))
+    missing = _RECEIVING if sides.pop() else _SENDING
+    at = position(case, finding.culprits[0]) or Position((Line(site.file, site.line),))
+    for line in at.frames[::-1]:
+        node = _turning_from(case.source.program, line, missing)
+        if node is not None:
+            of_rank = case.source.asks_for_rank(line.file, node.test, strictly=True)
+            what = What.RANK_CONDITION if of_rank else What.DATA_CONDITION
+            where = case.site_of_line(line.file, node.lineno)
+            why = reasons.all_one_way(finding.culprits, where)
+            return RootCause(what, finding.certainty, where, why, (why,))
+    return None
+
+
+def _turning_from(program: Program, line: Line, missing: set[str]) -> ast.If | None:
+    """The condition around a line whose other way makes one of some calls, or has a helper do."""
+    scope = program.scope_at(line)
     if scope is None:
         return None
-    missing = _RECEIVING if sides.pop() else _SENDING
     for node in [node for node in own(scope) if isinstance(node, ast.If)]:
         ways = (node.body, other_branch(scope, node))
-        mine = [way for way in ways if spans(way, site.line)]
-        calls = [call for way in ways for call in case.source.program.communicating(way)]
+        mine = [way for way in ways if spans(way, line.number)]
+        calls = [call for way in ways for call in program.communicating(way)]
         other = {called(call) for call in calls if not (mine and spans(mine[0], call.lineno))}
-        if mine and other & missing:
-            of_rank = case.source.asks_for_rank(site.file, node.test)
-            what = What.RANK_CONDITION if of_rank else What.DATA_CONDITION
-            line = case.site_of_line(site.file, node.lineno)
-            why = reasons.all_one_way(finding.culprits, line)
-            return RootCause(what, finding.certainty, line, why, (why,))
+        helpers = [one for name in other for one in program.named.get(name, ())]
+        inside = [node for one in helpers for node in own(one) if isinstance(node, ast.Call)]
+        if mine and (other | {*map(called, inside)}) & missing:
+            return node
     return None
 
 

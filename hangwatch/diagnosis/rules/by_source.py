@@ -73,7 +73,7 @@ def _loops(case: Case, read: Read) -> tuple[Loop | None, Loop | None]:
     parted = fork(case.source.program, read.split.mine, read.split.theirs)
     if parted is None or parted.file != read.choice.file:
         return None, None
-    left = next((loop for loop in parted.left if _leaves(read, loop)), None)
+    left = next((loop for loop in parted.left if _leaves(case, read, loop)), None)
     return left, next((loop for loop in parted.back.left if _is_in(read, loop)), None)
 
 
@@ -168,9 +168,12 @@ def _is_in(read: Read, loop: Loop) -> bool:
     return in_body(loop, getattr(read.choice.node, "lineno", 0))
 
 
-def _leaves(read: Read, loop: Loop) -> bool:
+def _leaves(case: Case, read: Read, loop: Loop) -> bool:
     """Whether a choice is one by which a loop may be left: also what catches an exception of it."""
     node = read.choice.node
+    jumps = leaves(read.taken) or read.what not in CONDITIONS
+    if not jumps and case.source.has_same_turns(read.choice.file, loop):
+        return False  # it only leaves calls out
     first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
     caught = read.choice.turn is Turn.EXCEPTION and last >= body_end(loop)
     return in_body(loop, first) or caught

@@ -175,7 +175,7 @@ class Case:
         if found.reason is Reason.STORE_WAIT and (keys := awaited_keys(self.job.ranks[rank])):
             instead = nearest(self.job.ranks, keys)
             return replace(found, blocked=Blocked(On.KEY, key_text(keys), instead=instead))
-        if found.reason is not Reason.USER_CODE:
+        if found.reason not in (Reason.USER_CODE, Reason.EXCEPTION_HANDLING):
             return found
         if rank not in self._blocked:
             known = (
@@ -187,7 +187,12 @@ class Case:
             self._blocked[rank] = blocked(
                 self.job.ranks[rank], peers, self.texts, self.source.program
             )
-        return replace(found, blocked=self._blocked[rank])
+        wait = self._blocked[rank]
+        if found.reason is Reason.USER_CODE:
+            return replace(found, blocked=wait)
+        # What a handler waits for is its own affair, but where it goes back to what has raised.
+        again = wait is not None and wait.on is On.RETRY
+        return replace(found, reason=Reason.USER_CODE, blocked=wait) if again else found
 
     def handled_by(self, ranks: Collection[int]) -> str:
         """The exception that some ranks handle and no other does, by its name; empty for none."""

@@ -47,7 +47,8 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
     if not found:
         shown = left_without(case, finding) or unwinding or _by_retry(case, finding)
         return shown or without_choice(case, finding)
-    sure = Certainty.LIKELY if len(found) == 1 else Certainty.POSSIBLE
+    alone = len(found) == 1 and not found[0].around
+    sure = Certainty.LIKELY if alone else Certainty.POSSIBLE
     certainty = finding.certainty.at_most(sure)
     causes = [_cause(case, read, certainty) for read in found]
     handled = case.exception_of(finding.culprits)

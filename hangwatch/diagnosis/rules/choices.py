@@ -18,16 +18,15 @@ from hangwatch.diagnosis.rules.by_kind import (
     records_of,
 )
 from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
-from hangwatch.diagnosis.source.flow import Turn, asks_whether_run, exits
+from hangwatch.diagnosis.source.flow import Choice, Turn, asks_whether_run, exits
 from hangwatch.diagnosis.source.made import conditions_of
-from hangwatch.diagnosis.source.paths import ways
+from hangwatch.diagnosis.source.paths import Ways, ways
 from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.diagnosis.source.syntax import (
     exhausted_loop,
     in_body,
     other_branch,
     own,
-    runs_out,
     spans,
 )
 from hangwatch.types.kinds import Kind, What
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.rules.splits import Split
-    from hangwatch.diagnosis.source.flow import Choice
-    from hangwatch.diagnosis.source.paths import Ways
     from hangwatch.diagnosis.source.syntax import Function
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
@@ -80,6 +77,8 @@ class Read:
     """Of an `if` the way that they took."""
     other: Sequence[ast.stmt] = ()
     """The one that they did not."""
+    around: bool = False
+    """It is around where the culprits are, and no way is known by which others come past it."""
 
 
 def has_parted(case: Case, finding: Finding) -> bool:
@@ -115,7 +114,30 @@ def choices_of(case: Case, finding: Finding) -> list[Read]:
 
 
 def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list[Read]:
-    for split in splits(case, finding, weight):
+    known = list(splits(case, finding, weight))
+    found = _on_ways(case, finding, known)
+    return found or [read for split in known if (read := _around(case, finding, split))][:1]
+
+
+def _around(case: Case, finding: Finding, split: Split) -> Read | None:
+    """The innermost condition that a culprit's stack is below, and that of the other is not."""
+    shared = {*split.theirs.frames}
+    for line in reversed([line for line in split.mine.frames if line not in shared]):
+        scope = case.source.program.scope_at(line)
+        nodes = [one for one in own(scope) if isinstance(one, ast.If)] if scope is not None else []
+        for node in nodes[::-1]:
+            if spans(node.body, line.number) or spans(node.orelse, line.number):
+                taken = spans(node.body, line.number)
+                choice = Choice(Turn.CONDITION, line.file, node, taken, node.test)
+                read = _read(case, finding, choice, split, Ways())
+                if read is not None and not case.source.is_alike(line.file, node.test):
+                    return replace(read, around=True)
+    return None
+
+
+def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]:
+    """Those by which the ways of two part, of the first two of which the ways are known."""
+    for split in known:
         if split.mine.line == split.theirs.line:
             continue
         made = _made_by_rank(case, finding, split)
@@ -221,9 +243,9 @@ def _named_by_source(
         loop = exhausted_loop(scope, node)
         return (What.UNEVEN_LOOP, loop) if loop is not None else (What.SWALLOWED_EXCEPTION, node)
     if choice.turn is Turn.LOOP:
-        constants = case.source.given(choice.file).constants
-        fixed = isinstance(node, ast.For | ast.While) and not runs_out(node, constants)
-        return (None if fixed else What.UNEVEN_LOOP), node
+        thrown_out = bool(case.handled_by(finding.culprits))
+        same = not thrown_out and case.source.has_same_turns(choice.file, node)
+        return (None if same else What.UNEVEN_LOOP), node
     test = choice.test
     if choice.turn is Turn.CALL or test is None:
         of_rank = choice.turn is Turn.CONDITION  # a decorator for one rank

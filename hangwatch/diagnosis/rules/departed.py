@@ -11,7 +11,6 @@ from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.history import has_left_out, is_usual_wait, shift, step
 from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.past import END
-from hangwatch.diagnosis.facts.shares import is_half
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.text import disagreement
@@ -84,9 +83,6 @@ def _of_groups(case: Case, finding: Finding) -> Finding:
 
     All ranks have to make all groups: so it stands that the culprits did not, and no more.
     """
-    skipped = _without_a_group(case, finding)
-    if skipped is not None:
-        return skipped
     tied = _tied(case, finding)
     parting = _parting(case, finding.culprits) if tied else None
     if parting is None:
@@ -95,20 +91,6 @@ def _of_groups(case: Case, finding: Finding) -> Finding:
     alike = tied - _makers(case, parting.seen_by(culprit)[1][0])
     told = _told(case, finding, tuple(sorted(alike)), parting)
     return replace(told, certainty=Certainty.POSSIBLE)
-
-
-def _without_a_group(case: Case, finding: Finding) -> Finding | None:
-    """The finding, of the ranks that went past a call of new_group which the others made."""
-    for parting in case.departures.partings:
-        for rank in parting.ranks:
-            mine, theirs = (way[0] for way in parting.seen_by(rank))
-            makers = _makers(case, theirs)
-            if makers and mine.step.wire != NEW_GROUP:
-                past = tuple(sorted({*finding.culprits, *finding.victims} - makers))
-                told = _told(case, finding, past, parting) if rank in past else None
-                sure = Certainty.POSSIBLE if is_half(past, case.job.ranks) else Certainty.LIKELY
-                return told and replace(told, certainty=sure)
-    return None
 
 
 def _makers(case: Case, made: Made) -> set[int]:

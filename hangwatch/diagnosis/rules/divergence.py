@@ -45,6 +45,8 @@ def divergence(
     alone = (found.ranks or found.tied) & inside
     if is_minority(alone, everyone):
         return Divergence(*_sides(alone, everyone), parted=not found.ranks)
+    if len(everyone) == 2 and _is_one_call(waits):  # noqa: PLR2004 (a pair)
+        return None  # both send first: the one is at fault as well as the other
     strange = _strange(case, there, everyone, outside)
     culprits, others = _sides(strange, everyone)
     culprits = tuple(rank for rank in culprits if rank in inside)
@@ -60,8 +62,6 @@ def _strange(
     rest = {rank for rank, is_so in usual.items() if is_so}
     if strange | rest != {*everyone} or not is_minority(strange, everyone):
         return set()
-    if any(_may_just_go_on(case, wait) for wait in waits if wait.rank in strange):
-        return set()
     # Who did what it never did as well, and waits for the rest, shows that the program went on.
     along = any(
         is_usual_wait(case.job, wait) is False
@@ -71,13 +71,10 @@ def _strange(
     return rest if along else strange
 
 
-def _may_just_go_on(case: Case, wait: Wait) -> bool:
-    """Whether nobody made that call before, and no source tells that no loop was left."""
-    record = wait.record
-    if record is None or (record.site and case.source.tree(record.site.file) is not None):
-        return False
-    own = [made for _, made in case.job.ops.get(wait.rank, ())]
-    return sum(step(made) == step(record) for made in own) <= 1
+def _is_one_call(waits: Sequence[Wait]) -> bool:
+    """Whether all send from one line of the program."""
+    calls = {step(wait.record) for wait in waits if wait.record is not None and wait.record.p2p}
+    return len(calls) == 1 and all(w.record and "send" in w.record.wire for w in waits)
 
 
 def _sides(ranks: Collection[int], everyone: Ranks) -> tuple[Ranks, Ranks]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import signal
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ def kept_local(case: Case, finding: Finding) -> RootCause | None:
     Or less often, and they are in a bucket that the others left out.
     """
     place = finding.wait_point
-    if not isinstance(place, Place) or not (finding.kind in _PARTED or _was_aborted(case, finding)):
+    if not isinstance(place, Place) or finding.kind not in _PARTED:
         return None
     culprits, others = finding.culprits, _others(case, finding, place)
     for site, mine, theirs in uneven(case.job.ranks, NO_SYNC, culprits, others):
@@ -93,12 +92,6 @@ def left_without(case: Case, finding: Finding) -> RootCause | None:
     why = reasons.in_another_step(finding.culprits)
     line = with_source(used[0], case.texts)
     return RootCause(What.NO_SYNC, Certainty.POSSIBLE, line, why, (why,), (unused,))
-
-
-def _was_aborted(case: Case, finding: Finding) -> bool:
-    """Whether gloo ended culprits for what another one sent."""
-    ends = (case.ended[rank] for rank in finding.culprits if rank in case.ended)
-    return finding.kind is Kind.DIED and any(end.signal == signal.SIGABRT for end in ends)
 
 
 def _others(case: Case, finding: Finding, place: Place) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import messages
 from hangwatch.diagnosis.text.phrases import at_line, group_text, verb
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.types.kinds import Certainty, Kind, Reason, What
+from hangwatch.frames import with_source
+from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, What
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.rules.divergence import Divergence
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.diagnosis.text.wording import Text
+    from hangwatch.types.calls import Site
+    from hangwatch.types.snapshot import OpRecord
 
 ENOUGH_TAGS = 4
 """Messages of a line that tell by how much its tag goes up each time."""
@@ -33,15 +36,22 @@ ENOUGH_TAGS = 4
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One rank of a cycle, and the message that it waits for."""
+    """One rank of a cycle, and a message of it that does not come."""
 
     wait: Wait
     point: Channel
+    posted: OpRecord | None = None
+    """The call that it made for the message, where that is not the one that it waits in."""
 
     @property
     def rank(self) -> int:
         """The rank that waits."""
         return self.wait.rank
+
+    @property
+    def record(self) -> OpRecord | None:
+        """The call that it made for the message."""
+        return self.posted or self.wait.record
 
 
 def judge_messages(case: Case, sides: Mapping[WaitPoint, Sequence[Wait]]) -> Finding | None:
@@ -60,14 +70,40 @@ def judge_messages(case: Case, sides: Mapping[WaitPoint, Sequence[Wait]]) -> Fin
     if len(found) != sum(map(len, sides.values())) or len({*ranks}) < len(found) or ranks != peers:
         return None
     if len({side.point.sends for side in found}) == 1:
-        return _of_one_direction(case, found)
+        pairs = [(side, other) for side in found if (other := _posted(case, side)) is not None]
+        parted = (pair for pair in pairs if any(_leap(case, side) for side in pair))
+        named = next(parted, None)
+        if named is not None:
+            return _of_two_names(case, *named)
+        return _of_one_direction(case, found, posted=bool(pairs))
     return _of_two_names(case, *found) if len(found) == 2 else None  # noqa: PLR2004 (a pair)
+
+
+def _posted(case: Case, side: Side) -> Side | None:
+    """A call of its peer's for a message of theirs the other way round, but with another tag.
+
+    None where there is none that is still under way.
+    """
+    gid, waiter, peer = side.point.gid, side.rank, side.point.peer
+    wire = "recv" if side.point.sends else "send"
+    wait = wait_of(case, peer)
+    for own, record in case.job.ops.get(peer, ()):
+        if (
+            wait is not None
+            and (own, record.p2p, record.peer) == (gid, True, waiter)
+            and record.wire.startswith(wire)
+            and record.tag != side.point.tag
+            and record.state in (OpState.ISSUED, OpState.BLOCKED)
+        ):
+            point = Channel(gid, peer, waiter, not side.point.sends, record.tag, 0, -1)
+            return Side(wait, point, record)
+    return None
 
 
 def _of_two_names(case: Case, one: Side, other: Side) -> Finding | None:
     """A send and a recv between two ranks, with different tags or in different groups."""
     differs = "tag" if one.point.tag != other.point.tag else "group"
-    leaps = {side: leap for side in (one, other) if (leap := _leap(case, side.wait))}
+    leaps = {side: leap for side in (one, other) if (leap := _leap(case, side))}
     culprit = next(iter(leaps)) if differs == "tag" and len(leaps) == 1 else None
     first, second = (one, other) if culprit is not other else (other, one)
     both = tuple(sorted((one.rank, other.rank)))
@@ -81,19 +117,27 @@ def _of_two_names(case: Case, one: Side, other: Side) -> Finding | None:
     return _finding(case, scene, (first, second), text, differs)
 
 
-def _of_one_direction(case: Case, found: Sequence[Side]) -> Finding | None:
-    """Ranks that all send or all receive: nobody does what would let the first go on."""
+def _of_one_direction(case: Case, found: Sequence[Side], *, posted: bool) -> Finding | None:
+    """Ranks that all send or all receive: nobody does what would let the first go on.
+
+    posted: some have made their part of other messages, with other tags.
+    """
     ranks = tuple(sorted(side.rank for side in found))
     first, second = sorted(found, key=lambda side: side.rank)[:2]
     scene = _scene(case, ranks, (), first, second)
-    text = messages.one_direction(scene, sends=first.point.sends)
+    text = messages.one_direction(scene, sends=first.point.sends, posted=posted)
     return _finding(case, scene, found, text)
 
 
 def _scene(case: Case, culprits: Ranks, others: Ranks, first: Side, second: Side) -> Scene:
     where = group_text(case.job, first.point.gid)
-    sites = (case.wait_site(side.wait) for side in (first, second))
+    sites = (_site(case, side) for side in (first, second))
     return Scene(culprits, others, where, *sites)
+
+
+def _site(case: Case, side: Side) -> Site | None:
+    known = with_source(side.posted.site, case.texts) if side.posted is not None else None
+    return known or case.wait_site(side.wait)
 
 
 def _finding(
@@ -130,13 +174,13 @@ def _finding(
     )
 
 
-def _leap(case: Case, wait: Wait) -> tuple[int, int] | None:
+def _leap(case: Case, side: Side) -> tuple[int, int] | None:
     """(by how much the tags of its line went up before, by how much now) where that differs."""
-    record = wait.record
+    record = side.record
     if record is None:
         return None
     gid = case.job.gid(record.group)
-    made = [one for own, one in case.job.ops.get(wait.rank, ()) if own == gid]
+    made = [one for own, one in case.job.ops.get(side.rank, ()) if own == gid]
     tags = [one.tag for one in made if step(one) == step(record) and one.peer == record.peer]
     *before, now = [later - earlier for earlier, later in pairwise(tags)] or [0]
     even = len(before) >= ENOUGH_TAGS and len({*before}) == 1
@@ -153,8 +197,7 @@ def tells(case: Case, wait_point: Channel, left: Divergence | None) -> bool:
         known = bool(peers) and set(peers) <= set(left.culprits)
         return known and wait_point.waiter in left.others
     return bool(peers) and all(
-        _is_elsewhere(case, peer)
-        and any(wait_point.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
+        any(wait_point.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
         for peer in peers
     )
 
@@ -169,13 +212,6 @@ def peers_of(case: Case, wait_point: Channel) -> Ranks:
 
 def _missed(case: Case, wait: Wait) -> Ranks:
     return case.graph.missing.get(wait.wait_point, ())
-
-
-def _is_elsewhere(case: Case, rank: int) -> bool:
-    """Whether a rank waits in something else than a send or recv."""
-    return any(
-        not isinstance(wait.wait_point, Channel) for wait in case.graph.by_rank.get(rank, ())
-    )
 
 
 def channel_in_cycle(case: Case, wait_point: Channel, inside: set[int], *, silent: bool) -> Finding:

@@ -10,7 +10,7 @@ from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.exchanges import misfits
 from hangwatch.diagnosis.facts.history import expected, step
 from hangwatch.diagnosis.facts.shares import is_majority
-from hangwatch.diagnosis.facts.siblings import usual_side
+from hangwatch.diagnosis.facts.siblings import LASTING, usual_side
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
 from hangwatch.diagnosis.rules.case import Finding
@@ -46,8 +46,13 @@ def judge_dispute(case: Case, place: Place) -> Finding | None:
     if majority is None:
         return _without_majority(case, place, found)
     culprits = tuple(sorted(rank for ranks in parts[1:] for rank in ranks))
-    strong = is_majority(majority, case.job.members(place.gid))
-    certainty = Certainty.PROVED if strong and _is_final(case, place) else Certainty.LIKELY
+    final = _is_final(case, place)
+    proved = final and is_majority(majority, case.job.members(place.gid))
+    if found.differs in LASTING and usual_side(case.job, place, found) == culprits:
+        # That most came with something new, and these as ever, does not prove who is wrong.
+        blamed = _blame(case, place, found, (culprits, majority), Certainty.LIKELY)
+        return replace(blamed, hang=Certainty.PROVED if proved else Certainty.LIKELY)
+    certainty = Certainty.PROVED if proved else Certainty.LIKELY
     return _blame(case, place, found, (culprits, majority), certainty)
 
 

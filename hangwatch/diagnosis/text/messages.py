@@ -42,15 +42,19 @@ def two_names(
     )
 
 
-def one_direction(scene: Scene, *, sends: bool) -> Text:
-    """Ranks of which each waits for the next one, and all send or all receive."""
+def one_direction(scene: Scene, *, sends: bool, posted: bool) -> Text:
+    """Ranks of which each waits for the next one, and all send or all receive.
+
+    posted: some have made their part of other messages, with other tags.
+    """
     mine, missing = ("send", "receives") if sends else ("receive", "sends")
+    does = f"what it {missing} has another tag" if posted else f"none of them {missing}"
     lines = {site for site in (scene.site, scene.other_site) if site is not None}
     at = at_line(scene.site) if len(lines) == 1 else ""
     count = "Both" if len(scene.culprits) == 2 else "All"  # noqa: PLR2004 (a pair)
     return Text(
         f"{capital(the_ranks(scene.culprits))} wait to {mine}{at}, each for another of them, and "
-        f"none of them {missing}.",
+        f"{does}.",
         sentences(
             f"{count} are in a call of one direction in {scene.where}.",
             scene.seen() if len(lines) == 1 else "",

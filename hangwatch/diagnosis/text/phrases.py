@@ -207,7 +207,7 @@ def doing(activity: Activity) -> str:
     if activity.reason is Reason.USER_CODE:
         where = where or "its own code"
         blocked = activity.blocked
-        if blocked is not None:
+        if blocked is not None and blocked.on is not On.LOOP:
             asleep = blocked.on is On.SLEEP and blocked.until is None
             return f"sleeping in {where}" if asleep else f"{waiting(blocked)} ({where})"
         return f"busy in {where}" if activity.running else f"in {where}"
@@ -219,16 +219,21 @@ def doing(activity: Activity) -> str:
     elif activity.blocked is not None:
         what = waiting(activity.blocked)
     elif activity.handling and activity.reason is Reason.EXCEPTION_HANDLING:
-        article = "an" if activity.handling[:1].lower() in "aeiou" else "a"
-        what = f"handling {article} {activity.handling}"
+        what = f"handling {_article(activity.handling)}"
     if activity.worker:
         inside = f" in {_in_function(activity.worker_site)}" if activity.worker_site else ""
         return f"{what} (worker pid {activity.worker}{inside})"
     return f"{what} ({where})" if where else what
 
 
+def _article(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
 def waiting(blocked: Blocked) -> str:
     """``waiting for the lock `lock```, to follow ``it is``."""
+    if blocked.on is On.RETRY:
+        return f"trying again after {_article(blocked.what)}"
     if blocked.on is On.SLEEP:
         return "sleeping in a loop"
     return f"waiting in {blocked.call}" if blocked.call else f"waiting for {blocked.what}"

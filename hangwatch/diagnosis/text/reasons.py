@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.unordered import Unordered
 from hangwatch.diagnosis.text.phrases import at_line, capital, line, place_in_code, the_ranks, verb
@@ -97,6 +98,10 @@ def of_kind(what: What) -> str:
 def of_wait(ranks: Ranks, blocked: Blocked) -> str:
     """What a line waits for that does not come to its end, empty where that is not known."""
     link, where = blocked.link, blocked.until
+    if where is not None and blocked.on is On.RETRY:
+        return f"It tries {_code(where)} again and again, which raises {blocked.what} each time."
+    if where is not None and blocked.on is On.LOOP:
+        return f"It is in {_code(where)}, where nothing is for other ranks: they wait for its end."
     if where is not None:
         return f"It sleeps again and again, as long as {_code(where)} goes on."
     if blocked.instead is not None:
