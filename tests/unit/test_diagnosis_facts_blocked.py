@@ -356,7 +356,11 @@ def test_a_loop_without_any_call_for_others_is_told_of_who_is_at_work_in_it() ->
     assert found is not None
     assert found.until is not None
     assert (found.on, found.until.line) == (On.LOOP, 8)
-    assert of_text(14, RETRIES, active=True) is None
+    assert of_text(14, RETRIES, active=True) is None  # it communicates
+    library = Frame("/usr/lib/python3/site-packages/sampler/core.py", 3, "choice")
+    at_work = replace(thread("MainThread", library, at(9), tid=1001), active=True)
+    seen = replace(rank_at(at(9)), threads=(at_work,))
+    assert blocked_by(seen, (), {SCRIPT: RETRIES}, Program({SCRIPT: ast.parse(RETRIES)})) is None
 
 
 def test_a_loop_until_some_time_does_not_wait_for_anything_else() -> None:

@@ -686,24 +686,48 @@ def test_a_call_left_out_in_a_loop_as_long_on_all_ranks_is_no_early_end() -> Non
 def test_what_a_stack_is_below_is_possible_where_no_way_is_known() -> None:
     text = dedent(
         """
-        def changed(rate):
-            if rate != seen:
-                for hook in hooks:
-                    hook(rate)
+        class Hooks:
+            def fire(self, event):
+                for hook in self.table.get(event, ()):
+                    hook()
+        def made():
+            def changed():
+                rate = current()
+                if rate != seen["rate"]:
+                    hooks.fire("drop")
+            hooks.on("step", changed)
+            hooks.on("drop", lambda: best.restore())
+        class Best:
+            def restore(self):
+                cast()
         def main():
             for step in range(9):
                 reduce()
-                for hook in hooks:
-                    hook(step)
-        def restore(rate):
-            cast()
+                hooks.fire("step")
         """
     ).removeprefix("\n")
-    usual = [rank_at(number, text, "reduce", "reduce") for number in (0, 1)]
-    odd = rank_at(2, text, "reduce", "cast")
-    inside = frame(11, "restore"), frame(4, "changed"), frame(9, "main"), frame(99, "<module>")
-    found = only(job(*usual, replace(odd, threads=main_thread(*inside)), sources={SCRIPT: text}))
-    assert found.cause is not None
-    assert found.cause.site is not None
-    assert (found.cause.what, found.cause.site.line) == (What.DATA_CONDITION, 2)
-    assert found.cause.certainty is Certainty.POSSIBLE
+    lines = (
+        (14, "restore"),
+        (11, "<lambda>"),
+        (4, "fire"),
+        (9, "changed"),
+        (4, "fire"),
+        (18, "main"),
+    )
+    inside = main_thread(*(frame(*line) for line in lines), frame(99, "<module>"))
+
+    def judged(condition: str) -> RootCause | None:
+        known = text.replace('rate != seen["rate"]', condition)
+        usual = [rank_at(number, known, "reduce", "reduce") for number in (0, 1)]
+        odd = replace(rank_at(2, known, "reduce", "cast"), threads=inside)
+        return only(job(*usual, odd, sources={SCRIPT: known})).cause
+
+    found = judged('rate != seen["rate"]')
+    assert found is not None
+    assert found.site is not None
+    assert (found.what, found.site.line) == (What.DATA_CONDITION, 8)
+    assert found.certainty is Certainty.POSSIBLE
+    for same in ("config.restores", "True"):
+        without = judged(same)
+        assert without is not None
+        assert without.what is What.UNKNOWN

@@ -260,6 +260,7 @@ _NAMES = {
     On.KEY: "key",
 }
 """By what it is waited for, the name under which texts may name it."""
+_UNTIL = {On.RETRY: "retried", On.LOOP: "rounds"}
 
 
 def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
@@ -272,7 +273,7 @@ def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
         yield "waits_in", blocked.call
     if blocked.until is not None:
         text = (blocked.until.source or "").rstrip(":")
-        yield "retried" if blocked.on is On.RETRY else "until", text
+        yield _UNTIL.get(blocked.on, "until"), text
     if blocked.instead is not None:
         yield from (("set_key", blocked.instead.key), ("set_at", line(blocked.instead.site)))
     if blocked.link is not None:

@@ -54,6 +54,7 @@ _PYTHON = re.compile(
     r"|concurrent/futures/\w+|asyncio/\w+)\.py$"
 )
 """Modules by which threads and processes of a program wait for each other."""
+_PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 _CHILDREN = re.compile(r"^(?:multiprocessing|concurrent\.futures\.process)\b")
 _LIBRARIES = (
     (re.compile(r"/(?:filelock|fasteners|portalocker)/"), On.FILE_LOCK, "a file lock"),
@@ -143,9 +144,13 @@ class _Look:
         return Blocked(On.INPUT, INPUT) if _ASKS.search(self._text) else None
 
     def by_loop(self) -> Blocked | None:
-        """By a loop of its function in which nothing is for other ranks."""
+        """By a loop of its function in which nothing is for other ranks.
+
+        What a package does within is not known.
+        """
         node = self._while()
-        if node is None or self.program.communicates(node.body):
+        of_packages = any(_PACKAGES.search(frame.file) for frame in self.inside)
+        if node is None or of_packages or self.program.communicates(node.body):
             return None
         return Blocked(On.LOOP, until=self._at(node))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.wait_points import Channel
@@ -116,7 +117,8 @@ def choices_of(case: Case, finding: Finding) -> list[Read]:
 def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list[Read]:
     known = list(splits(case, finding, weight))
     found = _on_ways(case, finding, known)
-    return found or [read for split in known if (read := _around(case, finding, split))][:1]
+    around = (read for split in known if (read := _around(case, finding, split)) is not None)
+    return found or list(islice(around, 1))
 
 
 def _around(case: Case, finding: Finding, split: Split) -> Read | None:
@@ -130,7 +132,8 @@ def _around(case: Case, finding: Finding, split: Split) -> Read | None:
                 taken = spans(node.body, line.number)
                 choice = Choice(Turn.CONDITION, line.file, node, taken, node.test)
                 read = _read(case, finding, choice, split, Ways())
-                if read is not None and not case.source.is_alike(line.file, node.test):
+                alike = asks_whether_run(node.test) or case.source.is_alike(line.file, node.test)
+                if read is not None and not alike:
                     return replace(read, around=True)
     return None
 

@@ -101,7 +101,7 @@ def of_wait(ranks: Ranks, blocked: Blocked) -> str:
     if where is not None and blocked.on is On.RETRY:
         return f"It tries {_code(where)} again and again, which raises {blocked.what} each time."
     if where is not None and blocked.on is On.LOOP:
-        return f"It is in {_code(where)}, where nothing is for other ranks: they wait for its end."
+        return f"It is in {_code(where)}, in which the source shows no call for other ranks."
     if where is not None:
         return f"It sleeps again and again, as long as {_code(where)} goes on."
     if blocked.instead is not None:
