@@ -32,12 +32,20 @@ IMPORTS_S = 0.4
 
 
 def files_of(ranks: Iterable[RankSnapshot]) -> dict[str, int]:
-    """The user's files that these ranks name, each with the pid of one that does."""
+    """The user's files that these ranks name, and their programs, each with the pid of one."""
     found: dict[str, int] = {}
+    programs: dict[str, int] = {}
     for rank in ranks:
         for file in _named(rank):
             if is_user_file(file, rank.program):
                 found.setdefault(file, rank.pid)
+        if rank.program.endswith(".py"):
+            programs.setdefault(rank.program, rank.pid)
+    # A program may have been started by a relative name.
+    relative = [f"/{Path(file)}" for file in found if not file.startswith("/")]
+    for file, pid in programs.items():
+        if not file.endswith(tuple(relative)):
+            found.setdefault(file, pid)
     return found
 
 
@@ -54,26 +62,28 @@ def read(
     are read, for who cannot wait for all.
     """
     texts = {} if into is None else into
-    room, until = MAX_TOTAL_BYTES, time.monotonic() + IMPORTS_S
-    todo, seen = deque[tuple[str, int]](list(files.items())[:MAX_FILES]), set[Path]()
-    imports = _Imports()
-    left = len(todo)
-    while todo and len(texts) < MAX_FILES:
-        file, pid = todo.popleft()
-        left -= 1
-        with suppress(OSError):
-            path = _located(file, pid, proc)
-            data = _bytes(path, started_at) if path not in seen else None
-            seen.add(path)
-            if data is None or len(data) > room:
-                continue
+    until, room, imports = time.monotonic() + IMPORTS_S, MAX_TOTAL_BYTES, _Imports()
+    unread, seen = deque[tuple[Path, str]](), set[Path]()
+
+    def take(file: str, path: Path) -> None:
+        nonlocal room
+        seen.add(path)
+        data = _bytes(path, started_at) if len(texts) < MAX_FILES else None
+        if data is not None and len(data) <= room:
             room -= len(data)
             text = data.decode("utf-8", "replace")
             texts[file] = redaction.source(text)
-            imports.read(path, text)
-        if left <= 0 and time.monotonic() < until:
-            named = (str(path) for path in imports.found() if path not in seen)
-            todo.extend((name, pid) for name in named if is_user_file(name))
+            imports.lies_at(path)
+            unread.append((path, text))
+
+    for file, pid in list(files.items())[:MAX_FILES]:
+        with suppress(OSError):
+            take(file, _located(file, pid, proc))
+    while unread and time.monotonic() < until:
+        for path in imports.of(*unread.popleft()):
+            if path not in seen and is_user_file(str(path)):
+                with suppress(OSError):
+                    take(str(path), path)
     return texts
 
 
@@ -83,26 +93,23 @@ class _Imports:
     def __init__(self) -> None:
         self._roots: dict[Path, None] = {}
         self._entries: dict[Path, frozenset[str]] = {}
-        self._wanted: dict[tuple[Path | None, tuple[str, ...]], None] = {}
 
-    def read(self, path: Path, text: str) -> None:
-        """Note where a file lies, and what it imports."""
+    def lies_at(self, path: Path) -> None:
+        """Note where a file lies: others may be imported from there."""
         root = path.parent
         self._roots[root] = None
         while "__init__.py" in self._listed(root) and root != root.parent:
             root = root.parent
         self._roots[root] = None
-        for level, parts in _imported(text):
-            self._wanted[path.parents[level - 1] if level else None, parts] = None
 
-    def found(self) -> list[Path]:
-        """The files of what was imported since it was asked for last."""
-        wanted, self._wanted = self._wanted, {}
+    def of(self, path: Path, text: str) -> list[Path]:
+        """The files of the modules that a file imports, as far as they are found."""
+        wanted = dict.fromkeys(_imported(text))
         return [
-            path
-            for beside, parts in wanted
-            for root in ((beside,) if beside is not None else self._roots)
-            if (path := self._module(root, parts)) is not None
+            file
+            for level, parts in wanted
+            for root in (path.parents[level - 1 : level] if level else list(self._roots))
+            if (file := self._module(root, parts)) is not None
         ]
 
     def _module(self, root: Path, parts: tuple[str, ...]) -> Path | None:
@@ -146,8 +153,6 @@ def _named(rank: RankSnapshot) -> Iterator[str]:
     yield from (site.file for site in sites if site is not None)
     threads = [*(rank.threads or ()), *(t for child in rank.children for t in child.threads)]
     yield from (frame.file for thread in threads for frame in thread.frames)
-    if rank.program.endswith(".py"):
-        yield rank.program
 
 
 def _located(file: str, pid: int, proc: str) -> Path:

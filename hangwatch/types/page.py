@@ -24,8 +24,8 @@ class Identity:
     store_port: int = 0
     run_id: str = ""
     program: str = ""
-    """Of installed code what is the program that was started: a directory with a trailing slash,
-    or a file. Empty where the program is not installed."""
+    """What was started: a file, or where it is installed its package, a directory with a trailing
+    slash. Empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

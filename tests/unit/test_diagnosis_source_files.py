@@ -415,7 +415,9 @@ def test_what_the_names_of_a_file_are_given() -> None:
 # --- What is the same on all ranks ----------------------------------------------------------
 
 SETTINGS = """
+count = 5
 class Config:
+    depth: int = 3
     steps: int = 12
     rows: int = 40
 class Trainer:
@@ -426,6 +428,11 @@ class Trainer:
         self.kept.append(1)
     def run(self, args, step):
         limit = min(self.cfg.steps, 8) * 2
+        self.cfg.depth += len(self.loader)
+        for count in sizes:
+            prepare(count)
+        many = 4
+        many += len(sizes)
         for turn in {over}:
             if {condition}:
                 reduce()
@@ -446,6 +453,9 @@ Trainer(Config(rows=len(data)), 5, ["a", "b"], loader).run(parse_args(), rank)
         ("range(self.total)", False),
         ("range(len(self.kept))", False),
         ("range(step)", False),
+        ("range(count)", False),  # the loop's, not the module's
+        ("range(many)", False),
+        ("range(self.cfg.depth)", False),
         ("range(self.unknown)", False),
         ("self.names", True),
         ("loader", False),
@@ -456,7 +466,8 @@ def test_a_loop_has_as_many_turns_where_all_that_it_counts_is_alike(
     alike: bool,  # noqa: FBT001 (a parameter of the test)
 ) -> None:
     found = source(SETTINGS.format(over=over, condition="True"))
-    loop = next(node for node in ast.walk(tree_of(found)) if isinstance(node, ast.For))
+    loops = [node for node in ast.walk(tree_of(found)) if isinstance(node, ast.For)]
+    loop = next(node for node in loops if ast.unparse(node.target) == "turn")
     assert found.has_same_turns(FILE, loop) is alike
 
 

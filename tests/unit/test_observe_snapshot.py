@@ -212,6 +212,18 @@ def test_the_program_is_read_though_nothing_names_it(script: Path) -> None:
     assert sources.files_of([replace(seen, program=f"{script.parent}/")]) == {}
 
 
+def test_a_program_that_was_started_by_a_relative_name_is_read_once(script: Path) -> None:
+    thread = ThreadStack("T", 1, active=True, owns_gil=True, frames=(Frame("./train.py", 1, "f"),))
+    seen = rank_snapshot(page(0), ALIVE, "n", 1, threads=(thread,))
+    assert list(sources.files_of([replace(seen, program=str(script))])) == ["./train.py"]
+
+
+def test_an_import_from_above_all_directories_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"if old:\n    from {'.' * 99} import x\n    from .. import {'y' * 999}\n")
+    assert list(sources.read({str(path): 1}, time.time() + 10)) == [str(path)]
+
+
 def test_who_does_not_wait_for_all_files_has_those_that_were_read(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,8 +35,6 @@ class Differs(StrEnum):
     SHAPE = "shape"
     SPLITS = "splits"
     """One sends another amount than the other takes."""
-    ORIGIN = "origin"
-    """The same call, made by the user's code here and by C++ there."""
 
 
 @dataclass(frozen=True, slots=True)

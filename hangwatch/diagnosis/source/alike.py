@@ -65,44 +65,50 @@ def _are_alike(value: Value, nodes: Iterable[ast.expr], known: Collection[str]) 
 
 def _is_name_alike(value: Value, name: str) -> bool:
     steps = value.steps()
-    stores = _stores(own(value.scope), name)
-    if not stores and steps and steps[0].scope is not value.scope:
-        stores = _stores(own(steps[0].scope), name)
-    return bool(steps) and len(steps) >= stores and all(map(is_alike, steps))
+    here = [step for step in steps if step.scope is value.scope]
+    # What a loop or a sum stores there is none of the steps.
+    known = here if _stores(value.scope, name) else steps
+    scopes = {step.scope for step in known if isinstance(step.scope, ast.Module)} | {value.scope}
+    hidden = sum(_stores(scope, name) for scope in scopes) > len(known)
+    return bool(known) and not hidden and all(map(is_alike, known))
 
 
-def _stores(nodes: Iterable[ast.AST], name: str) -> int:
-    """How often a name is given a value, in whatever way."""
-    found = (node for node in nodes if isinstance(node, ast.Name) and node.id == name)
+def _stores(scope: Function, name: str) -> int:
+    """How often a function gives a name a value, in whatever way."""
+    found = (node for node in own(scope) if isinstance(node, ast.Name) and node.id == name)
     return sum(isinstance(node.ctx, ast.Store | ast.Del) for node in found)
 
 
 def _is_attribute_alike(value: Value, node: ast.Attribute) -> bool:
     """Whether all that the program gives to such an attribute is alike; else a setting."""
-    given_to = [*_given_to_attribute(value, node.attr)]
+    assigned = [*_assigned(value, node.attr)]
     trees = value.program.trees.values()
     nodes = (one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.Attribute))
     stores = sum(one.attr == node.attr and isinstance(one.ctx, ast.Store) for one in nodes)
-    if not given_to:
-        return stores == 0 and _is_of_settings(node.value)
-    return len(given_to) >= stores and all(map(is_alike, given_to))
+    if stores > len(assigned):
+        return False
+    made = [*assigned, *_made_with(value, node.attr)]
+    return all(map(is_alike, made)) if made else _is_of_settings(node.value)
 
 
-def _given_to_attribute(value: Value, name: str) -> Iterator[Value]:
-    """What attributes of a name are given: by a statement, in a class, or to its constructor."""
-    program = value.program
-    for scope in program.names:
+def _assigned(value: Value, name: str) -> Iterator[Value]:
+    """What statements give to attributes of a name."""
+    for scope in value.program.names:
+        for to, made in given(own(scope)):
+            if isinstance(to, ast.Attribute) and to.attr == name:
+                yield _at(value, scope, made)
+
+
+def _made_with(value: Value, name: str) -> Iterator[Value]:
+    """What attributes of a name are in a class, and what constructors are given of that name."""
+    for scope in value.program.names:
         for node in own(scope):
             if isinstance(node, ast.Call) and called(node)[:1].isupper():
                 words = (word.value for word in node.keywords if word.arg == name)
                 yield from (_at(value, scope, word) for word in words)
-            for to, made in given([node]):
-                if isinstance(to, ast.Attribute) and to.attr == name:
+            for to, made in given(node.body) if isinstance(node, ast.ClassDef) else ():
+                if isinstance(to, ast.Name) and to.id == name:
                     yield _at(value, scope, made)
-            if isinstance(node, ast.ClassDef):
-                for to, made in given(node.body):
-                    if isinstance(to, ast.Name) and to.id == name:
-                        yield _at(value, scope, made)
 
 
 def _at(value: Value, scope: Function, node: ast.expr) -> Value:
