@@ -27,6 +27,7 @@ from hangwatch.diagnosis.rules.cycles import frozen_in, judge_cycle, judge_stuck
 from hangwatch.diagnosis.rules.departed import with_departure
 from hangwatch.diagnosis.rules.disputes import disputes
 from hangwatch.diagnosis.rules.mismatch import judge_dispute
+from hangwatch.diagnosis.rules.order import of_all_in_loop
 from hangwatch.diagnosis.rules.terminals import judge_terminals
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.types.kinds import Certainty, Kind, Reason, State
@@ -144,7 +145,9 @@ def _findings(case: Case) -> list[Finding]:
     found.extend(judge_terminals(case, terminals))
     kept = [finding for finding in found if not _is_idle_guess(finding, found)]
     told = [
-        finding if finding.settled else decided_by_source(case, with_departure(case, finding))
+        finding
+        if finding.settled
+        else of_all_in_loop(case, decided_by_source(case, with_departure(case, finding)))
         for finding in kept
     ]
     return [with_fault(case, finding) for finding in _once(told)]

@@ -55,6 +55,27 @@ def busy(**fields: Any) -> RankSnapshot:
     return rank(2, W, op(W, 40), **fields)
 
 
+def test_ranks_at_several_lines_are_not_all_said_to_be_at_the_line_of_the_first() -> None:
+    waits = [
+        rank(number, W, op(W, 40), blocked(W, 41, line=line), threads=main_thread(frame(line)))
+        for number, line in ((0, 20), (1, 21), (4, 20))
+    ]
+    busy = [
+        rank(number, W, op(W, 40), threads=main_thread(frame(line, name)))
+        for number, line, name in ((2, 12, "slow_step"), (3, 33, "evaluate"))
+    ]
+    verdict = only(job(*waits, *busy))
+    assert (verdict.kind, verdict.culprits) == (Kind.NEVER_ENTERED, (2, 3))
+    assert (
+        "rank 2 is busy in slow_step, train.py:12, rank 3 is busy in evaluate, train.py:33; "
+        "ranks 0, 1 and 4 wait for them."
+    ) in verdict.headline
+    assert verdict.explanation == (
+        "Rank 2 is at train.py:12 in slow_step. Rank 3 is at train.py:33 in evaluate. "
+        "Ranks 0 and 4 wait at train.py:20 in main. Rank 1 waits at train.py:21 in main."
+    )
+
+
 def test_a_rank_in_its_own_code_never_entered_what_the_others_wait_in() -> None:
     verdict = only(behind(busy(threads=main_thread(SLEEP)), sources={SCRIPT: "\n" * 11 + "zzz()"}))
     assert verdict.kind is Kind.NEVER_ENTERED

@@ -259,7 +259,13 @@ def test_the_cause_is_where_the_holder_of_the_lock_is() -> None:
     assert "thread writer" in verdict.advice[0]
 
 
-@pytest.mark.parametrize(("second", "told"), [(14, "waiting in queue.get"), (30, "in main")])
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        (14, "they are waiting in queue.get (main, train.py:14);"),
+        (30, "rank 1 is waiting in queue.get (main, train.py:14), rank 2 is waiting in queue.get"),
+    ],
+)
 def test_what_one_rank_waits_for_is_not_said_of_another_line(second: int, told: str) -> None:
     waiting = [rank(number, W, blocked(W, 9)) for number in (0, 3)]
     stuck = [

@@ -258,6 +258,21 @@ def test_a_minority_in_another_collective_is_named() -> None:
     )
 
 
+def test_what_each_of_several_entered_is_said_of_it_alone() -> None:
+    most = [at(line, blocked(W, 7, line=line), number=n) for n, line in ((0, 20), (1, 20), (4, 21))]
+    odd = [
+        at(line, blocked(W, 7, name, line=line), number=n)
+        for n, name, line in ((2, "broadcast", 24), (3, "barrier", 26))
+    ]
+    verdict = only(job(*most, *odd))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (2, 3))
+    assert verdict.headline == (
+        "Rank 2 entered broadcast at train.py:24, rank 3 entered barrier at train.py:26 where "
+        "ranks 0, 1 and 4 entered all_reduce, as collective #7 of group default_pg."
+    )
+    assert "Ranks 0 and 1: train.py:20 in main. Rank 4: train.py:21 in main." in verdict.explanation
+
+
 def test_nothing_is_proved_before_the_pages_can_be_trusted() -> None:
     most = [at(20, blocked(W, 7, age=0.5), number=n) for n in (0, 1, 3)]
     odd = at(24, blocked(W, 7, "broadcast", line=24, age=0.5), number=2)
@@ -528,6 +543,42 @@ def test_what_came_before_decides_between_two_ranks() -> None:
     verdict = only(job(usual, odd, **source("\n".join(["while True:", *body]))))
     assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (1,))
     assert (verdict.certainty, verdict.state) == (Certainty.LIKELY, State.HANG)
+
+
+def test_that_most_came_with_something_new_proves_the_hang_and_not_who_did_it() -> None:
+    steps = [op(W, 1, line=20), op(W, 2, "gather", line=21), op(W, 3, line=20)]
+    as_ever, new = blocked(W, 4, "gather", line=21), blocked(W, 4, "barrier", line=30)
+    most_are_new = [
+        at(21, as_ever, *steps, number=0),
+        *(at(30, new, *steps, number=n) for n in (1, 2, 3)),
+    ]
+    verdict = only(job(*most_are_new))
+    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (0,))
+    assert (verdict.certainty, verdict.hang) == (Certainty.LIKELY, Certainty.PROVED)
+    one_is_new = [
+        at(30, new, *steps, number=0),
+        *(at(21, as_ever, *steps, number=n) for n in (1, 2, 3)),
+    ]
+    verdict = only(job(*one_is_new))
+    assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.PROVED)
+
+
+def test_of_ranks_that_go_over_a_set_none_is_named_alone() -> None:
+    text = """
+    def main():
+        for name in {"head", "body"}:
+            dist.all_reduce(gradients[name])
+    """
+    ranks = [at(3, blocked(W, 1, line=3, shape=(n,)), number=n) for n in (2, 3)]
+    more = [at(3, blocked(W, 1, line=3, shape=(2,)), number=n) for n in (0, 1)]
+    verdict = only(job(*more, *ranks, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (0, 1, 2, 3))
+    assert (verdict.certainty, verdict.hang) == (Certainty.POSSIBLE, Certainty.PROVED)
+    assert verdict.cause is not None
+    assert verdict.cause.what is What.DIFFERENT_ORDER
+    assert not any("pad" in advice for advice in verdict.advice)
+    listed = only(job(*more, *ranks, **source(text.replace("{", "[").replace("}", "]"))))
+    assert listed.culprits == (3,)
 
 
 def test_what_came_before_decides_nothing_where_the_program_may_just_have_gone_on() -> None:

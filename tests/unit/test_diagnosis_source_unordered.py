@@ -50,6 +50,23 @@ def test_an_expression_has_an_order_or_has_none(expression: str, found: Unordere
     assert over(f"for x in {expression}:\n    reduce()\n") is found
 
 
+def test_of_several_callers_the_one_on_the_stack_gives_what_a_loop_goes_over() -> None:
+    text = """
+        def sync(tensors):
+            for tensor in tensors:
+                reduce()
+        def main():
+            sync(list(model))
+            sync({"a", "b"})
+        """
+    program = Source({FILE: dedent(text)}).program
+    found = [
+        loop_without_order(program, Line(FILE, 4), above) is not None
+        for above in ((), (Line(FILE, 6),), (Line(FILE, 7),), (Line(FILE, 9),))
+    ]
+    assert found == [False, False, True, False]
+
+
 @pytest.mark.parametrize(
     "text",
     [

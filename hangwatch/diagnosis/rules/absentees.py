@@ -14,7 +14,7 @@ from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.program import fork
 from hangwatch.diagnosis.text import disagreement, wording
-from hangwatch.diagnosis.text.phrases import Ranks, group_text, now, verb
+from hangwatch.diagnosis.text.phrases import Ranks, each_now, group_text, now, verb
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     """Ranks that are busy with something else; all do the same kind of thing."""
     beside = case.doing_beside(culprits[0], case.waits_at(wait_point))
-    activity = beside or case.doing_alike(culprits)
-    doing = now(culprits, activity)
+    parts = [(culprits, beside)] if beside else case.doing_by_line(culprits)
+    activity, doing = parts[0][1], each_now(parts)
     if isinstance(wait_point, Setup):
         return init_incomplete(case, wait_point, culprits, doing, activity.reason)
     if isinstance(wait_point, Channel):
@@ -41,12 +41,14 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
             return found
     waits = case.waits_at(wait_point)
     loop = _left_loop(case, culprits[0], waits)
+    direct = case.direct(wait_point)
     scene = Scene(
         culprits,
-        case.direct(wait_point),
+        direct,
         case.where(wait_point),
         activity.site,
         case.victims_site(waits),
+        case.sites_now((*direct, *culprits)) if beside is None else {},
     )
     seen = activity.reason is not Reason.UNKNOWN and activity.sure
     if activity.reason is not Reason.GPU_FAULT:
@@ -57,7 +59,7 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         certainty=Certainty.LIKELY if seen else Certainty.POSSIBLE,
         culprits=culprits,
         victims=case.victims_of(culprits),
-        text=wording.never_entered(scene, activity, timed_out=gave_up(case.ended, waits))
+        text=wording.never_entered(scene, activity, doing, timed_out=gave_up(case.ended, waits))
         if loop is None
         else wording.left_loop(scene, "", loop),
         wait_point=wait_point,
@@ -93,6 +95,7 @@ def subset(
         case.where(wait_point),
         case.victims_site(waits),
         case.waiting_site(others[0]),
+        case.sites_now((*culprits, *others)),
     )
     found = Finding(
         kind=Kind.SUBSET_ENTERED,
@@ -123,6 +126,7 @@ def absent_ranks(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         case.direct(wait_point),
         case.where(wait_point),
         other_site=case.victims_site(waits),
+        sites=case.sites_now(case.direct(wait_point)),
     )
     causes = {end.cause for end in case.ended.values() if end.how is not How.CLEAN}
     # All that is seen has failed of a peer that was gone: of one that is not seen.
@@ -164,6 +168,7 @@ def lost(case: Case, awaited: Iterable[int], wait_points: Iterable[WaitPoint | N
         case.direct(wait_point),
         case.where(wait_point),
         other_site=case.victims_site(waits),
+        sites=case.sites_now(case.direct(wait_point)),
     )
     alone = case.job.snapshot.cut_off
     here = sorted({snap.node for snap in case.job.ranks.values() if snap.node} - {*nodes})
@@ -213,6 +218,7 @@ def missing_peer(
         group_text(case.job, wait_point.gid),
         _site_of(case, culprits[0]),
         case.victims_site(waits),
+        case.sites_now(culprits),
     )
     return Finding(
         kind=Kind.MISSING_PEER,
@@ -256,6 +262,7 @@ def init_incomplete(
         wait_point.call,
         _site_of(case, culprits[0]) if culprits else None,
         case.victims_site(waits),
+        case.sites_now((*case.direct(wait_point), *culprits)),
     )
     known = reason not in (Reason.UNKNOWN, Reason.NETWORK)
     return Finding(

@@ -151,11 +151,15 @@ class Case:
             rank in self.job.ranks and rank not in self.ended and has_returned(self.job.ranks[rank])
         )
 
-    def doing_alike(self, ranks: Sequence[int]) -> Activity:
-        """What some ranks do; what the line of the first waits for only where all are at it."""
-        found = self.doing(ranks[0])
-        alike = all(self.activity(rank).site == found.site for rank in ranks[:MOST_COMPARED])
-        return found if alike else self.activity(ranks[0])
+    def doing_by_line(self, ranks: Sequence[int]) -> list[tuple[tuple[int, ...], Activity]]:
+        """What some ranks do, those of one line together, the first of them first."""
+        by_line: dict[tuple[str, int] | None, list[int]] = {}
+        for rank in ranks[:MOST_COMPARED]:
+            site = self.activity(rank).site
+            by_line.setdefault((site.file, site.line) if site else None, []).append(rank)
+        if len(by_line) == 1:
+            return [(tuple(ranks), self.doing(ranks[0]))]
+        return [(tuple(some), self.doing(some[0])) for some in by_line.values()]
 
     def doing_beside(self, rank: int, waits: Iterable[Wait]) -> Activity | None:
         """What a rank does in a thread of its own, where only that of others waits for it."""
@@ -316,6 +320,23 @@ class Case:
         if found is None and not wait.over:
             return self.waiting_site(wait.rank)
         return with_source(found, self.texts)
+
+    def sites_now(self, ranks: Sequence[int]) -> dict[int, Site]:
+        """The lines that ranks wait at, or are at instead, where these are known."""
+        found = {}
+        for rank in ranks[:MOST_COMPARED]:
+            waits = self.graph.by_rank.get(rank, ())
+            site = next((at for wait in waits if (at := self.wait_site(wait)) is not None), None)
+            if site is None and rank in self.job.ranks and rank not in self.ended:
+                site = self.activity(rank).site
+            if site is not None:
+                found[rank] = site
+        return found
+
+    def sites_at(self, ranks: Sequence[int], place: Place) -> dict[int, Site]:
+        """The lines at which ranks entered a place, where these are known."""
+        known = ((rank, self.site_at(rank, place)) for rank in ranks[:MOST_COMPARED])
+        return {rank: site for rank, site in known if site is not None}
 
     def victims_site(self, waits: Iterable[Wait]) -> Site | None:
         """The line that most of those who wait are at."""

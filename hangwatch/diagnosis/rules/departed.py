@@ -13,8 +13,10 @@ from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.past import END
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.rules.by_source import is_by_rank
+from hangwatch.diagnosis.rules.case import MOST_COMPARED
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import (
+    MAX_TOLD,
     at_line,
     capital,
     group_text,
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 
 AGREE_AFTER = 2
 """Calls that have to agree then."""
-MAX_TOLD = 3
-"""Wait points that are told of."""
 _SIDES = frozenset(
     {
         Kind.OP_MISMATCH,
@@ -278,7 +278,17 @@ def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Fi
     if call.p2p:
         where = f"{call.step.wire} in {group_text(case.job, call.gid)}"
     scene = Scene(
-        culprits, victims, where, _site(case, culprit, mine[0]), _site(case, other, theirs[0])
+        culprits,
+        victims,
+        where,
+        _site(case, culprit, mine[0]),
+        _site(case, other, theirs[0]),
+        {
+            rank: with_source(record.site, case.texts) or record.site
+            for ranks, made in ((culprits, mine[0]), (victims, theirs[0]))
+            for rank in ranks[:MOST_COMPARED]
+            if (record := _record(case, rank, made)) is not None and record.site is not None
+        },
     )
     kind, what, shows = Kind.OP_MISMATCH, None, _shows(case, finding)
     if END in (mine[0].step, theirs[0].step):

@@ -10,7 +10,7 @@ from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.exchanges import misfits
 from hangwatch.diagnosis.facts.history import expected, step
 from hangwatch.diagnosis.facts.shares import is_majority
-from hangwatch.diagnosis.facts.siblings import LASTING, usual_side
+from hangwatch.diagnosis.facts.siblings import usual_side
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
 from hangwatch.diagnosis.rules.case import Finding
@@ -22,6 +22,7 @@ from hangwatch.types.kinds import Certainty, Kind, Reason
 from hangwatch.types.verdict import Collective
 
 if TYPE_CHECKING:
+    from hangwatch.diagnosis.facts.history import Step
     from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.types.snapshot import OpRecord
@@ -48,12 +49,13 @@ def judge_dispute(case: Case, place: Place) -> Finding | None:
     culprits = tuple(sorted(rank for ranks in parts[1:] for rank in ranks))
     final = _is_final(case, place)
     proved = final and is_majority(majority, case.job.members(place.gid))
-    if found.differs in LASTING and usual_side(case.job, place, found) == culprits:
-        # That most came with something new, and these as ever, does not prove who is wrong.
-        blamed = _blame(case, place, found, (culprits, majority), Certainty.LIKELY)
-        return replace(blamed, hang=Certainty.PROVED if proved else Certainty.LIKELY)
-    certainty = Certainty.PROVED if proved else Certainty.LIKELY
-    return _blame(case, place, found, (culprits, majority), certainty)
+    hang = Certainty.PROVED if proved else Certainty.LIKELY
+    # That most came with something new, and these as ever, does not prove who is wrong.
+    as_ever = usual_side(case.job, place, found) == culprits or (
+        found.differs is Differs.OP and _is_new(case, place, (majority, culprits))
+    )
+    certainty = Certainty.LIKELY if as_ever else hang
+    return replace(_blame(case, place, found, (culprits, majority), certainty), hang=hang)
 
 
 def judge_lines(case: Case, place: Place) -> Finding | None:
@@ -125,24 +127,32 @@ def _is_elsewhere(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
 
 
 def _is_odd(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
-    """Whether the first of two sides made a known call where it never came before.
+    """Whether the first of two sides made a known call where it never came before."""
+    here = case.job.record(sides[0][0], place)
+    return (
+        here is not None and _is_new(case, place, sides) and step(here) in _made(case, place, sides)
+    )
 
-    What is known of one of them stands for both: until then they made the same calls.
-    """
+
+def _is_new(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
+    """Whether the first of two sides made a call where it never came before, the other as ever."""
     here, there = (case.job.record(side[0], place) for side in sides)
     if here is None or there is None:
         return False
+    usual = expected(_made(case, place, sides), ENOUGH_TIMES if here.site is None else 1)
+    return usual is not None and step(here) not in usual and step(there) in usual
+
+
+def _made(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> list[Step]:
+    """The calls before a place that are known of one of two sides: until then both made them."""
     places, both = case.job.places(place.gid), [side[0] for side in sides]
-    made = [
+    return [
         step(known)
         for seq in sorted(places)
         if seq < place.seq
         for known in [next((places[seq][rank] for rank in both if rank in places[seq]), None)]
         if known is not None
     ]
-    usual = expected(made, ENOUGH_TIMES if here.site is None else 1)
-    mine, theirs = step(here), step(there)
-    return usual is not None and mine in made and mine not in usual and theirs in usual
 
 
 def _without_majority(case: Case, place: Place, found: Split) -> Finding:
@@ -220,16 +230,20 @@ def _other_op(
     case: Case, place: Place, sides: tuple[Ranks, Ranks], certainty: Certainty
 ) -> Finding:
     culprits, others = sides
-    ops = _op(case, place, culprits[0]), _op(case, place, others[0])
     sites = case.site_at(culprits[0], place), case.site_at(others[0], place)
-    scene = Scene(culprits, others, wait_point_text(case.job, place, UNNAMED), *sites)
+    where = wait_point_text(case.job, place, UNNAMED)
+    scene = Scene(culprits, others, where, *sites, case.sites_at((*culprits, *others), place))
+    entered = Counter(_op(case, place, rank) for rank in culprits)
+    mine = [
+        (tuple(rank for rank in culprits if _op(case, place, rank) == op), op) for op in entered
+    ]
     return Finding(
         kind=Kind.OP_MISMATCH,
         reason=Reason.USER_CODE,
         certainty=certainty,
         culprits=culprits,
         victims=case.victims_of(culprits, _wait_points(case, place)),
-        text=disagreement.other_op(scene, ops),
+        text=disagreement.other_op(scene, mine, _op(case, place, others[0])),
         final=_is_final(case, place),
         wait_point=place,
         collective=_collective(case, place, culprits[0]),
@@ -245,7 +259,8 @@ def _other_signature(
     site = case.site_at(culprits[0], place)
     others = next(ranks for _, ranks in found.parts if not set(ranks) & set(culprits))
     where = wait_point_text(case.job, place, _op(case, place, culprits[0]))
-    scene = Scene(culprits, others, where, site, case.site_at(others[0], place))
+    sites = case.sites_at((*culprits, *others), place)
+    scene = Scene(culprits, others, where, site, case.site_at(others[0], place), sites)
     by_cpp = _by_cpp(case, place, culprits, others)
     return Finding(
         kind=Kind.SIGNATURE_MISMATCH,
@@ -273,7 +288,7 @@ def _other_splits(case: Case, place: Place, found: Split) -> Finding:
     partners = tuple(sorted(named - {*culprits})) if len(culprits) == 1 else ()
     site = case.site_at(culprits[0], place)
     where = wait_point_text(case.job, place, _op(case, place, culprits[0]))
-    scene = Scene(culprits, partners, where, site)
+    scene = Scene(culprits, partners, where, site, sites=case.sites_at(culprits, place))
     return Finding(
         kind=Kind.SIGNATURE_MISMATCH,
         reason=Reason.USER_CODE,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.rules.case import FEW
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.unordered import Unordered, loop_without_order
-from hangwatch.diagnosis.text import reasons
+from hangwatch.diagnosis.text import disagreement, reasons
 from hangwatch.types.kinds import Certainty, Kind, What
 from hangwatch.types.verdict import RootCause
 
@@ -27,6 +28,26 @@ _OF_ORDER = frozenset(
         Kind.INIT_INCOMPLETE,
     }
 )
+_OF_SIDES = frozenset({Kind.ORDER_INVERSION, Kind.SIGNATURE_MISMATCH, Kind.OP_MISMATCH})
+
+
+def of_all_in_loop(case: Case, finding: Finding) -> Finding:
+    """The finding, of all that wait in a loop over a set: its order is nobody's departure."""
+    if finding.settled or finding.kind not in _OF_SIDES:
+        return finding
+    waiting = {wait.rank for wait in finding.waits if not wait.vague}
+    candidates = tuple(sorted({*finding.culprits, *waiting}))
+    found = _loop(case, candidates[:FEW])
+    if found is None or found[1] is not Unordered.SET or candidates == finding.culprits:
+        return finding
+    return replace(
+        finding,
+        culprits=candidates,
+        victims=tuple(rank for rank in finding.victims if rank not in candidates),
+        certainty=Certainty.POSSIBLE,
+        hang=finding.hang or finding.certainty,
+        text=disagreement.in_no_order(finding.text),
+    )
 
 
 def without_order(case: Case, finding: Finding) -> RootCause | None:
@@ -57,20 +78,25 @@ def _finalizer(case: Case, rank: int) -> Site | None:
 
 
 def _in_loop(case: Case, finding: Finding, ranks: Sequence[int]) -> RootCause | None:
+    found = _loop(case, ranks)
+    if found is None:
+        return None
+    site, over = found
+    why = reasons.without_order(site, over)
+    # Else sizes may differ that belong to one element: then it is another reason.
+    sure = over is Unordered.SET and finding.kind is Kind.ORDER_INVERSION
+    certainty = finding.certainty.at_most(Certainty.LIKELY if sure else Certainty.POSSIBLE)
+    return RootCause(What.DIFFERENT_ORDER, certainty, site, why, (why,))
+
+
+def _loop(case: Case, ranks: Sequence[int]) -> tuple[Site, Unordered] | None:
     """The loop over a set, or over files, in which all are at one line."""
     places = [at for rank in ranks if (at := position(case, rank)) is not None]
     if len(places) < 2 or len({at.line for at in places}) > 1:  # noqa: PLR2004 (two sides)
         return None
-    for line in places[0].frames[::-1]:
-        found = loop_without_order(case.source.program, line)
+    frames = places[0].frames
+    for depth, line in reversed([*enumerate(frames)]):
+        found = loop_without_order(case.source.program, line, frames[:depth])
         if found is not None:
-            loop, over = found
-            site = case.site_of_line(line.file, loop.lineno)
-            why = reasons.without_order(site, over)
-            # Else sizes may differ that belong to one element: then it is another reason.
-            sure = over is Unordered.SET and finding.kind is Kind.ORDER_INVERSION
-            certainty = Certainty.LIKELY if sure else Certainty.POSSIBLE
-            return RootCause(
-                What.DIFFERENT_ORDER, finding.certainty.at_most(certainty), site, why, (why,)
-            )
+            return case.site_of_line(line.file, found[0].lineno), found[1]
     return None

@@ -30,8 +30,13 @@ class Unordered(StrEnum):
     FILES = "files"
 
 
-def loop_without_order(program: Program, line: Line) -> tuple[ast.For, Unordered] | None:
-    """The innermost loop around a line that goes over what has no order of its own."""
+def loop_without_order(
+    program: Program, line: Line, above: tuple[Line, ...] = ()
+) -> tuple[ast.For, Unordered] | None:
+    """The innermost loop around a line that goes over what has no order of its own.
+
+    above: the lines by which its function was called, outermost first.
+    """
     scope = program.scope_at(line)
     if scope is None:
         return None
@@ -41,7 +46,7 @@ def loop_without_order(program: Program, line: Line) -> tuple[ast.For, Unordered
         if isinstance(node, ast.For) and node.lineno <= line.number <= (node.end_lineno or 0)
     ]
     for loop in around[::-1]:
-        found = _over(Value(program, line.file, scope, loop.iter))
+        found = _over(Value(program, line.file, scope, loop.iter, above=above))
         if found is not None:
             return loop, found
     return None

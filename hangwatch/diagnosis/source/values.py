@@ -35,6 +35,8 @@ class Value:
     scope: Function
     node: ast.expr
     depth: int = DEPTH
+    above: tuple[Line, ...] = ()
+    """The lines by which its function was called, outermost first, where a stack shows them."""
 
     def at(self, node: ast.expr) -> Value:
         """Another expression of the same function."""
@@ -77,12 +79,18 @@ class Value:
             names = [one.arg for one in self.scope.args.args]
             if name in names:
                 return self._of_argument(self.scope, names.index(name), name)
-        return self._further(made) if made else self._further(_made(tree, name), tree)
+        if made:
+            return self._further(made, above=self.above)
+        return self._further(_made(tree, name), tree)
 
     def _of_argument(self, scope: Function, place: int, name: str) -> list[Value]:
         """What a function is called with, where a few lines call it."""
         function = self.program.names[scope]
-        lines, found = self.program.calls_to(function), []
+        lines, found, above = self.program.calls_to(function), [], self.above[:-1]
+        if self.above and self.above[-1] in lines:
+            lines = [self.above[-1]]
+        else:
+            above = ()
         for line in lines if len(lines) <= MOST_CALLERS else ():
             caller = self.program.scope_at(line)
             for node in own(caller) if caller is not None else ():
@@ -93,13 +101,18 @@ class Value:
                 values = {one.arg: one.value for one in node.keywords}
                 value = values.get(name) or dict(enumerate(node.args, first)).get(place)
                 if value is not None and node.lineno == line.number:
-                    found += self._further([value], caller)
+                    found += self._further([value], caller, above)
         return found
 
-    def _further(self, nodes: Iterable[ast.expr], scope: Function | None = None) -> list[Value]:
+    def _further(
+        self,
+        nodes: Iterable[ast.expr],
+        scope: Function | None = None,
+        above: tuple[Line, ...] = (),
+    ) -> list[Value]:
         inside = scope or self.scope
         file = self.program.files.get(inside, self.file)
-        return [Value(self.program, file, inside, node, self.depth - 1) for node in nodes]
+        return [Value(self.program, file, inside, node, self.depth - 1, above) for node in nodes]
 
 
 def _made(scope: Function, name: str) -> list[ast.expr]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.signatures import Differs
 from hangwatch.diagnosis.text.phrases import (
+    MAX_TOLD,
     WIRED,
     at_line,
     capital,
@@ -30,7 +31,7 @@ MAX_PAIRS = 3
 def subset(scene: Scene, went_on: str) -> Text:
     """A few ranks in a collective that the others never enter."""
     headline = (
-        f"Only {the_ranks(scene.culprits)} entered {scene.where}{at_line(scene.site)}: "
+        f"Only {the_ranks(scene.culprits)} entered {scene.where}{scene.here}: "
         f"{the_ranks(scene.others)} {went_on}."
     )
     return Text(headline, sentences(*_both(scene)))
@@ -38,18 +39,19 @@ def subset(scene: Scene, went_on: str) -> Text:
 
 def elsewhere(scene: Scene, op: str) -> str:
     """Where those are who do not enter a collective: before it or past it, nobody may know."""
-    return f"{verb(scene.others, 'is', 'are')} in {op}{at_line(scene.other_site)}"
+    return f"{verb(scene.others, 'is', 'are')} in {op}{scene.there}"
 
 
-def other_op(scene: Scene, ops: tuple[str, str]) -> Text:
-    """Different collectives (the culprits', the others') at one place."""
-    mine, theirs, end = at_line(scene.site), at_line(scene.other_site), ""
-    if _in_one_call(scene):
-        mine, theirs = within(scene.site), within(scene.other_site)
-        end = f", all{at_line(scene.site)}"
+def other_op(scene: Scene, mine: Sequence[tuple[Ranks, str]], theirs: str) -> Text:
+    """Different collectives at one place: what culprits entered each, and what the others did."""
+    told = [f"{the_ranks(r)} entered {op}{scene.at(r, scene.site)}" for r, op in mine[:MAX_TOLD]]
+    there, end = scene.there, ""
+    if _in_one_call(scene) and len(mine) == 1:
+        told = [f"{the_ranks(scene.culprits)} entered {mine[0][1]}{within(scene.site)}"]
+        there, end = within(scene.other_site), f", all{scene.here}"
     headline = (
-        f"{scene.they} entered {ops[0]}{mine} where {the_ranks(scene.others)} "
-        f"entered {ops[1]}{theirs}, as {scene.where}{end}."
+        f"{capital(', '.join(told))} where {the_ranks(scene.others)} "
+        f"entered {theirs}{there}, as {scene.where}{end}."
     )
     return Text(headline, sentences(*_both(scene)))
 
@@ -78,6 +80,12 @@ def either(text: Text, ranks: Ranks) -> Text:
     return Text(text.headline, sentences(text.explanation, note))
 
 
+def in_no_order(text: Text) -> Text:
+    """What stands of ranks that go over a set, each in an order of its own."""
+    note = "All go over a set, whose order is another in each process: any of them may be ahead."
+    return Text(text.headline, sentences(text.explanation, note))
+
+
 def as_usual(text: Text, others: Ranks) -> Text:
     """The text of a finding against ranks whose call is unlike all others of its line."""
     note = f"All other calls of that line that are known are like that of {the_ranks(others)}."
@@ -90,13 +98,13 @@ def ended_before(scene: Scene, shows: str, *, outlasts: bool) -> Text:
     if outlasts:
         headline = (
             f"{scene.they} {verb(scene.culprits, 'goes', 'go')} on to {scene.where}"
-            f"{at_line(scene.site)} where {the_ranks(scene.others)} came to the end of the program."
+            f"{scene.here} where {the_ranks(scene.others)} came to the end of the program."
         )
     else:
         headline = (
             f"{scene.they} finished early: {it} came to the end of the program where "
             f"{the_ranks(scene.others)} {verb(scene.others, 'goes', 'go')} on to {scene.where}"
-            f"{at_line(scene.other_site)}."
+            f"{scene.there}."
         )
     return Text(headline, sentences(*_both(scene), shows))
 
@@ -105,8 +113,8 @@ def other_way(scene: Scene, ops: tuple[str, str], shows: str) -> Text:
     """Ranks that made another call than the others did at that point of the program."""
     headline = (
         f"{scene.they} left the common program: {verb(scene.culprits, 'it', 'they')} made "
-        f"{ops[0]}{at_line(scene.site)}, where {the_ranks(scene.others)} made {ops[1]}"
-        f"{at_line(scene.other_site)}."
+        f"{ops[0]}{scene.here}, where {the_ranks(scene.others)} made {ops[1]}"
+        f"{scene.there}."
     )
     return Text(headline, sentences(*_both(scene), shows))
 
@@ -114,10 +122,10 @@ def other_way(scene: Scene, ops: tuple[str, str], shows: str) -> Text:
 def other_groups(scene: Scene, calls: tuple[str, str], shows: str) -> Text:
     """Ranks that made another group than the others did there. calls: what each side called."""
     one_line = scene.site == scene.other_site
-    here = "" if one_line else at_line(scene.site)
+    here = "" if one_line else scene.here
     headline = (
         f"{scene.they} called {calls[0]}{here}, where {the_ranks(scene.others)} called "
-        f"{calls[1]}{at_line(scene.other_site)}."
+        f"{calls[1]}{scene.there}."
     )
     alike = calls[0].partition(" ")[0] == calls[1].partition(" ")[0]
     why = WIRED if alike else "A group is made by all ranks of the job, also by those not in it."
@@ -146,7 +154,7 @@ def drifting(scene: Scene, shift: int, *, known: bool, even: bool) -> Text:
 def unnoticed(scene: Scene, found: Split) -> Text:
     """One call of one line that ranks made with other tensors, and that went through."""
     parts = [f"{the_ranks(ranks)} with {what}" for what, ranks in found.parts[::-1]]
-    headline = f"{capital(', '.join(parts))} entered {scene.where}{at_line(scene.site)}."
+    headline = f"{capital(', '.join(parts))} entered {scene.where}{scene.here}."
     return Text(
         headline,
         sentences(*_both(scene)[:1], "Nothing is stuck yet, but the results may be wrong."),
@@ -204,7 +212,7 @@ def signature(scene: Scene, found: Split, by_cpp: Ranks = ()) -> Text:
     mine = [what for what, ranks in found.parts if set(ranks) <= culprits]
     rest = [f"{the_ranks(r)} with {what}" for what, r in found.parts if not set(r) <= culprits]
     headline = (
-        f"{scene.they} entered {scene.where}{at_line(scene.site)} with {' or '.join(mine)}, "
+        f"{scene.they} entered {scene.where}{scene.here} with {' or '.join(mine)}, "
         f"{', '.join(rest)}."
     )
     here = f"{scene.they}: {place_in_code(scene.site)}." if scene.site else ""
@@ -236,7 +244,7 @@ def exchange(scene: Scene, pairs: Sequence[Misfit]) -> Text:
     ]
     more = f"; and {len(pairs) - MAX_PAIRS} pairs more" if len(pairs) > MAX_PAIRS else ""
     return Text(
-        f"{scene.they} entered {scene.where}{at_line(scene.site)} with sizes that do not fit "
+        f"{scene.they} entered {scene.where}{scene.here} with sizes that do not fit "
         f"{theirs}: {'; '.join(told)}{more}.",
         sentences(
             "What one rank sends another has to be what that one takes.",
@@ -253,6 +261,6 @@ def _both(scene: Scene) -> list[str]:
     sides = ((scene.culprits, scene.site), (scene.others, scene.other_site))
     return [
         f"{capital(the_ranks(ranks))}: {place_in_code(site)}."
-        for ranks, site in sides
-        if site is not None
+        for side, line in sides
+        for ranks, site in scene.lines(side, line)
     ]

@@ -28,6 +28,8 @@ RUN = 3
 """So many ranks in a row are written as a range."""
 MAX_NODES = 4
 MAX_MESSAGE = 160
+MAX_TOLD = 3
+"""Of what differs from rank to rank, so much is told."""
 _SIGNALS = {
     1: "SIGHUP",
     2: "SIGINT",
@@ -181,12 +183,20 @@ def key_text(keys: Sequence[str]) -> str:
     return f"the keys {', '.join(f'`{key}`' for key in keys)} of the store"
 
 
-def now(ranks: Sequence[int], activity: Activity) -> str:
-    """``it is loading data (data.py:12)``."""
+def now(ranks: Sequence[int], activity: Activity, who: str = "") -> str:
+    """``it is loading data (data.py:12)``, or ``rank 2 is``."""
+    who = who or verb(ranks, "it", "they")
     if activity.interrupted:
         inside = f" in {_in_function(activity.site)}" if activity.site else ""
-        return f"{verb(ranks, 'it was', 'they were')} ended from outside{inside}"
-    return f"{verb(ranks, 'it is', 'they are')} {doing(activity)}"
+        return f"{who} {verb(ranks, 'was', 'were')} ended from outside{inside}"
+    return f"{who} {verb(ranks, 'is', 'are')} {doing(activity)}"
+
+
+def each_now(parts: Sequence[tuple[Ranks, Activity]]) -> str:
+    """``it is loading data (data.py:12)``; where several do not do the same, what each does."""
+    if len(parts) == 1:
+        return now(*parts[0])
+    return ", ".join(now(ranks, one, the_ranks(ranks)) for ranks, one in parts[:MAX_TOLD])
 
 
 _DOING = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import How, Library
 from hangwatch.diagnosis.text.phrases import (
+    MAX_TOLD,
     WIRED,
     Ranks,
     at_line,
@@ -22,7 +23,7 @@ from hangwatch.diagnosis.text.phrases import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hangwatch.diagnosis.facts.activity import Activity
     from hangwatch.diagnosis.facts.endings import Ending
@@ -50,6 +51,8 @@ class Scene:
     where: str
     site: Site | None = None
     other_site: Site | None = None
+    sites: Mapping[int, Site] = field(default_factory=dict)
+    """The lines of single ranks, where these are known: not all of a side need be at one."""
 
     @property
     def they(self) -> str:
@@ -63,14 +66,49 @@ class Scene:
 
     def seen(self) -> str:
         """Where the culprits are, empty if that is not known."""
-        return f"{self.they} {self.are} at {place_in_code(self.site)}." if self.site else ""
+        return sentences(
+            *(
+                f"{capital(the_ranks(ranks))} {verb(ranks, 'is', 'are')} at {place_in_code(site)}."
+                for ranks, site in self.lines(self.culprits, self.site)
+            )
+        )
 
     def waiting(self, *, failed: bool = False) -> str:
         """Where the others wait, or failed, empty if that is not known."""
-        if not self.others or self.other_site is None:
-            return ""
-        do = "failed" if failed else verb(self.others, "waits", "wait")
-        return f"{capital(the_ranks(self.others))} {do} at {place_in_code(self.other_site)}."
+        return sentences(
+            *(
+                f"{capital(the_ranks(ranks))} "
+                f"{'failed' if failed else verb(ranks, 'waits', 'wait')} at {place_in_code(site)}."
+                for ranks, site in self.lines(self.others, self.other_site)
+            )
+        )
+
+    def lines(self, ranks: Ranks, site: Site | None) -> list[tuple[Ranks, Site]]:
+        """The lines that some ranks are at, the given one first; not known of one: as the rest."""
+        if site is None:
+            return []
+        by_line: dict[tuple[str, int], tuple[list[int], Site]] = {
+            (site.file, site.line): ([], site)
+        }
+        for rank in ranks:
+            known = self.sites.get(rank, site)
+            by_line.setdefault((known.file, known.line), ([], known))[0].append(rank)
+        return [(tuple(some), at) for some, at in by_line.values() if some][:MAX_TOLD]
+
+    def at(self, ranks: Ranks, site: Site | None) -> str:
+        """`` at train.py:41``, empty where some ranks are not all at one line."""
+        known = self.lines(ranks, site)
+        return at_line(known[0][1]) if len(known) == 1 else ""
+
+    @property
+    def here(self) -> str:
+        """`` at train.py:41``, where the culprits are; empty for several lines."""
+        return self.at(self.culprits, self.site)
+
+    @property
+    def there(self) -> str:
+        """`` at train.py:41``, where the others are; empty for several lines."""
+        return self.at(self.others, self.other_site)
 
     def awaited(self, where: str = "", *, failed: bool = False) -> str:
         """``; ranks 0, 1 and 3 wait for it in all_reduce #3.``."""
@@ -87,9 +125,12 @@ class Scene:
         return verb(self.culprits, "it", "them")
 
 
-def never_entered(scene: Scene, activity: Activity, *, timed_out: bool = False) -> Text:
-    """A living rank that others wait for, or waited for until their time-out."""
-    headline = f"{scene.they} never entered {scene.where}: {now(scene.culprits, activity)}"
+def never_entered(scene: Scene, activity: Activity, doing: str, *, timed_out: bool = False) -> Text:
+    """Living ranks that others wait for, or waited for until their time-out.
+
+    activity: what the first of them does; doing: what they do, as people read it.
+    """
+    headline = f"{scene.they} never entered {scene.where}: {doing}"
     worker = f"Its data worker {activity.worker} is at {place_in_code(activity.worker_site)}."
     waited = (
         f"; {the_ranks(scene.others)} waited for {verb(scene.culprits, 'it', 'them')} until the "
@@ -157,7 +198,7 @@ def died(
     """
     tail = scene.awaited(scene.where, failed=failed) if scene.where else "."
     if scene.where and not scene.others:
-        tail = f" in {scene.where}{'' if end.exception else at_line(scene.site)}."
+        tail = f" in {scene.where}{'' if end.exception else scene.here}."
     victims = verb(scene.others, "is a victim", "are victims")
     report = verb(scene.others, "it reports", "they report")
     over = ""
@@ -249,7 +290,7 @@ def outlasted(scene: Scene, how: str) -> Text:
 
 def left_loop(scene: Scene, entered: str, loop: Site, *, failed: bool = False) -> Text:
     """Ranks that came past a loop that the others are in. entered: the call that they are in."""
-    at = f"in {entered}{at_line(scene.site)}" if entered else f"at {line(scene.site)}"
+    at = f"in {entered}{scene.here}" if entered else f"at {line(scene.site)}"
     headline = (
         f"{scene.they} finished early: {verb(scene.culprits, 'it', 'they')} left the loop at "
         f"{line(loop)} and {scene.are} {at}"
@@ -278,7 +319,7 @@ def missing_peer(
     wanted = "recv" if call == "send" else "send"
     headline = (
         f"{scene.they} never posted the {wanted} for {the_ranks(scene.others)}'s {call}"
-        f"{at_line(scene.other_site)} in {scene.where}: {doing}."
+        f"{scene.there} in {scene.where}: {doing}."
     )
     fewer = (
         f"It takes a message from any rank: of late {the_ranks(scene.culprits)} "
@@ -294,9 +335,9 @@ def unmatched(scene: Scene, call: str, theirs: str, *, new: bool) -> Text:
     """A point-to-point call that nobody matches. new: its rank made none there before."""
     article = "an" if call.startswith("i") else "a"
     headline = (
-        f"{scene.they} made {article} {call}{at_line(scene.site)} in {scene.where} that nobody "
+        f"{scene.they} made {article} {call}{scene.here} in {scene.where} that nobody "
         f"matches: {the_ranks(scene.others)} {verb(scene.others, 'is', 'are')} in {theirs}"
-        f"{at_line(scene.other_site)}."
+        f"{scene.there}."
     )
     it = verb(scene.culprits, "it", "they")
     return Text(

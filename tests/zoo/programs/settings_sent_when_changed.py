@@ -1,6 +1,6 @@
 """The first rank sends the settings only where they have changed; the others wait for them."""
 # launched with --nproc-per-node=3
-# expect: state=hang kind=op_mismatch certainty=proved culprits=0 victims=1,2
+# expect: state=hang kind=op_mismatch certainty=likely culprits=0 victims=1,2
 # expect: site=culprit victim_site=victim
 
 import torch
