@@ -131,8 +131,7 @@ def _of_one_direction(case: Case, found: Sequence[Side], *, posted: bool) -> Fin
 
 def _scene(case: Case, culprits: Ranks, others: Ranks, first: Side, second: Side) -> Scene:
     where = group_text(case.job, first.point.gid)
-    sites = (_site(case, side) for side in (first, second))
-    return Scene(culprits, others, where, *sites)
+    return Scene(culprits, others, where, _site(case, first), _site(case, second))
 
 
 def _site(case: Case, side: Side) -> Site | None:
