@@ -484,6 +484,24 @@ def test_what_a_programs_own_server_says_of_a_worker_is_no_word_of_a_lost_peer()
 
 
 @pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("requests.exceptions.ReadTimeout", "rows = fetch(shard)"),
+        ("RuntimeError", 'raise RuntimeError("reading the shard timed out")'),
+    ],
+)
+def test_a_time_out_of_the_programs_own_is_no_word_of_a_lost_peer(name: str, line: str) -> None:
+    # A thread of its is in a collective, so that a lost peer might have thrown it out.
+    lines = {SCRIPT: "\n" * 11 + line}
+    raises = raised(name, "reading the shard timed out", 12, age=3.0)
+    first = rank(1, W, op(W, 4), blocked(W, 5, age=4.0, thread=77), **raises)
+    others = [failed(number, age=2.5) for number in (0, 2)]
+    verdict = only(job(first, *others, ended=True, exit_code=1, sources=lines))
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.DIED, (1,), (0, 2))
+    assert verdict.certainty is Certainty.PROVED
+
+
+@pytest.mark.parametrize(
     "text",
     [
         (

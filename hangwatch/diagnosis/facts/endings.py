@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.frames import with_source
 from hangwatch.types.kinds import OpState, Phase, Reason
 
 if TYPE_CHECKING:
@@ -97,6 +98,11 @@ _ECHO = re.compile(
     re.IGNORECASE,
 )
 """What may be said of a lost peer, and of other things that a program talks to."""
+
+_OF_TORCH = frozenset(
+    {"RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+)
+"""What torch's own C++ raises."""
 
 _TIME_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
@@ -454,10 +460,18 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
     if how is How.RAISED and exception is not None:
         if exception.type.rpartition(".")[2] in _END_EXCEPTIONS or exception.sent in _ENDED_BY:
             return Cause.TERMINATED
-        vague = _ECHO.search(exception.message) and _was_communicating(job, rank)
+        vague = _ECHO.search(exception.message) and _may_be_of_torch(job, exception)
+        vague = vague and _was_communicating(job, rank)
         return Cause.ECHO if vague or _tells_of_a_peer(job, rank.rank, exception) else Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
     return Cause.TERMINATED if asked and how is How.SIGNAL else Cause.OWN
+
+
+def _may_be_of_torch(job: Job, exception: ExceptionRecord) -> bool:
+    """Whether torch's C++ may have raised an exception, and not a line of the program."""
+    site = with_source(exception.site, job.snapshot.sources)
+    raises = site is not None and (site.source or "").startswith("raise ")
+    return not raises and exception.type.rpartition(".")[2] in _OF_TORCH
 
 
 def _tells_of_a_peer(job: Job, rank: int, exception: ExceptionRecord) -> bool:
