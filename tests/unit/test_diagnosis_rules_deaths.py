@@ -73,6 +73,19 @@ def test_a_rank_that_raised_while_others_wait_is_a_proved_hang() -> None:
     )
 
 
+def test_a_rank_that_is_still_in_an_excepthook_may_yet_let_the_others_go_on() -> None:
+    hook = main_thread(frame(30, "save_and_say"))
+    gone = rank(2, W, op(W, 4), threads=hook, **raised("ValueError", "x", 12, age=19.0))
+    alive = replace(gone, process=ProcessState(alive=True))
+    states = []
+    for one in (gone, alive):
+        verdict = only(job(*(waiting(n, age=20.0) for n in (0, 1, 3)), one))
+        assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+        states.append((verdict.state, verdict.certainty))
+    assert states == [(State.HANG, Certainty.PROVED), (State.SLOW, Certainty.LIKELY)]
+    assert "still runs, at train.py:30 in save_and_say" in verdict.explanation
+
+
 def test_the_errors_of_its_peers_only_follow() -> None:
     found = job(
         failed(0), failed(1), dead(**raised("ValueError")), failed(3), ended=True, exit_code=1

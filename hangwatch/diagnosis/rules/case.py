@@ -314,6 +314,11 @@ class Case:
         thread = program_thread(snapshot) if snapshot else None
         return innermost_user_site(thread.frames, self.texts) if thread else None
 
+    def runs_on_at(self, rank: int) -> Site | None:
+        """The user's line that a rank is at whose program has failed, as in an excepthook."""
+        snapshot = self.job.ranks.get(rank)
+        return self.waiting_site(rank) if snapshot is not None and snapshot.process.alive else None
+
     def wait_site(self, wait: Wait) -> Site | None:
         """The user's line of a wait; of one that is over the one at which it raised."""
         found = wait.site or (self._raised_at(wait.rank) if wait.over else None)

@@ -65,6 +65,8 @@ def died(
         peers = ()
     # Of several nobody saw the end of, one may have failed and taken the others along.
     several = len(culprits) > 1 and end.how is How.GONE
+    runs_at = next(filter(None, map(case.runs_on_at, culprits)), None)
+    vague = vague or runs_at is not None
     return Finding(
         kind=Kind.DIED,
         reason=end.reason,
@@ -73,8 +75,10 @@ def died(
         ),
         culprits=tuple(sorted({*culprits, *peers})),
         victims=tuple(rank for rank in victims if rank not in peers),
-        text=wording.died(scene, end, failed=failed, aborted=aborted, rivals=peers),
-        final=True,
+        text=wording.died(
+            scene, end, failed=failed, aborted=aborted, rivals=peers, runs_at=runs_at
+        ),
+        final=runs_at is None,
         wait_point=wait_point,
         collective=case.collective(wait_point, waits),
         site=scene.site,

@@ -183,18 +183,19 @@ _ABORTS = {
 }
 
 
-def died(
+def died(  # noqa: PLR0913 (what is known of it, by keyword)
     scene: Scene,
     end: Ending,
     *,
     failed: bool,
     aborted: Library | None = None,
     rivals: Ranks = (),
+    runs_at: Site | None = None,
 ) -> Text:
     """Ranks that raised or were killed.
 
     aborted: the library that may have ended the process. rivals: others that may have
-    been the cause of that.
+    been the cause of that. runs_at: where one of them is that still runs code of the user's.
     """
     tail = scene.awaited(scene.where, failed=failed) if scene.where else "."
     if scene.where and not scene.others:
@@ -213,6 +214,9 @@ def died(
             if end.exception and scene.site
             else "",
             over,
+            f"Its process still runs, at {place_in_code(runs_at)}, and may yet make the call."
+            if runs_at
+            else "",
             _ABORTS[aborted] if aborted is not None else "",
             f"It is not known which left the common program: {the_ranks(scene.culprits)}, or "
             f"{the_ranks(rivals)}."
