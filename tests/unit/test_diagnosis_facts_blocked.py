@@ -29,6 +29,7 @@ START = (
     Frame(f"{PYTHON}/threading.py", 1045, "Thread._bootstrap_inner"),
 )
 GET = Frame(f"{PYTHON}/queue.py", 171, "Queue.get")
+PUT = Frame(f"{PYTHON}/queue.py", 140, "Queue.put")
 RUN = Frame(f"{PYTHON}/subprocess.py", 550, "run")
 SHUTDOWN = Frame(f"{PYTHON}/threading.py", 1590, "_shutdown")
 LOCKS = """\
@@ -129,6 +130,28 @@ def test_two_threads_that_wait_for_each_others_lock_are_told_as_such() -> None:
     saver = thread("saver", at(3, "save"), *START)
     link = linked(rank_at(at(7, "evaluate"), others=(saver,)), text=text)
     assert (line(link.holds), line(link.site), line(link.crossed)) == (2, 3, 6)
+
+
+def test_a_thread_that_needs_a_lock_which_the_waiting_one_has_taken_is_told_as_such() -> None:
+    text = """\
+    def snapshot(self):
+        with self.lock:
+            self.jobs.put(state())
+    def writer(self):
+        with self.lock:
+            self.written += 1
+    """
+    beat, writer = thread("beat", at(9, "beat"), *START), thread("writer", at(5, "writer"), *START)
+    stuck = rank_at(PUT, at(3, "snapshot"), others=(beat, writer))
+    link = linked(stuck, text=text)
+    assert (link.name, line(link.site), line(link.crossed)) == ("thread writer", 5, 2)
+    before = rank_at(PUT, at(1, "snapshot"), others=(beat, writer))
+    assert look(before, text=text).link is None
+    waiting = [rank(number, W, blocked(W, 9)) for number in (0, 2, 3)]
+    verdict = only(job(*waiting, replace(stuck, rank=1), sources={SCRIPT: dedent(text)}))
+    assert verdict.cause is not None
+    assert (verdict.cause.what, line(verdict.cause.site)) == (What.STUCK_LINE, 2)
+    assert verdict.advice[0].startswith("Leave the lock that is taken at train.py:2 before")
 
 
 def test_a_with_statement_of_something_else_is_no_lock() -> None:

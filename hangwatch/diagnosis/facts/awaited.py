@@ -68,7 +68,7 @@ class Link:
     holds: Site | None = None
     """Where it has taken the lock."""
     crossed: Site | None = None
-    """Where the waiting thread has taken a lock that this one waits for in turn."""
+    """Where the waiting thread has taken a lock that this one waits for."""
     ended_by: str = ""
     """The exception that has ended it, at ``site``."""
     had_by: tuple[int, ...] = ()

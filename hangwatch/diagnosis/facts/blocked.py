@@ -18,7 +18,7 @@ from hangwatch.diagnosis.facts.awaited import (
     only_child,
     other_thread,
 )
-from hangwatch.diagnosis.facts.locks import holder, lock_taken
+from hangwatch.diagnosis.facts.locks import holder, lock_taken, waits_for_it
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import called, in_body, own, tried_again
 from hangwatch.frames import innermost_user_site, is_user_frame, program_thread, site_of
@@ -130,8 +130,11 @@ class _Look:
             return Blocked(On.CHILD, call=call, link=link)
         if call:
             peers = () if has_returned(self.rank) else self.peers
-            missing = missing_thread(self.rank, peers, self.sources)
-            link = missing or other_thread(self.rank, peers, self.sources)
+            link = (
+                missing_thread(self.rank, peers, self.sources)
+                or waits_for_it(self.rank, self.sources, self.program)
+                or other_thread(self.rank, peers, self.sources)
+            )
             return Blocked(On.THREAD, call=call, link=link)
         return None
 

@@ -50,11 +50,25 @@ def holder(
     if len(found) != 1:
         return None
     thread, holds = found[0]
-    link = replace(of_thread(thread, sources), holds=holds)
-    other = lock_taken((link.site.source if link.site else None) or "", "", "")
-    waiting = program_thread(rank)
-    crossed = _has_taken(waiting, other, sources, program) if waiting and other else None
-    return replace(link, crossed=crossed)
+    return replace(_crossed(rank, thread, sources, program), holds=holds)
+
+
+def waits_for_it(rank: RankSnapshot, sources: Mapping[str, str], program: Program) -> Link | None:
+    """The only other thread that waits for a lock which the one that trains has taken."""
+    links = (_crossed(rank, thread, sources, program) for thread in others(rank))
+    found = [link for link in links if link.crossed is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _crossed(
+    rank: RankSnapshot, thread: ThreadStack, sources: Mapping[str, str], program: Program
+) -> Link:
+    """A thread, and where the one that trains has taken the lock that it waits for."""
+    link = of_thread(thread, sources)
+    lock = lock_taken((link.site.source if link.site else None) or "", "", "")
+    trains = program_thread(rank)
+    taken = _has_taken(trains, lock, sources, program) if trains and lock else None
+    return replace(link, crossed=taken)
 
 
 def _has_taken(

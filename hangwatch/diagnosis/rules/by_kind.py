@@ -111,7 +111,8 @@ def _stuck(case: Case, finding: Finding) -> RootCause:
         link = blocked.link.site if blocked.link is not None else None
         if link is not None and case.source.tree(link.file) is None:
             link = None  # of another program
-        site = blocked.until or link or site
+        own = blocked.link.crossed if blocked.link and blocked.link.holds is None else None
+        site = blocked.until or own or link or site
     return RootCause(What.STUCK_LINE, finding.certainty, site, why)
 
 

@@ -128,6 +128,11 @@ def _of_link(ranks: Ranks, link: Link) -> str:
         has = f"{who} has it since {_code(link.holds)}, and is at {place_in_code(link.site)}"
         crossed = f": a lock that the other has since {_code(link.crossed)}" if link.crossed else ""
         return f"{has}{crossed}."
+    if link.crossed is not None:
+        return (
+            f"{who} waits at {place_in_code(link.site)} for a lock that the main program has "
+            f"since {_code(link.crossed)}: neither can go on."
+        )
     if link.command:
         does = f"waits for {link.waits_for}" if link.waits_for else "has not ended"
         at = f", and is at {place_in_code(link.site)}" if link.site else ""
