@@ -178,14 +178,16 @@ class Exits:
         state = ProcessState(alive=False, oom_killed=tracked.oom_killed, gone_age_s=gone_age_s)
         if tracked.status is None:
             return state
+        asked = 0 <= tracked.gone_ns - self.asked_to_end_ns < ASKED_S * 1e9
         if not os.WIFSIGNALED(tracked.status):
-            return replace(state, exit_code=os.WEXITSTATUS(tracked.status))
+            # A handler of SIGTERM may end a process with any code.
+            code = os.WEXITSTATUS(tracked.status)
+            return replace(state, exit_code=code, terminated_by_launcher=asked and code != 0)
         number = os.WTERMSIG(tracked.status)
         # Launchers end all once one has failed; who came to a good end is no reason for them.
         failed = any(
             0 < one.gone_ns < tracked.gone_ns and one.status != 0 for one in self._tracked.values()
         )
-        asked = 0 <= tracked.gone_ns - self.asked_to_end_ns < ASKED_S * 1e9
         launcher = number in _LAUNCHER_SIGNALS and (failed or asked) and not tracked.oom_killed
         return replace(state, signal=number, terminated_by_launcher=launcher)
 

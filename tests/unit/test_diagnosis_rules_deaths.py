@@ -33,6 +33,7 @@ from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, Reason, State
 from hangwatch.types.page import ExceptionRecord
 from hangwatch.types.snapshot import (
     GroupProgress,
+    JobSnapshot,
     ProcessState,
     RankSnapshot,
     Thresholds,
@@ -84,6 +85,16 @@ def test_a_rank_that_is_still_in_an_excepthook_may_yet_let_the_others_go_on() ->
         states.append((verdict.state, verdict.certainty))
     assert states == [(State.HANG, Certainty.PROVED), (State.SLOW, Certainty.LIKELY)]
     assert "still runs, at train.py:30 in save_and_say" in verdict.explanation
+
+
+def test_nobody_failed_who_was_asked_to_end_and_did_so_with_a_code_of_its_own() -> None:
+    def ended(*, asked: bool) -> JobSnapshot:
+        end = ProcessState(alive=False, gone_age_s=0.5, exit_code=5, terminated_by_launcher=asked)
+        ranks = [rank(n, W, op(W, 4), phase=Phase.EXITED, process=end) for n in range(3)]
+        return job(*ranks, ended=True, exit_code=1)
+
+    assert diagnose(ended(asked=True), THRESHOLDS) == (OK,)
+    assert only(ended(asked=False)).kind is Kind.DIED
 
 
 def test_the_errors_of_its_peers_only_follow() -> None:

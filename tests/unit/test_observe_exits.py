@@ -163,6 +163,22 @@ def test_who_is_killed_soon_after_the_launcher_was_asked_to_end_was_ended_by_it(
     assert (first.signal, first.terminated_by_launcher) == (signal.SIGKILL, by_launcher)
 
 
+def fail(child: subprocess.Popen[bytes]) -> None:
+    """Let a child end with exit code 1, of a line that never comes."""
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+@pytest.mark.parametrize(("asked_s_ago", "by_launcher"), [(0, True), (600, False), (None, False)])
+def test_who_ends_with_a_code_when_the_launcher_was_asked_to_end_did_so_for_that(
+    asked_s_ago: float | None, *, by_launcher: bool
+) -> None:
+    (first,) = in_turn(fail, asked_s_ago=asked_s_ago)
+    assert (first.exit_code, first.terminated_by_launcher) == (1, by_launcher)
+    (well,) = in_turn(go_on, asked_s_ago=asked_s_ago)
+    assert (well.exit_code, well.terminated_by_launcher) == (0, False)
+
+
 def test_a_watchdog_that_takes_over_knows_the_ends_that_were_seen() -> None:
     async def watch() -> tuple[ProcessState, ProcessState]:
         exits, told = Exits(), asyncio.Event()

@@ -516,4 +516,6 @@ def test_that_the_launcher_ended_a_process_is_told() -> None:
     (first, second, *_) = EVIDENCE.job.ranks
     ended = replace(second.process, alive=False, signal=15, terminated_by_launcher=True)
     found = machines(report_of(first, replace(second, process=ended)))
-    assert [one.state for one in found.processes] == ["ended by SIGTERM, by the launcher"]
+    assert [one.state for one in found.processes] == [
+        "ended by SIGTERM, when the launcher ended the job"
+    ]

@@ -464,7 +464,7 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
         vague = vague and _was_communicating(job, rank)
         return Cause.ECHO if vague or _tells_of_a_peer(job, rank.rank, exception) else Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
-    return Cause.TERMINATED if asked and how is How.SIGNAL else Cause.OWN
+    return Cause.TERMINATED if asked and how in (How.SIGNAL, How.EXIT_CODE) else Cause.OWN
 
 
 def _may_be_of_torch(job: Job, exception: ExceptionRecord) -> bool:

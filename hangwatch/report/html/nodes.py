@@ -153,7 +153,7 @@ def _state(process: schema.Process) -> str:
         how = f"{how}, out of memory"
     if process["gone_age_s"] is not None:
         how = f"{how}, {seconds(process['gone_age_s'])} before the verdict"
-    return f"{how}, by the launcher" if process["terminated_by_launcher"] else how
+    return f"{how}, when the launcher ended the job" if process["terminated_by_launcher"] else how
 
 
 _STATES = {
