@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from hangwatch.diagnosis.rules.mismatch import judge_dispute
 from hangwatch.diagnosis.rules.order import of_all_in_loop
 from hangwatch.diagnosis.rules.terminals import judge_terminals
 from hangwatch.diagnosis.source.files import Source
+from hangwatch.frames import program_thread
 from hangwatch.types.kinds import Certainty, Kind, Reason, State
 from hangwatch.types.verdict import OK, Verdict
 from hangwatch.types.verdict import Wait as ShownWait
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,
 and c10d's counters are sampled twice a second."""
+MOST_TURNS = 3
+"""Somebody may wait so often as long as a hang takes, where others go on meanwhile: each of them
+may have its turn."""
 LAUNCHER_S = 6.0
 """How long a job in which a rank has failed is left to its launcher: it ends or restarts the
 others once the process is gone and it looks, torchrun every 0.1 s, an older one every 5 s."""
@@ -255,8 +260,24 @@ def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -
     if finding.final and _old_enough(case, age_s) and not _is_failing(case):
         return State.HANG
     if age_s >= thresholds.hang_after_s and not _is_being_compiled_for(case, finding):
-        return State.HANG
+        enough = finding.final or age_s >= MOST_TURNS * thresholds.hang_after_s
+        if enough or _idle_s(case, finding) >= thresholds.hang_after_s:
+            return State.HANG
     return State.SLOW if age_s >= thresholds.suspect_after_s else None
+
+
+def _idle_s(case: Case, finding: Finding) -> float:
+    """How long ago the last of its ranks began to wait, or made its last call if it does not."""
+    ages = [math.inf]
+    for rank in {*finding.victims, *finding.culprits} - case.ended.keys():
+        waits, snapshot = case.graph.by_rank.get(rank, ()), case.job.ranks.get(rank)
+        if waits:
+            ages.append(max(wait.age_s for wait in waits))
+        elif snapshot is not None and (thread := program_thread(snapshot)) is not None:
+            calls = (made for _, made in reversed(case.job.ops.get(rank, ())))
+            last = next((made for made in calls if made.thread == thread.tid), None)
+            ages.append(seconds(last.issued_age_s) if last is not None else math.inf)
+    return min(ages)
 
 
 def _is_being_compiled_for(case: Case, finding: Finding) -> bool:

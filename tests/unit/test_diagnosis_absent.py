@@ -35,6 +35,7 @@ from hangwatch.types.snapshot import (
     ProcessState,
     RankSnapshot,
     ThreadStack,
+    Thresholds,
 )
 from hangwatch.types.verdict import OK, Verdict
 
@@ -53,6 +54,26 @@ def behind(culprit: RankSnapshot, **fields: Any) -> JobSnapshot:
 
 def busy(**fields: Any) -> RankSnapshot:
     return rank(2, W, op(W, 40), **fields)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "moved_s", "state"),
+    [
+        (301.0, 301.0, State.HANG),
+        (310.0, 299.0, State.SLOW),
+        (899.0, 5.0, State.SLOW),
+        (901.0, 5.0, State.HANG),
+    ],
+)
+def test_where_ranks_take_turns_a_long_wait_is_no_hang_yet(
+    waited_s: float, moved_s: float, state: State
+) -> None:
+    """Rank 2 sends on what rank 3 waits for, and has just got it itself."""
+    token = op(W, 40, "recv", p2p=True, peer=1, age=moved_s, thread=1)
+    turn = rank(2, W, op(W, 39, age=950.0), token, threads=main_thread(SLEEP))
+    found = job(*(waiting(n, age=waited_s) for n in (0, 1, 3)), turn, size=4)
+    (verdict,) = diagnose(found, Thresholds(10.0, 300.0))
+    assert (verdict.kind, verdict.culprits, verdict.state) == (Kind.NEVER_ENTERED, (2,), state)
 
 
 def test_ranks_at_several_lines_are_not_all_said_to_be_at_the_line_of_the_first() -> None:
