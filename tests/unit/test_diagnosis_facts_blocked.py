@@ -154,6 +154,15 @@ def test_a_thread_that_needs_a_lock_which_the_waiting_one_has_taken_is_told_as_s
     assert verdict.advice[0].startswith("Leave the lock that is taken at train.py:2 before")
 
 
+@pytest.mark.parametrize(
+    ("given", "told"), [("threading.Lock()", True), ("Semaphore(2)", True), ("open(path)", False)]
+)
+def test_a_lock_is_known_by_what_its_name_is_given(given: str, *, told: bool) -> None:
+    text = f"gate = {given}\ndef step():\n    with gate:\n        pass\n"
+    found = seen(rank_at(at(3, "step"), wchan=FUTEX), text=text)
+    assert (found is not None and found.what == "the lock `gate`") is told
+
+
 def test_a_with_statement_of_something_else_is_no_lock() -> None:
     assert seen(rank_at(at(1), wchan=""), text="with torch.no_grad():\n    x()\n") is None
     asleep = rank_at(at(1), wchan="hrtimer_nanosleep")

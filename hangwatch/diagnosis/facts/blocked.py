@@ -111,7 +111,7 @@ class _Look:
 
     def for_lock(self) -> Blocked | None:
         """Where its line takes a lock."""
-        lock = lock_taken(self._text, self.wchan, _call(self.inside))
+        lock = lock_taken(self.site, self.wchan, _call(self.inside), self.program)
         if not lock or len(self.inside) > 1:
             return None
         link = holder(self.rank, lock, self.sources, self.program)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.awaited import of_thread, others
+from hangwatch.diagnosis.source.names import given
 from hangwatch.diagnosis.source.program import Line
-from hangwatch.diagnosis.source.syntax import own, spans
-from hangwatch.frames import program_thread, site_of, user_frames
+from hangwatch.diagnosis.source.syntax import called, own, spans
+from hangwatch.frames import is_user_frame, program_thread, site_of, user_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,20 +23,40 @@ if TYPE_CHECKING:
     from hangwatch.types.snapshot import RankSnapshot, ThreadStack
 
 _TAKEN = re.compile(
-    r"^(?:async )?with (.+?)(?: as .*)?:(?:\s*#.*)?$|^(?:if |while )?(?:not )?(.+)\.acquire\("
+    r"^(?:async )?with (.+?)(?: as .*?)?:(?:\s.*)?$|^(?:if |while )?(?:not )?(.+)\.acquire\("
 )
 _NAMED_LOCK = re.compile(r"lock|mutex|sem(?:aphore)?|cond", re.IGNORECASE)
+_LOCKS = frozenset({"Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition"})
 _FUTEX = "futex"
 
 
-def lock_taken(text: str, wchan: str, call: str) -> str:
-    """The lock that a line waits to take, as it is written there; empty where it does not."""
-    found = _TAKEN.match(text)
-    if found is None or call not in ("", "threading.acquire", "threading.__enter__"):
+def lock_taken(site: Site | None, wchan: str, call: str, program: Program) -> str:
+    """The lock that a line waits to take, as it is written there; empty where it does not.
+
+    It is one by its name, or by what the name is given in the file.
+    """
+    found = _TAKEN.match((site.source if site else None) or "")
+    if (
+        found is None
+        or site is None
+        or call not in ("", "threading.acquire", "threading.__enter__")
+    ):
         return ""
     name = found[1] or found[2]
-    named = _NAMED_LOCK.search(name.rpartition(".")[2]) is not None
-    return name if named and (not wchan or wchan.startswith(_FUTEX)) else ""
+    last = name.rpartition(".")[2]
+    is_lock = _NAMED_LOCK.search(last) is not None or _is_given_lock(program, site.file, last)
+    return name if is_lock and (not wchan or wchan.startswith(_FUTEX)) else ""
+
+
+def _is_given_lock(program: Program, file: str, name: str) -> bool:
+    """Whether a name, or an attribute of that name, is given a lock of threading's in a file."""
+    tree = program.trees.get(file)
+    made = given(ast.walk(tree)) if tree is not None else ()
+    return any(
+        isinstance(value, ast.Call) and called(value) in _LOCKS
+        for to, value in made
+        if isinstance(to, ast.Name | ast.Attribute) and _is(to, name)
+    )
 
 
 def holder(
@@ -65,7 +86,8 @@ def _crossed(
 ) -> Link:
     """A thread, and where the one that trains has taken the lock that it waits for."""
     link = of_thread(thread, sources)
-    lock = lock_taken((link.site.source if link.site else None) or "", "", "")
+    inside = not is_user_frame(thread.frames[0])
+    lock = "" if inside else lock_taken(link.site, "", "", program)
     trains = program_thread(rank)
     taken = _has_taken(trains, lock, sources, program) if trains and lock else None
     return replace(link, crossed=taken)
