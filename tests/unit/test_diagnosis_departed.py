@@ -106,6 +106,19 @@ def test_a_condition_for_most_names_the_one_that_it_leaves_out() -> None:
     assert verdict.certainty_of_hang is Certainty.LIKELY
 
 
+def test_of_a_rank_that_may_yet_receive_it_is_not_said_that_it_left_the_program() -> None:
+    # Their ways parted before, and went on; now the one is just busy.
+    after = [op(PAIR, seq, "barrier", line=15) for seq in (3, 4, 5)]
+    both = [op(PAIR, 2, "gather", line=12), *after], [op(PAIR, 2, "scatter", line=13), *after]
+    send = blocked(PAIR, 1, "send", line=17, p2p=True, peer=1)
+    waits = rank(0, PAIR, op(PAIR, 1, line=10), *both[0], send)
+    reads = main_thread(frame(20, "read"))
+    busy = rank(1, PAIR, op(PAIR, 1, line=10), *both[1], threads=reads)
+    verdict = only(job(waits, busy))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (1,))
+    assert "left the common program" not in verdict.explanation
+
+
 def test_all_at_one_call_from_two_lines_with_other_sizes_are_candidates() -> None:
     def gather(number: int, line: int, size: int) -> RankSnapshot:
         return rank(number, W, blocked(W, 1, "all_to_all", line=line, shape=(size,)))

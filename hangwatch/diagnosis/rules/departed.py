@@ -112,6 +112,10 @@ def _or_another(case: Case, finding: Finding) -> Finding:
     """The finding, of all who may be at fault as well as its culprits."""
     culprits, others = {*finding.culprits}, _others(case, finding)
     tied = _tied(case, finding)
+    if finding.kind is Kind.MISSING_PEER and not any(
+        _is_elsewhere(case, rank) for rank in culprits
+    ):
+        return finding  # they may yet make it
     if not tied and not _is_one_of_two(case, finding, others):
         return finding
     if is_by_rank(case, finding) or (not tied and _did_as_never_before(case, culprits, others)):
