@@ -6,11 +6,13 @@ import ast
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import other_peers
+from hangwatch.diagnosis.facts.signatures import Differs
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.program import Line, Position
+from hangwatch.diagnosis.source.sizes import size_of_data
 from hangwatch.diagnosis.source.syntax import called, other_branch, own, spans
 from hangwatch.diagnosis.text import reasons
 from hangwatch.frames import with_source
@@ -76,9 +78,10 @@ def without_choice(case: Case, finding: Finding) -> RootCause:
         other = _to_another(case, finding) or _all_one_way(case, finding)
         if other is not None:
             return other
-    if finding.differs in reasons.OF_MESSAGES:
-        why = reasons.OF_MESSAGES[finding.differs]
-        return RootCause(what, finding.certainty, finding.site, why, (why,))
+    if what is What.DIFFERENT_ARGUMENT:
+        made = _of_messages(finding) or _sized(case, finding)
+        if made is not None:
+            return made
     site = finding.site
     if what is What.PROCESS_GONE and not any(
         end.exception is not None for rank, end in case.ended.items() if rank in finding.culprits
@@ -88,6 +91,29 @@ def without_choice(case: Case, finding: Finding) -> RootCause:
     two = what is What.DIFFERENT_ARGUMENT and len(lines) > 1
     why = reasons.AT_TWO_LINES if two else reasons.of_kind(what)
     return RootCause(what, _certainty(case, finding, what), site, why)
+
+
+def _of_messages(finding: Finding) -> RootCause | None:
+    """The tag or the group that the two sides of a message do not name alike."""
+    why = reasons.OF_MESSAGES.get(finding.differs)
+    if why is None:
+        return None
+    return RootCause(What.DIFFERENT_ARGUMENT, finding.certainty, finding.site, why, (why,))
+
+
+def _sized(case: Case, finding: Finding) -> RootCause | None:
+    """What gives a tensor a size that depends on the data of the rank, where sizes differ."""
+    at, known = position(case, finding.culprits[0]) if finding.culprits else None, finding.site
+    if finding.differs != Differs.SHAPE or finding.apart or known is None:
+        return None
+    line = Line(known.file, known.line)
+    above = at.frames[:-1] if at is not None and at.line == line else ()
+    found = size_of_data(case.source.program, line, above)
+    if found is None:
+        return None
+    site = case.site_of_line(*found)
+    why = reasons.sized_by_data(site)
+    return RootCause(What.DIFFERENT_ARGUMENT, Certainty.POSSIBLE, site, why, (why,))
 
 
 def _certainty(case: Case, finding: Finding, what: What) -> Certainty:

@@ -215,6 +215,11 @@ class Program:
         body = self._classes[owner].body if owner in self._classes else []
         return next((one for one in body if isinstance(one, SCOPES) and one.name == name), None)
 
+    def owner(self, method: Function) -> str:
+        """The name of the class that has a method; empty where none has."""
+        owners = (name for name, node in self._classes.items() if method in node.body)
+        return next(owners, "")
+
     @cached_property
     def _classes(self) -> dict[str, ast.ClassDef]:
         nodes = (node for tree in self.trees.values() for node in ast.walk(tree))

@@ -75,13 +75,19 @@ class Value:
     def _of_name(self, name: str) -> list[Value]:
         tree = self.program.trees[self.file]
         made = _made(self.scope, name)
-        if not made and isinstance(self.scope, SCOPES):
-            names = [one.arg for one in self.scope.args.args]
-            if name in names:
-                return self._of_argument(self.scope, names.index(name), name)
+        given_as = None if made else self.arguments()
+        if given_as is not None:
+            return given_as
         if made:
             return self._further(made, above=self.above)
         return self._further(_made(tree, name), tree)
+
+    def arguments(self) -> list[Value] | None:
+        """What its function is called with for it, None where it is no argument's name."""
+        if not isinstance(self.node, ast.Name) or not isinstance(self.scope, SCOPES):
+            return None
+        names, name = [one.arg for one in self.scope.args.args], self.node.id
+        return self._of_argument(self.scope, names.index(name), name) if name in names else None
 
     def _of_argument(self, scope: Function, place: int, name: str) -> list[Value]:
         """What a function is called with, where a few lines call it."""

@@ -77,6 +77,11 @@ def without_order(site: Site, over: Unordered) -> str:
     return f"{_code(site)} goes over {_WITHOUT_ORDER[over]}."
 
 
+def sized_by_data(site: Site) -> str:
+    """Of what a tensor has its size from, where that is not the same on all ranks."""
+    return f"The size of what {_code(site)} gives depends on the data of the rank."
+
+
 def in_finalizer() -> str:
     """Of a call that ``__del__`` makes."""
     return (

@@ -34,4 +34,4 @@ def main():
 if __name__ == "__main__":
     main()
 
-# cause: different_argument at `dist.all_reduce(errors)` | different_argument at `return torch...`
+# cause: different_argument at `return torch...`

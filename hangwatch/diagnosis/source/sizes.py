@@ -1,0 +1,242 @@
+"""Where the size of a tensor comes to depend on the data of a rank, found back from its call."""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hangwatch.diagnosis.source.names import given
+from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line
+from hangwatch.diagnosis.source.syntax import called, is_collective, own
+from hangwatch.diagnosis.source.values import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hangwatch.diagnosis.source.program import Program
+    from hangwatch.diagnosis.source.syntax import Function
+
+MOST = 200
+"""Expressions that are looked at."""
+MOST_OF_ONE_NAME = 3
+"""Functions or classes by one name that are followed."""
+_SELECT = frozenset(
+    {"argwhere", "bincount", "compress", "drop_duplicates", "dropna", "filter", "masked_select"}
+    | {"nms", "nonzero", "unique", "unique_consecutive"}
+)
+"""Calls that keep as much as the data have."""
+_MASKS = frozenset(
+    {"bool", "eq", "ge", "gt", "isfinite", "isin", "isnan", "le", "logical_and", "logical_not"}
+    | {"logical_or", "lt", "ne", "notna", "notnull"}
+)
+_MAKE = frozenset(
+    {"arange", "empty", "full", "new_empty", "new_full", "new_ones", "new_zeros", "ones", "rand"}
+    | {"randn", "repeat", "expand", "zeros"}
+)
+"""Calls that are told a size."""
+_OF_DATA = frozenset({"argmax", "count_nonzero", "item", "len", "max", "min", "sum"})
+"""What makes a number of data."""
+_GIVES = ("__next__", "__iter__", "__getitem__", "forward", "__call__")
+"""Methods by which objects give what they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """An expression that goes into a tensor, in a function of a file."""
+
+    file: str
+    scope: Function
+    node: ast.expr
+
+
+def size_of_data(program: Program, line: Line, above: tuple[Line, ...] = ()) -> Line | None:
+    """The line that gives a tensor of a collective a size that depends on what a rank has.
+
+    The nearest one from the call at ``line``, back through names, arguments, loops and functions;
+    None where there is none. above: the lines by which its function was called, outermost first.
+    """
+    scope = program.scope_at(line)
+    calls = [
+        node
+        for node in (own(scope) if scope is not None else ())
+        if isinstance(node, ast.Call) and node.lineno <= line.number <= (node.end_lineno or 0)
+    ]
+    calls = [call for call in calls if is_collective(call)] or calls[:1]
+    if scope is None or not calls:
+        return None
+    todo = deque(_Origin(line.file, scope, arg) for call in calls for arg in call.args)
+    seen: set[ast.AST] = set()
+    while todo and len(seen) < MOST:
+        origin = todo.popleft()
+        if origin.node in seen:
+            continue
+        seen.add(origin.node)
+        found = next(filter(None, (_chosen(origin, node) for node in ast.walk(origin.node))), None)
+        if found is not None:
+            return Line(origin.file, found)
+        todo.extend(_back(program, origin, above if origin.scope is scope else ()))
+    return None
+
+
+# --- What depends on the data --------------------------------------------------------------------
+
+
+def _chosen(origin: _Origin, node: ast.AST) -> int | None:
+    """The line of what chooses among the data, or is as large as these have it; None for others."""
+    match node:
+        case ast.Subscript(slice=part):
+            parts = part.elts if isinstance(part, ast.Tuple) else [part]
+            chosen = any(_is_mask(origin, one) or _is_cut(origin, one) for one in parts)
+        case ast.ListComp() | ast.GeneratorExp() | ast.SetComp() | ast.DictComp():
+            chosen = any(part.ifs for part in node.generators)
+        case ast.Call():
+            chosen = _is_of_data(origin, node)
+        case ast.Name(name):
+            return _filled(origin.scope, name)
+        case _:
+            return None
+    return node.lineno if chosen else None
+
+
+def _is_of_data(origin: _Origin, node: ast.Call) -> bool:
+    name, inside = called(node), [*node.args, *(word.value for word in node.keywords)]
+    if name in _SELECT and not any(word.arg == "minlength" for word in node.keywords):
+        return True
+    if name in ("max", "pad_sequence"):
+        # As long as the longest of a batch.
+        lens = (n for arg in node.args for n in ast.walk(arg) if isinstance(n, ast.Name))
+        return name == "pad_sequence" or any(n.id == "len" for n in lens)
+    return name in _MAKE and any(_has_number_of_data(origin, one) for one in inside)
+
+
+def _is_mask(origin: _Origin, node: ast.expr) -> bool:
+    for one in _with_given(origin, node):
+        match one:
+            case ast.Compare() | ast.UnaryOp(op=ast.Invert()):
+                return True
+            case ast.BinOp(op=ast.BitAnd() | ast.BitOr()):
+                return True
+            case ast.Call() if called(one) in _MASKS | _SELECT:
+                return True
+    return False
+
+
+def _is_cut(origin: _Origin, node: ast.expr) -> bool:
+    bounds = (node.lower, node.upper) if isinstance(node, ast.Slice) else ()
+    return any(bound is not None and _has_number_of_data(origin, bound) for bound in bounds)
+
+
+def _has_number_of_data(origin: _Origin, node: ast.expr) -> bool:
+    inside = (one for given_ in _with_given(origin, node) for one in ast.walk(given_))
+    return any(isinstance(one, ast.Call) and called(one) in _OF_DATA for one in inside)
+
+
+def _with_given(origin: _Origin, node: ast.expr) -> Iterator[ast.expr]:
+    """An expression, and what its function gives to it where it is a name."""
+    yield node
+    if isinstance(node, ast.Name):
+        yield from (value for to, value in given(own(origin.scope)) if _names(to, node.id))
+
+
+def _filled(scope: Function, name: str) -> int | None:
+    """The condition below which a loop adds to a list, None where it always does, or is none."""
+    for loop in own(scope):
+        if not isinstance(loop, ast.For | ast.AsyncFor | ast.While):
+            continue
+        skips = None
+        for statement in loop.body:
+            if isinstance(statement, ast.If):
+                if any(_adds(node, name) for node in ast.walk(statement)):
+                    return statement.lineno
+                last = statement.body[-1]
+                skips = statement.lineno if isinstance(last, ast.Continue) else skips
+            elif skips is not None and any(_adds(node, name) for node in ast.walk(statement)):
+                return skips
+    return None
+
+
+def _adds(node: ast.AST, name: str) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and called(node) in ("append", "extend", "add")
+        and isinstance(node.func, ast.Attribute)
+        and _names(node.func.value, name)
+    )
+
+
+# --- Back to where it comes from -----------------------------------------------------------------
+
+
+def _back(program: Program, origin: _Origin, above: tuple[Line, ...]) -> Iterator[_Origin]:
+    """What an expression is made of: of its names, of what it calls and asks for."""
+    for node in ast.walk(origin.node):
+        match node:
+            case ast.Name(name):
+                yield from _of_name(program, origin, node, above)
+                yield from _results(program, name)
+            case ast.Attribute(_, name):
+                tree = program.trees[origin.file]
+                made = [value for to, value in given(ast.walk(tree)) if _names(to, name)]
+                scopes = [program.scope_at(Line(origin.file, value.lineno)) for value in made]
+                for value, scope in zip(made, scopes, strict=True):
+                    yield _Origin(origin.file, scope or tree, value)
+            case ast.Call():
+                yield from _results(program, called(node))
+
+
+def _of_name(
+    program: Program, origin: _Origin, node: ast.Name, above: tuple[Line, ...]
+) -> Iterator[_Origin]:
+    scope, file = origin.scope, origin.file
+    made = [value for to, value in given(own(scope)) if _names(to, node.id)]
+    loops = (one for one in own(scope) if isinstance(one, ast.For | ast.AsyncFor))
+    made += [loop.iter for loop in loops if _names(loop.target, node.id)]
+    yield from (_Origin(file, scope, value) for value in made)
+    value = Value(program, file, scope, node, above=above)
+    steps = value.arguments()
+    if steps is None and not made:
+        steps = value.steps()
+    yield from (_Origin(step.file, step.scope, step.node) for step in steps or ())
+    yield from _given_to_object(program, scope, node.id)
+
+
+def _given_to_object(program: Program, scope: Function, name: str) -> Iterator[_Origin]:
+    """What objects are called with whose class has this method."""
+    if not isinstance(scope, SCOPES) or scope.name not in CALLED_AS_OBJECT:
+        return
+    names = [one.arg for one in scope.args.args]
+    owner = program.owner(scope)
+    if name not in names or not owner:
+        return
+    for caller, file in program.files.items():
+        objects = {
+            to.attr if isinstance(to, ast.Attribute) else getattr(to, "id", "")
+            for to, value in given(own(caller))
+            if any(isinstance(n, ast.Call) and called(n) == owner for n in ast.walk(value))
+        }
+        for node in own(caller):
+            if isinstance(node, ast.Call) and called(node) in objects - {""}:
+                value = dict(enumerate(node.args, 1)).get(names.index(name))
+                if value is not None:
+                    yield _Origin(file, caller, value)
+
+
+def _results(program: Program, name: str) -> Iterator[_Origin]:
+    """What functions of a name return or yield, and objects of such a class give."""
+    functions = [one for one in program.named.get(name, ()) if isinstance(one, SCOPES)]
+    functions = [one for one in functions if one.name != "__init__"]
+    given_by = (program.method(name, method) for method in _GIVES)
+    functions += [one for one in given_by if one is not None]
+    for function in functions[:MOST_OF_ONE_NAME]:
+        for node in own(function):
+            if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
+                yield _Origin(program.files[function], function, node.value)
+
+
+def _names(target: ast.expr, name: str) -> bool:
+    """Whether a target is, or has in it, a name or an attribute of a name."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return any(_names(one, name) for one in target.elts)
+    return getattr(target, "id", None) == name or getattr(target, "attr", None) == name

@@ -1,0 +1,114 @@
+"""Where the size of a tensor comes to depend on the data of a rank."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from hangwatch.diagnosis.source.files import Source
+from hangwatch.diagnosis.source.program import Line
+from hangwatch.diagnosis.source.sizes import size_of_data
+
+FILE = "/home/u/train.py"
+OTHER = "/home/u/data.py"
+
+
+def found(text: str, call: str = "all_reduce(", data: str = "") -> str | None:
+    """The line that is found from the call in a text; data: the text of another file."""
+    sources = {FILE: dedent(text), OTHER: dedent(data)}
+    lines = sources[FILE].splitlines()
+    number = next(at for at, line in enumerate(lines, 1) if call in line)
+    line = size_of_data(Source(sources).program, Line(FILE, number))
+    return sources[line.file].splitlines()[line.number - 1].strip() if line else None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "x = rows[rows > 0]",
+        "x = rows[rows.isfinite()]",
+        "x = rows[~empty]",
+        "x = rows[:, valid.nonzero()]",
+        "x = torch.stack([row for row in rows if row.sum() > 0])",
+        "x = rows.unique()",
+        "x = torch.bincount(labels)",
+        "x = torch.zeros(int(labels.max()) + 1)",
+        "x = torch.zeros(len(rows), max(len(row) for row in rows))",
+        "x = pad_sequence(rows)",
+        "x = rows[: int(mask.sum())]",
+    ],
+)
+def test_what_chooses_among_the_data_is_found(made: str) -> None:
+    assert found(f"def step(rows):\n    {made}\n    dist.all_reduce(x)\n") == made
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "x = torch.zeros(4)",
+        "x = torch.zeros(cfg.classes)",
+        "x = model(rows)",
+        "x = rows[0]",
+        "x = rows[:4]",
+        "x = torch.bincount(labels, minlength=9)",
+        "x = torch.stack([row * 2 for row in rows])",
+        "x = max(one, two)",
+    ],
+)
+def test_what_has_one_size_is_not(made: str) -> None:
+    assert found(f"def step(rows):\n    {made}\n    dist.all_reduce(x)\n") is None
+
+
+def test_a_mask_of_a_name_and_a_list_filled_below_a_condition_are_found() -> None:
+    text = """
+    def step(rows):
+        keep = rows.norm(dim=1) > 0.05
+        dist.all_reduce(rows[keep])
+    """
+    assert found(text) == "dist.all_reduce(rows[keep])"
+    text = """
+    def step(rows):
+        kept = []
+        for row in rows:
+            if row.is_silent():
+                continue
+            kept.append(row)
+        dist.all_reduce(torch.stack(kept))
+    """
+    assert found(text) == "if row.is_silent():"
+    always = text.replace("if row.is_silent():", "row = row + 1").replace("continue", "")
+    assert found(dedent(always).replace("            \n", "")) is None
+
+
+def test_it_is_followed_through_helpers_objects_and_iterators_of_other_files() -> None:
+    data = """
+    class Stream:
+        def __init__(self, rank):
+            self.gen = torch.Generator()
+        def __next__(self):
+            clip = torch.randn(16, generator=self.gen)
+            clip = clip[clip.abs() > 0.1]
+            return clip + 1, clip - 1
+    """
+    text = """
+    def gather(x):
+        out = [torch.empty_like(x) for _ in range(world)]
+        dist.all_gather(out, x)
+    class Loss(nn.Module):
+        def forward(self, a, b):
+            b = normalize(b)
+            return a @ gather(b.detach())
+    def main():
+        loss_of, stream = Loss(), Stream(rank)
+        for a, b in islice(stream, steps):
+            loss_of(a, model(b)).backward()
+    """
+    assert found(text, "all_gather(", data=data) == "clip = clip[clip.abs() > 0.1]"
+
+
+def test_a_name_that_stands_for_itself_comes_to_an_end() -> None:
+    assert (
+        found("def step(x):\n    x = f(x)\n    y = x\n    x = y\n    dist.all_reduce(x)\n") is None
+    )
+    assert found("dist.all_reduce(x)\n") is None
