@@ -38,11 +38,17 @@ def at(line: int, call: OpRecord, *before: OpRecord, number: int, **fields: Any)
     return rank(number, call.group, *before, call, **fields)
 
 
-def reducing(number: int, line: int, seq: int = 7, **fields: Any) -> RankSnapshot:
+def reducing(
+    number: int, line: int, *before: OpRecord, seq: int = 7, **fields: Any
+) -> RankSnapshot:
     """A rank in backward at a line, its reducer in all_reduce."""
     call = op(W, seq, state=OpState.ISSUED, source="flight")
     stack = main_thread(*BACKWARD, frame(line), frame(99, "<module>"))
-    return rank(number, W, call, flight=True, threads=stack, **fields)
+    return rank(number, W, *before, call, flight=True, threads=stack, **fields)
+
+
+BEFORE = [op(W, seq) for seq in range(1, 7)]
+"""All calls of the group before its seventh."""
 
 
 LOOP = """
@@ -177,7 +183,8 @@ def test_two_forms_that_need_one_size_are_a_mismatch_where_the_sizes_differ() ->
 
 def test_a_mismatch_that_all_have_passed_proves_nothing_while_somebody_is_still_to_come() -> None:
     def after(number: int, first: str, *calls: OpRecord) -> RankSnapshot:
-        return rank(number, W, op(W, 6, first), *calls)
+        before = [op(W, seq, "gather") for seq in range(1, 6)]
+        return rank(number, W, *before, op(W, 6, first), *calls)
 
     waits = [after(n, "broadcast", blocked(W, 7, "broadcast")) for n in (1, 2)]
     late = after(3, "broadcast")
@@ -246,8 +253,8 @@ def test_ranks_that_raised_of_a_mismatch_are_known_by_the_recorders_they_left() 
 
 
 def test_a_minority_in_another_collective_is_named() -> None:
-    most = [at(20, blocked(W, 7), number=n) for n in (0, 1, 3)]
-    verdict = only(job(*most, at(24, blocked(W, 7, "broadcast", line=24), number=2)))
+    most = [at(20, blocked(W, 7), *BEFORE, number=n) for n in (0, 1, 3)]
+    verdict = only(job(*most, at(24, blocked(W, 7, "broadcast", line=24), *BEFORE, number=2)))
     assert (verdict.kind, verdict.certainty) == (Kind.OP_MISMATCH, Certainty.PROVED)
     assert (verdict.state, verdict.culprits) == (State.HANG, (2,))
     assert verdict.victims == (0, 1, 3)
@@ -320,7 +327,9 @@ def test_a_collective_under_a_condition_on_the_rank_was_entered_by_a_subset() ->
     gathering = blocked(W, 7, "all_gather_object", line=2, wire="all_gather")
     stack = main_thread(frame(2, "log_statistics"), frame(8), frame(99, "<module>"))
     found = job(
-        rank(0, W, gathering, threads=stack), *[reducing(n, 6) for n in (1, 2, 3)], **source(RANK0)
+        rank(0, W, *BEFORE, gathering, threads=stack),
+        *[reducing(n, 6, *BEFORE) for n in (1, 2, 3)],
+        **source(RANK0),
     )
     verdict = only(found)
     assert (verdict.kind, verdict.certainty) == (Kind.SUBSET_ENTERED, Certainty.PROVED)
@@ -398,8 +407,9 @@ def test_a_subset_whose_collective_answered_that_of_ddps_constructor_is_told_by_
 
 
 def test_a_rank_that_is_past_the_loop_of_the_others_finished_early() -> None:
-    done = at(5, blocked(W, 7, "barrier", line=5), number=1)
-    verdict = only(job(done, *[reducing(n, 3) for n in (0, 2, 3)], **source(LOOP)))
+    buckets = [op(W, seq, source="flight") for seq in range(1, 7)]
+    done = at(5, blocked(W, 7, "barrier", line=5), *buckets, number=1)
+    verdict = only(job(done, *[reducing(n, 3, *buckets) for n in (0, 2, 3)], **source(LOOP)))
     assert (verdict.kind, verdict.certainty) == (Kind.FINISHED_EARLY, Certainty.PROVED)
     assert (verdict.culprits, verdict.victims) == ((1,), (0, 2, 3))
     assert verdict.site is not None

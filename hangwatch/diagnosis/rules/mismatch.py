@@ -52,7 +52,7 @@ def judge_dispute(case: Case, place: Place) -> Finding | None:
     hang = Certainty.PROVED if proved else Certainty.LIKELY
     # That most came with something new, and these as ever, does not prove who is wrong.
     as_ever = usual_side(case.job, place, found) == culprits or (
-        found.differs is Differs.OP and _is_new(case, place, (majority, culprits))
+        found.differs is Differs.OP and _may_be_new(case, place, (majority, culprits))
     )
     certainty = Certainty.LIKELY if as_ever else hang
     return replace(_blame(case, place, found, (culprits, majority), certainty), hang=hang)
@@ -132,6 +132,12 @@ def _is_odd(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
     return (
         here is not None and _is_new(case, place, sides) and step(here) in _made(case, place, sides)
     )
+
+
+def _may_be_new(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
+    """Whether it is so, or may be by calls before it that are not known any more."""
+    made = _made(case, place, sides)
+    return _is_new(case, place, sides) or (len(made) < place.seq - 1 and expected(made) is None)
 
 
 def _is_new(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:

@@ -225,10 +225,12 @@ def _given_to_object(program: Program, scope: Function, name: str) -> Iterator[_
 
 def _results(program: Program, name: str) -> Iterator[_Origin]:
     """What functions of a name return or yield, and objects of such a class give."""
-    functions = [one for one in program.named.get(name, ()) if isinstance(one, SCOPES)]
-    functions = [one for one in functions if one.name != "__init__"]
-    given_by = (program.method(name, method) for method in _GIVES)
-    functions += [one for one in given_by if one is not None]
+    methods = (program.method(name, method) for method in _GIVES)
+    functions = [
+        one
+        for one in (*program.named.get(name, ()), *methods)
+        if isinstance(one, SCOPES) and one.name != "__init__"
+    ]
     for function in functions[:MOST_OF_ONE_NAME]:
         for node in own(function):
             if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
