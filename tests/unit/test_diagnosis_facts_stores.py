@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from snapshots import PAIR, SCRIPT, W, blocked, job, only, op, rank
+from snapshots import PAIR, SCRIPT, W, blocked, job, only, op, rank, world
 
 from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest, setter
 from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, Reason, State
+from hangwatch.types.kinds import Certainty, Kind, Reason, State, What
 from hangwatch.types.snapshot import Mark, ProcessState
 
 if TYPE_CHECKING:
@@ -90,6 +91,27 @@ def test_of_one_that_waits_where_it_never_was_the_other_may_ask_for_one_too_many
         "`vocab/8` and gone on."
     )
     assert found.advice[0].startswith("Count alike on both sides: the key `vocab/9`")
+
+
+def test_who_asks_for_another_key_than_others_in_the_same_turn_is_named() -> None:
+    trio = world(3)
+
+    def asked(number: int, key: str, count: int) -> RankSnapshot:
+        mark = Mark(AWAITS_KEY, key, count, 40.0, GET)
+        return rank(number, trio, op(trio, 7), blocked(trio, 8, age=40.0), marks=(mark,))
+
+    publisher = replace(asked(0, "", 0), marks=(sets("plan/9/3", 10),))
+    behind = rank(2, trio, op(trio, 7))
+    waits = replace(at_key(2, "plan/9/1"), ops=behind.ops, groups=behind.groups)
+    found = only(job(publisher, asked(1, "plan/9/3", 10), waits, size=3))
+    assert (found.kind, found.culprits, found.victims) == (Kind.MISSING_PEER, (2,), (0, 1))
+    assert "where rank 1 asked for `plan/9/3`, which was set" in found.headline
+    assert found.cause is not None
+    assert (found.cause.what, found.cause.site) == (What.DIFFERENT_ARGUMENT, GET)
+    assert found.advice[0].startswith("Make up the key of what all ranks have alike: rank 2 asked")
+    # Who came by less often asked for one of a turn before.
+    before = only(job(publisher, asked(1, "plan/9/3", 9), waits, size=3))
+    assert before.culprits == (0,)
 
 
 def test_that_rank_may_have_come_to_its_end() -> None:

@@ -14,7 +14,7 @@ from hangwatch.diagnosis.facts.awaited import FULL_PIPE, On
 from hangwatch.diagnosis.facts.compiling import Compiler
 from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Library, aborted_by, gave_up
-from hangwatch.diagnosis.facts.stores import setter
+from hangwatch.diagnosis.facts.stores import KEY, setter
 from hangwatch.diagnosis.facts.wait_points import Place, Setup
 from hangwatch.diagnosis.rules.choices import CONDITIONS
 from hangwatch.diagnosis.source.syntax import leaves
@@ -302,7 +302,10 @@ def _of_key(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
     """The key of a store that culprits have not set, and where they set such keys."""
     point = finding.wait_point
     known = setter(case.job.ranks, point.keys) if isinstance(point, Setup) else None
-    if isinstance(point, Setup) and known is not None:
+    if isinstance(point, Setup) and known is not None and finding.differs == KEY:
+        yield from (("asked", key_text(point.keys)), ("set_key", known.key))
+        yield "set_at", line(known.site)
+    elif isinstance(point, Setup) and known is not None:
         either = {*finding.culprits} > {*known.behind}
         yield "either" if either else "unset", key_text(point.keys)
         yield "last_at" if either else "set_at" if known.by_form else "passed_at", line(known.site)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOMENT_S = 1.0
 """Who has waited for a key for less waits for nobody yet."""
+KEY = "key"
+"""What differs where ranks ask for another key than others do."""
 ALIKE = 0.75
 """Of two names, by difflib: `done-9` and `done_9` are."""
 _NUMBER = re.compile(r"\d+")
@@ -70,6 +72,23 @@ def setter(ranks: Mapping[int, RankSnapshot], keys: Collection[str]) -> Setter |
         known = [_line(site, marks, by_form=False) for site, marks in lines.items()]
         found = [one for one in known if _came_by_more(one.counts, waiting)]
     return found[0] if len(found) == 1 else None
+
+
+def asked_alike(
+    ranks: Mapping[int, RankSnapshot], waiting: Collection[int], known: Setter
+) -> tuple[int, ...]:
+    """The ranks that came by the line of those who wait as often, and asked for what was set."""
+    theirs = {(m.site, m.count) for rank in waiting for m in _asks(ranks[rank])}
+    return tuple(
+        number
+        for number, rank in sorted(ranks.items())
+        if number not in waiting
+        and any((m.site, m.count) in theirs and m.text == known.key for m in _asks(rank))
+    )
+
+
+def _asks(rank: RankSnapshot) -> list[Mark]:
+    return [mark for mark in rank.marks if mark.kind == AWAITS_KEY and mark.site is not None]
 
 
 def _of_form(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import other_peers
 from hangwatch.diagnosis.facts.signatures import Differs
-from hangwatch.diagnosis.facts.stores import setter
+from hangwatch.diagnosis.facts.stores import KEY, setter
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
 from hangwatch.diagnosis.rules.splits import position
@@ -71,7 +71,7 @@ def without_choice(case: Case, finding: Finding) -> RootCause:
         return _stuck(case, finding)
     point = finding.wait_point
     known = setter(case.job.ranks, point.keys) if isinstance(point, Setup) else None
-    if known is not None:
+    if known is not None and finding.differs != KEY:
         site = with_source(known.site, case.texts)
         return RootCause(what, finding.certainty, site, reasons.of_kind(what))
     if what is What.UNMATCHED_P2P:

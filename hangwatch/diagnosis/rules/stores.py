@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.marks import AWAITS_KEY
-from hangwatch.diagnosis.facts.stores import setter
+from hangwatch.diagnosis.facts.stores import KEY, asked_alike, setter
 from hangwatch.diagnosis.rules.case import Finding
 from hangwatch.diagnosis.text import stores
 from hangwatch.diagnosis.text.phrases import key_text
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.kinds import Certainty, Kind, Reason, What
 
 if TYPE_CHECKING:
+    from hangwatch.diagnosis.facts.stores import Setter
     from hangwatch.diagnosis.facts.wait_points import Setup
     from hangwatch.diagnosis.rules.case import Case
 
@@ -28,6 +29,9 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
     waits = case.waits_at(wait_point)
     waiting = case.direct(wait_point)
     known = setter(case.job.ranks, wait_point.keys)
+    alike = asked_alike(case.job.ranks, waiting, known) if known is not None else ()
+    if known is not None and alike:
+        return _asks_for_another(case, wait_point, known, alike)
     behind = known.behind if known is not None else waiting
     others = tuple(rank for rank in waiting if rank not in behind)
     either = bool(known and known.by_form and others) and any(
@@ -60,6 +64,29 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
         hang=Certainty.LIKELY,
         waits=waits,
         settled=True,
+    )
+
+
+def _asks_for_another(
+    case: Case, wait_point: Setup, known: Setter, alike: tuple[int, ...]
+) -> Finding:
+    """Those who wait for a key where others, in the same turn, asked for the one that was set."""
+    waits, waiting = case.waits_at(wait_point), case.direct(wait_point)
+    scene = Scene(waiting, alike, key_text(wait_point.keys), case.victims_site(waits))
+    return Finding(
+        kind=Kind.MISSING_PEER,
+        reason=Reason.USER_CODE,
+        certainty=Certainty.LIKELY,
+        culprits=waiting,
+        victims=case.victims_of(waiting, [wait_point]),
+        text=stores.asks_for_another(scene, known),
+        wait_point=wait_point,
+        site=scene.site,
+        hang=Certainty.LIKELY,
+        waits=waits,
+        what=What.DIFFERENT_ARGUMENT,
+        settled=True,
+        differs=KEY,
     )
 
 

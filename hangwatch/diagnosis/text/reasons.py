@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.awaited import On
+from hangwatch.diagnosis.facts.stores import KEY
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.unordered import Unordered
 from hangwatch.diagnosis.text.phrases import at_line, capital, line, place_in_code, the_ranks, verb
@@ -61,8 +62,10 @@ AT_TWO_LINES = (
 OF_MESSAGES = {
     "tag": "Each side makes up the tag by itself, and they are not the same any more.",
     "group": "Each side names another group.",
+    KEY: "Each side makes up the key by itself, and they are not the same any more.",
 }
-"""Why a send and a recv are not of one message, by what differs."""
+"""Why a send and a recv are not of one message, or a key is not the one that was set, by what
+differs."""
 
 
 _WITHOUT_ORDER = {

@@ -41,6 +41,16 @@ def set_before(setter: Setter) -> str:
     )
 
 
+def asks_for_another(scene: Scene, setter: Setter) -> Text:
+    """Ranks that ask for a key that is unlike the one that others asked for in the same turn."""
+    wait = verb(scene.culprits, "waits", "wait")
+    return Text(
+        f"{scene.they} {wait} for {scene.where}, where {the_ranks(scene.others)} asked for "
+        f"`{setter.key}`, which was set.",
+        sentences(set_before(setter), scene.seen()),
+    )
+
+
 def one_more(scene: Scene, setter: Setter) -> Text:
     """Ranks that have set such keys and have gone on, while others wait for one more."""
     wait, have = verb(scene.others, "waits", "wait"), verb(scene.culprits, "has", "have")
