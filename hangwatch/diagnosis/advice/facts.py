@@ -114,6 +114,8 @@ _LOCK_OF_EXTENSION = (
 _LOCK_OF_CACHE = "the files `*.lock` of the compiler's cache (TORCHINDUCTOR_CACHE_DIR)"
 OUTERMOST = 2
 """So many functions from the user's line inwards are what the user called, not how it works."""
+_CACHE = re.compile(r"^@?\w*cache|= *(?:\w+\.)?(?:lru_)?cache\w*\(")
+"""What keeps the results of a function."""
 _CALLED = re.compile(r"(\w+)\s*\(")
 _HIDDEN = re.compile(
     r"^(?:wrapper|inner|inner_func|decorate_context|handle_torch_function|<.*>|_.*)$"
@@ -241,6 +243,12 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
     yield "cause", text
     if cause.what is What.DIFFERENT_ORDER and text.startswith("for "):
         yield "unordered", text
+    if cause.what is What.UNEVEN_LOOP and "each element once" in cause.why:
+        yield "takes", text
+    if cause.what is What.DATA_CONDITION and text.startswith("def "):
+        yield "override", text
+    if cause.what is What.DATA_CONDITION and _CACHE.search(text):
+        yield "cached", text
     if "__del__" in cause.why:
         yield "finalizing", text
     yield "cause_line", line(cause.site)

@@ -15,7 +15,7 @@ from hangwatch.diagnosis.rules.choices import has_parted
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import position
-from hangwatch.diagnosis.source.feeding import early_ends
+from hangwatch.diagnosis.source.feeding import early_ends, taken_before
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.syntax import retried_by
 from hangwatch.diagnosis.text import reasons
@@ -88,11 +88,16 @@ def _of_thread(case: Case, finding: Finding, read: Read) -> RootCause | None:
 
 
 def _early_ends(case: Case, finding: Finding, read: Read) -> list[RootCause]:
-    """The statements by which a generator ended early, where a loop over it did on culprits."""
+    """What took from the iterator that a loop goes over, or by what its generator ended early."""
     if not isinstance(read.node, ast.For) or read.choice.turn is not Turn.LOOP or read.choice.taken:
         return []
-    lines = early_ends(case.source.program, read.choice.file, read.node)
-    sites = [case.site_of_line(*line) for line in lines]
+    file, program = read.choice.file, case.source.program
+    taken = taken_before(program, file, read.node)
+    if taken is not None:
+        site = case.site_of_line(*taken)
+        why = reasons.taken_before(read.site, site)
+        return [RootCause(What.UNEVEN_LOOP, Certainty.POSSIBLE, site, why, (why,))]
+    sites = [case.site_of_line(*line) for line in early_ends(program, file, read.node)]
     return [
         RootCause(What.EARLY_EXIT, Certainty.POSSIBLE, site, why, (why,))
         for site in sites

@@ -33,7 +33,7 @@ from hangwatch.diagnosis.source.syntax import (
 from hangwatch.types.kinds import Kind, What
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from hangwatch.diagnosis.facts.wait_points import Wait
     from hangwatch.diagnosis.rules.case import Case, Finding
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
 
+MOST_EVEN = 3
+"""So often another way is looked for, where a loop with as many turns on all explains it."""
 MOST_SIDES = 2
 """Of which any may be at fault, that are asked for what led them there."""
 _PARTED = frozenset(
@@ -146,20 +148,33 @@ def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]
         made = _made_by_rank(case, finding, split)
         if made is not None:
             return [made]
-        found = _ways(case, split)
-        if found is None:
-            continue
-        # What no other rank comes to is not come to by the choice that keeps it from them.
-        shut = [choice for choice in found.before if _is_shut(case, choice, split)]
-        not_made = [replace(choice, taken=not choice.taken) for choice in found.others]
-        for choices in (shut, (*found.decisive, *found.around, *not_made)):
-            reads: dict[Site, Read] = {}
-            for choice in choices:
-                read = _read(case, finding, choice, split, found)
-                if read is not None:
-                    reads.setdefault(read.site, read)
+        even: set[Choice] = set()
+        for _ in range(MOST_EVEN):
+            found = _ways(case, split, even)
+            reads = _reads(case, finding, split, found) if found is not None else []
             if reads:
-                return sorted(reads.values(), key=lambda one: _ORDER.get(one.what, len(_ORDER)))
+                return reads
+            # Not by a turn more of a loop that has as many on all ranks: then by another way.
+            loops = [one for one in (found.decisive if found else ()) if one.turn is Turn.LOOP]
+            if not {*loops} - even:
+                break
+            even |= {*loops}
+    return []
+
+
+def _reads(case: Case, finding: Finding, split: Split, found: Ways) -> list[Read]:
+    """The choices by which the ways of two part, as they read."""
+    # What no other rank comes to is not come to by the choice that keeps it from them.
+    shut = [choice for choice in found.before if _is_shut(case, choice, split)]
+    not_made = [replace(choice, taken=not choice.taken) for choice in found.others]
+    for choices in (shut, (*found.decisive, *found.around, *not_made)):
+        reads: dict[Site, Read] = {}
+        for choice in choices:
+            read = _read(case, finding, choice, split, found)
+            if read is not None:
+                reads.setdefault(read.site, read)
+        if reads:
+            return sorted(reads.values(), key=lambda one: _ORDER.get(one.what, len(_ORDER)))
     return []
 
 
@@ -177,9 +192,16 @@ def _made_by_rank(case: Case, finding: Finding, split: Split) -> Read | None:
     return None
 
 
-def _ways(case: Case, split: Split) -> Ways | None:
-    """How a culprit came to where it is, and not to where the other one is."""
-    program, barred = case.source.program, _settled_otherwise(case, split)
+def _ways(case: Case, split: Split, even: Collection[Choice] = ()) -> Ways | None:
+    """How a culprit came to where it is, and not to where the other one is.
+
+    even: choices that it has not made, as all make them alike.
+    """
+    program, settled = case.source.program, _settled_otherwise(case, split)
+
+    def barred(choice: Choice) -> bool:
+        return choice in even or settled(choice)
+
     mine, theirs = split.mine, split.theirs
     found = ways(program, split.start, (mine, theirs), _calls(case, split), barred)
     inside = mine.frames[len(theirs.frames) :]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.source.names import given, names_the_rank
 from hangwatch.diagnosis.source.syntax import called, is_fixed, own
-from hangwatch.diagnosis.source.values import Value
+from hangwatch.diagnosis.source.values import KEEP_ORDER, Value, is_generator
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -51,6 +51,46 @@ def is_alike(value: Value, known: Collection[str] = ()) -> bool:
             inside = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
             alike = _are_alike(value, inside, known)
     return alike
+
+
+def has_as_many(value: Value) -> bool:
+    """Whether a loop over it has as many turns on all ranks."""
+    if value.depth < 0:
+        return False
+    match value.node:
+        case ast.Call(args=args, keywords=words):
+            name = called(value.node)
+            if name in KEEP_ORDER and args:
+                return all(has_as_many(value.at(node)) for node in args)
+            if name == "DataLoader":
+                samplers = [value.at(word.value) for word in words if word.arg == "sampler"]
+                return any(map(_is_distributed, samplers))
+            generator = value.function()
+            if generator is not None and is_generator(generator):
+                return _gives_as_many(value, generator)
+        case ast.Name() | ast.Attribute():
+            made = value.steps()
+            if made and all(isinstance(step.node, ast.Call) for step in made):
+                return all(map(has_as_many, made))
+    return is_alike(value)
+
+
+def _is_distributed(value: Value) -> bool:
+    """Whether it is a sampler of torch's that gives each rank as many samples."""
+    made = [value, *value.steps()]
+    calls = [one.node for one in made if isinstance(one.node, ast.Call)]
+    return bool(calls) and all(called(call) == "DistributedSampler" for call in calls)
+
+
+def _gives_as_many(value: Value, generator: Function) -> bool:
+    """Whether a generator yields as often on all ranks: in loops alone that do, below no choice."""
+    nodes = [*own(generator)]
+    if any(
+        isinstance(node, ast.If | ast.While | ast.Try | ast.YieldFrom | ast.Match) for node in nodes
+    ):
+        return False
+    loops = [node for node in nodes if isinstance(node, ast.For)]
+    return all(has_as_many(_at(value, generator, loop.iter)) for loop in loops)
 
 
 def _is_filled_later(node: ast.expr) -> bool:

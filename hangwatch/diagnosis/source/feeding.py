@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.source.names import given
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import Loop, called, own
 from hangwatch.diagnosis.source.values import KEEP_ORDER, Value, is_generator
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.source.program import Program
     from hangwatch.diagnosis.source.syntax import Function
+
+_ITERATORS = frozenset({"chain", "enumerate", "filter", "islice", "iter", "map", "zip"})
 
 
 def early_ends(program: Program, file: str, loop: ast.For) -> list[Line]:
@@ -26,6 +29,37 @@ def early_ends(program: Program, file: str, loop: ast.For) -> list[Line]:
         return []
     found = dict.fromkeys(_generators(Value(program, file, scope, loop.iter)))
     return [Line(program.files[one], node.lineno) for one in found for node in _leaving(one)]
+
+
+def taken_before(program: Program, file: str, loop: ast.For) -> Line | None:
+    """The line at which an iterator that a loop goes over is used before the loop.
+
+    It gives each element once. None where nothing uses it, and where it is no iterator.
+    """
+    scope = program.scope_at(Line(file, loop.lineno))
+    if scope is None or not isinstance(loop.iter, ast.Name):
+        return None
+    name = loop.iter.id
+    made = [value for to, value in given(own(scope)) if isinstance(to, ast.Name) and to.id == name]
+    if len(made) != 1 or not _is_iterator(Value(program, file, scope, made[0])):
+        return None
+    used = sorted(
+        node.lineno
+        for node in own(scope)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+    )
+    between = [at for at in used if (made[0].end_lineno or made[0].lineno) < at < loop.lineno]
+    return Line(file, between[0]) if between else None
+
+
+def _is_iterator(value: Value) -> bool:
+    """Whether it is a call of a generator, or of what makes an iterator."""
+    if isinstance(value.node, ast.GeneratorExp):
+        return True
+    if not isinstance(value.node, ast.Call):
+        return False
+    function = value.function()
+    return called(value.node) in _ITERATORS or (function is not None and is_generator(function))
 
 
 def _generators(value: Value) -> Iterator[Function]:

@@ -9,7 +9,8 @@ import ast
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.alike import is_alike
+from hangwatch.diagnosis.source.alike import has_as_many, is_alike
+from hangwatch.diagnosis.source.feeding import taken_before
 from hangwatch.diagnosis.source.names import (
     GIVE_RANK,
     computed,
@@ -111,7 +112,8 @@ class Source:
         scope = self.program.scope_at(Line(file, loop.lineno))
         if isinstance(loop, ast.While) or scope is None:
             return False
-        return is_alike(Value(self.program, file, scope, loop.iter))
+        taken = taken_before(self.program, file, loop) if isinstance(loop, ast.For) else None
+        return taken is None and has_as_many(Value(self.program, file, scope, loop.iter))
 
     def is_alike(self, file: str, test: ast.expr) -> bool:
         """Whether a condition asks for nothing but constants and settings."""

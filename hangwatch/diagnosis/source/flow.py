@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.diagnosis.source.names import for_one_rank
-from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line
+from hangwatch.diagnosis.source.program import CACHES, CALLED_AS_OBJECT, SCOPES, Line
 from hangwatch.diagnosis.source.syntax import called, is_collective, own
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ MOST_NAMESAKES = 4
 """Functions of one name; of more nothing tells which is called."""
 _EXITS = frozenset({"exit", "_exit", "quit", "abort"})
 _RAISES_NOTHING = (ast.Pass, ast.Break, ast.Continue)
-_CACHES = frozenset({"cache", "cached", "cached_property", "lru_cache"})
 _PROPERTIES = frozenset({"cached_property", "property"})
 
 
@@ -405,6 +404,8 @@ class Expansion:
         if not isinstance(node, ast.Call):
             return []
         name = called(node)
+        cached = self._program.cached.get(name)
+        name = cached.function if cached is not None else name
         given = [scope for argument, scope in context.given if argument == name]
         if given or name in self._names:
             return given or self._program.named[name]
@@ -419,12 +420,27 @@ class Expansion:
         if not 0 < len(some) <= MOST_NAMESAKES or len(context.scopes) > MOST_DEEP:
             return then
         entries = [self._decorated(scope, then, context) for scope in some]
+        cached = self._program.cached.get(called(node)) if isinstance(node, ast.Call) else None
+        if cached is not None:
+            run = Choice(Turn.CALL, cached.file, cached.made, taken=True)
+            kept = (then, replace(run, taken=False))
+            entries = [Node(edges=[(entry, run), kept]) for entry in entries]
         # Others of that name lead to none of the lines.
         certain = isinstance(node, ast.Call) and len(some) == len(found) == 1
         if certain and self._program.names[some[0]] not in CALLED_AS_OBJECT:
             return entries[0]
         others = [then] if len(some) < len(found) or not certain else []
-        return Node(edges=[(entry, None) for entry in (*entries, *others)])
+        edges = [(entry, None) for entry in (*entries, *others)]
+        return Node(edges=[*edges, *self._overridden(some, found, then)])
+
+    def _overridden(
+        self, some: Sequence[Function], found: Sequence[Function], then: Node
+    ) -> list[tuple[Node, Choice | None]]:
+        """The methods that stand for others of which one leads to a line, and do not themselves."""
+        rest = [scope for scope in found if scope not in self._matter]
+        instead = [one for scope in some for one in self._program.overrides(scope) if one in rest]
+        files = self._program.files
+        return [(then, Choice(Turn.CALL, files[one], one, taken=True)) for one in instead]
 
     def _decorated(self, scope: Function, then: Node, context: _Context) -> Node:
         """A call of a function by way of what decorates it."""
@@ -458,7 +474,7 @@ class Expansion:
         if for_one_rank(scope) is decorator:
             return Choice(Turn.CONDITION, file, decorator, taken=True)
         name = decorator.func if isinstance(decorator, ast.Call) else decorator
-        cached = (getattr(name, "id", None) or getattr(name, "attr", None)) in _CACHES
+        cached = (getattr(name, "id", None) or getattr(name, "attr", None)) in CACHES
         return Choice(Turn.CALL, file, decorator, taken=True) if cached else None
 
     def _call(self, scope: Function, then: Node, context: _Context) -> Node:

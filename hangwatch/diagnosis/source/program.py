@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from hangwatch.diagnosis.source.names import given
 from hangwatch.diagnosis.source.syntax import (
     Loop,
     body_end,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.source.syntax import Function
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+CACHES = frozenset({"cache", "cached", "cached_property", "lru_cache"})
+"""What keeps the result of a function, so that it is not run again."""
 CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
 """Methods that are called by the name of an object."""
 
@@ -34,6 +37,14 @@ class Line(NamedTuple):
 
     file: str
     number: int
+
+
+class Cached(NamedTuple):
+    """A function with a cache around it: ``self.weights = lru_cache(maxsize=4)(self._weights)``."""
+
+    function: str
+    file: str
+    made: ast.expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +250,39 @@ class Program:
         return frozenset(found)
 
     @cached_property
+    def cached(self) -> dict[str, Cached]:
+        """The names that functions are given with a cache around them."""
+        found = {}
+        for file, tree in self.trees.items():
+            for to, value in given(ast.walk(tree)):
+                inside = _function_in_cache(value)
+                if inside and isinstance(to, ast.Name | ast.Attribute):
+                    name = to.id if isinstance(to, ast.Name) else to.attr
+                    found[name] = Cached(inside, file, value)
+        return found
+
+    def overrides(self, method: Function) -> list[Function]:
+        """The methods of that name in classes that are made from the one that has it."""
+        owners, name = [self.owner(method)], getattr(method, "name", "")
+        found: list[Function] = []
+        for owner in owners if owners[0] else ():
+            for made, node in self._classes.items():
+                bases = {getattr(base, "attr", getattr(base, "id", "")) for base in node.bases}
+                if owner in bases and made not in owners:
+                    owners.append(made)
+                    own_one = self.method(made, name)
+                    found += [own_one] if own_one is not None else []
+        return found
+
+    @cached_property
     def calls(self) -> dict[Function, frozenset[str]]:
         """The names that each function calls, or asks for."""
-        return {scope: _called_in(scope) for scope in self.files}
+        made = {scope: _called_in(scope) for scope in self.files}
+        cached = {name: one.function for name, one in self.cached.items()}
+        return {
+            scope: names | {cached[name] for name in names & cached.keys()}
+            for scope, names in made.items()
+        }
 
     def leading_to(self, scopes: set[Function]) -> set[Function]:
         """These functions and all that may call one of them."""
@@ -269,6 +310,16 @@ def _functions(tree: ast.Module) -> list[tuple[Function, str]]:
             if not isinstance(child, ast.expr):
                 todo.append((child, child.name if isinstance(child, ast.ClassDef) else ""))
     return found
+
+
+def _function_in_cache(value: ast.expr) -> str:
+    """The function that an expression puts a cache around, empty for others."""
+    match value:
+        case ast.Call(func=made, args=[ast.Name() | ast.Attribute() as inside]):
+            cache = made.func if isinstance(made, ast.Call) else made
+            name = getattr(cache, "attr", getattr(cache, "id", ""))
+            return getattr(inside, "attr", getattr(inside, "id", "")) if name in CACHES else ""
+    return ""
 
 
 def _called_in(scope: Function) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,14 @@ def without_order(site: Site, over: Unordered) -> str:
 def sized_by_data(site: Site) -> str:
     """Of what a tensor has its size from, where that is not the same on all ranks."""
     return f"The size of what {_code(site)} gives depends on the data of the rank."
+
+
+def taken_before(loop: Site, site: Site) -> str:
+    """Of what uses an iterator before the loop that goes over it."""
+    return (
+        f"{_code(site)} may have taken from the iterator that {_code(loop)} goes over, which gives "
+        "each element once."
+    )
 
 
 def in_finalizer() -> str:
@@ -235,6 +244,17 @@ def _times(count: int) -> str:
     return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
+def _of_call(ranks: str, other: str, site: Site, choice: Choice) -> str:
+    """Why, where another function was called, or one was not run again."""
+    here = _code(site)
+    if isinstance(choice.node, ast.FunctionDef):
+        return f"{here} stands in for the method that the others are in, and does not call it"
+    if "cache" in (site.source or ""):
+        ran = "was run" if choice.taken else "was not run again"
+        return f"{here} keeps a result: what gives it {ran} on {ranks}, unlike {other}"
+    return f"What {here} runs was not the same on {ranks} as {other}"
+
+
 def of_choice(what: What, site: Site, choice: Choice, parted: Parted) -> str:
     """Why, by the choice at which the ways of culprits and others part."""
     ranks, here = the_ranks(parted.culprits), _code(site)
@@ -255,7 +275,7 @@ def of_choice(what: What, site: Site, choice: Choice, parted: Parted) -> str:
         case What.DIFFERENT_ORDER:
             said = f"{here} changes the order of calls on {ranks}, and not {other}"
         case _ if choice.turn is Turn.CALL:
-            said = f"What {here} runs was not the same on {ranks} as {other}"
+            said = _of_call(ranks, other, site, choice)
         case _:
             said = f"{here} was decided otherwise on {ranks} than {other}"
     return f"{said}."
