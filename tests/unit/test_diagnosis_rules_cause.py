@@ -536,6 +536,56 @@ def test_what_ends_a_generator_is_told_where_a_loop_over_it_ended_earlier() -> N
     assert told.advice[0].startswith("See what led rank 2 to `return` at train.py:4")
 
 
+def test_what_takes_from_an_iterator_before_the_loop_is_told() -> None:
+    text = GENERATOR.replace(
+        "    for batch in enumerate(batches)", "    show(batches)\n    for batch in batches"
+    )
+    told = verdict(text, "reduce reduce", "reduce gather")
+    found = told.cause
+    assert found is not None
+    assert (found.what, found.site and found.site.line) == (What.UNEVEN_LOOP, 8)
+    assert [other.site and other.site.line for other in found.others] == [9]
+    assert told.advice[0].startswith("Give `show(batches)` at train.py:8 an iterator of its own")
+
+
+def test_a_cache_and_an_override_by_which_a_rank_comes_past_a_call_are_told() -> None:
+    cached = """
+    class Balancer:
+        def __init__(self):
+            self.weights = lru_cache(4)(self._weights)
+        def _weights(self, stage):
+            reduce()
+    def main(cfg):
+        for epoch in range(cfg.epochs):
+            balancer.weights(epoch)
+            for step in range(cfg.steps):
+                gather()
+    """
+    told = verdict(cached, "gather reduce", "gather gather")
+    assert told.cause is not None
+    assert (told.cause.what, told.cause.site and told.cause.site.line) == (What.DATA_CONDITION, 3)
+    assert "keeps a result: what gives it was not run again on rank 2" in told.cause.why
+    assert told.advice[0].startswith("Keep no result of a function that makes calls")
+    override = """
+    class Worker:
+        def on_end(self):
+            reduce()
+        def run(self, cfg):
+            for phase in range(cfg.phases):
+                for step in range(cfg.steps):
+                    gather()
+                self.on_end()
+    class Judge(Worker):
+        def on_end(self):
+            log()
+    """
+    told = verdict(override, "gather reduce", "gather gather")
+    assert told.cause is not None
+    assert told.cause.site is not None
+    assert told.cause.site.line == 10
+    assert told.advice[0].startswith("Have `def on_end(self)` at train.py:10 call the method")
+
+
 def test_a_thread_that_fed_a_loop_is_told_where_an_exception_has_ended_it() -> None:
     text = GENERATOR.removeprefix("\n").replace("            return\n", "            pass\n")
     ranks = [rank_at(number, text, "reduce", "reduce") for number in (0, 1)]

@@ -433,9 +433,19 @@ class Trainer:
             prepare(count)
         many = 4
         many += len(sizes)
+        sampled = DataLoader(rows, sampler=DistributedSampler(rows))
+        counted, used = self.batches(5), self.batches(5)
+        show(used)
         for turn in {over}:
             if {condition}:
                 reduce()
+    def batches(self, count):
+        for at in range(count):
+            yield self.rows[at]
+    def odd(self, count):
+        for at in range(count):
+            if self.rows[at]:
+                yield at
 Trainer(Config(rows=len(data)), 5, ["a", "b"], loader).run(parse_args(), rank)
 """
 
@@ -458,7 +468,13 @@ Trainer(Config(rows=len(data)), 5, ["a", "b"], loader).run(parse_args(), rank)
         ("range(self.cfg.depth)", False),
         ("range(self.unknown)", False),
         ("self.names", True),
+        ("enumerate(self.batches(self.cfg.steps))", True),
+        ("counted", True),
+        ("sampled", True),
         ("loader", False),
+        ("used", False),  # what shows it takes from it
+        ("self.batches(len(loader))", False),
+        ("self.odd(5)", False),
     ],
 )
 def test_a_loop_has_as_many_turns_where_all_that_it_counts_is_alike(

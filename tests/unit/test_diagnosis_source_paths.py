@@ -222,6 +222,49 @@ TEXTS = [
     ),
     pytest.param(
         """
+        class Balancer:
+            def __init__(self, size):
+                self.weights = lru_cache(maxsize=size)(self._weights)  # here
+
+            def _weights(self, stage):
+                return reduce(stage)  # theirs
+
+        for stage in stages:
+            gather(balancer.weights(stage))  # start mine
+        """,
+        ("call", False),
+        id="a cache around a method",
+    ),
+    pytest.param(
+        """
+        class Worker:
+            def on_end(self):
+                reduce()  # theirs
+
+            def run(self):
+                for phase in phases:
+                    gather()  # start mine
+                    self.on_end()
+
+        class Judge(Worker):
+            def on_end(self):  # here
+                log()
+
+        class Learner(Worker):
+            def on_end(self):
+                super().on_end()
+
+        class Other:
+            def on_end(self):
+                log()
+
+        make(role).run()
+        """,
+        ("call", True),
+        id="a method that stands in for another",
+    ),
+    pytest.param(
+        """
         def on_main(function):
             def wrapper(*args):
                 if rank != 0:  # here

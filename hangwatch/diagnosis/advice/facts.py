@@ -254,6 +254,8 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
     yield "cause_line", line(cause.site)
     if "range(" in text:
         yield "counted", text
+    if text.startswith(("for ", "while ")):
+        yield "loop", text
     if text.startswith("while "):
         yield "asking", text
 
