@@ -54,6 +54,32 @@ def test_of_two_a_condition_for_all_but_one_names_the_one_that_passed_it_by() ->
     assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.LIKELY)
 
 
+def test_who_asks_below_its_rank_for_what_all_asked_elsewhere_before_is_named() -> None:
+    text = """
+    class Meter:
+        @property
+        def total(self):
+            dist.all_reduce(count)
+    def main():
+        for step in range(10):
+            dist.all_gather(sizes, size)
+            if step % 5 == 0:
+                total = meter.total
+            if rank == 0 and step > 3:
+                log(meter.total)
+    """
+    before = (op(PAIR, 1, "all_gather", line=7), op(PAIR, 2, line=4))
+    stack = main_thread(frame(4, "total"), frame(11), frame(99, "<module>"))
+    logs = rank(0, PAIR, *before, blocked(PAIR, 3, line=4), threads=stack)
+    verdict = told(text, logs, in_line(1, 7, *before, wire="all_gather"))
+    assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.LIKELY)
+    assert verdict.cause is not None
+    assert (verdict.cause.what, verdict.cause.site and verdict.cause.site.line) == (
+        What.RANK_CONDITION,
+        10,
+    )
+
+
 def test_of_two_a_condition_on_local_data_names_both_and_is_the_possible_cause() -> None:
     ranks = in_line(0, 6, *STEP, wire="all_gather"), in_line(1, 5, *STEP, wire="broadcast")
     verdict = told(BELOW.format(condition="loss < best"), *ranks)

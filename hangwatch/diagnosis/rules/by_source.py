@@ -13,7 +13,7 @@ from hangwatch.diagnosis.rules.choices import CONDITIONS, choices_of
 from hangwatch.diagnosis.rules.splits import position, sides_of
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.names import asks_for_most
-from hangwatch.diagnosis.source.program import fork
+from hangwatch.diagnosis.source.program import Position, fork
 from hangwatch.diagnosis.source.syntax import Loop, body_end, in_body, leaves, spans
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import group_text, wait_point_text
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.wait_points import WaitPoint
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.rules.choices import Read
-    from hangwatch.diagnosis.source.program import Position
     from hangwatch.diagnosis.text.phrases import Ranks
     from hangwatch.types.calls import Site
 
@@ -208,9 +207,29 @@ def _is_for_few(case: Case, read: Read) -> bool:
         ended = isinstance(choice.node, ast.For) and not choice.taken
         over = choice.test if ended else None
         return over is not None and case.source.counts_by_rank(choice.file, over)
-    if read.what is not What.RANK_CONDITION or not _is_new(case, read):
+    if read.what is not What.RANK_CONDITION:
+        return False
+    if not _is_new(case, read) and not _is_elsewhere_for_others(case, read):
         return False
     return choice.test is None or asks_for_most(choice.test) is not choice.taken
+
+
+def _is_elsewhere_for_others(case: Case, read: Read) -> bool:
+    """Whether the others come to the call of the culprits, but never by this condition.
+
+    It is in a function that others call, too.
+    """
+    choice, test, mine = read.choice, read.choice.test, read.split.mine
+    return (
+        test is not None
+        and _is_inside(read, mine, read.taken)
+        and not _is_inside(read, Position(mine.frames[-1:]), read.taken)
+        and not case.source.program.communicates(read.other)
+        and all(
+            case.source.holds_for(choice.file, test, rank) is (not choice.taken)
+            for rank in read.split.ranks[1:]
+        )
+    )
 
 
 def _are_alternatives(case: Case, read: Read) -> bool:

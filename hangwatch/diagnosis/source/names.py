@@ -69,7 +69,14 @@ def for_one_rank(scope: Function) -> ast.expr | None:
 
 
 def asks_for_most(test: ast.expr) -> bool:
-    """Whether a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``."""
+    """Whether a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``.
+
+    By the part of it that names the rank, where one does.
+    """
+    parts = test.values if isinstance(test, ast.BoolOp) else [test]
+    named = [part for part in parts if any(map(names_the_rank, ast.walk(part)))]
+    if named and named != [test]:
+        return any(map(asks_for_most, named))
     most = (ast.NotEq, ast.NotIn, ast.IsNot, ast.Gt, ast.GtE)
     return any(
         (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
