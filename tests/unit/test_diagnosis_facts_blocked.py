@@ -8,14 +8,14 @@ from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
-from snapshots import SCRIPT, W, blocked, job, only, op, rank, source
+from snapshots import PAIR, SCRIPT, TORCH, W, blocked, job, only, op, rank, source
 
 from hangwatch.diagnosis.facts.awaited import On, has_returned, same_thread
 from hangwatch.diagnosis.facts.blocked import blocked as blocked_by
 from hangwatch.diagnosis.source.program import Program
-from hangwatch.types.calls import Site
+from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import Certainty, Kind, What
-from hangwatch.types.snapshot import Child, Frame, Mark, ProcessState, ThreadStack
+from hangwatch.types.snapshot import Child, Frame, GroupProgress, Mark, ProcessState, ThreadStack
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.awaited import Link
@@ -152,6 +152,31 @@ def test_a_thread_that_needs_a_lock_which_the_waiting_one_has_taken_is_told_as_s
     assert verdict.cause is not None
     assert (verdict.cause.what, line(verdict.cause.site)) == (What.STUCK_LINE, 2)
     assert verdict.advice[0].startswith("Leave the lock that is taken at train.py:2 before")
+
+
+def test_of_two_that_keep_a_lock_for_calls_of_both_none_left_the_common_program() -> None:
+    text = """\
+    def update(self):
+        with self.lock:
+            dist.all_reduce(shift)
+    def snapshot(self):
+        with self.lock:
+            dist.all_gather_object(sizes, size, group=self.group)
+    """
+    own = GroupKey((0, 1), "snapshots")
+    holds = thread("snapshot", Frame(f"{TORCH}/distributed_c10d.py", 9, "all_gather"), at(6), tid=7)
+    stuck = replace(
+        rank_at(at(2, "update"), number=0, others=(holds,)),
+        ops=(op(PAIR, 8, thread=1000), blocked(own, 1, "all_gather_object", line=6, thread=7)),
+        groups=(GroupProgress(PAIR, "0", 8, 8), GroupProgress(own, "1", 1, 0)),
+    )
+    waits = rank(1, PAIR, op(PAIR, 8), blocked(PAIR, 9, line=3), enqueued=9)
+    verdict = only(job(stuck, waits, sources={SCRIPT: dedent(text)}))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    assert "Thread snapshot, which has it, waits in all_gather_object #1" in verdict.explanation
+    assert verdict.cause is not None
+    assert line(verdict.cause.site) == 6
+    assert verdict.advice[0].startswith("Do not let thread snapshot wait for anything")
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ NOTHING = Facts()
 
 def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Read] = ()) -> Facts:
     """What is known of the code that a finding is about; reads: what the source shows of it."""
-    culprits = [rank for rank in finding.culprits if rank in case.job.ranks][:1]
+    about = finding.undecided or finding.culprits
+    culprits = [rank for rank in about if rank in case.job.ranks][:1]
     others = [wait.rank for wait in finding.waits if wait.rank not in finding.culprits][:1]
     mine, theirs = (
         [frame for rank in ranks for frame in _frames(case, rank)] for ranks in (culprits, others)

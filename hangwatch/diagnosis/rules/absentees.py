@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.activity import may_wait
+from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.channels import senders, sent
 from hangwatch.diagnosis.facts.endings import Cause, How, gave_up
 from hangwatch.diagnosis.facts.shares import is_half
@@ -21,6 +23,7 @@ from hangwatch.types.kinds import Certainty, Kind, Reason
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hangwatch.diagnosis.facts.activity import Activity
     from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
     from hangwatch.diagnosis.rules.case import Case
     from hangwatch.types.calls import Site
@@ -53,7 +56,7 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     seen = activity.reason is not Reason.UNKNOWN and activity.sure
     if activity.reason is not Reason.GPU_FAULT:
         seen = seen and not any(may_wait(case.job.ranks[rank], case.texts) for rank in culprits)
-    return Finding(
+    found = Finding(
         kind=Kind.NEVER_ENTERED if loop is None else Kind.FINISHED_EARLY,
         reason=activity.reason,
         certainty=Certainty.LIKELY if seen else Certainty.POSSIBLE,
@@ -67,6 +70,41 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         site=scene.site,
         victim_site=scene.other_site,
         waits=waits,
+    )
+    return _or_crossed(case, found, activity)
+
+
+def _or_crossed(case: Case, finding: Finding, activity: Activity) -> Finding:
+    """The finding; of both sides where the lock that one waits for is kept for a call of both.
+
+    The thread that has the lock is in a call that a victim does not come to in turn.
+    """
+    blocked = activity.blocked
+    if blocked is None or blocked.on is not On.LOCK or blocked.link is None:
+        return finding
+    kept = [
+        (wait, others)
+        for waits in case.graph.at.values()
+        for wait in waits
+        if wait.apart and wait.rank in finding.culprits
+        if (others := {*case.graph.missing.get(wait.wait_point, ())} & {*finding.victims})
+    ]
+    if not kept or blocked.link.holds is None:
+        return finding
+    wait, others = kept[0]
+    candidates = tuple(sorted({*finding.culprits, *others}))
+    text = wording.crossed(
+        finding.text, blocked.link.name, case.where(wait.wait_point), tuple(sorted(others))
+    )
+    return replace(
+        finding,
+        culprits=candidates,
+        victims=tuple(rank for rank in finding.victims if rank not in candidates),
+        certainty=Certainty.POSSIBLE,
+        hang=finding.hang or finding.certainty,
+        text=text,
+        undecided=finding.culprits,
+        settled=True,
     )
 
 

@@ -129,7 +129,7 @@ def _certainty(case: Case, finding: Finding, what: What) -> Certainty:
 def _stuck(case: Case, finding: Finding) -> RootCause:
     """A line that does not come to its end, and what it waits for."""
     why, site = reasons.of_kind(What.STUCK_LINE), finding.site
-    culprit = finding.culprits[0] if finding.culprits else -1
+    culprit = next(iter(finding.undecided or finding.culprits), -1)
     alive = culprit in case.job.ranks and culprit not in case.ended
     blocked = case.doing(culprit).blocked if alive else None
     if blocked is not None:

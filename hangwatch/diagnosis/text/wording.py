@@ -144,6 +144,18 @@ def never_entered(scene: Scene, activity: Activity, doing: str, *, timed_out: bo
     )
 
 
+def crossed(text: Text, thread: str, where: str, others: Ranks) -> Text:
+    """The text on a rank that waits for a lock, which a thread of its keeps for a call of others.
+
+    thread, where: what has the lock, and the call that it is in.
+    """
+    note = (
+        f"{capital(thread)}, which has it, waits in {where} for {the_ranks(others)}: each side "
+        "waits for the other, and none of them left the common program."
+    )
+    return Text(text.headline, sentences(text.explanation, note))
+
+
 def _compiler(activity: Activity) -> str:
     """Whether what compiles is at work, empty where nothing does."""
     if activity.compiling is None or activity.compiling.locked:
