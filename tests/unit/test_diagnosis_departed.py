@@ -27,7 +27,7 @@ from snapshots import (
 )
 
 from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
+from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State, What
 from hangwatch.types.snapshot import JobSnapshot, OpRecord, ProcessState, RankSnapshot
 
 STOPPED: dict[str, Any] = {"process": ProcessState(alive=True, state="T")}
@@ -117,6 +117,37 @@ def test_of_a_rank_that_may_yet_receive_it_is_not_said_that_it_left_the_program(
     verdict = only(job(waits, busy))
     assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (1,))
     assert "left the common program" not in verdict.explanation
+
+
+def test_who_sends_to_one_that_has_left_the_ring_may_have_missed_that() -> None:
+    def turn(number: int, seq: int, left: int) -> list[OpRecord]:
+        right = (number + 1) % 4
+        return [
+            op(W, 2 * seq - 1, "isend", wire="send", line=37, p2p=True, peer=right, age=60.0),
+            op(W, 2 * seq, "recv", line=38, p2p=True, peer=left, age=60.0),
+        ]
+
+    made = {n: [one for s in range(1, 6) for one in turn(n, s, (n - 1) % 4)] for n in range(4)}
+    sends = blocked(W, 11, "isend", wire="send", line=37, p2p=True, peer=3)
+    waits = {
+        2: sends,
+        3: blocked(W, 1, "barrier", line=48),
+        0: blocked(W, 12, "recv", line=38, p2p=True, peer=2),  # its left one was rank 3
+        1: blocked(W, 12, "recv", line=38, p2p=True, peer=0),
+    }
+    ranks = [
+        rank(n, W, *made[n], last, threads=main_thread(frame(last.site.line if last.site else 1)))
+        for n, last in waits.items()
+    ]
+    verdict = only(job(*ranks))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (2, 3))
+    assert (verdict.certainty, verdict.victims) == (Certainty.POSSIBLE, (0, 1))
+    assert verdict.cause is not None
+    assert (verdict.cause.what, verdict.cause.site) == (What.DIFFERENT_ARGUMENT, site(37))
+    assert verdict.advice[0].startswith("See how the peer of")
+    before = replace(waits[0], peer=3)
+    ranks[2] = rank(0, W, *made[0], before, threads=main_thread(frame(38)))
+    assert only(job(*ranks)).culprits == (3,)
 
 
 def test_all_at_one_call_from_two_lines_with_other_sizes_are_candidates() -> None:

@@ -16,6 +16,8 @@ MOST_BEFORE = 40
 """Calls before one that tell whether it is usual there."""
 ENOUGH_SENT = 4
 """Messages of a line that have gone elsewhere: two rounds of one to each of two neighbours."""
+PEER = "peer"
+"""What differs where a message goes to another rank than the one that waits for it."""
 MAX_SHIFT = 8
 """Calls that a rank left out, or made more."""
 Step = tuple[str, str, int, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.history import other_peers
+from hangwatch.diagnosis.facts.history import PEER, other_peers
 from hangwatch.diagnosis.facts.signatures import Differs
 from hangwatch.diagnosis.facts.stores import KEY, setter
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
@@ -98,7 +98,8 @@ def _of_messages(finding: Finding) -> RootCause | None:
     why = reasons.OF_MESSAGES.get(finding.differs)
     if why is None:
         return None
-    return RootCause(What.DIFFERENT_ARGUMENT, finding.certainty, finding.site, why, (why,))
+    site = finding.victim_site if finding.differs == PEER else finding.site
+    return RootCause(What.DIFFERENT_ARGUMENT, finding.certainty, site, why, (why,))
 
 
 def _sized(case: Case, finding: Finding) -> RootCause | None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.endings import How
-from hangwatch.diagnosis.facts.history import has_left_out, is_usual_wait, shift, step
+from hangwatch.diagnosis.facts.history import (
+    PEER,
+    has_left_out,
+    is_usual_wait,
+    other_peers,
+    shift,
+    step,
+)
 from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.past import END
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
@@ -116,14 +123,31 @@ def _or_another(case: Case, finding: Finding) -> Finding:
         _is_elsewhere(case, rank) for rank in culprits
     ):
         return finding  # they may yet make it
+    point = finding.wait_point
+    if isinstance(point, Channel) and _is_awaited_elsewhere(case, point):
+        either = _undecided(finding, culprits | {point.waiter})
+        return replace(either, what=What.DIFFERENT_ARGUMENT, differs=PEER)
     if not tied and not _is_one_of_two(case, finding, others):
         return finding
     if is_by_rank(case, finding) or (not tied and _did_as_never_before(case, culprits, others)):
         return finding.likely_at_most()
-    point = finding.wait_point
     if isinstance(point, Channel) and culprits == {point.peer} and has_left_out(case.job, point):
         return finding.likely_at_most()
     return _undecided(finding, tied or culprits | others)
+
+
+def _is_awaited_elsewhere(case: Case, point: Channel) -> bool:
+    """Whether the other half of a message is what a third rank waits for, as never before.
+
+    Then that one and the peer agree that there is a change, which the waiter may have missed.
+    """
+    return any(
+        isinstance(one, Channel)
+        and (one.gid, one.peer, one.sends) == (point.gid, point.waiter, not point.sends)
+        and one.waiter != point.peer
+        and any(w.record is not None and other_peers(case.job, w.rank, w.record) for w in waits)
+        for one, waits in case.graph.at.items()
+    )
 
 
 def _came_from_elsewhere(case: Case, finding: Finding) -> bool:

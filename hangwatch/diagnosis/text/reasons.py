@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.awaited import On
+from hangwatch.diagnosis.facts.history import PEER
 from hangwatch.diagnosis.facts.stores import KEY
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.unordered import Unordered
@@ -63,6 +64,7 @@ AT_TWO_LINES = (
 OF_MESSAGES = {
     "tag": "Each side makes up the tag by itself, and they are not the same any more.",
     "group": "Each side names another group.",
+    PEER: "Its message goes where it went before, and another rank waits for one of its by now.",
     KEY: "Each side makes up the key by itself, and they are not the same any more.",
 }
 """Why a send and a recv are not of one message, or a key is not the one that was set, by what
