@@ -220,3 +220,32 @@ def test_the_counterpart_may_be_made_by_a_helper_that_the_other_way_calls() -> N
     assert verdict.cause.site is not None
     assert (verdict.cause.what, verdict.cause.site.line) == (What.DATA_CONDITION, 2)
     assert verdict.advice[0].startswith("Make `if mine >= theirs` at train.py:2 hold on one of two")
+
+
+def test_two_that_send_in_loops_of_their_own_are_told_these_loops() -> None:
+    text = """
+    def forward():
+        for item in batch.split(4):
+            dist.send(item, 1)
+    def backward():
+        for item in saved:
+            dist.send(item.grad, 0)
+    def main():
+        backward(forward())
+    """
+
+    def sends(number: int, line: int) -> RankSnapshot:
+        call = blocked(PAIR, 9, "send", peer=1 - number, line=line, p2p=True)
+        return rank(number, PAIR, call, threads=main_thread(frame(line), frame(8, "main")))
+
+    verdict = only(job(sends(0, 3), sends(1, 6), **source(text)))
+    assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+    found = verdict.cause
+    assert found is not None
+    lines = [one.site.line for one in (found, *found.others) if one.site is not None]
+    assert (found.what, lines) == (What.UNMATCHED_P2P, [2, 5])
+    assert verdict.advice == (
+        "Count the messages of `for item in batch.split(4)` at train.py:2 by one number on both "
+        "sides, such as that of the micro-batches that were really cut: a last batch that is "
+        "smaller may be cut into fewer or more.",
+    )

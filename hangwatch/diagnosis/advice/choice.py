@@ -24,8 +24,8 @@ _OF_THE_CHANGE = frozenset(
 _OF_FEW = frozenset({"group", "alone"})
 """Those about a call that is meant for few ranks."""
 _OF_MESSAGES = frozenset({"match", "batch"})
-_KEYS = frozenset({"asked", "either", "key", "unset"})
-"""What is known of a key of a store (advice/facts.py)."""
+_INSTEAD = frozenset({"asked", "either", "key", "messages", "unset"})
+"""What is known of a key of a store, or of two loops that send (advice/facts.py)."""
 _OF_TENSORS = frozenset({"same tensor", "what differs"})
 """Those about a call that all make with other tensors, not about calls in another order."""
 _REASON_COUNTS = {
@@ -50,7 +50,7 @@ def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...
     needless = _OF_THE_CHANGE if facts.cause is not None else frozenset()
     needless |= _OF_FEW if facts.cause is What.DATA_CONDITION else frozenset()
     needless |= _OF_TENSORS if facts.cause is What.DIFFERENT_ORDER else frozenset()
-    needless |= _OF_MESSAGES if facts.values.keys() & _KEYS else frozenset()
+    needless |= _OF_MESSAGES if facts.values.keys() & _INSTEAD else frozenset()
     by_kind = [remedy for remedy in table["kind"] if remedy.topic not in needless]
     # Of a lost node, or of a GPU that failed, no rank's code is at fault.
     apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)

@@ -242,23 +242,20 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
         return
     text = (cause.site.source or "").partition("  #")[0].rstrip(":")
     yield "cause", text
-    if cause.what is What.DIFFERENT_ORDER and text.startswith("for "):
-        yield "unordered", text
-    if cause.what is What.UNEVEN_LOOP and "each element once" in cause.why:
-        yield "takes", text
-    if cause.what is What.DATA_CONDITION and text.startswith("def "):
-        yield "override", text
-    if cause.what is What.DATA_CONDITION and _CACHE.search(text):
-        yield "cached", text
-    if "__del__" in cause.why:
-        yield "finalizing", text
     yield "cause_line", line(cause.site)
-    if "range(" in text:
-        yield "counted", text
-    if text.startswith(("for ", "while ")):
-        yield "loop", text
-    if text.startswith("while "):
-        yield "asking", text
+    loops = text.startswith(("for ", "while "))
+    known = {
+        "loop": loops,
+        "asking": text.startswith("while "),
+        "counted": "range(" in text,
+        "unordered": cause.what is What.DIFFERENT_ORDER and text.startswith("for "),
+        "messages": cause.what is What.UNMATCHED_P2P and loops,
+        "takes": cause.what is What.UNEVEN_LOOP and "each element once" in cause.why,
+        "override": cause.what is What.DATA_CONDITION and text.startswith("def "),
+        "cached": cause.what is What.DATA_CONDITION and _CACHE.search(text) is not None,
+        "finalizing": "__del__" in cause.why,
+    }
+    yield from ((name, text) for name, holds in known.items() if holds)
 
 
 _NAMES = {

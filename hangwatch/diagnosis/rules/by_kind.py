@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import PEER, other_peers
@@ -13,7 +14,7 @@ from hangwatch.diagnosis.rules.case import MOST_COMPARED
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.diagnosis.source.sizes import size_of_data
-from hangwatch.diagnosis.source.syntax import called, other_branch, own, spans
+from hangwatch.diagnosis.source.syntax import Loop, called, in_body, other_branch, own, spans
 from hangwatch.diagnosis.text import reasons
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
@@ -75,7 +76,11 @@ def without_choice(case: Case, finding: Finding) -> RootCause:
         site = with_source(known.site, case.texts)
         return RootCause(what, finding.certainty, site, reasons.of_kind(what))
     if what is What.UNMATCHED_P2P:
-        other = _to_another(case, finding) or _all_one_way(case, finding)
+        other = (
+            _to_another(case, finding)
+            or _all_one_way(case, finding)
+            or _in_other_loops(case, finding)
+        )
         if other is not None:
             return other
     if what is What.DIFFERENT_ARGUMENT:
@@ -173,6 +178,36 @@ def _all_one_way(case: Case, finding: Finding) -> RootCause | None:
             where = case.site_of_line(line.file, node.lineno)
             why = reasons.all_one_way(finding.culprits, where)
             return RootCause(what, finding.certainty, where, why, (why,))
+    return None
+
+
+def _in_other_loops(case: Case, finding: Finding) -> RootCause | None:
+    """The loops that two ranks send in, or receive in, of which each is in one of its own."""
+    sides = {w.wait_point.sends for w in finding.waits if isinstance(w.wait_point, Channel)}
+    ranks = finding.culprits[:2]
+    places = [at for rank in ranks if (at := position(case, rank)) is not None]
+    if len(sides) != 1 or len(places) < 2 or len(finding.culprits) < 2:  # noqa: PLR2004 (a pair)
+        return None
+    found = []
+    for (mine, theirs), rank in zip((places, places[::-1]), ranks, strict=True):
+        loop = _own_loop(case.source.program, mine, theirs)
+        if loop is not None:
+            site = case.site_of_line(*loop)
+            why = reasons.in_loop_alone(rank, site)
+            found.append(RootCause(What.UNMATCHED_P2P, Certainty.POSSIBLE, site, why, (why,)))
+    return replace(found[0], others=tuple(found[1:])) if found else None
+
+
+def _own_loop(program: Program, mine: Position, theirs: Position) -> Line | None:
+    """The innermost loop that one place is in, and another is not."""
+    for line in mine.frames[::-1]:
+        scope = program.scope_at(line)
+        loops = [node for node in own(scope) if isinstance(node, Loop)] if scope is not None else []
+        for loop in sorted(loops, key=lambda node: -node.lineno):
+            inside = [one for one in theirs.frames if one.file == line.file]
+            if in_body(loop, line.number):
+                shared = any(in_body(loop, one.number) for one in inside)
+                return None if shared else Line(line.file, loop.lineno)
     return None
 
 
