@@ -178,7 +178,8 @@ class Exits:
         state = ProcessState(alive=False, oom_killed=tracked.oom_killed, gone_age_s=gone_age_s)
         if tracked.status is None:
             return state
-        asked = 0 <= tracked.gone_ns - self.asked_to_end_ns < ASKED_S * 1e9
+        since_ns = tracked.gone_ns - self.asked_to_end_ns
+        asked = self.asked_to_end_ns > 0 and 0 <= since_ns < ASKED_S * 1e9
         if not os.WIFSIGNALED(tracked.status):
             # A handler of SIGTERM may end a process with any code.
             code = os.WEXITSTATUS(tracked.status)

@@ -109,6 +109,9 @@ def test_who_asks_for_another_key_than_others_in_the_same_turn_is_named() -> Non
     assert found.cause is not None
     assert (found.cause.what, found.cause.site) == (What.DIFFERENT_ARGUMENT, GET)
     assert found.advice[0].startswith("Make up the key of what all ranks have alike: rank 2 asked")
+    # Where several keys are set in a turn, each may be for one rank.
+    many = replace(publisher, marks=(sets("plan/9/3", 20),))
+    assert only(job(many, asked(1, "plan/9/3", 10), waits, size=3)).culprits == (0,)
     # Who came by less often asked for one of a turn before.
     before = only(job(publisher, asked(1, "plan/9/3", 9), waits, size=3))
     assert before.culprits == (0,)

@@ -112,15 +112,18 @@ def test_a_reused_pid_is_not_taken_for_the_rank() -> None:
 
 
 def in_turn(
-    *ends: Callable[[subprocess.Popen[bytes]], Any], asked_s_ago: float | None = None
+    *ends: Callable[[subprocess.Popen[bytes]], Any],
+    asked_s_ago: float | None = None,
+    up_s: float | None = None,
 ) -> list[ProcessState]:
     """What is known of children that were ended one after the other.
 
-    asked_s_ago: when their launcher was asked to end.
+    asked_s_ago: when their launcher was asked to end. up_s: how long the machine is up.
     """
 
     async def watch() -> list[ProcessState]:
-        exits, told = Exits(), asyncio.Semaphore(0)
+        clock = time.monotonic_ns if up_s is None else lambda: int(up_s * 1e9)
+        exits, told = Exits(now_ns=clock), asyncio.Semaphore(0)
         if asked_s_ago is not None:
             exits.asked_to_end_ns = time.monotonic_ns() - int(asked_s_ago * 1e9)
         exits.on_exit = lambda _: told.release()
@@ -177,6 +180,12 @@ def test_who_ends_with_a_code_when_the_launcher_was_asked_to_end_did_so_for_that
     assert (first.exit_code, first.terminated_by_launcher) == (1, by_launcher)
     (well,) = in_turn(go_on, asked_s_ago=asked_s_ago)
     assert (well.exit_code, well.terminated_by_launcher) == (0, False)
+
+
+def test_soon_after_the_machine_has_started_nobody_was_asked_to_end_yet() -> None:
+    killed, failed = in_turn(by(signal.SIGKILL), fail, up_s=30.0)
+    assert not killed.terminated_by_launcher
+    assert not failed.terminated_by_launcher
 
 
 def test_a_watchdog_that_takes_over_knows_the_ends_that_were_seen() -> None:

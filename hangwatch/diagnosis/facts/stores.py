@@ -77,8 +77,13 @@ def setter(ranks: Mapping[int, RankSnapshot], keys: Collection[str]) -> Setter |
 def asked_alike(
     ranks: Mapping[int, RankSnapshot], waiting: Collection[int], known: Setter
 ) -> tuple[int, ...]:
-    """The ranks that came by the line of those who wait as often, and asked for what was set."""
-    theirs = {(m.site, m.count) for rank in waiting for m in _asks(ranks[rank])}
+    """The ranks that came by the line of those who wait as often, and asked for what was set.
+
+    None where several ranks set such keys, or one sets several a turn: each may be for one rank.
+    """
+    once = {*known.counts.values()} if len(known.counts) == 1 else set()
+    asks = (m for rank in waiting for m in _asks(ranks[rank]))
+    theirs = {(m.site, m.count) for m in asks if m.count in once}
     return tuple(
         number
         for number, rank in sorted(ranks.items())

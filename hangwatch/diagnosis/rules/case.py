@@ -152,14 +152,14 @@ class Case:
         )
 
     def doing_by_line(self, ranks: Sequence[int]) -> list[tuple[tuple[int, ...], Activity]]:
-        """What some ranks do, those of one line together, the first of them first."""
+        """What some ranks do, those of one line together, of the first few lines."""
         by_line: dict[tuple[str, int] | None, list[int]] = {}
         for rank in ranks[:MOST_COMPARED]:
             site = self.activity(rank).site
             by_line.setdefault((site.file, site.line) if site else None, []).append(rank)
         if len(by_line) == 1:
             return [(tuple(ranks), self.doing(ranks[0]))]
-        return [(tuple(some), self.doing(some[0])) for some in by_line.values()]
+        return [(tuple(some), self.doing(some[0])) for some in islice(by_line.values(), FEW)]
 
     def doing_beside(self, rank: int, waits: Iterable[Wait]) -> Activity | None:
         """What a rank does in a thread of its own, where only that of others waits for it."""

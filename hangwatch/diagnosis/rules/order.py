@@ -36,7 +36,11 @@ def of_all_in_loop(case: Case, finding: Finding) -> Finding:
     if finding.settled or finding.kind not in _OF_SIDES:
         return finding
     waiting = {wait.rank for wait in finding.waits if not wait.vague}
-    candidates = tuple(sorted({*finding.culprits, *waiting}))
+    places = {rank: position(case, rank) for rank in sorted({*finding.culprits, *waiting})}
+    first = places[finding.culprits[0]] if finding.culprits else None
+    candidates = tuple(
+        rank for rank, at in places.items() if at is not None and first and at.line == first.line
+    )
     found = _loop(case, candidates[:FEW])
     if found is None or found[1] is not Unordered.SET or candidates == finding.culprits:
         return finding

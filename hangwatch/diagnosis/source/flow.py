@@ -438,7 +438,9 @@ class Expansion:
     ) -> list[tuple[Node, Choice | None]]:
         """The methods that stand for others of which one leads to a line, and do not themselves."""
         rest = [scope for scope in found if scope not in self._matter]
-        instead = [one for scope in some for one in self._program.overrides(scope) if one in rest]
+        several = some if rest else ()
+        instead = [one for scope in several for one in self._program.overrides(scope)]
+        instead = [one for one in dict.fromkeys(instead) if one in rest]
         files = self._program.files
         return [(then, Choice(Turn.CALL, files[one], one, taken=True)) for one in instead]
 
