@@ -314,6 +314,8 @@ def test_the_cause_is_where_the_holder_of_the_lock_is() -> None:
     assert verdict.cause is not None
     assert (verdict.cause.what, line(verdict.cause.site)) == (What.STUCK_LINE, 3)
     assert "thread writer" in verdict.advice[0]
+    assert verdict.cause.evidence == (verdict.cause.why,)
+    assert verdict.cause.why.startswith("Thread writer has it since `with self.lock`")
 
 
 @pytest.mark.parametrize(

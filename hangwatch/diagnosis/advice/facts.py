@@ -232,6 +232,8 @@ def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
 
 def _tells(cause: RootCause) -> bool:
     """Whether it was found in the program, and does not just go with the kind of the finding."""
+    if cause.what is What.STUCK_LINE:
+        return False
     known = cause.what in (What.GROUP_CREATION, What.UNORDERED_THREADS)
     return bool(cause.evidence) or known
 

@@ -134,18 +134,19 @@ def _certainty(case: Case, finding: Finding, what: What) -> Certainty:
 
 def _stuck(case: Case, finding: Finding) -> RootCause:
     """A line that does not come to its end, and what it waits for."""
-    why, site = reasons.of_kind(What.STUCK_LINE), finding.site
+    why, site, seen = reasons.of_kind(What.STUCK_LINE), finding.site, ""
     culprit = next(iter(finding.undecided or finding.culprits), -1)
     alive = culprit in case.job.ranks and culprit not in case.ended
     blocked = case.doing(culprit).blocked if alive else None
     if blocked is not None:
-        why = reasons.of_wait((culprit,), blocked) or why
+        seen = reasons.of_wait((culprit,), blocked)
+        why = seen or why
         link = blocked.link.site if blocked.link is not None else None
         if link is not None and case.source.tree(link.file) is None:
             link = None  # of another program
         own = blocked.link.crossed if blocked.link and blocked.link.holds is None else None
         site = blocked.until or own or link or site
-    return RootCause(What.STUCK_LINE, finding.certainty, site, why)
+    return RootCause(What.STUCK_LINE, finding.certainty, site, why, (seen,) if seen else ())
 
 
 def _to_another(case: Case, finding: Finding) -> RootCause | None:

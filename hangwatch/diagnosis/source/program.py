@@ -154,6 +154,7 @@ class Program:
         self.names: dict[Function, str] = {}
         self.named: dict[str, list[Function]] = defaultdict(list)
         self._calls_to: dict[str, list[Line]] = {}
+        self._given: dict[ast.AST, list[tuple[ast.expr, ast.expr]]] = {}
         for file, tree in trees.items():
             for scope, name in _functions(tree):
                 self.files[scope] = file
@@ -221,6 +222,13 @@ class Program:
         }
         return frozenset(self.names[scope] for scope in self.leading_to(scopes)) - {""}
 
+    def given_in(self, scope: Function) -> list[tuple[ast.expr, ast.expr]]:
+        """What is given a value in a function, and the value; of a file in all of its functions."""
+        if scope not in self._given:
+            nodes = ast.walk(scope) if isinstance(scope, ast.Module) else own(scope)
+            self._given[scope] = [*given(nodes)]
+        return self._given[scope]
+
     def method(self, owner: str, name: str) -> Function | None:
         """The method of a class, by both names."""
         body = self._classes[owner].body if owner in self._classes else []
@@ -254,7 +262,7 @@ class Program:
         """The names that functions are given with a cache around them."""
         found = {}
         for file, tree in self.trees.items():
-            for to, value in given(ast.walk(tree)):
+            for to, value in self.given_in(tree):
                 inside = _function_in_cache(value)
                 if inside and isinstance(to, ast.Name | ast.Attribute):
                     name = to.id if isinstance(to, ast.Name) else to.attr

@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.names import given
 from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line
 from hangwatch.diagnosis.source.syntax import called, is_collective, own
 from hangwatch.diagnosis.source.values import Value
@@ -46,6 +45,7 @@ _GIVES = ("__next__", "__iter__", "__getitem__", "forward", "__call__")
 class _Origin:
     """An expression that goes into a tensor, in a function of a file."""
 
+    program: Program
     file: str
     scope: Function
     node: ast.expr
@@ -66,7 +66,7 @@ def size_of_data(program: Program, line: Line, above: tuple[Line, ...] = ()) -> 
     calls = [call for call in calls if is_collective(call)] or calls[:1]
     if scope is None or not calls:
         return None
-    todo = deque(_Origin(line.file, scope, arg) for call in calls for arg in call.args)
+    todo = deque(_Origin(program, line.file, scope, arg) for call in calls for arg in call.args)
     seen: set[ast.AST] = set()
     while todo and len(seen) < MOST:
         origin = todo.popleft()
@@ -76,7 +76,7 @@ def size_of_data(program: Program, line: Line, above: tuple[Line, ...] = ()) -> 
         found = next(filter(None, (_chosen(origin, node) for node in ast.walk(origin.node))), None)
         if found is not None:
             return Line(origin.file, found)
-        todo.extend(_back(program, origin, above if origin.scope is scope else ()))
+        todo.extend(_back(origin, above if origin.scope is scope else ()))
     return None
 
 
@@ -137,7 +137,7 @@ def _with_given(origin: _Origin, node: ast.expr) -> Iterator[ast.expr]:
     """An expression, and what its function gives to it where it is a name."""
     yield node
     if isinstance(node, ast.Name):
-        yield from (value for to, value in given(own(origin.scope)) if _names(to, node.id))
+        yield from _made(origin.program, origin.scope, node.id)
 
 
 def _filled(scope: Function, name: str) -> int | None:
@@ -169,36 +169,35 @@ def _adds(node: ast.AST, name: str) -> bool:
 # --- Back to where it comes from -----------------------------------------------------------------
 
 
-def _back(program: Program, origin: _Origin, above: tuple[Line, ...]) -> Iterator[_Origin]:
+def _back(origin: _Origin, above: tuple[Line, ...]) -> Iterator[_Origin]:
     """What an expression is made of: of its names, of what it calls and asks for."""
+    program = origin.program
     for node in ast.walk(origin.node):
         match node:
             case ast.Name(name):
-                yield from _of_name(program, origin, node, above)
+                yield from _of_name(origin, node, above)
                 yield from _results(program, name)
             case ast.Attribute(_, name):
                 tree = program.trees[origin.file]
-                made = [value for to, value in given(ast.walk(tree)) if _names(to, name)]
+                made = _made(program, tree, name)
                 scopes = [program.scope_at(Line(origin.file, value.lineno)) for value in made]
                 for value, scope in zip(made, scopes, strict=True):
-                    yield _Origin(origin.file, scope or tree, value)
+                    yield _Origin(program, origin.file, scope or tree, value)
             case ast.Call():
                 yield from _results(program, called(node))
 
 
-def _of_name(
-    program: Program, origin: _Origin, node: ast.Name, above: tuple[Line, ...]
-) -> Iterator[_Origin]:
-    scope, file = origin.scope, origin.file
-    made = [value for to, value in given(own(scope)) if _names(to, node.id)]
+def _of_name(origin: _Origin, node: ast.Name, above: tuple[Line, ...]) -> Iterator[_Origin]:
+    program, scope, file = origin.program, origin.scope, origin.file
+    made = _made(program, scope, node.id)
     loops = (one for one in own(scope) if isinstance(one, ast.For | ast.AsyncFor))
     made += [loop.iter for loop in loops if _names(loop.target, node.id)]
-    yield from (_Origin(file, scope, value) for value in made)
+    yield from (_Origin(program, file, scope, value) for value in made)
     value = Value(program, file, scope, node, above=above)
     steps = value.arguments()
     if steps is None and not made:
         steps = value.steps()
-    yield from (_Origin(step.file, step.scope, step.node) for step in steps or ())
+    yield from (_Origin(program, step.file, step.scope, step.node) for step in steps or ())
     yield from _given_to_object(program, scope, node.id)
 
 
@@ -213,14 +212,14 @@ def _given_to_object(program: Program, scope: Function, name: str) -> Iterator[_
     for caller, file in program.files.items():
         objects = {
             to.attr if isinstance(to, ast.Attribute) else getattr(to, "id", "")
-            for to, value in given(own(caller))
+            for to, value in program.given_in(caller)
             if any(isinstance(n, ast.Call) and called(n) == owner for n in ast.walk(value))
         }
         for node in own(caller):
             if isinstance(node, ast.Call) and called(node) in objects - {""}:
                 value = dict(enumerate(node.args, 1)).get(names.index(name))
                 if value is not None:
-                    yield _Origin(file, caller, value)
+                    yield _Origin(program, file, caller, value)
 
 
 def _results(program: Program, name: str) -> Iterator[_Origin]:
@@ -234,7 +233,12 @@ def _results(program: Program, name: str) -> Iterator[_Origin]:
     for function in functions[:MOST_OF_ONE_NAME]:
         for node in own(function):
             if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
-                yield _Origin(program.files[function], function, node.value)
+                yield _Origin(program, program.files[function], function, node.value)
+
+
+def _made(program: Program, scope: Function, name: str) -> list[ast.expr]:
+    """What a name, or an attribute of that name, is given in a function, or in a file."""
+    return [value for to, value in program.given_in(scope) if _names(to, name)]
 
 
 def _names(target: ast.expr, name: str) -> bool:
