@@ -154,6 +154,29 @@ def test_a_thread_that_needs_a_lock_which_the_waiting_one_has_taken_is_told_as_s
     assert verdict.advice[0].startswith("Leave the lock that is taken at train.py:2 before")
 
 
+def test_a_job_of_a_pool_that_has_ended_is_no_thread_that_has() -> None:
+    pool = Frame(f"{PYTHON}/concurrent/futures/thread.py", 58, "_WorkItem.run")
+    idle = Frame(f"{PYTHON}/concurrent/futures/thread.py", 81, "_worker")
+    peers = [
+        rank_at(at(20), number=n, others=(thread("prefetch_0", PUT, at(11, "fill"), pool),))
+        for n in (0, 2)
+    ]
+    stuck = rank_at(GET, at(14), others=(thread("prefetch_0", idle),))
+    link = linked(stuck, *peers)
+    assert (link.name, link.had_by, link.idle) == ("thread prefetch_0", (0, 2), True)
+    gone = linked(rank_at(GET, at(14)), *peers)
+    assert (gone.had_by, gone.idle) == ((0, 2), False)
+    waiting = [
+        replace(one, ops=(*one.ops, blocked(W, 9, age=20.0)), groups=rank(0, W, op(W, 9)).groups)
+        for one in peers
+    ]
+    verdict = only(job(*waiting, rank(3, W, blocked(W, 9)), stuck))
+    assert verdict.culprits == (1,)
+    assert verdict.cause is not None
+    assert "that of rank 1 has nothing to do: its job has ended." in verdict.cause.why
+    assert verdict.advice[0].startswith("See what ended the job of thread prefetch_0 on rank 1")
+
+
 def test_of_two_that_keep_a_lock_for_calls_of_both_none_left_the_common_program() -> None:
     text = """\
     def update(self):

@@ -573,6 +573,33 @@ def test_that_most_came_with_something_new_proves_the_hang_and_not_who_did_it() 
     assert (verdict.culprits, verdict.certainty) == ((0,), Certainty.PROVED)
 
 
+@pytest.mark.parametrize(
+    ("made", "advice"),
+    [
+        ("scores[rank] = exact", "Compute the root of the call at train.py:4 from what all ranks"),
+        ("scores = sorted(scores)", "Name the same root rank on all ranks"),
+    ],
+)
+def test_what_makes_a_root_depend_on_the_rank_is_told(made: str, advice: str) -> None:
+    text = f"""
+    def main():
+        scores = gather()
+        {made}
+        dist.broadcast(x, src=best(scores))
+    """
+    ranks = [
+        at(4, blocked(W, 1, "broadcast", line=4, root=root), number=n)
+        for n, root in enumerate((1, 1, 0, 1))
+    ]
+    verdict = only(job(*ranks, **source(text)))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (2,))
+    assert verdict.cause is not None
+    assert verdict.cause.what is What.DIFFERENT_ARGUMENT
+    assert verdict.cause.site is not None
+    assert verdict.cause.site.line == (3 if "rank" in made else 4)
+    assert verdict.advice[0].startswith(advice)
+
+
 def test_of_ranks_that_go_over_a_set_none_is_named_alone() -> None:
     text = """
     def main():

@@ -26,8 +26,9 @@ _OF_FEW = frozenset({"group", "alone"})
 _OF_MESSAGES = frozenset({"match", "batch"})
 _INSTEAD = frozenset({"asked", "either", "key", "messages", "unset"})
 """What is known of a key of a store, or of two loops that send (advice/facts.py)."""
+_ARGUMENTS = (What.DIFFERENT_ARGUMENT, What.DIFFERENT_ORDER)
 _OF_TENSORS = frozenset({"same tensor", "what differs"})
-"""Those about a call that all make with other tensors, not about calls in another order."""
+"""Those about a call that all make with other tensors, where nothing tells why."""
 _REASON_COUNTS = {
     Kind.NEVER_ENTERED,
     Kind.MISSING_PEER,
@@ -49,7 +50,7 @@ def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...
     # The change to make, at its line, says more than what is right for all of a kind.
     needless = _OF_THE_CHANGE if facts.cause is not None else frozenset()
     needless |= _OF_FEW if facts.cause is What.DATA_CONDITION else frozenset()
-    needless |= _OF_TENSORS if facts.cause is What.DIFFERENT_ORDER else frozenset()
+    needless |= _OF_TENSORS if facts.cause in _ARGUMENTS else frozenset()
     needless |= _OF_MESSAGES if facts.values.keys() & _INSTEAD else frozenset()
     by_kind = [remedy for remedy in table["kind"] if remedy.topic not in needless]
     # Of a lost node, or of a GPU that failed, no rank's code is at fault.

@@ -296,7 +296,10 @@ def _of_link(link: Link) -> Iterator[tuple[str, str]]:
         yield from (("dead_thread", link.name), ("dead_at", line(link.site)))
         yield "dead_by", link.ended_by.partition(":")[0]
     elif link.had_by:
-        yield ("lost_process", "a process") if link.command else ("lost_thread", link.name)
+        if link.command:
+            yield "lost_process", "a process"
+        else:
+            yield "idle_thread" if link.idle else "lost_thread", link.name
     elif link.command:
         yield "child", link.name
         if link.waits_for == FULL_PIPE:

@@ -73,6 +73,8 @@ class Link:
     """The exception that has ended it, at ``site``."""
     had_by: tuple[int, ...] = ()
     """This rank does not have it, and these do; ``site`` is where it is there."""
+    idle: bool = False
+    """This rank has it, too, and it has nothing to do there: the job of a pool has ended."""
 
 
 INPUT = "input from a terminal"
@@ -199,8 +201,16 @@ def _of_peers(
     missing = [found for found in had.values() if 2 * len(found) > len(peers)]
     if len(missing) != 1:
         return None
-    thread = missing[0][0][1]
-    return replace(of_thread(thread, sources), had_by=tuple(rank for rank, _ in missing[0]))
+    thread, name = missing[0][0][1], _name(missing[0][0][1].name)
+    idle = any(_name(one.name) == name and _waits_for_jobs(one) for one in rank.threads or ())
+    had_by = tuple(rank for rank, _ in missing[0])
+    return replace(of_thread(thread, sources), had_by=had_by, idle=idle)
+
+
+def _waits_for_jobs(thread: ThreadStack) -> bool:
+    """Whether a thread of a pool of concurrent.futures has none to do."""
+    first = next(iter(thread.frames), None)
+    return first is not None and first.file.endswith("/concurrent/futures/thread.py")
 
 
 def _name(name: str) -> str:

@@ -12,8 +12,8 @@ from hangwatch.diagnosis.facts.stores import KEY, setter
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import MOST_COMPARED
 from hangwatch.diagnosis.rules.splits import position
+from hangwatch.diagnosis.source.arguments import root_of_rank, size_of_data
 from hangwatch.diagnosis.source.program import Line, Position
-from hangwatch.diagnosis.source.sizes import size_of_data
 from hangwatch.diagnosis.source.syntax import Loop, called, in_body, other_branch, own, spans
 from hangwatch.diagnosis.text import reasons
 from hangwatch.frames import with_source
@@ -21,7 +21,7 @@ from hangwatch.types.kinds import Certainty, Kind, Reason, What
 from hangwatch.types.verdict import RootCause
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.source.program import Program
@@ -48,6 +48,11 @@ _BY_REASON = {
 }
 
 
+_BACK_TO: Mapping[str, Callable[..., Line | None]] = {
+    Differs.SHAPE: size_of_data,
+    Differs.ROOT: root_of_rank,
+}
+"""What finds the line that makes an argument differ, by the respect in which it does."""
 _SENDING, _RECEIVING = {"send", "isend"}, {"recv", "irecv"}
 _SYMPTOMS = (What.DIFFERENT_ORDER, What.UNMATCHED_P2P, What.NETWORK)
 """How it shows, and not why: all came, and no data."""
@@ -108,17 +113,19 @@ def _of_messages(finding: Finding) -> RootCause | None:
 
 
 def _sized(case: Case, finding: Finding) -> RootCause | None:
-    """What gives a tensor a size that depends on the data of the rank, where sizes differ."""
+    """What makes a size depend on the data of the rank, or a root on what it has of its own."""
     at, known = position(case, finding.culprits[0]) if finding.culprits else None, finding.site
-    if finding.differs != Differs.SHAPE or finding.apart or known is None:
+    search = _BACK_TO.get(finding.differs)
+    if search is None or finding.apart or known is None:
         return None
     line = Line(known.file, known.line)
     above = at.frames[:-1] if at is not None and at.line == line else ()
-    found = size_of_data(case.source.program, line, above)
+    found = search(case.source.program, line, above)
     if found is None:
         return None
     site = case.site_of_line(*found)
-    why = reasons.sized_by_data(site)
+    sized = finding.differs == Differs.SHAPE
+    why = reasons.sized_by_data(site) if sized else reasons.put_by_rank(site)
     return RootCause(What.DIFFERENT_ARGUMENT, Certainty.POSSIBLE, site, why, (why,))
 
 

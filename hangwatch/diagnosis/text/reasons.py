@@ -96,6 +96,14 @@ def taken_before(loop: Site, site: Site) -> str:
     )
 
 
+def put_by_rank(site: Site) -> str:
+    """Of what a root is computed from, where each rank has put in a value of its own."""
+    return (
+        f"{_code(site)} puts a value of the rank's own into what the root is computed from: not "
+        "all ranks have the same there."
+    )
+
+
 def in_finalizer() -> str:
     """Of a call that ``__del__`` makes."""
     return (
@@ -138,18 +146,25 @@ def of_wait(ranks: Ranks, blocked: Blocked) -> str:
     return _of_link(ranks, link) if link is not None else ""
 
 
+def _had_by(ranks: Ranks, link: Link) -> str:
+    """What others have and these ranks have not."""
+    what = link.name if link.site else f"a process `{_cut(link.command)}`"
+    at = f", at {place_in_code(link.site)}" if link.site else ""
+    have, has = (verb(some, "has", "have") for some in (link.had_by, ranks))
+    if link.idle:
+        return (
+            f"{capital(the_ranks(link.had_by))} {have} {what}{at}; that of {the_ranks(ranks)} "
+            "has nothing to do: its job has ended."
+        )
+    return f"{capital(the_ranks(link.had_by))} {have} {what}{at}; {the_ranks(ranks)} {has} none."
+
+
 def _of_link(ranks: Ranks, link: Link) -> str:
     """How it stands with what a wait would end by."""
     if link.ended_by:
         return f"{capital(link.name)} has ended at {place_in_code(link.site)}, by {link.ended_by}."
-    has = verb(ranks, "has", "have")
     if link.had_by:
-        what = link.name if link.site else f"a process `{_cut(link.command)}`"
-        at = f", at {place_in_code(link.site)}" if link.site else ""
-        have = verb(link.had_by, "has", "have")
-        return (
-            f"{capital(the_ranks(link.had_by))} {have} {what}{at}; {the_ranks(ranks)} {has} none."
-        )
+        return _had_by(ranks, link)
     who = capital(link.name)
     if link.holds is not None:
         has = f"{who} has it since {_code(link.holds)}, and is at {place_in_code(link.site)}"

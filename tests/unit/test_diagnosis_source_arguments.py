@@ -1,4 +1,4 @@
-"""Where the size of a tensor comes to depend on the data of a rank."""
+"""Where the size of a tensor, or a root, comes to depend on what a rank has of its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from textwrap import dedent
 
 import pytest
 
+from hangwatch.diagnosis.source.arguments import root_of_rank, size_of_data
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.source.program import Line
-from hangwatch.diagnosis.source.sizes import size_of_data
 
 FILE = "/home/u/train.py"
 OTHER = "/home/u/data.py"
@@ -112,3 +112,39 @@ def test_a_name_that_stands_for_itself_comes_to_an_end() -> None:
         found("def step(x):\n    x = f(x)\n    y = x\n    x = y\n    dist.all_reduce(x)\n") is None
     )
     assert found("dist.all_reduce(x)\n") is None
+
+
+@pytest.mark.parametrize(
+    "own", ["scores[dist.get_rank()] = exact", "scores[self.rank] = exact", "scores[0] = exact"]
+)
+def test_a_value_of_the_ranks_own_in_what_a_root_is_computed_from_is_found(own: str) -> None:
+    text = f"""
+    def gathered(exact):
+        scores = [row.item() for row in rows]
+        {own}
+        return scores
+    def ranking(scores):
+        return sorted(range(len(scores)), key=scores.__getitem__)
+    def exploit(self):
+        scores = gathered(self.score())
+        best = ranking(scores)[0]
+        dist.broadcast(self.weights, src=best)
+        dist.broadcast(self.weights[self.rank], 0)
+    """
+    program = Source({FILE: dedent(text)}).program
+    found = root_of_rank(program, Line(FILE, 11))
+    assert (found is not None and found.number == 4) is ("rank" in own)
+    assert root_of_rank(program, Line(FILE, 12)) is None
+
+
+def test_so_is_one_in_an_attribute_that_a_method_asks_for() -> None:
+    text = """
+    class Board:
+        def note(self, score):
+            self.scores[self.rank] = score
+        def leader(self):
+            return min(range(3), key=self.scores.__getitem__)
+    def exploit(self):
+        dist.broadcast_object_list(box, src=self.board.leader())
+    """
+    assert root_of_rank(Source({FILE: dedent(text)}).program, Line(FILE, 8)) == Line(FILE, 4)

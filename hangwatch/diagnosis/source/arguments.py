@@ -1,4 +1,4 @@
-"""Where the size of a tensor comes to depend on the data of a rank, found back from its call."""
+"""Where an argument of a call comes to depend on the rank: found back from the call."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.source.names import names_the_rank
 from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line
 from hangwatch.diagnosis.source.syntax import called, is_collective, own
 from hangwatch.diagnosis.source.values import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from hangwatch.diagnosis.source.program import Program
     from hangwatch.diagnosis.source.syntax import Function
@@ -37,6 +38,7 @@ _MAKE = frozenset(
 """Calls that are told a size."""
 _OF_DATA = frozenset({"argmax", "count_nonzero", "item", "len", "max", "min", "sum"})
 """What makes a number of data."""
+_ROOTS = frozenset({"src", "dst", "group_src", "group_dst"})
 _GIVES = ("__next__", "__iter__", "__getitem__", "forward", "__call__")
 """Methods by which objects give what they have."""
 
@@ -57,26 +59,71 @@ def size_of_data(program: Program, line: Line, above: tuple[Line, ...] = ()) -> 
     The nearest one from the call at ``line``, back through names, arguments, loops and functions;
     None where there is none. above: the lines by which its function was called, outermost first.
     """
+    arguments = [arg for call in _calls(program, line) for arg in call.args]
+    return _back_to(program, line, above, arguments, _chosen)
+
+
+def root_of_rank(program: Program, line: Line, above: tuple[Line, ...] = ()) -> Line | None:
+    """The line that puts a value of the rank's own into what the root of a call is computed from.
+
+    ``scores[rank] = exact``, where all have the others' from a collective. Arguments as above.
+    """
+    arguments = []
+    for call in _calls(program, line):
+        named = [word.value for word in call.keywords if word.arg in _ROOTS]
+        arguments += named or call.args[1:]  # after the tensor
+    return _back_to(program, line, above, arguments, _put_by_rank)
+
+
+def _calls(program: Program, line: Line) -> list[ast.Call]:
+    """The calls of a line: those that read like collectives, else the outermost."""
     scope = program.scope_at(line)
     calls = [
         node
         for node in (own(scope) if scope is not None else ())
         if isinstance(node, ast.Call) and node.lineno <= line.number <= (node.end_lineno or 0)
     ]
-    calls = [call for call in calls if is_collective(call)] or calls[:1]
-    if scope is None or not calls:
+    return [call for call in calls if is_collective(call)] or calls[:1]
+
+
+def _back_to(
+    program: Program,
+    line: Line,
+    above: tuple[Line, ...],
+    arguments: Iterable[ast.expr],
+    tells: Callable[[_Origin, ast.AST], int | None],
+) -> Line | None:
+    """The nearest line that something tells of, back from what a call is given."""
+    scope = program.scope_at(line)
+    if scope is None:
         return None
-    todo = deque(_Origin(program, line.file, scope, arg) for call in calls for arg in call.args)
+    todo = deque(_Origin(program, line.file, scope, arg) for arg in arguments)
     seen: set[ast.AST] = set()
     while todo and len(seen) < MOST:
         origin = todo.popleft()
         if origin.node in seen:
             continue
         seen.add(origin.node)
-        found = next(filter(None, (_chosen(origin, node) for node in ast.walk(origin.node))), None)
+        found = next(filter(None, (tells(origin, node) for node in ast.walk(origin.node))), None)
         if found is not None:
             return Line(origin.file, found)
         todo.extend(_back(origin, above if origin.scope is scope else ()))
+    return None
+
+
+def _put_by_rank(origin: _Origin, node: ast.AST) -> int | None:
+    """The line that gives the rank's own element of a list, or of such an attribute, a value."""
+    name = getattr(node, "id", None) or getattr(node, "attr", None)
+    tree = origin.program.trees[origin.file]
+    scope = origin.scope if isinstance(node, ast.Name) else tree
+    if not isinstance(node, ast.Name | ast.Attribute) or name is None:
+        return None
+    for to, _ in origin.program.given_in(scope):
+        if isinstance(to, ast.Subscript) and _names(to.value, name):
+            inside = [*ast.walk(to.slice)]
+            calls = (one for one in inside if isinstance(one, ast.Call))
+            if any(map(names_the_rank, inside)) or "get_rank" in map(called, calls):
+                return to.lineno
     return None
 
 
