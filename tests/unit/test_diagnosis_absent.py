@@ -56,6 +56,18 @@ def busy(**fields: Any) -> RankSnapshot:
     return rank(2, W, op(W, 40), **fields)
 
 
+def test_of_a_rank_with_two_waits_the_line_is_that_of_the_one_in_question() -> None:
+    pair = GroupKey((0, 1), "pair")
+    own = blocked(pair, 1, "recv", line=30, p2p=True, peer=1, thread=1, age=30.0)
+    both = rank(0, W, op(W, 40), own, blocked(W, 41, line=20, thread=77))
+    both = replace(both, threads=main_thread(frame(30)))
+    others = [rank(n, W, op(W, 40), blocked(W, 41, line=20)) for n in (1, 3)]
+    late = busy(threads=main_thread(SLEEP))
+    found = diagnose(job(both, *others, late), THRESHOLDS)
+    verdict = next(one for one in found if one.culprits == (2,))
+    assert "Ranks 0, 1 and 3 wait at train.py:20" in verdict.explanation
+
+
 @pytest.mark.parametrize(
     ("waited_s", "moved_s", "state"),
     [

@@ -51,7 +51,7 @@ def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         case.where(wait_point),
         activity.site,
         case.victims_site(waits),
-        case.sites_now((*direct, *culprits)) if beside is None else {},
+        case.sites_now((*direct, *culprits), waits) if beside is None else {},
     )
     seen = activity.reason is not Reason.UNKNOWN and activity.sure
     if activity.reason is not Reason.GPU_FAULT:
@@ -133,7 +133,7 @@ def subset(
         case.where(wait_point),
         case.victims_site(waits),
         case.waiting_site(others[0]),
-        case.sites_now((*culprits, *others)),
+        case.sites_now((*culprits, *others), waits),
     )
     found = Finding(
         kind=Kind.SUBSET_ENTERED,
@@ -164,7 +164,7 @@ def absent_ranks(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         case.direct(wait_point),
         case.where(wait_point),
         other_site=case.victims_site(waits),
-        sites=case.sites_now(case.direct(wait_point)),
+        sites=case.sites_now(case.direct(wait_point), waits),
     )
     causes = {end.cause for end in case.ended.values() if end.how is not How.CLEAN}
     # All that is seen has failed of a peer that was gone: of one that is not seen.
@@ -206,7 +206,7 @@ def lost(case: Case, awaited: Iterable[int], wait_points: Iterable[WaitPoint | N
         case.direct(wait_point),
         case.where(wait_point),
         other_site=case.victims_site(waits),
-        sites=case.sites_now(case.direct(wait_point)),
+        sites=case.sites_now(case.direct(wait_point), waits),
     )
     alone = case.job.snapshot.cut_off
     here = sorted({snap.node for snap in case.job.ranks.values() if snap.node} - {*nodes})
@@ -256,7 +256,7 @@ def missing_peer(
         group_text(case.job, wait_point.gid),
         _site_of(case, culprits[0]),
         case.victims_site(waits),
-        case.sites_now(culprits),
+        case.sites_now(culprits, waits),
     )
     return Finding(
         kind=Kind.MISSING_PEER,
@@ -300,7 +300,7 @@ def init_incomplete(
         wait_point.call,
         _site_of(case, culprits[0]) if culprits else None,
         case.victims_site(waits),
-        case.sites_now((*case.direct(wait_point), *culprits)),
+        case.sites_now((*case.direct(wait_point), *culprits), waits),
     )
     known = reason not in (Reason.UNKNOWN, Reason.NETWORK)
     return Finding(

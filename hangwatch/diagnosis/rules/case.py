@@ -326,12 +326,16 @@ class Case:
             return self.waiting_site(wait.rank)
         return with_source(found, self.texts)
 
-    def sites_now(self, ranks: Sequence[int]) -> dict[int, Site]:
-        """The lines that ranks wait at, or are at instead, where these are known."""
+    def sites_now(self, ranks: Sequence[int], waits: Iterable[Wait] = ()) -> dict[int, Site]:
+        """The lines that ranks wait at, or are at instead, where these are known.
+
+        waits: those that it is about, of any of the ranks.
+        """
+        these = {wait.rank: wait for wait in waits}
         found = {}
         for rank in ranks[:MOST_COMPARED]:
-            waits = self.graph.by_rank.get(rank, ())
-            site = next((at for wait in waits if (at := self.wait_site(wait)) is not None), None)
+            own = [these[rank]] if rank in these else self.graph.by_rank.get(rank, ())
+            site = next((at for wait in own if (at := self.wait_site(wait)) is not None), None)
             if site is None and rank in self.job.ranks and rank not in self.ended:
                 site = self.activity(rank).site
             if site is not None:

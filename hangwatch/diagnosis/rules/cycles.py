@@ -183,7 +183,7 @@ def _stuck_beside(case: Case, place: Place, past: Ranks) -> Finding:
         past,
         case.where(place),
         case.victims_site(waits),
-        sites=case.sites_now(case.direct(place)),
+        sites=case.sites_now(case.direct(place), waits),
     )
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,
@@ -231,7 +231,7 @@ def _frozen(case: Case, wait_point: Place | Channel, culprits: Ranks, doing: Act
         (case.site_at(culprits[0], wait_point) if isinstance(wait_point, Place) else None)
         or doing.site,
         case.victims_site(wait for wait in waits if wait.rank in others),
-        case.sites_now((*culprits, *others)),
+        case.sites_now((*culprits, *others), waits),
     )
     return Finding(
         kind=Kind.COLLECTIVE_STUCK,

@@ -44,7 +44,7 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
         key_text(wait_point.keys),
         case.victims_site(case.graph.by_rank.get(behind[0], ())) or case.waiting_site(behind[0]),
         case.victims_site(waits),
-        case.sites_now(case.direct(wait_point)),
+        case.sites_now(case.direct(wait_point), waits),
     )
     gone = any(rank in case.ended for rank in culprits)
     one = known is not None and len(culprits) == 1

@@ -209,7 +209,7 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         case.where(wait_point),
         _finished_site(case, culprits[0]),
         case.victims_site(waits),
-        case.sites_now(case.direct(wait_point)),
+        case.sites_now(case.direct(wait_point), waits),
     )
     # Counters alone do not say for sure that it is this group that has unfinished work.
     sure = any(not wait.vague for wait in waits)
@@ -258,7 +258,7 @@ def _outlasted(case: Case, wait_point: Place | Channel, finished: Ranks, how: st
         case.where(wait_point),
         case.victims_site(waits),
         _finished_site(case, finished[0]),
-        case.sites_now(culprits),
+        case.sites_now(culprits, waits),
     )
     return Finding(
         kind=Kind.FINISHED_EARLY,
