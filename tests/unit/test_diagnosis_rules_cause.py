@@ -548,6 +548,24 @@ def test_what_takes_from_an_iterator_before_the_loop_is_told() -> None:
     assert told.advice[0].startswith("Give `show(batches)` at train.py:8 an iterator of its own")
 
 
+@pytest.mark.parametrize(
+    ("sampler", "lines"), [(", sampler=DistributedSampler(data)", [6, 4]), ("", [4])]
+)
+def test_a_loader_that_is_evened_is_told_after_another_way(sampler: str, lines: list[int]) -> None:
+    text = f"""
+    def main(cfg):
+        loader = DataLoader(data{sampler})
+        for epoch in range(cfg.epochs):
+            for batch in loader:
+                gather()
+            for row in rows():
+                reduce()
+    """
+    found = cause(text, "gather reduce", "gather gather")
+    assert [one.site.line for one in (found, *found.others) if one.site is not None] == lines
+    assert found.what is What.UNEVEN_LOOP
+
+
 def test_a_cache_and_an_override_by_which_a_rank_comes_past_a_call_are_told() -> None:
     cached = """
     class Balancer:

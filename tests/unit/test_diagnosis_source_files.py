@@ -470,7 +470,7 @@ Trainer(Config(rows=len(data)), 5, ["a", "b"], loader).run(parse_args(), rank)
         ("self.names", True),
         ("enumerate(self.batches(self.cfg.steps))", True),
         ("counted", True),
-        ("sampled", True),
+        ("sampled", False),  # its dataset may be the rank's own
         ("loader", False),
         ("used", False),  # what shows it takes from it
         ("self.batches(len(loader))", False),

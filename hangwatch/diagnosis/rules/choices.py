@@ -149,16 +149,21 @@ def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]
         if made is not None:
             return [made]
         even: set[Choice] = set()
+        unlikely: dict[Site, Read] = {}
         for _ in range(MOST_EVEN):
             found = _ways(case, split, even)
             reads = _reads(case, finding, split, found) if found is not None else []
-            if reads:
-                return reads
+            evened = [read for read in reads if case.source.is_evened(read.choice.file, read.node)]
+            unlikely |= {read.site: read for read in evened}
+            if len(reads) > len(evened):
+                return [*(read for read in reads if read not in evened), *unlikely.values()]
             # Not by a turn more of a loop that has as many on all ranks: then by another way.
             loops = [one for one in (found.decisive if found else ()) if one.turn is Turn.LOOP]
             if not {*loops} - even:
                 break
             even |= {*loops}
+        if unlikely:
+            return [*unlikely.values()]
     return []
 
 

@@ -58,13 +58,9 @@ def has_as_many(value: Value) -> bool:
     if value.depth < 0:
         return False
     match value.node:
-        case ast.Call(args=args, keywords=words):
-            name = called(value.node)
-            if name in KEEP_ORDER and args:
+        case ast.Call(args=args):
+            if called(value.node) in KEEP_ORDER and args:
                 return all(has_as_many(value.at(node)) for node in args)
-            if name == "DataLoader":
-                samplers = [value.at(word.value) for word in words if word.arg == "sampler"]
-                return any(map(_is_distributed, samplers))
             generator = value.function()
             if generator is not None and is_generator(generator):
                 return _gives_as_many(value, generator)
@@ -75,11 +71,19 @@ def has_as_many(value: Value) -> bool:
     return is_alike(value)
 
 
-def _is_distributed(value: Value) -> bool:
-    """Whether it is a sampler of torch's that gives each rank as many samples."""
-    made = [value, *value.steps()]
-    calls = [one.node for one in made if isinstance(one.node, ast.Call)]
-    return bool(calls) and all(called(call) == "DistributedSampler" for call in calls)
+def is_evened(value: Value) -> bool:
+    """Whether it is a loader whose sampler gives each rank as many samples of one dataset."""
+    loaders = [one for one in (value, *value.steps()) if isinstance(one.node, ast.Call)]
+    samplers = [
+        one.at(word.value)
+        for one in loaders
+        if isinstance(one.node, ast.Call) and called(one.node) == "DataLoader"
+        for word in one.node.keywords
+        if word.arg == "sampler"
+    ]
+    made = [one.node for sampler in samplers for one in (sampler, *sampler.steps())]
+    calls = [called(node) for node in made if isinstance(node, ast.Call)]
+    return bool(calls) and {*calls} == {"DistributedSampler"}
 
 
 def _gives_as_many(value: Value, generator: Function) -> bool:

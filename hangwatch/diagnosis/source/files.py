@@ -9,7 +9,7 @@ import ast
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.alike import has_as_many, is_alike
+from hangwatch.diagnosis.source.alike import has_as_many, is_alike, is_evened
 from hangwatch.diagnosis.source.feeding import taken_before
 from hangwatch.diagnosis.source.names import (
     GIVE_RANK,
@@ -114,6 +114,16 @@ class Source:
             return False
         taken = taken_before(self.program, file, loop) if isinstance(loop, ast.For) else None
         return taken is None and has_as_many(Value(self.program, file, scope, loop.iter))
+
+    def is_evened(self, file: str, loop: ast.AST) -> bool:
+        """Whether a loop goes over a loader that is meant to have as many turns on all ranks.
+
+        It may not have: a dataset may be as large as what the rank has of it.
+        """
+        scope = self.program.scope_at(Line(file, getattr(loop, "lineno", 0)))
+        if not isinstance(loop, ast.For) or scope is None:
+            return False
+        return is_evened(Value(self.program, file, scope, loop.iter))
 
     def is_alike(self, file: str, test: ast.expr) -> bool:
         """Whether a condition asks for nothing but constants and settings."""
