@@ -107,6 +107,19 @@ def test_it_is_followed_through_helpers_objects_and_iterators_of_other_files() -
     assert found(text, "all_gather(", data=data) == "clip = clip[clip.abs() > 0.1]"
 
 
+def test_what_an_object_returns_counts_where_it_is_called() -> None:
+    text = """
+    class Picks(nn.Module):
+        def forward(self, x):
+            return x[x > 0]
+    def main():
+        model = DDP(Picks())
+        dist.all_reduce({tensor})
+    """
+    assert found(text.format(tensor="model(batch)")) == "return x[x > 0]"
+    assert found(text.format(tensor="model.weight.grad")) is None
+
+
 def test_a_name_that_stands_for_itself_comes_to_an_end() -> None:
     assert (
         found("def step(x):\n    x = f(x)\n    y = x\n    x = y\n    dist.all_reduce(x)\n") is None

@@ -39,8 +39,8 @@ _MAKE = frozenset(
 _OF_DATA = frozenset({"argmax", "count_nonzero", "item", "len", "max", "min", "sum"})
 """What makes a number of data."""
 _ROOTS = frozenset({"src", "dst", "group_src", "group_dst"})
-_GIVES = ("__next__", "__iter__", "__getitem__", "forward", "__call__")
-"""Methods by which objects give what they have."""
+_GIVES = ("__next__", "__iter__", "__getitem__")
+"""Methods by which objects give what they have, where they are gone over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +232,7 @@ def _back(origin: _Origin, above: tuple[Line, ...]) -> Iterator[_Origin]:
                     yield _Origin(program, origin.file, scope or tree, value)
             case ast.Call():
                 yield from _results(program, called(node))
+                yield from _results_of_object(program, program.trees[origin.file], called(node))
 
 
 def _of_name(origin: _Origin, node: ast.Name, above: tuple[Line, ...]) -> Iterator[_Origin]:
@@ -271,13 +272,22 @@ def _given_to_object(program: Program, scope: Function, name: str) -> Iterator[_
 
 def _results(program: Program, name: str) -> Iterator[_Origin]:
     """What functions of a name return or yield, and objects of such a class give."""
-    methods = (program.method(name, method) for method in _GIVES)
-    functions = [
-        one
-        for one in (*program.named.get(name, ()), *methods)
-        if isinstance(one, SCOPES) and one.name != "__init__"
-    ]
-    for function in functions[:MOST_OF_ONE_NAME]:
+    methods = [program.method(name, method) for method in _GIVES]
+    return _returned(program, [*program.named.get(name, ()), *methods])
+
+
+def _results_of_object(program: Program, tree: ast.Module, name: str) -> Iterator[_Origin]:
+    """What an object of a name returns where it is called, by the class that it is made of."""
+    made = (node for value in _made(program, tree, name) for node in ast.walk(value))
+    owners = dict.fromkeys(called(node) for node in made if isinstance(node, ast.Call))
+    methods = [program.method(owner, one) for owner in owners for one in sorted(CALLED_AS_OBJECT)]
+    return _returned(program, methods)
+
+
+def _returned(program: Program, functions: Iterable[Function | None]) -> Iterator[_Origin]:
+    """What a few functions return or yield."""
+    known = [one for one in functions if isinstance(one, SCOPES) and one.name != "__init__"]
+    for function in known[:MOST_OF_ONE_NAME]:
         for node in own(function):
             if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
                 yield _Origin(program, program.files[function], function, node.value)
