@@ -100,9 +100,9 @@ def test_it_is_followed_through_helpers_objects_and_iterators_of_other_files() -
             b = normalize(b)
             return a @ gather(b.detach())
     def main():
-        loss_of, stream = Loss(), Stream(rank)
+        self.loss_of, stream = Loss(), Stream(rank)
         for a, b in islice(stream, steps):
-            loss_of(a, model(b)).backward()
+            self.loss_of(a, model(b)).backward()
     """
     assert found(text, "all_gather(", data=data) == "clip = clip[clip.abs() > 0.1]"
 

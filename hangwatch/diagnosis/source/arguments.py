@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.source.names import names_the_rank
 from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line
 from hangwatch.diagnosis.source.syntax import called, is_collective, own
-from hangwatch.diagnosis.source.values import Value
+from hangwatch.diagnosis.source.values import MOST_CALLERS, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function
+    from hangwatch.diagnosis.source.syntax import Function, Loop
 
 MOST = 200
 """Expressions that are looked at."""
@@ -141,7 +141,7 @@ def _chosen(origin: _Origin, node: ast.AST) -> int | None:
         case ast.Call():
             chosen = _is_of_data(origin, node)
         case ast.Name(name):
-            return _filled(origin.scope, name)
+            return _filled(origin.program.loops_in(origin.scope), name)
         case _:
             return None
     return node.lineno if chosen else None
@@ -184,14 +184,12 @@ def _with_given(origin: _Origin, node: ast.expr) -> Iterator[ast.expr]:
     """An expression, and what its function gives to it where it is a name."""
     yield node
     if isinstance(node, ast.Name):
-        yield from _made(origin.program, origin.scope, node.id)
+        yield from origin.program.given_to(origin.scope, node.id)
 
 
-def _filled(scope: Function, name: str) -> int | None:
+def _filled(loops: Iterable[Loop], name: str) -> int | None:
     """The condition below which a loop adds to a list, None where it always does, or is none."""
-    for loop in own(scope):
-        if not isinstance(loop, ast.For | ast.AsyncFor | ast.While):
-            continue
+    for loop in loops:
         skips = None
         for statement in loop.body:
             if isinstance(statement, ast.If):
@@ -226,19 +224,19 @@ def _back(origin: _Origin, above: tuple[Line, ...]) -> Iterator[_Origin]:
                 yield from _results(program, name)
             case ast.Attribute(_, name):
                 tree = program.trees[origin.file]
-                made = _made(program, tree, name)
+                made = program.given_to(tree, name)
                 scopes = [program.scope_at(Line(origin.file, value.lineno)) for value in made]
                 for value, scope in zip(made, scopes, strict=True):
                     yield _Origin(program, origin.file, scope or tree, value)
             case ast.Call():
                 yield from _results(program, called(node))
-                yield from _results_of_object(program, program.trees[origin.file], called(node))
+                yield from _results_of_object(program, called(node))
 
 
 def _of_name(origin: _Origin, node: ast.Name, above: tuple[Line, ...]) -> Iterator[_Origin]:
     program, scope, file = origin.program, origin.scope, origin.file
-    made = _made(program, scope, node.id)
-    loops = (one for one in own(scope) if isinstance(one, ast.For | ast.AsyncFor))
+    made = [*program.given_to(scope, node.id)]
+    loops = (one for one in program.loops_in(scope) if not isinstance(one, ast.While))
     made += [loop.iter for loop in loops if _names(loop.target, node.id)]
     yield from (_Origin(program, file, scope, value) for value in made)
     value = Value(program, file, scope, node, above=above)
@@ -257,17 +255,19 @@ def _given_to_object(program: Program, scope: Function, name: str) -> Iterator[_
     owner = program.owner(scope)
     if name not in names or not owner:
         return
-    for caller, file in program.files.items():
-        objects = {
-            to.attr if isinstance(to, ast.Attribute) else getattr(to, "id", "")
-            for to, value in program.given_in(caller)
-            if any(isinstance(n, ast.Call) and called(n) == owner for n in ast.walk(value))
-        }
-        for node in own(caller):
-            if isinstance(node, ast.Call) and called(node) in objects - {""}:
+    objects = [one for one, classes in program.objects.items() if owner in classes]
+    lines = dict.fromkeys(line for one in objects for line in program.calls_to(one))
+    for line in [*lines][:MOST_CALLERS]:
+        caller = program.scope_at(line)
+        for node in own(caller) if caller is not None else ():
+            if (
+                isinstance(node, ast.Call)
+                and called(node) in objects
+                and node.lineno == line.number
+            ):
                 value = dict(enumerate(node.args, 1)).get(names.index(name))
-                if value is not None:
-                    yield _Origin(program, file, caller, value)
+                if value is not None and caller is not None:
+                    yield _Origin(program, line.file, caller, value)
 
 
 def _results(program: Program, name: str) -> Iterator[_Origin]:
@@ -276,10 +276,9 @@ def _results(program: Program, name: str) -> Iterator[_Origin]:
     return _returned(program, [*program.named.get(name, ()), *methods])
 
 
-def _results_of_object(program: Program, tree: ast.Module, name: str) -> Iterator[_Origin]:
+def _results_of_object(program: Program, name: str) -> Iterator[_Origin]:
     """What an object of a name returns where it is called, by the class that it is made of."""
-    made = (node for value in _made(program, tree, name) for node in ast.walk(value))
-    owners = dict.fromkeys(called(node) for node in made if isinstance(node, ast.Call))
+    owners = program.objects.get(name, {})
     methods = [program.method(owner, one) for owner in owners for one in sorted(CALLED_AS_OBJECT)]
     return _returned(program, methods)
 
@@ -291,11 +290,6 @@ def _returned(program: Program, functions: Iterable[Function | None]) -> Iterato
         for node in own(function):
             if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
                 yield _Origin(program, program.files[function], function, node.value)
-
-
-def _made(program: Program, scope: Function, name: str) -> list[ast.expr]:
-    """What a name, or an attribute of that name, is given in a function, or in a file."""
-    return [value for to, value in program.given_in(scope) if _names(to, name)]
 
 
 def _names(target: ast.expr, name: str) -> bool:

@@ -13,7 +13,6 @@ from hangwatch.diagnosis.source.syntax import (
     Loop,
     body_end,
     called,
-    calls_of,
     collectives_of_all,
     in_body,
     is_collective,
@@ -153,8 +152,9 @@ class Program:
         self.files: dict[Function, str] = {}
         self.names: dict[Function, str] = {}
         self.named: dict[str, list[Function]] = defaultdict(list)
-        self._calls_to: dict[str, list[Line]] = {}
         self._given: dict[ast.AST, list[tuple[ast.expr, ast.expr]]] = {}
+        self._loops: dict[ast.AST, list[Loop]] = {}
+        self._given_by_name: dict[ast.AST, dict[str, list[ast.expr]]] = {}
         for file, tree in trees.items():
             for scope, name in _functions(tree):
                 self.files[scope] = file
@@ -192,11 +192,16 @@ class Program:
 
     def calls_to(self, name: str) -> Sequence[Line]:
         """The lines of all files that call a function by this name."""
-        if name not in self._calls_to:
-            trees = self.trees.items()
-            found = {Line(file, at) for file, tree in trees for at in calls_of(tree, name)}
-            self._calls_to[name] = sorted(found)
-        return self._calls_to[name]
+        return self._calls_to.get(name, ())
+
+    @cached_property
+    def _calls_to(self) -> dict[str, list[Line]]:
+        found: dict[str, set[Line]] = defaultdict(set)
+        for file, tree in self.trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call):
+                    found[called(node)].add(Line(file, node.lineno))
+        return {name: sorted(lines) for name, lines in found.items()}
 
     def communicates(self, body: Sequence[ast.stmt]) -> bool:
         """Whether statements make a collective or point-to-point call, or call what does."""
@@ -228,6 +233,22 @@ class Program:
             nodes = ast.walk(scope) if isinstance(scope, ast.Module) else own(scope)
             self._given[scope] = [*given(nodes)]
         return self._given[scope]
+
+    def loops_in(self, scope: Function) -> Sequence[Loop]:
+        """The loops of a function."""
+        if scope not in self._loops:
+            self._loops[scope] = [node for node in own(scope) if isinstance(node, Loop)]
+        return self._loops[scope]
+
+    def given_to(self, scope: Function, name: str) -> Sequence[ast.expr]:
+        """What a name, or an attribute of that name, is given there; a part of it of a tuple's."""
+        found = self._given_by_name.get(scope)
+        if found is None:
+            found = self._given_by_name[scope] = defaultdict(list)
+            for to, value in self.given_in(scope):
+                for one in to.elts if isinstance(to, ast.Tuple | ast.List) else [to]:
+                    found[getattr(one, "id", getattr(one, "attr", ""))].append(value)
+        return found.get(name, ())
 
     def method(self, owner: str, name: str) -> Function | None:
         """The method of a class, by both names."""
@@ -267,6 +288,19 @@ class Program:
                 if inside and isinstance(to, ast.Name | ast.Attribute):
                     name = to.id if isinstance(to, ast.Name) else to.attr
                     found[name] = Cached(inside, file, value)
+        return found
+
+    @cached_property
+    def objects(self) -> dict[str, dict[str, None]]:
+        """The names that objects of classes are given, each with its classes in their order."""
+        found: dict[str, dict[str, None]] = defaultdict(dict)
+        for tree in self.trees.values():
+            for to, value in self.given_in(tree):
+                name = getattr(to, "id", getattr(to, "attr", None))
+                calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
+                for made in map(called, calls):
+                    if name is not None and made in self._classes:
+                        found[name][made] = None
         return found
 
     def overrides(self, method: Function) -> list[Function]:

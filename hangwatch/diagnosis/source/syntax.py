@@ -186,15 +186,6 @@ def _counts(loop: Loop) -> bool:
     return isinstance(loop.iter, ast.Call) and called(loop.iter) in _ENDLESS | {"range"}
 
 
-def calls_of(tree: ast.Module, name: str) -> list[int]:
-    """The lines of all calls of a function by its name."""
-    return [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and called(node) == name
-    ]
-
-
 def collectives_of_all(tree: ast.Module) -> Iterator[int]:
     """The lines of calls ``dist.all_reduce(...)`` and the like, without a group of their own."""
     for node in ast.walk(tree):
