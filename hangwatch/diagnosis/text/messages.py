@@ -49,7 +49,7 @@ def one_direction(scene: Scene, *, sends: bool, posted: bool) -> Text:
     """
     mine, missing = ("send", "receives") if sends else ("receive", "sends")
     does = f"what it {missing} has another tag" if posted else f"none of them {missing}"
-    lines = {site for site in (scene.site, scene.other_site) if site is not None}
+    lines = list(dict.fromkeys(filter(None, (scene.site, scene.other_site))))
     at = at_line(scene.site) if len(lines) == 1 else ""
     count = "Both" if len(scene.culprits) == 2 else "All"  # noqa: PLR2004 (a pair)
     return Text(
