@@ -120,6 +120,12 @@ def test_what_an_object_returns_counts_where_it_is_called() -> None:
     assert found(text.format(tensor="model.weight.grad")) is None
 
 
+def test_a_name_of_the_file_is_not_that_of_a_function() -> None:
+    text = "def pick(rows):\n    x = rows[rows > 0]\n    return x\nx = {made}\ndist.all_reduce(x)\n"
+    assert found(text.format(made="torch.ones(4)")) is None
+    assert found(text.format(made="pick(batch)")) == "x = rows[rows > 0]"
+
+
 def test_a_name_that_stands_for_itself_comes_to_an_end() -> None:
     assert (
         found("def step(x):\n    x = f(x)\n    y = x\n    x = y\n    dist.all_reduce(x)\n") is None

@@ -118,7 +118,7 @@ def _put_by_rank(origin: _Origin, node: ast.AST) -> int | None:
     scope = origin.scope if isinstance(node, ast.Name) else tree
     if not isinstance(node, ast.Name | ast.Attribute) or name is None:
         return None
-    for to, _ in origin.program.given_in(scope):
+    for to, _ in origin.program.given_in(scope, everywhere=isinstance(node, ast.Attribute)):
         if isinstance(to, ast.Subscript) and _names(to.value, name):
             inside = [*ast.walk(to.slice)]
             calls = (one for one in inside if isinstance(one, ast.Call))
@@ -184,7 +184,7 @@ def _with_given(origin: _Origin, node: ast.expr) -> Iterator[ast.expr]:
     """An expression, and what its function gives to it where it is a name."""
     yield node
     if isinstance(node, ast.Name):
-        yield from origin.program.given_to(origin.scope, node.id)
+        yield from origin.program.given_to(node.id, origin.scope)
 
 
 def _filled(loops: Iterable[Loop], name: str) -> int | None:
@@ -224,7 +224,7 @@ def _back(origin: _Origin, above: tuple[Line, ...]) -> Iterator[_Origin]:
                 yield from _results(program, name)
             case ast.Attribute(_, name):
                 tree = program.trees[origin.file]
-                made = program.given_to(tree, name)
+                made = program.given_to(name, tree, everywhere=True)
                 scopes = [program.scope_at(Line(origin.file, value.lineno)) for value in made]
                 for value, scope in zip(made, scopes, strict=True):
                     yield _Origin(program, origin.file, scope or tree, value)
@@ -235,7 +235,7 @@ def _back(origin: _Origin, above: tuple[Line, ...]) -> Iterator[_Origin]:
 
 def _of_name(origin: _Origin, node: ast.Name, above: tuple[Line, ...]) -> Iterator[_Origin]:
     program, scope, file = origin.program, origin.scope, origin.file
-    made = [*program.given_to(scope, node.id)]
+    made = [*program.given_to(node.id, scope)]
     loops = (one for one in program.loops_in(scope) if not isinstance(one, ast.While))
     made += [loop.iter for loop in loops if _names(loop.target, node.id)]
     yield from (_Origin(program, file, scope, value) for value in made)

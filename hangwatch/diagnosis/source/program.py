@@ -152,9 +152,9 @@ class Program:
         self.files: dict[Function, str] = {}
         self.names: dict[Function, str] = {}
         self.named: dict[str, list[Function]] = defaultdict(list)
-        self._given: dict[ast.AST, list[tuple[ast.expr, ast.expr]]] = {}
+        self._given: dict[tuple[ast.AST, bool], list[tuple[ast.expr, ast.expr]]] = {}
         self._loops: dict[ast.AST, list[Loop]] = {}
-        self._given_by_name: dict[ast.AST, dict[str, list[ast.expr]]] = {}
+        self._given_by_name: dict[tuple[ast.AST, bool], dict[str, list[ast.expr]]] = {}
         for file, tree in trees.items():
             for scope, name in _functions(tree):
                 self.files[scope] = file
@@ -227,12 +227,14 @@ class Program:
         }
         return frozenset(self.names[scope] for scope in self.leading_to(scopes)) - {""}
 
-    def given_in(self, scope: Function) -> list[tuple[ast.expr, ast.expr]]:
-        """What is given a value in a function, and the value; of a file in all of its functions."""
-        if scope not in self._given:
-            nodes = ast.walk(scope) if isinstance(scope, ast.Module) else own(scope)
-            self._given[scope] = [*given(nodes)]
-        return self._given[scope]
+    def given_in(
+        self, scope: Function, *, everywhere: bool = False
+    ) -> Sequence[tuple[ast.expr, ast.expr]]:
+        """What a function gives values, and these; everywhere: also in functions within it."""
+        key = scope, everywhere
+        if key not in self._given:
+            self._given[key] = [*given(ast.walk(scope) if everywhere else own(scope))]
+        return self._given[key]
 
     def loops_in(self, scope: Function) -> Sequence[Loop]:
         """The loops of a function."""
@@ -240,12 +242,15 @@ class Program:
             self._loops[scope] = [node for node in own(scope) if isinstance(node, Loop)]
         return self._loops[scope]
 
-    def given_to(self, scope: Function, name: str) -> Sequence[ast.expr]:
+    def given_to(
+        self, name: str, scope: Function, *, everywhere: bool = False
+    ) -> Sequence[ast.expr]:
         """What a name, or an attribute of that name, is given there; a part of it of a tuple's."""
-        found = self._given_by_name.get(scope)
+        key = scope, everywhere
+        found = self._given_by_name.get(key)
         if found is None:
-            found = self._given_by_name[scope] = defaultdict(list)
-            for to, value in self.given_in(scope):
+            found = self._given_by_name[key] = defaultdict(list)
+            for to, value in self.given_in(scope, everywhere=everywhere):
                 for one in to.elts if isinstance(to, ast.Tuple | ast.List) else [to]:
                     found[getattr(one, "id", getattr(one, "attr", ""))].append(value)
         return found.get(name, ())
@@ -283,7 +288,7 @@ class Program:
         """The names that functions are given with a cache around them."""
         found = {}
         for file, tree in self.trees.items():
-            for to, value in self.given_in(tree):
+            for to, value in self.given_in(tree, everywhere=True):
                 inside = _function_in_cache(value)
                 if inside and isinstance(to, ast.Name | ast.Attribute):
                     name = to.id if isinstance(to, ast.Name) else to.attr
@@ -295,7 +300,7 @@ class Program:
         """The names that objects of classes are given, each with its classes in their order."""
         found: dict[str, dict[str, None]] = defaultdict(dict)
         for tree in self.trees.values():
-            for to, value in self.given_in(tree):
+            for to, value in self.given_in(tree, everywhere=True):
                 name = getattr(to, "id", getattr(to, "attr", None))
                 calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
                 for made in map(called, calls):
