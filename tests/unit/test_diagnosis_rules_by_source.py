@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
 from snapshots import PAIR, SCRIPT, blocked, frame, job, main_thread, only, op, rank
 
 from hangwatch.types.kinds import Certainty, Kind, What
+from hangwatch.types.snapshot import Frame
 
 if TYPE_CHECKING:
     from hangwatch.types.snapshot import OpRecord, RankSnapshot
@@ -46,6 +48,18 @@ def test_of_two_the_one_below_a_condition_on_its_rank_is_named_and_called_likely
     )
     assert verdict.cause is not None
     assert verdict.cause.what is What.RANK_CONDITION
+
+
+def test_of_the_one_that_is_named_what_it_has_called_is_known() -> None:
+    inside = Frame("/usr/lib/site-packages/accelerate/accelerator.py", 9, "Accelerator.gather")
+    below = in_line(1, 5, *STEP, wire="broadcast")
+    below = replace(below, threads=main_thread(inside, frame(5), frame(99, "<module>")))
+    text = BELOW.format(condition="rank == 1 and step == 3")
+    verdict = told(text, in_line(0, 6, *STEP, wire="all_gather"), below)
+    assert verdict.culprits == (1,)
+    assert verdict.site is not None
+    assert verdict.site.call is not None
+    assert verdict.site.call.function == "Accelerator.gather"
 
 
 def test_of_two_a_condition_for_all_but_one_names_the_one_that_passed_it_by() -> None:

@@ -152,8 +152,11 @@ def _made_an_odd_call(case: Case, finding: Finding) -> bool:
 
 
 def _site(case: Case, ranks: Ranks) -> Site | None:
-    here = next((at.line for rank in ranks if (at := position(case, rank)) and at.line), None)
-    return case.site_of_line(*here) if here is not None else None
+    for rank in ranks:
+        here = position(case, rank)
+        if here is not None and here.line is not None:
+            return case.with_call(rank, case.site_of_line(*here.line))
+    return None
 
 
 def _is_of_now(finding: Finding, read: Read) -> bool:
