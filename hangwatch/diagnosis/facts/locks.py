@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.awaited import of_thread, others
-from hangwatch.diagnosis.source.names import given
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import called, own, spans
 from hangwatch.frames import is_user_frame, program_thread, site_of, user_frames
@@ -51,12 +50,8 @@ def lock_taken(site: Site | None, wchan: str, call: str, program: Program) -> st
 def _is_given_lock(program: Program, file: str, name: str) -> bool:
     """Whether a name, or an attribute of that name, is given a lock of threading's in a file."""
     tree = program.trees.get(file)
-    made = given(ast.walk(tree)) if tree is not None else ()
-    return any(
-        isinstance(value, ast.Call) and called(value) in _LOCKS
-        for to, value in made
-        if isinstance(to, ast.Name | ast.Attribute) and _is(to, name)
-    )
+    made = program.given_to(name, tree, everywhere=True) if tree is not None else ()
+    return any(isinstance(value, ast.Call) and called(value) in _LOCKS for value in made)
 
 
 def holder(

@@ -92,20 +92,10 @@ def _or_crossed(case: Case, finding: Finding, activity: Activity) -> Finding:
     if not kept or blocked.link.holds is None:
         return finding
     wait, others = kept[0]
-    candidates = tuple(sorted({*finding.culprits, *others}))
     text = wording.crossed(
         finding.text, blocked.link.name, case.where(wait.wait_point), tuple(sorted(others))
     )
-    return replace(
-        finding,
-        culprits=candidates,
-        victims=tuple(rank for rank in finding.victims if rank not in candidates),
-        certainty=Certainty.POSSIBLE,
-        hang=finding.hang or finding.certainty,
-        text=text,
-        undecided=finding.culprits,
-        settled=True,
-    )
+    return replace(finding.of_any({*finding.culprits, *others}), text=text, settled=True)
 
 
 def _left_loop(case: Case, culprit: int, waits: Iterable[Wait]) -> Site | None:

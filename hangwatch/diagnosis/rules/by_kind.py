@@ -201,7 +201,8 @@ def _in_other_loops(case: Case, finding: Finding) -> RootCause | None:
         loop = _own_loop(case.source.program, mine, theirs)
         if loop is not None:
             site = case.site_of_line(*loop)
-            why = reasons.in_loop_alone(rank, site)
+            other = ranks[1] if rank == ranks[0] else ranks[0]
+            why = reasons.in_loop_alone(rank, other, site)
             found.append(RootCause(What.UNMATCHED_P2P, Certainty.POSSIBLE, site, why, (why,)))
     return replace(found[0], others=tuple(found[1:])) if found else None
 

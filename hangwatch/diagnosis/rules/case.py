@@ -91,6 +91,18 @@ class Finding:
         setting_up = isinstance(point, Setup) and point.call == NEW_GROUP
         return setting_up or self.what is What.GROUP_CREATION
 
+    def of_any(self, ranks: Iterable[int]) -> Finding:
+        """The finding, of all of these ranks, of which nothing tells who is at fault."""
+        candidates = {*ranks}
+        return replace(
+            self,
+            culprits=tuple(sorted(candidates)),
+            victims=tuple(sorted({*self.culprits, *self.victims} - candidates)),
+            certainty=Certainty.POSSIBLE,
+            hang=self.hang or self.certainty,
+            undecided=self.culprits,
+        )
+
     def likely_at_most(self) -> Finding:
         """The finding, with a guess who did it; that it hangs stays as sure as it is."""
         sure = self.certainty.at_most(Certainty.LIKELY)

@@ -125,7 +125,7 @@ def _or_another(case: Case, finding: Finding) -> Finding:
         return finding  # they may yet make it
     point = finding.wait_point
     if isinstance(point, Channel) and _is_awaited_elsewhere(case, point):
-        either = _undecided(finding, culprits | {point.waiter})
+        either = finding.of_any(culprits | {point.waiter})
         return replace(either, what=What.DIFFERENT_ARGUMENT, differs=PEER)
     if not tied and not _is_one_of_two(case, finding, others):
         return finding
@@ -133,7 +133,7 @@ def _or_another(case: Case, finding: Finding) -> Finding:
         return finding.likely_at_most()
     if isinstance(point, Channel) and culprits == {point.peer} and has_left_out(case.job, point):
         return finding.likely_at_most()
-    return _undecided(finding, tied or culprits | others)
+    return finding.of_any(tied or culprits | others)
 
 
 def _is_awaited_elsewhere(case: Case, point: Channel) -> bool:
@@ -240,19 +240,6 @@ def _did_as_never_before(case: Case, ranks: set[int], others: set[int]) -> bool:
         bool(others)
         and all(False in of for of in usual(ranks))
         and all(of <= {True} for of in usual(others))
-    )
-
-
-def _undecided(finding: Finding, ranks: set[int]) -> Finding:
-    """The finding, of which nothing tells who of these ranks is at fault."""
-    victims = {*finding.culprits, *finding.victims} - ranks
-    return replace(
-        finding,
-        culprits=tuple(sorted(ranks)),
-        victims=tuple(sorted(victims)),
-        certainty=Certainty.POSSIBLE,
-        hang=finding.hang or finding.certainty,
-        undecided=finding.culprits,
     )
 
 

@@ -44,14 +44,7 @@ def of_all_in_loop(case: Case, finding: Finding) -> Finding:
     found = _loop(case, candidates[:FEW])
     if found is None or found[1] is not Unordered.SET or candidates == finding.culprits:
         return finding
-    return replace(
-        finding,
-        culprits=candidates,
-        victims=tuple(rank for rank in finding.victims if rank not in candidates),
-        certainty=Certainty.POSSIBLE,
-        hang=finding.hang or finding.certainty,
-        text=disagreement.in_no_order(finding.text),
-    )
+    return replace(finding.of_any(candidates), text=disagreement.in_no_order(finding.text))
 
 
 def without_order(case: Case, finding: Finding) -> RootCause | None:

@@ -6,7 +6,6 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.names import given
 from hangwatch.diagnosis.source.program import SCOPES, Line
 from hangwatch.diagnosis.source.syntax import called, own
 
@@ -53,7 +52,7 @@ class Value:
             case ast.Name(name):
                 return self._of_name(name)
             case ast.Attribute(_, name):
-                made = given(ast.walk(self.program.trees[self.file]))
+                made = self.program.given_in(self.program.trees[self.file], everywhere=True)
                 kept = (v for to, v in made if isinstance(to, ast.Attribute) and to.attr == name)
                 at = ((v, self.program.scope_at(Line(self.file, v.lineno))) for v in kept)
                 return [one for v, scope in at for one in self._further([v], scope)]
@@ -74,13 +73,18 @@ class Value:
 
     def _of_name(self, name: str) -> list[Value]:
         tree = self.program.trees[self.file]
-        made = _made(self.scope, name)
+        made = self._made(self.scope, name)
         given_as = None if made else self.arguments()
         if given_as is not None:
             return given_as
         if made:
             return self._further(made, above=self.above)
-        return self._further(_made(tree, name), tree)
+        return self._further(self._made(tree, name), tree)
+
+    def _made(self, scope: Function, name: str) -> list[ast.expr]:
+        """What a name is given in a function."""
+        made = self.program.given_in(scope)
+        return [v for to, v in made if isinstance(to, ast.Name) and to.id == name]
 
     def arguments(self) -> list[Value] | None:
         """What its function is called with for it, None where it is no argument's name."""
@@ -119,11 +123,6 @@ class Value:
         inside = scope or self.scope
         file = self.program.files.get(inside, self.file)
         return [Value(self.program, file, inside, node, self.depth - 1, above) for node in nodes]
-
-
-def _made(scope: Function, name: str) -> list[ast.expr]:
-    """What a name is given in a function."""
-    return [v for to, v in given(own(scope)) if isinstance(to, ast.Name) and to.id == name]
 
 
 def is_generator(scope: Function) -> bool:

@@ -117,10 +117,10 @@ def all_one_way(ranks: Ranks, site: Site) -> str:
     return f"{_code(site)} led {the_ranks(ranks)} one way, and what they wait for is on the other."
 
 
-def in_loop_alone(rank: int, loop: Site) -> str:
+def in_loop_alone(rank: int, other: int, loop: Site) -> str:
     """Of two that send, or receive, of which each is in a loop of its own."""
     return (
-        f"Rank {rank} is in a turn of {_code(loop)}, and the other is not: they may not make as "
+        f"Rank {rank} is in a turn of {_code(loop)}, and rank {other} is not: they may not make as "
         "many messages in such a turn, or not as many turns."
     )
 
