@@ -60,6 +60,7 @@ def test_of_the_one_that_is_named_what_it_has_called_is_known() -> None:
     assert verdict.site is not None
     assert verdict.site.call is not None
     assert verdict.site.call.function == "Accelerator.gather"
+    assert verdict.site.function == "main"
 
 
 def test_of_two_a_condition_for_all_but_one_names_the_one_that_passed_it_by() -> None:

@@ -155,7 +155,9 @@ def _site(case: Case, ranks: Ranks) -> Site | None:
     for rank in ranks:
         here = position(case, rank)
         if here is not None and here.line is not None:
-            return case.with_call(rank, case.site_of_line(*here.line))
+            stack = case.waiting_site(rank)
+            known = stack is not None and (stack.file, stack.line) == here.line
+            return stack if known else case.site_of_line(*here.line)
     return None
 
 

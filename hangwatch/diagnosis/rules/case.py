@@ -288,7 +288,7 @@ class Case:
         """The user's line that entered a place, with its text."""
         record = self.job.record(rank, place)
         if record is not None and record.site is not None:
-            return self.with_call(rank, with_source(record.site, self.texts))
+            return self._with_call(rank, with_source(record.site, self.texts))
         if record is not None and self._is_apart(rank, record):
             return None
         site = with_source(self._raised_at(rank), self.texts) or self.waiting_site(rank)
@@ -364,9 +364,9 @@ class Case:
         at = {wait.rank: site for wait in waits if (site := self.wait_site(wait)) is not None}
         most = _most_common(Counter(at.values()))
         rank = next((rank for rank, site in at.items() if site == most), -1)
-        return self.with_call(rank, most)
+        return self._with_call(rank, most)
 
-    def with_call(self, rank: int, site: Site | None) -> Site | None:
+    def _with_call(self, rank: int, site: Site | None) -> Site | None:
         """A site with what it has called, where the rank's stack is still there."""
         if site is None or site.call is not None:
             return site
