@@ -65,6 +65,7 @@ def test_a_row_names_what_can_be_known_and_links_to_official_pages(remedy: Remed
     assert remedy.names <= KNOWN
     assert ("call" in remedy.names) <= bool(remedy.call)
     assert ("awaited" in remedy.names) <= bool(remedy.awaited)
+    assert {*remedy.covers} <= {one.topic for one in TABLE} - {remedy.topic}
     assert remedy.text.endswith(".")
     assert len(remedy.text) <= 300
     assert not remedy.link or OFFICIAL.fullmatch(remedy.link)

@@ -50,6 +50,26 @@ def test_of_two_the_one_below_a_condition_on_its_rank_is_named_and_called_likely
     assert verdict.cause.what is What.RANK_CONDITION
 
 
+def test_so_is_the_one_in_what_is_decorated_for_one_rank() -> None:
+    text = """
+    @rank_zero_only
+    def report():
+        dist.broadcast(best, 0)
+    def main():
+        for step in range(10):
+            dist.all_reduce(loss)
+            report()
+            dist.all_gather(sizes, size)
+    """
+    step = op(PAIR, 1, line=6)
+    stack = main_thread(frame(3, "report"), frame(7), frame(99, "<module>"))
+    below = replace(in_line(1, 3, step, wire="broadcast"), threads=stack)
+    verdict = told(text, in_line(0, 8, step, wire="all_gather"), below)
+    assert (verdict.culprits, verdict.certainty) == ((1,), Certainty.LIKELY)
+    assert verdict.cause is not None
+    assert verdict.cause.what is What.RANK_CONDITION
+
+
 def test_of_the_one_that_is_named_what_it_has_called_is_known() -> None:
     inside = Frame("/usr/lib/site-packages/accelerate/accelerator.py", 9, "Accelerator.gather")
     below = in_line(1, 5, *STEP, wire="broadcast")

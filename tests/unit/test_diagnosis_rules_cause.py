@@ -799,3 +799,68 @@ def test_what_a_stack_is_below_is_possible_where_no_way_is_known() -> None:
         without = judged(same)
         assert without is not None
         assert without.what is What.UNKNOWN
+
+
+CALLBACKS = """
+    class Stop(Callback):
+        def __init__(self):
+            self.best = None
+        def on_step_end(self, args, state, control):
+            if state.step >= {bound}:
+                control.should_stop = True
+            if args.verbose:
+                self.best = state.loss
+        def on_save(self, args, state, control):
+            if state.loss < 1.0:
+                {other}
+    trainer.train()
+    """
+
+
+@pytest.mark.parametrize(
+    ("bound", "other", "what"),
+    [
+        ("8 + rank", "control.saves = True", What.RANK_CONDITION),
+        ("state.least", "pass", What.DATA_CONDITION),
+        ("state.least", "control.saves = True", None),
+    ],
+)
+def test_in_one_call_of_a_library_the_condition_of_a_callback_is_possible(
+    bound: str, other: str, what: What | None
+) -> None:
+    inside = Frame("/usr/lib/site-packages/transformers/trainer.py", 9, "Trainer.train")
+    stack = main_thread(inside, frame(12, "<module>"))
+    ranks = [
+        rank(number, PAIR, op(PAIR, 1, line=12), blocked(PAIR, 2, wire, line=12), threads=stack)
+        for number, wire in enumerate(("barrier", "all_gather"))
+    ]
+    text = dedent(CALLBACKS.format(bound=bound, other=other)).removeprefix("\n")
+    verdict = only(job(*ranks, size=2, sources={SCRIPT: text}))
+    assert verdict.cause is not None
+    if what is None:
+        assert verdict.cause.what is What.UNKNOWN
+        return
+    assert verdict.cause.site is not None
+    assert (verdict.cause.what, verdict.cause.site.line) == (what, 5)
+    assert verdict.cause.certainty is Certainty.POSSIBLE
+    assert verdict.advice[0].startswith("Decide `if state.step >=")
+
+
+def test_what_an_object_is_called_with_tells_whether_an_argument_is_of_the_rank() -> None:
+    text = """\
+class Net(Module):
+    def forward(self, x, more):
+        if more:
+            dist.gather(x)
+engine, _ = initialize(model=Net())
+for step in range(10):
+    dist.reduce(x)
+    engine(x, step == 5 and dist.get_rank() == 0)
+"""
+    gathers = rank_at(0, text, "reduce", "gather")
+    stack = main_thread(frame(4, "forward"), frame(8, "<module>"))
+    ranks = [rank_at(n, text, "reduce", "reduce") for n in (1, 2)]
+    verdict = only(job(replace(gathers, threads=stack), *ranks, sources={SCRIPT: text}))
+    assert verdict.cause is not None
+    assert verdict.cause.site is not None
+    assert (verdict.cause.what, verdict.cause.site.line) == (What.RANK_CONDITION, 3)

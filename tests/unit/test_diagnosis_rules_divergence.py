@@ -100,7 +100,7 @@ def test_of_a_cycle_of_which_half_has_left_the_loop_of_the_rest_either_may_be_wr
     ranks = [rank(n, W, op(TP[n], 6, line=3), blocked(DP[n], 6, line=4)) for n in (0, 1)]
     ranks += [rank(n, W, op(DP[n], 5), blocked(W, 1, "barrier", line=5)) for n in (2, 3)]
     verdict = only(job(*ranks, sources={SCRIPT: LOOP}))
-    assert (verdict.kind, verdict.culprits) == (Kind.ORDER_INVERSION, (0, 1, 2, 3))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (0, 1, 2, 3))
     assert verdict.certainty is Certainty.POSSIBLE
     assert verdict.cause is not None
     assert verdict.cause.what is What.UNEVEN_LOOP

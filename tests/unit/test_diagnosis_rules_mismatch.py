@@ -429,11 +429,12 @@ def test_of_two_ranks_of_which_one_has_left_the_loop_either_may_be_wrong() -> No
     done = at(5, blocked(PAIR, 7, "barrier", line=5), number=1)
     inside = at(3, blocked(PAIR, 7, "all_reduce", line=3), number=0)
     verdict = only(job(done, inside, **source(LOOP)))
-    assert (verdict.kind, verdict.culprits) == (Kind.OP_MISMATCH, (0, 1))
+    assert (verdict.kind, verdict.culprits) == (Kind.FINISHED_EARLY, (0, 1))
     assert (verdict.certainty, verdict.state) == (Certainty.POSSIBLE, State.HANG)
     assert verdict.cause is not None
     assert (verdict.cause.what, verdict.cause.certainty) == (What.UNEVEN_LOOP, Certainty.POSSIBLE)
     assert verdict.certainty_of_hang is Certainty.LIKELY
+    assert "in the loop at train.py:2 that rank 1 has left: it is in barrier" in verdict.headline
 
 
 def test_a_rank_that_is_past_the_loop_and_busy_has_likely_finished() -> None:

@@ -545,6 +545,45 @@ def test_a_function_that_a_library_calls_is_known_from_the_stack() -> None:
     assert told(found.decisive) == [("condition", 3, True)]
 
 
+def test_what_a_library_calls_back_may_come_after_calls_of_its_own() -> None:
+    text = dedent("""
+        class Model(Module):
+            def on_validation_end(self):
+                self.report()
+            @rank_zero_only
+            def report(self):
+                self.all_gather(loss)
+        trainer.fit(Model())
+        trainer.strategy.barrier()
+        """)
+    mine = Position((Line(FILE, 8), Line(FILE, 4), Line(FILE, 7)))
+    found = between(text, 8, mine, Position((Line(FILE, 9),)))
+    assert found is not None
+    assert told(found.decisive) == [("condition", 5, True)]
+
+
+def test_nor_does_one_come_by_the_call_again_to_what_it_calls_back() -> None:
+    text = dedent("""
+        class Net(Module):
+            def forward(self, x, more):
+                x = self.first(x)
+                if more:
+                    x = self.spare(x)
+                return x
+        for step in range(10):
+            x = engine(x, more)
+            if step != 5:
+                engine.backward(x)
+        """)
+    mine = Position((Line(FILE, 9), Line(FILE, 6)))
+    program, theirs = Program({FILE: ast.parse(text)}), Position((Line(FILE, 11),))
+    known = {Line(FILE, at) for at in (4, 9, 11)}
+    found = ways(program, Line(FILE, 9), (mine, theirs), known, lambda _: False)
+    assert found is not None
+    assert told(found.decisive) == [("condition", 5, True)]
+    assert found.around == ()
+
+
 def test_a_loop_that_others_left_tells_by_what_they_did() -> None:
     text = dedent("""
         for trial in range(10):
@@ -655,21 +694,40 @@ def test_functions_that_call_each_other_come_to_an_end() -> None:
     assert told(found.decisive) == [("condition", 3, True)]
 
 
-def test_from_a_call_on_the_functions_in_its_arguments_have_returned() -> None:
-    text = dedent(
-        """
-        def group_of(key):
-            if key not in made:
-                made[key] = new_group(key)  # theirs
-            return made[key]
-        for expert in experts:
-            if rank not in users(expert):  # here
-                continue
-            all_reduce(expert, group_of(expert))  # start
-        barrier()  # mine
-        """
-    )
-    found = parted(text)
+RETURNED = (
+    """
+    def group_of(key):
+        if key not in made:
+            made[key] = new_group(key)  # theirs
+        return made[key]
+    for expert in experts:
+        if rank not in users(expert):  # here
+            continue
+        all_reduce(expert, group_of(expert))  # start
+    barrier()  # mine
+    """,
+    """
+    def group_of(key):
+        if key not in made:
+            made[key] = new_group(key)  # theirs
+        return made[key]
+    class Average:
+        def __call__(self):
+            for expert in experts:
+                if rank not in users(expert):  # here
+                    continue
+                dist.all_reduce(expert, group_of(expert))  # start
+    average = Average()
+    average()
+    dist.barrier()  # mine
+    """,
+)
+
+
+@pytest.mark.parametrize("text", RETURNED)
+def test_from_a_call_on_the_functions_in_its_arguments_have_returned(text: str) -> None:
+    text = dedent(text)
+    found = parted(text, marked(text, "start"), marked(text, "mine"))
     assert found is not None
     assert marked(text, "here") in {line_of(one) for one in (*found.decisive, *found.around)}
     assert 3 not in {line_of(choice) for choice in found.decisive}

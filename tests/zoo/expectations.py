@@ -3,13 +3,14 @@
 A program states its verdict in lines such as
 ``# expect --exit: state=failed kind=finished_early culprits=1 site=culprit``: the words
 before the colon are the program's arguments, ``site`` names the line that ends in
-``# culprit``, ``a|b`` leaves either open, ``none`` is nothing. Several lines with the same
-arguments add up. What is told beside that, or before, may accuse nobody else, and be of no
-other state than one that leads to it; ``also=failed:1`` is the state and the culprits of what
-has to be told of another fault. ``may_be`` is another state that may be told of the culprits, of
-a healthy job of anybody. ``lost`` is the kind that is left where torchrun ended ranks before what
-C++ did in them was read. ``text`` is in the headline or the explanation, ``advice`` in the first
-advice. ``forks=no``: a rank is known by what torchrun gives it alone.
+``# culprit``, ``function`` its function without the class, ``a|b`` leaves either open, ``none``
+is nothing. Several lines with the same arguments add up. What is told beside that, or before, may
+accuse nobody else, and be of no other state than one that leads to it; ``also=failed:1`` is the
+state and the culprits of what has to be told of another fault. ``may_be`` is another state that
+may be told of the culprits, of a healthy job of anybody. ``lost`` is the kind that is left where
+torchrun ended ranks before what C++ did in them was read. ``text`` is in the headline or the
+explanation, ``advice`` in the first advice. ``forks=no``: a rank is known by what torchrun gives
+it alone.
 ``# launched with`` gives options of torchrun, ``# watched with`` those of hangwatch.
 Each case of a broken job says how certain its verdict may be.
 ``# cause --exit: early_exit at `return` (41) | data_condition at `if done:``` at the end of a
@@ -420,7 +421,7 @@ def values_of(report: Mapping[str, Any], result: Result) -> dict[str, Any]:
         "op": collective.get("op"),
         "site": _place(verdict["site"]),
         "victim_site": _place(verdict.get("victim_site")),
-        "function": (verdict["site"] or {}).get("function"),
+        "function": (verdict["site"] or {}).get("function", "").rpartition(".")[2],
         "call": _called(verdict["site"]),
         "victim_call": _called(verdict.get("victim_site")),
         "exit": result.exit_code,

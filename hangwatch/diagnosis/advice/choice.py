@@ -57,7 +57,7 @@ def advice(kind: Kind, reason: Reason, facts: Facts = NOTHING) -> tuple[str, ...
     apart = kind is Kind.NEVER_ENTERED or reason in (Reason.NODE_LOST, Reason.GPU_FAULT)
     if not (apart and len(told) - special >= ENOUGH):
         _add(told, by_kind, kind, reason, facts)
-    return tuple(told.values())[:MAX_ITEMS]
+    return tuple(filter(None, told.values()))[:MAX_ITEMS]
 
 
 def _add(
@@ -68,4 +68,4 @@ def _add(
         if remedy.topic not in told:
             text = remedy.told(kind, reason, facts)
             if text is not None:
-                told[remedy.topic] = text
+                told |= {remedy.topic: text, **dict.fromkeys(remedy.covers, "")}

@@ -17,7 +17,7 @@ from hangwatch.diagnosis.facts.endings import Library, aborted_by, gave_up
 from hangwatch.diagnosis.facts.stores import KEY, setter
 from hangwatch.diagnosis.facts.wait_points import Place, Setup
 from hangwatch.diagnosis.rules.choices import CONDITIONS
-from hangwatch.diagnosis.source.syntax import leaves
+from hangwatch.diagnosis.source.syntax import leaves, spans
 from hangwatch.diagnosis.text.phrases import group_text, key_text, line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
 from hangwatch.types.kinds import Certainty, Kind, What
@@ -118,9 +118,11 @@ _CACHE = re.compile(r"^@?\w*cache|= *(?:\w+\.)?(?:lru_)?cache\w*\(")
 """What keeps the results of a function."""
 _CALLED = re.compile(r"(\w+)\s*\(")
 _HIDDEN = re.compile(
-    r"^(?:wrapper|inner|inner_func|decorate_context|handle_torch_function|<.*>|_.*)$"
+    r"^(?:wrapper|wrapped_fn|inner|inner_func|decorate_context|handle_torch_function|<.*>|_.*)$"
 )
 """Functions that only lead to the one that was called."""
+_HOOK = re.compile(r"(?:pre|post)_\w+")
+"""Functions that nobody calls by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,12 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     values |= dict(_of_key(case, finding))
     values |= dict(_of_others_like_them(case, finding, cause))
     if cause.site not in [read.site for read in reads]:
-        values |= dict(_of_others_than_reads(cause))
+        values |= dict(_of_others_than_reads(finding, cause))
     leaving = _leaving(cause, reads)
     if leaving:
         values["leaving"] = leaving
+    if finding.victim_site is not None and _leaves_out(cause, reads):
+        values["left_out"] = line(finding.victim_site)
     if handled := case.handled_by(finding.culprits):
         raised = case.exception_of(finding.culprits)
         here = raised is not None and line(raised.site) == values.get("cause_line")
@@ -208,7 +212,7 @@ def _of_calls(
     op: str | None, calls: Sequence[str], awaited: Sequence[str], *, seen: bool
 ) -> Iterator[tuple[str, str]]:
     """What culprits have called. seen: their stack tells, and not the text of their line."""
-    if calls and (seen or calls[0] == op):
+    if calls and (seen or calls[0] == op) and not _HOOK.match(calls[0]):
         yield "entered", calls[0]
     if "backward" in (*calls, *awaited):
         yield "backward", "backward"
@@ -357,13 +361,16 @@ def _of_others_like_them(
                 yield "own_group", group_text(case.job, gid)
 
 
-def _of_others_than_reads(cause: RootCause) -> Iterator[tuple[str, str]]:
-    """What a generator ended by, or what repeats a call."""
+def _of_others_than_reads(finding: Finding, cause: RootCause) -> Iterator[tuple[str, str]]:
+    """What a generator ended by, what repeats a call, what tells a library that all are in."""
     text = (cause.site.source or "").rstrip(":") if cause.site is not None else ""
     if cause.what is What.EARLY_EXIT:
         yield "fed", text
     if cause.what is What.SWALLOWED_EXCEPTION and text.startswith("except"):
         yield "repeats", text
+    mine, theirs = finding.site, finding.victim_site
+    if cause.what in CONDITIONS and mine and mine.call and theirs and line(mine) == line(theirs):
+        yield "deciding", text
 
 
 def _leaving(cause: RootCause, reads: Sequence[Read]) -> str:
@@ -372,6 +379,16 @@ def _leaving(cause: RootCause, reads: Sequence[Read]) -> str:
         if read.site == cause.site and leaves(read.taken):
             return ast.unparse(read.taken[-1]).partition("\n")[0]
     return ""
+
+
+def _leaves_out(cause: RootCause, reads: Sequence[Read]) -> bool:
+    """Whether the others are in what culprits left out at a condition."""
+    return any(
+        one.file == read.choice.file and spans(read.other, one.number)
+        for read in reads
+        if read.site == cause.site
+        for one in read.split.theirs.frames
+    )
 
 
 def _values(finding: Finding) -> Iterator[tuple[str, str]]:

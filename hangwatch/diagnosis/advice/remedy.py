@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.advice.facts import Facts
 
-_NAMED = {"causes": What, "kinds": Kind, "reasons": Reason, "uses": Use, "unless": Use}
+_NAMED = {
+    "causes": What,
+    "kinds": Kind,
+    "reasons": Reason,
+    "uses": Use,
+    "unless": Use,
+    "covers": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +33,12 @@ class Remedy:
     """Advice for the findings that all that is given here holds for.
 
     text: may name what advice/facts.py knows, in braces; where it is not known, the remedy is not
-    for the finding. topic: of several with one topic only the first is given. link: to the
-    documentation. causes: why it came to it, by the source. uses: the program uses one of these;
-    unless: it uses none of these. call, awaited: patterns for a function that the culprits, the
-    others, are in. error: a pattern for the exception that ended a culprit. apart: only where
-    culprits and others are, or are not, in different calls of the program.
+    for the finding. topic: of several with one topic only the first is given; covers: other topics
+    of which it says enough. link: to the documentation. causes: why it came to it, by the source.
+    uses: the program uses one of these; unless: it uses none of these. call, awaited: patterns for
+    a function that the culprits, the others, are in. error: a pattern for the exception that ended
+    a culprit. apart: only where culprits and others are, or are not, in different calls of the
+    program.
     """
 
     topic: str
@@ -45,6 +53,7 @@ class Remedy:
     awaited: str = ""
     error: str = ""
     apart: bool | None = None
+    covers: tuple[str, ...] = ()
 
     def told(self, kind: Kind, reason: Reason, facts: Facts) -> str | None:
         """The advice with all that it names, None where it is not for this finding."""

@@ -48,10 +48,12 @@ _OF_TWO_SIDES = _OF_SIDES | {Kind.FINISHED_EARLY, Kind.MISSING_PEER}
 def told_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Finding:
     """The finding, as a loop that was left or a call that few come to where the source shows it."""
     first = next(iter(reads), None)
-    if first is None or finding.kind not in _OF_SIDES or not _is_of_now(finding, first):
+    if first is None or finding.kind not in _OF_SIDES:
         return finding
     if len(sides_of(case, finding.culprits)) > 1:
-        return finding  # one of them left the common program, and nothing tells which
+        return _of_uneven_turns(case, finding, reads)
+    if not _is_of_now(finding, first):
+        return finding
     # A turn that is cut short ends a loop as well as one turn less.
     for read in reads if first.what in _LEAVING else reads[:1]:
         left, still_in = _loops(case, read)
@@ -216,7 +218,9 @@ def _is_for_few(case: Case, read: Read) -> bool:
         return False
     if not _is_new(case, read) and not _is_elsewhere_for_others(case, read):
         return False
-    return choice.test is None or asks_for_most(choice.test) is not choice.taken
+    if choice.test is None:  # a decorator
+        return choice.taken
+    return asks_for_most(choice.test) is not choice.taken
 
 
 def _is_elsewhere_for_others(case: Case, read: Read) -> bool:
@@ -281,6 +285,28 @@ def _left_loop(case: Case, finding: Finding, read: Read, loop: Loop) -> Finding:
         collective=_collective(case, finding, scene.others),
         text=wording.left_loop(replace(scene, where=_where(case, awaited)), mine, at, failed=over),
     )
+
+
+def _of_uneven_turns(case: Case, finding: Finding, reads: Sequence[Read]) -> Finding:
+    """The finding of sides of which any may be wrong: one is in a loop that the other has left.
+
+    As it is where that is not all that the source shows.
+    """
+    sides, read = sides_of(case, finding.culprits), reads[0]
+    parted = fork(case.source.program, read.split.mine, read.split.theirs)
+    if read.what is not What.UNEVEN_LOOP or len(reads) > 1 or len(sides) != 2:  # noqa: PLR2004 (a pair)
+        return finding
+    loops = (parted.back.left, parted.left) if parted is not None else ((), ())
+    held = next((n for n, some in enumerate(loops) if read.choice.node in some), None)
+    if held is None:
+        return finding
+    here = read.split.mine if held == 0 else read.split.theirs
+    inside, after = sorted(sides, key=lambda side: position(case, side[0]) != here)
+    scene = Scene(inside, after, "", _site(case, inside), _site(case, after))
+    calls = [_where(case, _entered(case, finding, ranks)) for ranks in (inside, after)]
+    loop = case.site_of_line(read.choice.file, read.site.line)
+    text = disagreement.uneven_turns(scene, (calls[0], calls[1]), loop, finding.text)
+    return replace(finding, kind=Kind.FINISHED_EARLY, text=text)
 
 
 def _goes_on(case: Case, finding: Finding) -> Finding:

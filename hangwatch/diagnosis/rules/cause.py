@@ -15,6 +15,7 @@ from hangwatch.diagnosis.rules.choices import has_parted
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import position
+from hangwatch.diagnosis.source.callbacks import conditions_in_callbacks
 from hangwatch.diagnosis.source.feeding import early_ends, taken_before
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.syntax import retried_by
@@ -46,7 +47,7 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
     unwinding = _of_exception(case, finding, found)
     if not found:
         shown = left_without(case, finding) or unwinding or _by_retry(case, finding)
-        return shown or without_choice(case, finding)
+        return shown or _by_callback(case, finding) or without_choice(case, finding)
     alone = len(found) == 1 and not found[0].around
     sure = Certainty.LIKELY if alone else Certainty.POSSIBLE
     certainty = finding.certainty.at_most(sure)
@@ -115,6 +116,31 @@ def _by_retry(case: Case, finding: Finding) -> RootCause | None:
             why = reasons.repeated(site, finding.culprits)
             return RootCause(What.SWALLOWED_EXCEPTION, Certainty.POSSIBLE, site, why, (why,))
     return None
+
+
+def _by_callback(case: Case, finding: Finding) -> RootCause | None:
+    """What may have told a library on one rank alone what to do, where all are in one call of it.
+
+    The only such condition that asks for the rank, else the only one at all.
+    """
+    sites = (finding.site, finding.victim_site)
+    lines = {(one.file, one.line) if one and one.call else None for one in sites}
+    if not has_parted(case, finding) or len(lines) > 1 or None in lines:
+        return None
+    source = case.source
+    found = [
+        (line, test)
+        for line, test in conditions_in_callbacks(source.program)
+        if not source.is_alike(line.file, test)
+    ]
+    by_rank = [line for line, test in found if source.asks_for_rank(line.file, test, strictly=True)]
+    told = by_rank or [line for line, _ in found]
+    if len(told) != 1:
+        return None
+    site = case.site_of_line(*told[0])
+    why = reasons.in_callback(site)
+    what = What.RANK_CONDITION if by_rank else What.DATA_CONDITION
+    return RootCause(what, Certainty.POSSIBLE, site, why, (why,))
 
 
 def _cause(case: Case, read: Read, certainty: Certainty) -> RootCause:

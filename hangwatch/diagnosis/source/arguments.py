@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.source.names import names_the_rank
 from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line
 from hangwatch.diagnosis.source.syntax import called, is_collective, own
-from hangwatch.diagnosis.source.values import MOST_CALLERS, Value
+from hangwatch.diagnosis.source.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -244,30 +244,6 @@ def _of_name(origin: _Origin, node: ast.Name, above: tuple[Line, ...]) -> Iterat
     if steps is None and not made:
         steps = value.steps()
     yield from (_Origin(program, step.file, step.scope, step.node) for step in steps or ())
-    yield from _given_to_object(program, scope, node.id)
-
-
-def _given_to_object(program: Program, scope: Function, name: str) -> Iterator[_Origin]:
-    """What objects are called with whose class has this method."""
-    if not isinstance(scope, SCOPES) or scope.name not in CALLED_AS_OBJECT:
-        return
-    names = [one.arg for one in scope.args.args]
-    owner = program.owner(scope)
-    if name not in names or not owner:
-        return
-    objects = [one for one, classes in program.objects.items() if owner in classes]
-    lines = dict.fromkeys(line for one in objects for line in program.calls_to(one))
-    for line in [*lines][:MOST_CALLERS]:
-        caller = program.scope_at(line)
-        for node in own(caller) if caller is not None else ():
-            if (
-                isinstance(node, ast.Call)
-                and called(node) in objects
-                and node.lineno == line.number
-            ):
-                value = dict(enumerate(node.args, 1)).get(names.index(name))
-                if value is not None and caller is not None:
-                    yield _Origin(program, line.file, caller, value)
 
 
 def _results(program: Program, name: str) -> Iterator[_Origin]:

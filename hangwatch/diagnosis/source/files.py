@@ -81,7 +81,8 @@ class Source:
 
         def is_rank(node: ast.AST) -> bool:
             if isinstance(node, ast.Name):
-                return node.id in ranks or (names_the_rank(node) and node.id not in others)
+                named = names_the_rank(node) and node.id not in others
+                return node.id in ranks or named or self._is_given_rank(file, node)
             kept = isinstance(node, ast.Attribute) and (
                 node.attr in given.rank_attributes
                 or (node.attr in given.kept and self._is_given_rank(file, node))
@@ -90,11 +91,19 @@ class Source:
 
         return any(map(is_rank, ast.walk(test)))
 
-    def _is_given_rank(self, file: str, node: ast.Attribute) -> bool:
-        """Whether an attribute is what a constructor was called with, and that is of the rank."""
+    def _is_given_rank(self, file: str, node: ast.Attribute | ast.Name) -> bool:
+        """Whether an attribute is what a constructor was called with, and that is of the rank.
+
+        Or a name is an argument, and all callers give what is.
+        """
         scope = self.program.scope_at(Line(file, node.lineno))
-        values = Value(self.program, file, scope, node).steps() if scope is not None else []
-        arguments = [one for value in values for one in value.steps()]
+        if scope is None:
+            return False
+        value = Value(self.program, file, scope, node)
+        if isinstance(node, ast.Name):
+            arguments = value.arguments() or []
+        else:
+            arguments = [one for given in value.steps() for one in given.steps()]
         return bool(arguments) and all(is_of_rank(one.node) for one in arguments)
 
     def counts_by_rank(self, file: str, over: ast.expr) -> bool:

@@ -74,6 +74,8 @@ class Node:
     """A part of a statement that is not always evaluated."""
     own: Node | None = None
     """The node of what it does itself, once the functions that it calls have returned."""
+    calls_back: bool = False
+    """A library may call these: what that does itself may as well come before them."""
     edges: list[tuple[Node, Choice | None]] = field(default_factory=list)
 
     def holds(self, line: Line) -> bool:
@@ -140,6 +142,9 @@ class Expansion:
             for name in self._names
             if any(map(_is_property, named[name]))
         }
+        self._of_objects = [
+            scope for one in CALLED_AS_OBJECT for scope in named[one] if scope in self._matter
+        ]
         self._wrappers = {
             wrapper[1]
             for scope in self._matter
@@ -210,9 +215,10 @@ class Expansion:
             begin = rest = replace(here, edges=[(then, None)])
             for part in reversed(parts):
                 begin = self._expression(part, begin, inner)
-            begin = self._seen(begin, inner, here, node)
+            named, begin = begin, self._seen(begin, inner, here, node)
             if begin is not rest:
                 here.own = rest.own = rest
+                here.calls_back = begin is not named or self._calls_objects(node)
             here.edges.append((then if begin is rest else begin, None))
         return self._or_raises(here, context, node)
 
@@ -314,9 +320,7 @@ class Expansion:
 
     def _seen(self, then: Node, context: _Context, at: Node, node: ast.AST) -> Node:
         """Functions that a stack shows below a line that does not name them."""
-        calls = [
-            one for part in _parts(node) for one in ast.walk(part) if isinstance(one, ast.Call)
-        ]
+        calls = _calls(node)
         named = {called(call) for call in calls}
         scopes = dict.fromkeys(
             scope
@@ -409,10 +413,14 @@ class Expansion:
         given = [scope for argument, scope in context.given if argument == name]
         if given or name in self._names:
             return given or self._program.named[name]
-        if name in self._program.named:
-            return []
-        objects = (scope for one in CALLED_AS_OBJECT for scope in self._program.named[one])
-        return [scope for scope in objects if scope in self._matter]
+        return self._of_objects if name not in self._program.named else []
+
+    def _calls_objects(self, node: ast.AST) -> bool:
+        """Whether a statement calls an object, as a module is called for its ``forward``."""
+        named = self._program.named
+        return bool(self._of_objects) and any(
+            called(call) not in named and not is_collective(call) for call in _calls(node)
+        )
 
     def _called(self, node: ast.AST, then: Node, context: _Context) -> Node:
         found = self._of_call(node, context)
@@ -503,6 +511,11 @@ def _parts(node: ast.AST) -> list[ast.AST]:
     """What a statement evaluates itself, without the statements in it."""
     inner = (ast.stmt, ast.match_case)
     return [child for child in ast.iter_child_nodes(node) if not isinstance(child, inner)]
+
+
+def _calls(node: ast.AST) -> list[ast.Call]:
+    """The calls that a statement makes itself."""
+    return [call for p in _parts(node) for call in ast.walk(p) if isinstance(call, ast.Call)]
 
 
 def _starts(tree: ast.Module) -> bool:

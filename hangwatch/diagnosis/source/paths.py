@@ -91,9 +91,15 @@ def _ways(
     if not to_mine or not to_theirs or not begin or {*to_mine} & {*to_theirs}:
         return None
     known = [node for line in calls for node in graph.at(Position((line,)))]
-    came = {*graph.at(Position((start,)))} if start is not None else set()
-    found = graph.between(begin, to_mine, to_theirs, known, came)
-    return found or graph.between(begin, to_mine, to_theirs, (), came)
+    entered = [node for line in calls for node in graph.entered(line)]
+    came = graph.at(Position((start,))) if start is not None else []
+    again = graph.entered(start) if start is not None else []
+    # A call there would be known, if each time that one comes by makes one.
+    for but in (entered, known, again, ()):
+        found = graph.between(begin, to_mine, to_theirs, but, {*came})
+        if found is not None:
+            return found
+    return None
 
 
 class _Graph:
@@ -127,7 +133,16 @@ class _Graph:
 
     def after(self, line: Line) -> list[Node]:
         """The nodes that may come after a line."""
-        return [target for node in self.at(Position((line,))) for target, _ in self._edges[node]]
+        here = (*self.at(Position((line,))), *self.calling_back(line))
+        return [target for node in here for target, _ in self._edges[node]]
+
+    def calling_back(self, line: Line) -> list[Node]:
+        """The nodes of a line that a library calls back from, before it does."""
+        return [node for node in self.nodes if node.calls_back and node.holds(line)]
+
+    def entered(self, line: Line) -> list[Node]:
+        """The nodes of a line where its call may begin."""
+        return self.calling_back(line) or self.at(Position((line,)))
 
     def between(
         self,

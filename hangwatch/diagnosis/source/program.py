@@ -301,12 +301,19 @@ class Program:
         found: dict[str, dict[str, None]] = defaultdict(dict)
         for tree in self.trees.values():
             for to, value in self.given_in(tree, everywhere=True):
-                name = getattr(to, "id", getattr(to, "attr", None))
+                targets = to.elts if isinstance(to, ast.Tuple) else [to]
+                names = [getattr(one, "id", getattr(one, "attr", "")) for one in targets]
                 calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
                 for made in map(called, calls):
-                    if name is not None and made in self._classes:
+                    for name in names if made in self._classes else ():
                         found[name][made] = None
         return found
+
+    def callers_names(self, scope: Function) -> list[str]:
+        """The names by which a function is called: of a ``forward`` also those of its objects."""
+        name = self.names[scope]
+        owner = self.owner(scope) if name in CALLED_AS_OBJECT else ""
+        return [name, *(one for one, classes in self.objects.items() if owner and owner in classes)]
 
     def overrides(self, method: Function) -> list[Function]:
         """The methods of that name in classes that are made from the one that has it."""

@@ -95,8 +95,9 @@ class Value:
 
     def _of_argument(self, scope: Function, place: int, name: str) -> list[Value]:
         """What a function is called with, where a few lines call it."""
-        function = self.program.names[scope]
-        lines, found, above = self.program.calls_to(function), [], self.above[:-1]
+        names = self.program.callers_names(scope)
+        lines = [line for one in names for line in self.program.calls_to(one)]
+        found, above = [], self.above[:-1]
         if self.above and self.above[-1] in lines:
             lines = [self.above[-1]]
         else:
@@ -104,10 +105,11 @@ class Value:
         for line in lines if len(lines) <= MOST_CALLERS else ():
             caller = self.program.scope_at(line)
             for node in own(caller) if caller is not None else ():
-                if not isinstance(node, ast.Call) or called(node) != function:
+                if not isinstance(node, ast.Call) or called(node) not in names:
                     continue
                 made = isinstance(scope, SCOPES) and scope.name == "__init__"
-                first = int(made or isinstance(node.func, ast.Attribute))  # after self
+                of_object = made or called(node) != self.program.names[scope]
+                first = int(of_object or isinstance(node.func, ast.Attribute))  # after self
                 values = {one.arg: one.value for one in node.keywords}
                 value = values.get(name) or dict(enumerate(node.args, first)).get(place)
                 if value is not None and node.lineno == line.number:

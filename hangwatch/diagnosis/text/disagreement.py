@@ -10,6 +10,7 @@ from hangwatch.diagnosis.text.phrases import (
     WIRED,
     at_line,
     capital,
+    line,
     place_in_code,
     the_ranks,
     verb,
@@ -187,6 +188,16 @@ def undecided(found: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> 
             "them left the common program.",
             *(f"{capital(the_ranks(ranks))}: {place_in_code(site)}." for ranks, site in sites[:2]),
         ),
+    )
+
+
+def uneven_turns(scene: Scene, calls: tuple[str, str], loop: Site, known: Text) -> Text:
+    """A loop that one side is in and the other has left. calls: what each of them is in."""
+    return Text(
+        f"{scene.they} {scene.are} in {calls[0]}{scene.here}, in the loop at {line(loop)} that "
+        f"{the_ranks(scene.others)} {verb(scene.others, 'has', 'have')} left: "
+        f"{verb(scene.others, 'it is', 'they are')} in {calls[1]}{scene.there}.",
+        known.explanation,
     )
 
 

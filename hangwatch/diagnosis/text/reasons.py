@@ -104,6 +104,14 @@ def put_by_rank(site: Site) -> str:
     )
 
 
+def in_callback(site: Site) -> str:
+    """Of a condition in what a library calls back, from a call that all are in."""
+    return (
+        f"{_code(site)} decides on each rank by itself what the library does that all are in: not "
+        "all need have decided alike."
+    )
+
+
 def in_finalizer() -> str:
     """Of a call that ``__del__`` makes."""
     return (
