@@ -39,6 +39,8 @@ ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded"
 ON_GPU = ROOT / "tests" / "gpu" / "programs"
 """Programs that need a GPU: what was recorded of them on one is judged without."""
+OF_FRAMEWORKS = ROOT / "tests" / "frameworks" / "programs"
+"""Programs that need frameworks: what was recorded of them is judged without."""
 HERE = Path("/src")
 """What a recording calls the root of this repository."""
 MAX_BYTES = 64 << 20
@@ -65,14 +67,19 @@ class Recorded:
     told: tuple[Recording, ...]
 
 
-def record(case: Expectation, *, forked: bool) -> tuple[Result, list[bytes]]:
-    """Run a case; what came of it, and a recording of each time that something was told."""
+def record(
+    case: Expectation, *, forked: bool, python: str = sys.executable
+) -> tuple[Result, list[bytes]]:
+    """Run a case; what came of it, and a recording of each time that something was told.
+
+    python: that of the environment to run it in.
+    """
     with tempfile.TemporaryDirectory() as moments:
         evidence = Path(moments, "evidence")
         evidence.mkdir()
         eager = EAGER if case.values["state"] == "ok" else ()
         env = {"HANGWATCH_MOMENTS": moments}
-        result = run(case, sys.executable, *eager, forked=forked, env=env)
+        result = run(case, python, *eager, forked=forked, env=env)
         return result, [path.read_bytes() for path in sorted(evidence.iterdir())]
 
 

@@ -1,4 +1,4 @@
-"""What was known of the programs of the zoo is judged as their headers say."""
+"""What was known of the programs of the zoo and of frameworks is judged as their headers say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from expectations import against_the_schema, expectations, misjudged, named_cause
-from recordings import ON_GPU, Recorded, judged, recorded, result_of, text_of
+from recordings import OF_FRAMEWORKS, ON_GPU, Recorded, judged, recorded, result_of, text_of
 
 from hangwatch.types.kinds import State
 from hangwatch.types.snapshot import Thresholds
@@ -16,11 +16,12 @@ from hangwatch.types.snapshot import Thresholds
 if TYPE_CHECKING:
     from harness import Result
 
-CASES = [*expectations(), *expectations(ON_GPU)]
+CASES = [*expectations(), *expectations(ON_GPU), *expectations(OF_FRAMEWORKS)]
 RUNS = list(recorded(CASES))
 MISSED = {
     "breakpoint_left_in": "a debugger that was called stops at the next line",
     "comm_hook --skip": "the order of buckets within a backward pass is not compared",
+    "deepspeed_experts": "that ZeRO-3 fetches ahead what the turn before used is not known",
     "errors_wrapped": "that a process ended itself has no line",
     "extra_gathers": "it waits where its extra calls show, long after it made them",
     "failed_amid_retries": "that a process ended itself has no line",
@@ -66,7 +67,7 @@ def test_nothing_is_proved_of_a_job_that_is_well(run: Recorded) -> None:
         assert {verdict.state for verdict in judged(told, PATIENT)} <= {State.OK}
 
 
-def test_every_case_of_the_zoo_is_recorded() -> None:
+def test_every_case_is_recorded() -> None:
     known = {str(run.case) for run in RUNS}
     assert {str(case) for case in CASES} - known == set()
 

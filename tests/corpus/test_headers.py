@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chosen import ZOO
 from expectations import Expectation, expectations, misjudged, unexplained
-from recordings import ON_GPU, RECORDED, files_of, recorded, result_of
+from recordings import OF_FRAMEWORKS, ON_GPU, RECORDED, files_of, recorded, result_of
 from test_zoo import CORE, FORKED, SLOW
 
 from hangwatch.types.kinds import Kind
@@ -101,7 +101,8 @@ def test_each_part_of_a_verdict_is_held_to_the_header(key: str) -> None:
 
 
 def test_nothing_is_recorded_of_what_is_no_case() -> None:
-    known = [path for case in [*CASES, *expectations(ON_GPU)] for path in files_of(case)]
+    cases = [*CASES, *expectations(ON_GPU), *expectations(OF_FRAMEWORKS)]
+    known = [path for case in cases for path in files_of(case)]
     assert sorted(RECORDED.iterdir()) == sorted(known)
 
 

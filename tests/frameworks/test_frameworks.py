@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from expectations import Expectation, expectations, marked_line, mistakes, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.quiet
 CASES = list(expectations(Path(__file__).parent / "programs"))
@@ -23,26 +19,7 @@ def _imported(case: Expectation) -> set[str]:
     return FRAMEWORKS & set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
 
 
-def _core() -> Iterator[Expectation]:
-    """A program that hangs and one that is well of each framework: make test has time for them."""
-    covered: set[tuple[str, bool]] = set()
-    for case in CASES:
-        new = {(name, case.healthy) for name in _imported(case)} - covered
-        if new:
-            covered |= new
-            yield case
-
-
-CORE = list(_core())
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case in CORE else pytest.mark.campaign, id=str(case))
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in CASES])
 def test_the_verdict_on_a_program_of_a_framework_is_what_its_header_says(
     case: Expectation, framework_python: str
 ) -> None:
@@ -58,5 +35,5 @@ def test_the_verdict_on_a_program_of_a_framework_is_what_its_header_says(
 
 def test_each_framework_has_a_program_that_hangs_and_one_that_is_well() -> None:
     for healthy in (False, True):
-        imported = [_imported(case) for case in CORE if case.healthy is healthy]
+        imported = [_imported(case) for case in CASES if case.healthy is healthy]
         assert set().union(*imported) == FRAMEWORKS

@@ -4,9 +4,9 @@
 # watched with --hang-after 60
 # expect 1 healthy: state=ok may_be=slow
 # expect 1 skips-step: state=failed kind=op_mismatch culprits=1 certainty=proved|likely
-# By their collectives alone the one made a turn less or the other a turn more.
-# expect 2 skips-backward: state=hang kind=finished_early culprits=0,1
-# expect 2 skips-backward: certainty=possible
+# By its collectives the one made a turn less or the other a turn more: the source tells.
+# expect 2 skips-backward: state=hang kind=order_inversion culprits=1 victims=0 certainty=likely
+# expect 2 skips-backward: site=saves advice=backward()
 # expect 3 skips-step: state=hang kind=op_mismatch culprits=1 victims=0 certainty=proved|likely
 # expect 3 skips-step: advice=step()
 # expect 3 uses-spare: state=hang kind=subset_entered culprits=0 victims=1 certainty=proved|likely
@@ -54,7 +54,7 @@ def train(stage, fault):
             engine.backward(loss)  # goes_back
             if not (fault == "skips-step" and odd):
                 engine.step()
-    engine.save_checkpoint(f"zero-{stage}")
+    engine.save_checkpoint(f"zero-{stage}")  # saves
 
 
 stage, fault = int(sys.argv[1]), sys.argv[2]
