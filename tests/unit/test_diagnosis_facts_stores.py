@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from snapshots import PAIR, SCRIPT, W, blocked, job, only, op, rank, world
+from snapshots import PAIR, SCRIPT, W, blocked, frame, job, main_thread, only, op, rank, world
 
 from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest, setter
@@ -115,6 +115,56 @@ def test_who_asks_for_another_key_than_others_in_the_same_turn_is_named() -> Non
     # Who came by less often asked for one of a turn before.
     before = only(job(publisher, asked(1, "plan/9/3", 9), waits, size=3))
     assert before.culprits == (0,)
+
+
+def test_of_ranks_that_answer_each_other_it_is_the_turn_of_who_has_set_least_lately() -> None:
+    def rank_of(number: int, waits: str, last: str, count: int, age_s: float) -> RankSnapshot:
+        made = replace(sets(last, count), age_s=age_s)
+        return replace(at_key(number, waits, made), groups=())
+
+    server = rank_of(0, "grad/8/2", "weights/8", 9, 41.0)
+    sent = rank_of(1, "weights/9", "grad/8/1", 9, 40.5)
+    silent = rank_of(2, "weights/9", "grad/7/2", 8, 42.0)
+    verdict = only(job(server, sent, silent))
+    assert (verdict.kind, verdict.culprits) == (Kind.MISSING_PEER, (2,))
+    assert "did not set the key `grad/8/2` of the store" in verdict.headline
+    # And of two it is the server, where it has the answer and gives none.
+    answered = rank_of(1, "weights/9", "grad/8/1", 9, 40.5)
+    verdict = only(job(rank_of(0, "grad/9/1", "weights/8", 9, 41.0), answered, size=2))
+    assert verdict.culprits == (0,)
+
+
+def test_who_comes_by_without_setting_a_key_is_told_the_condition() -> None:
+    text = """\
+        def publish(key, value):
+            if len(value):
+                store.set(key, value)
+        def run(rank):
+            for turn in range(99):
+                value = fetch(turn)
+                publish(turn, value)
+        def fetch(turn):
+            return store.get(turn)
+        run()
+    """
+    text = "\n".join(line[8:] for line in text.splitlines())
+    site = Site(SCRIPT, 3, "publish")
+    stack = main_thread(frame(9, "fetch"), frame(6, "run"), frame(10, "<module>"))
+    ranks = [
+        replace(at_key(n, key, sets(last, count, site)), threads=stack, groups=())
+        for n, key, last, count in (
+            (0, "grad/8/2", "weights/8", 9),
+            (1, "weights/9", "grad/8/1", 9),
+            (2, "weights/9", "grad/7/2", 8),
+        )
+    ]
+    ranks[2] = replace(ranks[2], marks=tuple(replace(m, age_s=42.0) for m in ranks[2].marks))
+    verdict = only(job(*ranks, sources={SCRIPT: text}))
+    assert verdict.culprits == (2,)
+    assert verdict.cause is not None
+    assert verdict.cause.site is not None
+    assert (verdict.cause.what, verdict.cause.site.line) == (What.DATA_CONDITION, 2)
+    assert "also where `if len(value)` at train.py:2 leads rank 2 past" in verdict.advice[0]
 
 
 def test_that_rank_may_have_come_to_its_end() -> None:

@@ -864,3 +864,72 @@ for step in range(10):
     assert verdict.cause is not None
     assert verdict.cause.site is not None
     assert (verdict.cause.what, verdict.cause.site.line) == (What.RANK_CONDITION, 3)
+
+
+def test_of_several_conditions_one_that_holds_every_so_many_turns_is_told_last() -> None:
+    text = """\
+def on_end(step):
+    if step % every == 0:
+        dist.gather(x)
+def main():
+    for step in range(100):
+        dist.reduce(x)
+        if heard(step):
+            on_end(step)
+"""
+    stack = main_thread(frame(3, "on_end"), frame(8), frame(99, "<module>"))
+    alone = replace(rank_at(0, text, "reduce", "gather"), threads=stack)
+    rest = [rank_at(number, text, "reduce", "reduce") for number in (1, 2)]
+    verdict = only(job(alone, *rest, sources={SCRIPT: text}))
+    assert verdict.cause is not None
+    lines = [one.site and one.site.line for one in (verdict.cause, *verdict.cause.others)]
+    assert lines == [7, 2]
+
+
+def test_what_a_loop_over_callbacks_calls_on_one_rank_alone_is_no_turn_more_of_it() -> None:
+    text = """\
+def metric(step):
+    dist.gather(x)
+def emit(step):
+    for callback in callbacks:
+        callback(step)
+def main():
+    for step in range(100):
+        dist.reduce(x)
+        emit(step)
+"""
+    stack = main_thread(frame(2, "metric"), frame(5, "emit"), frame(9), frame(99, "<module>"))
+    alone = replace(rank_at(0, text, "reduce", "gather"), threads=stack)
+    rest = [rank_at(number, text, "reduce", "reduce") for number in (1, 2)]
+    verdict = only(job(alone, *rest, sources={SCRIPT: text}))
+    assert (verdict.kind, verdict.culprits) == (Kind.SUBSET_ENTERED, (0,))
+    assert verdict.cause is not None
+    assert (verdict.cause.what, verdict.cause.site and verdict.cause.site.line) == (
+        What.UNEVEN_LOOP,
+        4,
+    )
+    assert verdict.advice[0].startswith("See what `for callback in callbacks` at train.py:4")
+
+
+def test_what_stops_at_the_first_that_decides_is_told_to_make_a_list() -> None:
+    text = """\
+CHECKS = [spike, norm]
+def norm(state):
+    dist.gather(state)
+def bad(state):
+    return any(check(state) for check in CHECKS)
+def main():
+    for step in range(9):
+        dist.reduce(loss)
+        bad(state)
+"""
+    ranks = [rank_at(n, text, "reduce", "gather") for n in (1, 2)]
+    stack = main_thread(frame(3, "norm"), frame(5, "bad"), frame(9), frame(99, "<module>"))
+    ranks = [replace(one, threads=stack) for one in ranks]
+    verdict = only(job(rank_at(0, text, "reduce", "reduce"), *ranks, sources={SCRIPT: text}))
+    assert verdict.cause is not None
+    assert (verdict.cause.what, verdict.cause.site and verdict.cause.site.line) == (
+        What.DATA_CONDITION,
+        5,
+    )
+    assert "by a list in the brackets (`any([...])`)" in verdict.advice[0]

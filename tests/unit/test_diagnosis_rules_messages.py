@@ -29,6 +29,7 @@ from hangwatch.types.kinds import Certainty, Kind, OpState, What
 
 if TYPE_CHECKING:
     from hangwatch.types.snapshot import OpRecord, RankSnapshot
+    from hangwatch.types.verdict import Verdict
 
 OTHER = GroupKey((0, 1), "other")
 
@@ -198,6 +199,48 @@ def test_of_two_that_send_from_one_line_it_does_not_matter_who_never_did_before(
     ]
     verdict = only(job(*ranks))
     assert (verdict.culprits, verdict.certainty) == ((0, 1), Certainty.POSSIBLE)
+
+
+def test_of_one_to_which_all_went_while_others_never_had_any_the_sender_may_be_wrong() -> None:
+    trio = world(3)
+
+    def verdict(other: int) -> Verdict:
+        sent = [op(trio, n, "send", line=5, peer=2) for n in range(other)]
+        sender = rank(0, trio, *sent, blocked(trio, other, "send", line=5, peer=2))
+        taken = [op(trio, n, "recv", line=9, peer=0) for n in range(other)]
+        ended = rank(2, trio, *taken, blocked(trio, 1, "reduce", line=12))
+        waits = rank(1, trio, blocked(trio, 0, "recv", line=9, peer=0))
+        return only(job(sender, ended, waits))
+
+    several = verdict(4)
+    assert (several.culprits, several.certainty) == ((0, 2), Certainty.POSSIBLE)
+    assert several.cause is not None
+    assert several.cause.what is What.DIFFERENT_ARGUMENT
+    assert verdict(1).culprits == (2,)
+
+
+def test_two_tags_that_the_order_of_a_set_gives_are_told_the_loop() -> None:
+    text = source(
+        """
+        def submit(task):
+            if rank:
+                dist.send(score, 0, tag=number(task))
+            else:
+                dist.recv(score, 1, tag=number(task))
+        tasks = set(suites)
+        for task in tasks:
+            submit(task)
+        """
+    )
+    waits = (messages(1, "send", 3, [4]), 3), (messages(0, "recv", 5, [7]), 5)
+    ranks = [
+        replace(one, threads=main_thread(frame(line, "submit"), frame(8, "<module>")))
+        for one, line in waits
+    ]
+    verdict = only(job(*ranks, **text))
+    assert verdict.cause is not None
+    assert verdict.cause.site is not None
+    assert (verdict.cause.what, verdict.cause.site.line) == (What.DIFFERENT_ORDER, 7)
 
 
 def test_the_counterpart_may_be_made_by_a_helper_that_the_other_way_calls() -> None:

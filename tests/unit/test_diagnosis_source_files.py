@@ -521,6 +521,23 @@ def test_an_attribute_that_a_constructor_is_given_of_the_rank_is_on_the_rank() -
         assert found.asks_for_rank(FILE, condition_of(found), strictly=True) is on_rank
 
 
+def test_so_is_one_that_is_computed_of_it_in_another_file() -> None:
+    layout = """
+        @dataclass
+        class Layout:
+            stages: int
+            def __post_init__(self):
+                self.rank = dist.get_rank()
+                self.stage, self.replica = divmod(self.rank, 2)
+                self.last = self.stage == self.stages - 1
+                self.width = load(self.rank)
+        """
+    for name, on_rank in (("last", True), ("stage", True), ("width", False), ("stages", False)):
+        text = f"if self.layout.{name}:\n    reduce()\n"
+        found = Source({"layout.py": dedent(layout), FILE: text})
+        assert found.asks_for_rank(FILE, condition_of(found), strictly=True) is on_rank
+
+
 @pytest.mark.parametrize(
     ("call", "limited"),
     [

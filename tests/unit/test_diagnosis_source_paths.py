@@ -419,6 +419,37 @@ def test_only_an_exit_that_swallows_it_leads_from_there_past_the_block(
     assert (found is not None and bool(found.decisive)) is goes_on
 
 
+PHASES = """
+class Phase:
+    def __init__(self, name, optional=False):
+        self.name, self.optional = name, optional
+    def __exit__(self, kind, error, trace):
+        print(self.name)
+        return self.optional and issubclass(kind, ArithmeticError)
+
+for epoch in range(3):
+    gather()  # start
+    with Phase("quality"{quality}):  # here
+        measure()
+        reduce()  # theirs
+    with Phase("save"{save}):
+        barrier()  # mine
+"""
+
+
+@pytest.mark.parametrize(
+    ("quality", "save", "known"),
+    [(", optional=True", "", True), (", True", "", True), ("", "", False)],
+)
+def test_so_does_an_exit_that_makes_no_calls_where_its_setting_is_on(
+    quality: str, save: str, *, known: bool
+) -> None:
+    text = PHASES.format(quality=quality, save=save)
+    found = parted(text, marked(text, "start"))
+    decisive = told(found.decisive) if found is not None else []
+    assert decisive == ([("exception", marked(text, "here"), True)] if known else [])
+
+
 def test_a_turn_in_which_it_is_left_out_is_a_way_around() -> None:
     found = parted(
         dedent("""
@@ -630,6 +661,25 @@ def test_which_function_a_table_holds_is_decided_as_the_program_runs() -> None:
     assert found is not None
     assert told(found.decisive) == [("loop", 6, False)]
     assert told(found.around) == [("call", 7, False)]
+
+
+def test_which_functions_a_comprehension_calls_is_decided_as_the_program_runs() -> None:
+    text = dedent("""
+        def spike(state):
+            return state.loss > 4
+        def norm(state):
+            dist.all_reduce(state.norm)
+        CHECKS = [spike, norm]
+        def bad(state):
+            return any(check(state) for check in CHECKS)
+        for step in range(9):
+            dist.broadcast(loss)
+            bad(state)
+        """)
+    theirs = Position((Line(FILE, 11), Line(FILE, 8), Line(FILE, 8), Line(FILE, 5)))
+    found = between(text, 10, Position((Line(FILE, 10),)), theirs)
+    assert found is not None
+    assert told(found.decisive) == [("call", 8, False)]
 
 
 def test_compiled_code_is_at_the_line_of_its_def() -> None:

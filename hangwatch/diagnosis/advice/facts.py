@@ -116,6 +116,8 @@ OUTERMOST = 2
 """So many functions from the user's line inwards are what the user called, not how it works."""
 _CACHE = re.compile(r"^@?\w*cache|= *(?:\w+\.)?(?:lru_)?cache\w*\(")
 """What keeps the results of a function."""
+_STOPS = re.compile(r"\b(?:all|any)\([^\[\]]* for ")
+"""What asks no further than to the first that decides it."""
 _CALLED = re.compile(r"(\w+)\s*\(")
 _HIDDEN = re.compile(
     r"^(?:wrapper|wrapped_fn|inner|inner_func|decorate_context|handle_torch_function|<.*>|_.*)$"
@@ -259,6 +261,7 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
         "takes": cause.what is What.UNEVEN_LOOP and "each element once" in cause.why,
         "override": cause.what is What.DATA_CONDITION and text.startswith("def "),
         "cached": cause.what is What.DATA_CONDITION and _CACHE.search(text) is not None,
+        "stopping": cause.what is What.DATA_CONDITION and _STOPS.search(text) is not None,
         "finalizing": "__del__" in cause.why,
     }
     yield from ((name, text) for name, holds in known.items() if holds)

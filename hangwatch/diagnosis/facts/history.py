@@ -114,6 +114,11 @@ def other_peers(job: Job, rank: int, record: OpRecord) -> tuple[int, ...]:
     return () if record.peer in made or len(made) < ENOUGH_SENT else tuple(sorted({*made}))
 
 
+def messages_between(job: Job, rank: int, peer: int) -> int:
+    """How many messages a rank has posted that are known, to or from a peer."""
+    return sum(one.p2p and one.peer == peer for _, one in job.ops.get(rank, ()))
+
+
 def has_left_out(job: Job, point: Channel) -> bool:
     """Whether the peer of a message has come by where it always made its part, and did not."""
     wire = "recv" if point.sends else "send"

@@ -40,6 +40,8 @@ class Setter(NamedTuple):
     """Since that last one."""
     by_form: bool = True
     """Such keys were set there. Else those who wait came by more often than others."""
+    behind_s: float = 0.0
+    """Since the last one that those set who came by least often."""
 
     @property
     def behind(self) -> tuple[int, ...]:
@@ -72,6 +74,19 @@ def setter(ranks: Mapping[int, RankSnapshot], keys: Collection[str]) -> Setter |
         known = [_line(site, marks, by_form=False) for site, marks in lines.items()]
         found = [one for one in known if _came_by_more(one.counts, waiting)]
     return found[0] if len(found) == 1 else None
+
+
+def longest_owed(ranks: Mapping[int, RankSnapshot], waits: Collection[Setup]) -> Setup:
+    """Of several waits for keys of a cycle the one whose key it was the turn to set.
+
+    Where ranks answer each other, who has set a key last has done its part.
+    """
+
+    def owed_s(wait_point: Setup) -> float:
+        known = setter(ranks, wait_point.keys)
+        return known.behind_s if known is not None else -1.0
+
+    return max(waits, key=lambda one: (owed_s(one), one))
 
 
 def asked_alike(
@@ -111,7 +126,8 @@ def _of_form(
 def _line(site: Site, marks: Mapping[int, Mark], *, by_form: bool) -> Setter:
     newest = min(marks.values(), key=lambda mark: mark.age_s)
     counts = {rank: mark.count for rank, mark in marks.items()}
-    return Setter(site, newest.text, counts, newest.age_s, by_form)
+    found = Setter(site, newest.text, counts, newest.age_s, by_form)
+    return found._replace(behind_s=min(marks[rank].age_s for rank in found.behind))
 
 
 def _came_by_more(counts: Mapping[int, int], waiting: Collection[int]) -> bool:

@@ -60,7 +60,9 @@ def told_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Findi
         if left is not None:
             return _left_loop(case, finding, read, left)
         if still_in is not None:
-            return _goes_on(case, finding)
+            # What the others never came to is not one turn more of what they did.
+            known = all(len(case.job.ops.get(rank, ())) > 1 for rank in read.split.ranks)
+            return (_told_of_few if known and _is_new(case, read) else _goes_on)(case, finding)
     program = case.source.program
     alone = first.what in CONDITIONS and _leads_in(first) and not program.communicates(first.other)
     return _told_of_few(case, finding) if alone and _is_new(case, first) else finding
@@ -331,7 +333,13 @@ def _told_of_few(case: Case, finding: Finding) -> Finding:
         members = case.job.members(point.gid)
         scene = replace(scene, others=tuple(r for r in members if r not in finding.culprits))
         where = "made other calls, and have ended"
-    return replace(finding, kind=Kind.SUBSET_ENTERED, text=disagreement.subset(scene, where))
+    return replace(
+        finding,
+        kind=Kind.SUBSET_ENTERED,
+        wait_point=point if isinstance(point, Place) else finding.wait_point,
+        collective=_collective(case, finding, finding.culprits),
+        text=disagreement.subset(scene, where),
+    )
 
 
 def _scene(case: Case, finding: Finding) -> Scene:

@@ -46,8 +46,14 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
         return local
     unwinding = _of_exception(case, finding, found)
     if not found:
-        shown = left_without(case, finding) or unwinding or _by_retry(case, finding)
-        return shown or _by_callback(case, finding) or without_choice(case, finding)
+        return (
+            left_without(case, finding)
+            or unwinding
+            or _by_retry(case, finding)
+            or without_order(case, finding, apart=True)
+            or _by_callback(case, finding)
+            or without_choice(case, finding)
+        )
     alone = len(found) == 1 and not found[0].around
     sure = Certainty.LIKELY if alone else Certainty.POSSIBLE
     certainty = finding.certainty.at_most(sure)

@@ -179,8 +179,18 @@ def _reads(case: Case, finding: Finding, split: Split, found: Ways) -> list[Read
             if read is not None:
                 reads.setdefault(read.site, read)
         if reads:
-            return sorted(reads.values(), key=lambda one: _ORDER.get(one.what, len(_ORDER)))
+            return sorted(
+                reads.values(),
+                key=lambda one: (_ORDER.get(one.what, len(_ORDER)), _is_periodic(one.choice.test)),
+            )
     return []
+
+
+def _is_periodic(test: ast.expr | None) -> bool:
+    """Whether a condition holds every so many turns: that is mostly so on all ranks."""
+    return isinstance(test, ast.Compare | ast.UnaryOp) and any(
+        isinstance(node, ast.Mod) for node in ast.walk(test)
+    )
 
 
 def _made_by_rank(case: Case, finding: Finding, split: Split) -> Read | None:

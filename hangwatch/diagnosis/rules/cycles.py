@@ -11,6 +11,7 @@ from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Cause
 from hangwatch.diagnosis.facts.history import has_history
 from hangwatch.diagnosis.facts.job import NEW_GROUP
+from hangwatch.diagnosis.facts.stores import longest_owed
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete
 from hangwatch.diagnosis.rules.beside import unless_beside
@@ -292,7 +293,7 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     told = _left_group(case, root)
     keyed = [wait_point for wait_point in setups if wait_point.keys]
     if told is None and keyed:
-        told = judge_key(case, max(keyed))
+        told = judge_key(case, longest_owed(case.job.ranks, keyed))
     if told is None and setups:
         told = _setup_in_cycle(case, setups, inside)
     if told is not None:

@@ -12,6 +12,7 @@ from hangwatch.diagnosis.facts.history import (
     PEER,
     has_left_out,
     is_usual_wait,
+    messages_between,
     other_peers,
     shift,
     step,
@@ -139,13 +140,18 @@ def _or_another(case: Case, finding: Finding) -> Finding:
 def _is_awaited_elsewhere(case: Case, point: Channel) -> bool:
     """Whether the other half of a message is what a third rank waits for, as never before.
 
-    Then that one and the peer agree that there is a change, which the waiter may have missed.
+    Then that one and the peer agree that there is a change, which the waiter may have missed. Or
+    as it has from the beginning, and the peer has had all messages of the waiter until now.
     """
+    taken = messages_between(case.job, point.peer, point.waiter)
     return any(
         isinstance(one, Channel)
         and (one.gid, one.peer, one.sends) == (point.gid, point.waiter, not point.sends)
         and one.waiter != point.peer
-        and any(w.record is not None and other_peers(case.job, w.rank, w.record) for w in waits)
+        and (
+            any(w.record is not None and other_peers(case.job, w.rank, w.record) for w in waits)
+            or (taken > 1 and messages_between(case.job, one.waiter, point.waiter) == 1)
+        )
         for one, waits in case.graph.at.items()
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.rules.case import FEW
@@ -47,13 +47,16 @@ def of_all_in_loop(case: Case, finding: Finding) -> Finding:
     return replace(finding.of_any(candidates), text=disagreement.in_no_order(finding.text))
 
 
-def without_order(case: Case, finding: Finding) -> RootCause | None:
-    """What has another order on each rank: a finalizer, a loop over a set, or over files."""
+def without_order(case: Case, finding: Finding, *, apart: bool = False) -> RootCause | None:
+    """What has another order on each rank: a finalizer, a loop over a set, or over files.
+
+    apart: also a loop of which one call has led to the lines of all.
+    """
     if finding.kind not in _OF_ORDER:
         return None
     others = (wait.rank for wait in finding.waits if wait.rank not in finding.culprits)
     some = (*finding.culprits[:FEW], *islice(others, FEW))
-    return _in_finalizer(case, finding, some) or _in_loop(case, finding, some)
+    return _in_finalizer(case, finding, some) or _in_loop(case, finding, some, apart=apart)
 
 
 def _in_finalizer(case: Case, finding: Finding, ranks: Sequence[int]) -> RootCause | None:
@@ -74,8 +77,10 @@ def _finalizer(case: Case, rank: int) -> Site | None:
     return case.site_of_line(frame.file, frame.line) if frame is not None else None
 
 
-def _in_loop(case: Case, finding: Finding, ranks: Sequence[int]) -> RootCause | None:
-    found = _loop(case, ranks)
+def _in_loop(
+    case: Case, finding: Finding, ranks: Sequence[int], *, apart: bool
+) -> RootCause | None:
+    found = _loop(case, ranks, apart=apart)
     if found is None:
         return None
     site, over = found
@@ -86,12 +91,19 @@ def _in_loop(case: Case, finding: Finding, ranks: Sequence[int]) -> RootCause | 
     return RootCause(What.DIFFERENT_ORDER, certainty, site, why, (why,))
 
 
-def _loop(case: Case, ranks: Sequence[int]) -> tuple[Site, Unordered] | None:
-    """The loop over a set, or over files, in which all are at one line."""
+def _loop(
+    case: Case, ranks: Sequence[int], *, apart: bool = False
+) -> tuple[Site, Unordered] | None:
+    """The loop over a set, or over files, in which all are at one line; apart: in one call."""
     places = [at for rank in ranks if (at := position(case, rank)) is not None]
-    if len(places) < 2 or len({at.line for at in places}) > 1:  # noqa: PLR2004 (two sides)
+    if len(places) < 2:  # noqa: PLR2004 (two sides)
         return None
     frames = places[0].frames
+    if len({at.line for at in places}) > 1:
+        if not apart:
+            return None
+        shared = zip(*(at.frames for at in places), strict=False)
+        frames = tuple(lines[0] for lines in takewhile(lambda some: len({*some}) == 1, shared))
     for depth, line in reversed([*enumerate(frames)]):
         found = loop_without_order(case.source.program, line, frames[:depth])
         if found is not None:

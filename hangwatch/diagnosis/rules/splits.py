@@ -92,7 +92,10 @@ def splits(
 
 
 def _from_their_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator[Split]:
-    """From where a culprit has set such a key before to where it is, and not to there again."""
+    """From where a culprit has set such a key before to where it is, and not to there again.
+
+    Or from there on, where it waited there before: it may have come by since.
+    """
     known, mine = setter(case.job.ranks, wait_point.keys), position(case, culprit)
     if known is None or mine is None or culprit not in known.behind:
         return
@@ -103,7 +106,8 @@ def _from_their_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator
         if record.site is not None and record.issued_age_s < known.age_s
     ]
     start = _line(since[-1]) if since else line
-    yield Split(culprit, None, start, mine, Position((line,)), known=True)
+    for begin in dict.fromkeys((start, mine.line)):
+        yield Split(culprit, None, begin, mine, Position((line,)), known=True)
 
 
 def _nearest(case: Case, parting: Parting, ranks: tuple[int, int]) -> Split | None:

@@ -6,6 +6,7 @@ Without the source, or where it does not parse, there is no answer, never a gues
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -84,12 +85,32 @@ class Source:
                 named = names_the_rank(node) and node.id not in others
                 return node.id in ranks or named or self._is_given_rank(file, node)
             kept = isinstance(node, ast.Attribute) and (
-                node.attr in given.rank_attributes
+                node.attr in given.rank_attributes | self._rank_attributes
                 or (node.attr in given.kept and self._is_given_rank(file, node))
             )
             return kept or names_the_rank(node)
 
         return any(map(is_rank, ast.walk(test)))
+
+    @cached_property
+    def _rank_attributes(self) -> frozenset[str]:
+        """The attributes that one line of the program gives a value, which is of the rank.
+
+        Or of such attributes: ``self.last = self.stage == 3`` of ``self.stage = self.rank // 2``.
+        """
+        made: dict[str, list[ast.expr]] = defaultdict(list)
+        for tree in self.program.trees.values():
+            for to, value in self.program.given_in(tree, everywhere=True):
+                for one in to.elts if isinstance(to, ast.Tuple) else [to]:
+                    if isinstance(one, ast.Attribute):
+                        made[one.attr].append(value)
+        once = {name: values[0] for name, values in made.items() if len(values) == 1}
+        found: set[str] = set()
+        while more := {
+            n for n, value in once.items() if n not in found and is_of_rank(value, found)
+        }:
+            found |= more
+        return frozenset(found)
 
     def _is_given_rank(self, file: str, node: ast.Attribute | ast.Name) -> bool:
         """Whether an attribute is what a constructor was called with, and that is of the rank.

@@ -285,12 +285,12 @@ class Expansion:
     def _with(self, node: ast.With | ast.AsyncWith, then: Node, context: _Context) -> Node:
         managers = [item.context_expr for item in node.items]
         inner = context
-        if any(isinstance(one, ast.Call) and called(one) == "suppress" for one in managers):
-            choice = Choice(Turn.EXCEPTION, context.file, node, taken=True)
-            inner = replace(context, raises=((then, choice), *context.raises))
+        choice = Choice(Turn.EXCEPTION, context.file, node, taken=True)
         leave = self._exit_of(managers)
-        if leave is not None and leave not in context.scopes:
-            choice = Choice(Turn.EXCEPTION, context.file, node, taken=True)
+        leads_on = leave in self._matter and leave not in context.scopes
+        if not leads_on and any(map(self._suppresses, managers)):
+            inner = replace(context, raises=((then, choice), *context.raises))
+        if leave is not None and leads_on:
             beyond = [(self._call(leave, to, context), why) for to, why in context.raises]
             then = self._call(leave, then, context)
             caught = then if _swallows(leave) else self._call(leave, Node(), context)
@@ -298,11 +298,44 @@ class Expansion:
         body = self._block(node.body, then, inner)
         return self._at(context, node, managers, body, managers[-1].end_lineno or 0)
 
+    def _suppresses(self, manager: ast.expr) -> bool:
+        """Whether a block ends well where something is raised in it, by what it is made with."""
+        if not isinstance(manager, ast.Call):
+            return False
+        leave = self._exit_of([manager])
+        return called(manager) == "suppress" or (
+            leave is not None
+            and any(
+                not self._is_off(part, manager)
+                for value in _returned(leave)
+                for part in [value.values[0] if isinstance(value, ast.BoolOp) else value]
+            )
+        )
+
+    def _is_off(self, value: ast.expr, made: ast.Call) -> bool:
+        """Whether a value is false: a setting of an object that is off where it is made so."""
+        if isinstance(value, ast.Constant):
+            return not value.value
+        start = self._program.method(called(made), "__init__")
+        if not isinstance(value, ast.Attribute) or not isinstance(start, SCOPES):
+            return False
+        names = [one.arg for one in start.args.args]
+        given = {one.arg for one in made.keywords} | {*names[: len(made.args) + 1]}
+        defaults = dict(zip(reversed(names), reversed(start.args.defaults), strict=False))
+        kept = self._program.given_to(value.attr, start)
+        return any(
+            isinstance(one, ast.Name)
+            and one.id not in given
+            and isinstance(default := defaults.get(one.id), ast.Constant)
+            and not default.value
+            for one in kept
+        )
+
     def _exit_of(self, managers: Sequence[ast.expr]) -> Function | None:
         """The ``__exit__`` of a class of the program's, by which a block is left."""
         made = (called(one) for one in managers if isinstance(one, ast.Call))
         methods = (self._program.method(name, "__exit__") for name in made)
-        return next((scope for scope in methods if scope in self._matter), None)
+        return next((scope for scope in methods if scope is not None), None)
 
     def _match(self, node: ast.Match, then: Node, context: _Context) -> Node:
         branch = Node()
@@ -335,7 +368,19 @@ class Expansion:
             return then
         here = Node()
         after = here if self._again else then
-        dispatched = any(isinstance(call.func, ast.Subscript | ast.Call) for call in calls)
+        taken = {
+            name.id
+            for part in _parts(node)
+            for one in ast.walk(part)
+            if isinstance(one, ast.comprehension)
+            for name in ast.walk(one.target)
+            if isinstance(name, ast.Name)
+        }
+        dispatched = any(
+            isinstance(call.func, ast.Subscript | ast.Call)
+            or (isinstance(call.func, ast.Name) and call.func.id in taken)
+            for call in calls
+        )
         choice = Choice(Turn.CALL, context.file, node, taken=True) if dispatched else None
         here.edges += [(self._call(scope, after, context), choice) for scope in some]
         if dispatched or self._again or len(some) > 1:
@@ -552,11 +597,13 @@ def _is_anything(case: ast.match_case) -> bool:
 
 def _swallows(leave: Function) -> bool:
     """Whether an ``__exit__`` may keep what was raised from going on: by what it returns."""
-    returned = (node.value for node in own(leave) if isinstance(node, ast.Return))
-    return any(
-        value is not None and not (isinstance(value, ast.Constant) and not value.value)
-        for value in returned
-    )
+    return any(not isinstance(value, ast.Constant) or value.value for value in _returned(leave))
+
+
+def _returned(function: Function) -> list[ast.expr]:
+    """What a function returns."""
+    nodes = (node.value for node in own(function) if isinstance(node, ast.Return))
+    return [value for value in nodes if value is not None]
 
 
 def _last_function(scope: Function) -> Function | None:

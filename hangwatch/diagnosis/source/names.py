@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.diagnosis.source.syntax import Function, Loop, called, is_fixed, own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _OF_A_MATRIX = "adapter|approx|full|lora|low|lr|matrix|max|min|svd|target"
@@ -36,7 +36,8 @@ _FOR_ONE_RANK = re.compile(
 )
 """Names of decorators: lightning's ``rank_zero_only``, accelerate's ``on_main_process``, ..."""
 GIVE_RANK = frozenset(
-    {"get", "get_group_rank", "get_local_rank", "get_rank", "getenv", "int", "rank", "bool", "str"}
+    {"get", "get_group_rank", "get_local_rank", "get_rank", "getenv", "rank"}
+    | {"bool", "divmod", "int", "str"}
 )
 """Functions by which the rank stays what it is."""
 
@@ -203,12 +204,15 @@ def variables(tree: ast.Module) -> Variables:
     )
 
 
-def is_of_rank(value: ast.expr) -> bool:
-    """Whether a value is the rank, or computed from it: no function has made it of the rank."""
+def is_of_rank(value: ast.expr, attributes: Collection[str] = ()) -> bool:
+    """Whether a value is the rank, or computed from it: no function has made it of the rank.
+
+    attributes: those that are known to be so.
+    """
     nodes = list(ast.walk(value))
     calls = [node for node in nodes if isinstance(node, ast.Call | ast.Await)]
     return (
-        any(map(names_the_rank, nodes))
+        any(names_the_rank(node) or getattr(node, "attr", "") in attributes for node in nodes)
         and all(isinstance(call, ast.Call) and called(call) in GIVE_RANK for call in calls)
         and not any(map(_is_another_value, nodes))
     )
