@@ -933,3 +933,71 @@ def main():
         5,
     )
     assert "by a list in the brackets (`any([...])`)" in verdict.advice[0]
+
+
+STATE = """\
+class Stopper:
+    def __init__(self):
+        self.stale = 0
+    def update(self, value):
+        self.stale = 0 if value < self.best else self.stale + 1
+        return self.stale > 3
+    def restore(self, state):
+        self.stale = state
+def load(stopper):
+    state = None
+    if rank == 0:
+        {loads}
+    {shares}
+def train():
+    for epoch in range(100):
+        dist.reduce(loss)
+        done = stopper.update(loss)
+        if done:
+            break
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loads", "shares", "line"),
+    [
+        ("stopper.restore(read())", "dist.broadcast(model, 0)", 11),
+        ("state = read()", "dist.broadcast(state, 0); stopper.restore(state)", 19),
+    ],
+)
+def test_what_is_restored_on_one_rank_alone_is_told_where_a_loop_is_left_by_it(
+    loads: str, shares: str, line: int
+) -> None:
+    text = STATE.format(loads=loads, shares=shares)
+    ranks = [rank_at(number, text, "reduce", "reduce") for number in (1, 2)]
+    verdict = only(job(rank_at(0, text, "reduce", "barrier"), *ranks, sources={SCRIPT: text}))
+    assert verdict.cause is not None
+    assert verdict.cause.site is not None
+    assert verdict.cause.site.line == line
+    if line == 11:
+        assert (verdict.cause.what, verdict.cause.certainty) == (
+            What.RANK_CONDITION,
+            Certainty.POSSIBLE,
+        )
+        assert verdict.cause.others[0].what is What.EARLY_EXIT
+        assert verdict.advice[0].startswith("Give all ranks what is set below `if rank == 0`")
+
+
+def test_so_is_a_number_that_is_set_for_one_rank() -> None:
+    text = """\
+for step in range(100):
+    count = 4
+    if step == 9 and rank == 2:
+        count = 3
+    for part in range(count):
+        dist.reduce(part)
+    dist.barrier()
+"""
+    behind = [rank_at(number, text, "reduce", "reduce") for number in (0, 1)]
+    verdict = only(job(*behind, rank_at(2, text, "reduce", "barrier"), sources={SCRIPT: text}))
+    assert verdict.cause is not None
+    assert (verdict.cause.what, verdict.cause.site and verdict.cause.site.line) == (
+        What.RANK_CONDITION,
+        3,
+    )

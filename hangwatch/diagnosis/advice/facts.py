@@ -365,7 +365,10 @@ def _of_others_like_them(
 
 
 def _of_others_than_reads(finding: Finding, cause: RootCause) -> Iterator[tuple[str, str]]:
-    """What a generator ended by, what repeats a call, what tells a library that all are in."""
+    """What a generator ended by, what repeats a call, what tells a library that all are in.
+
+    And below what it is set that a choice depends on.
+    """
     text = (cause.site.source or "").rstrip(":") if cause.site is not None else ""
     if cause.what is What.EARLY_EXIT:
         yield "fed", text
@@ -374,6 +377,9 @@ def _of_others_than_reads(finding: Finding, cause: RootCause) -> Iterator[tuple[
     mine, theirs = finding.site, finding.victim_site
     if cause.what in CONDITIONS and mine and mine.call and theirs and line(mine) == line(theirs):
         yield "deciding", text
+    elif cause.what in CONDITIONS and cause.others and cause.others[0].site is not None:
+        yield "set_below", text
+        yield "decided", (cause.others[0].site.source or "").rstrip(":")
 
 
 def _leaving(cause: RootCause, reads: Sequence[Read]) -> str:

@@ -18,6 +18,8 @@ from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.callbacks import conditions_in_callbacks
 from hangwatch.diagnosis.source.feeding import early_ends, taken_before
 from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.source.program import Line
+from hangwatch.diagnosis.source.state import set_for_few
 from hangwatch.diagnosis.source.syntax import retried_by
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.reasons import Parted
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from hangwatch.diagnosis.rules.case import Case, Finding
     from hangwatch.diagnosis.rules.choices import Read
+    from hangwatch.diagnosis.source.flow import Choice
 
 MOST_OTHERS = 3
 LATELY_S = 30.0
@@ -63,7 +66,8 @@ def cause_of(case: Case, finding: Finding, found: Sequence[Read]) -> RootCause:
         seen = (*causes[0].evidence, reasons.handling(finding.culprits, handled))
         causes[0] = replace(causes[0], evidence=seen)
     thread, ends = _of_thread(case, finding, found[0]), _early_ends(case, finding, found[0])
-    causes = [*filter(None, (unwinding, thread)), *ends, *causes]
+    few = _set_for_few(case, found[0])
+    causes = [*filter(None, (unwinding, thread)), *ends, *filter(None, (few,)), *causes]
     return replace(causes[0], others=tuple(causes[1 : 1 + MOST_OTHERS]))
 
 
@@ -110,6 +114,25 @@ def _early_ends(case: Case, finding: Finding, read: Read) -> list[RootCause]:
         for site in sites
         if (why := reasons.ended_generator(read.site, site, finding.culprits))
     ]
+
+
+def _set_for_few(case: Case, read: Read) -> RootCause | None:
+    """The condition on the rank below which something is set that a choice depends on."""
+    test, file = read.choice.test, read.choice.file
+    if read.what is What.RANK_CONDITION or test is None or read.choice.turn is Turn.EXCEPTION:
+        return None
+
+    def asks(choice: Choice) -> bool:
+        return choice.test is not None and case.source.asks_for_rank(
+            choice.file, choice.test, strictly=True
+        )
+
+    line = set_for_few(case.source.program, Line(file, test.lineno), test, asks)
+    if line is None:
+        return None
+    site = case.site_of_line(*line)
+    why = reasons.set_for_few(site, read.site)
+    return RootCause(What.RANK_CONDITION, Certainty.POSSIBLE, site, why, (why,))
 
 
 def _by_retry(case: Case, finding: Finding) -> RootCause | None:

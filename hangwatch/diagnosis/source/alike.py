@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.names import given, names_the_rank
+from hangwatch.diagnosis.source.names import given, names_the_rank, set_by_rank
 from hangwatch.diagnosis.source.syntax import called, is_fixed, own
 from hangwatch.diagnosis.source.values import KEEP_ORDER, Value, is_generator
 
@@ -114,7 +114,9 @@ def _is_name_alike(value: Value, name: str) -> bool:
     known = here if _stores(value.scope, name) else steps
     scopes = {step.scope for step in known if isinstance(step.scope, ast.Module)} | {value.scope}
     hidden = sum(_stores(scope, name) for scope in scopes) > len(known)
-    return bool(known) and not hidden and all(map(is_alike, known))
+    if not known or hidden or any(name in set_by_rank(own(scope)) for scope in scopes):
+        return False
+    return all(map(is_alike, known))
 
 
 def _stores(scope: Function, name: str) -> int:

@@ -13,7 +13,7 @@ from hangwatch.diagnosis.source.syntax import called, is_collective, own
 from hangwatch.diagnosis.source.values import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hangwatch.diagnosis.source.program import Program
     from hangwatch.diagnosis.source.syntax import Function, Loop
@@ -44,7 +44,7 @@ _GIVES = ("__next__", "__iter__", "__getitem__")
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
+class Origin:
     """An expression that goes into a tensor, in a function of a file."""
 
     program: Program
@@ -60,7 +60,7 @@ def size_of_data(program: Program, line: Line, above: tuple[Line, ...] = ()) -> 
     None where there is none. above: the lines by which its function was called, outermost first.
     """
     arguments = [arg for call in _calls(program, line) for arg in call.args]
-    return _back_to(program, line, above, arguments, _chosen)
+    return back_to(program, (*above, line), arguments, _chosen)
 
 
 def root_of_rank(program: Program, line: Line, above: tuple[Line, ...] = ()) -> Line | None:
@@ -72,7 +72,7 @@ def root_of_rank(program: Program, line: Line, above: tuple[Line, ...] = ()) -> 
     for call in _calls(program, line):
         named = [word.value for word in call.keywords if word.arg in _ROOTS]
         arguments += named or call.args[1:]  # after the tensor
-    return _back_to(program, line, above, arguments, _put_by_rank)
+    return back_to(program, (*above, line), arguments, _put_by_rank)
 
 
 def _calls(program: Program, line: Line) -> list[ast.Call]:
@@ -86,32 +86,38 @@ def _calls(program: Program, line: Line) -> list[ast.Call]:
     return [call for call in calls if is_collective(call)] or calls[:1]
 
 
-def _back_to(
+def back_to(
     program: Program,
-    line: Line,
-    above: tuple[Line, ...],
+    lines: Sequence[Line],
     arguments: Iterable[ast.expr],
-    tells: Callable[[_Origin, ast.AST], int | None],
+    tells: Callable[[Origin, ast.AST], Line | None],
+    most: int = MOST,
 ) -> Line | None:
-    """The nearest line that something tells of, back from what a call is given."""
+    """The nearest line that something tells of, back from expressions at a line.
+
+    lines: those by which their function was called, outermost first, then their own one.
+    tells: gives it for a part of what these are made of.
+    most: expressions that are looked at.
+    """
+    *above, line = lines
     scope = program.scope_at(line)
     if scope is None:
         return None
-    todo = deque(_Origin(program, line.file, scope, arg) for arg in arguments)
+    todo = deque(Origin(program, line.file, scope, arg) for arg in arguments)
     seen: set[ast.AST] = set()
-    while todo and len(seen) < MOST:
+    while todo and len(seen) < most:
         origin = todo.popleft()
         if origin.node in seen:
             continue
         seen.add(origin.node)
         found = next(filter(None, (tells(origin, node) for node in ast.walk(origin.node))), None)
         if found is not None:
-            return Line(origin.file, found)
-        todo.extend(_back(origin, above if origin.scope is scope else ()))
+            return found
+        todo.extend(_back(origin, (*above,) if origin.scope is scope else ()))
     return None
 
 
-def _put_by_rank(origin: _Origin, node: ast.AST) -> int | None:
+def _put_by_rank(origin: Origin, node: ast.AST) -> Line | None:
     """The line that gives the rank's own element of a list, or of such an attribute, a value."""
     name = getattr(node, "id", None) or getattr(node, "attr", None)
     tree = origin.program.trees[origin.file]
@@ -123,14 +129,14 @@ def _put_by_rank(origin: _Origin, node: ast.AST) -> int | None:
             inside = [*ast.walk(to.slice)]
             calls = (one for one in inside if isinstance(one, ast.Call))
             if any(map(names_the_rank, inside)) or "get_rank" in map(called, calls):
-                return to.lineno
+                return Line(origin.file, to.lineno)
     return None
 
 
 # --- What depends on the data --------------------------------------------------------------------
 
 
-def _chosen(origin: _Origin, node: ast.AST) -> int | None:
+def _chosen(origin: Origin, node: ast.AST) -> Line | None:
     """The line of what chooses among the data, or is as large as these have it; None for others."""
     match node:
         case ast.Subscript(slice=part):
@@ -141,13 +147,14 @@ def _chosen(origin: _Origin, node: ast.AST) -> int | None:
         case ast.Call():
             chosen = _is_of_data(origin, node)
         case ast.Name(name):
-            return _filled(origin.program.loops_in(origin.scope), name)
+            filled = _filled(origin.program.loops_in(origin.scope), name)
+            return Line(origin.file, filled) if filled is not None else None
         case _:
             return None
-    return node.lineno if chosen else None
+    return Line(origin.file, node.lineno) if chosen else None
 
 
-def _is_of_data(origin: _Origin, node: ast.Call) -> bool:
+def _is_of_data(origin: Origin, node: ast.Call) -> bool:
     name, inside = called(node), [*node.args, *(word.value for word in node.keywords)]
     if name in _SELECT and not any(word.arg == "minlength" for word in node.keywords):
         return True
@@ -158,7 +165,7 @@ def _is_of_data(origin: _Origin, node: ast.Call) -> bool:
     return name in _MAKE and any(_has_number_of_data(origin, one) for one in inside)
 
 
-def _is_mask(origin: _Origin, node: ast.expr) -> bool:
+def _is_mask(origin: Origin, node: ast.expr) -> bool:
     for one in _with_given(origin, node):
         match one:
             case ast.Compare() | ast.UnaryOp(op=ast.Invert()):
@@ -170,17 +177,17 @@ def _is_mask(origin: _Origin, node: ast.expr) -> bool:
     return False
 
 
-def _is_cut(origin: _Origin, node: ast.expr) -> bool:
+def _is_cut(origin: Origin, node: ast.expr) -> bool:
     bounds = (node.lower, node.upper) if isinstance(node, ast.Slice) else ()
     return any(bound is not None and _has_number_of_data(origin, bound) for bound in bounds)
 
 
-def _has_number_of_data(origin: _Origin, node: ast.expr) -> bool:
+def _has_number_of_data(origin: Origin, node: ast.expr) -> bool:
     inside = (one for given_ in _with_given(origin, node) for one in ast.walk(given_))
     return any(isinstance(one, ast.Call) and called(one) in _OF_DATA for one in inside)
 
 
-def _with_given(origin: _Origin, node: ast.expr) -> Iterator[ast.expr]:
+def _with_given(origin: Origin, node: ast.expr) -> Iterator[ast.expr]:
     """An expression, and what its function gives to it where it is a name."""
     yield node
     if isinstance(node, ast.Name):
@@ -214,7 +221,7 @@ def _adds(node: ast.AST, name: str) -> bool:
 # --- Back to where it comes from -----------------------------------------------------------------
 
 
-def _back(origin: _Origin, above: tuple[Line, ...]) -> Iterator[_Origin]:
+def _back(origin: Origin, above: tuple[Line, ...]) -> Iterator[Origin]:
     """What an expression is made of: of its names, of what it calls and asks for."""
     program = origin.program
     for node in ast.walk(origin.node):
@@ -227,45 +234,45 @@ def _back(origin: _Origin, above: tuple[Line, ...]) -> Iterator[_Origin]:
                 made = program.given_to(name, tree, everywhere=True)
                 scopes = [program.scope_at(Line(origin.file, value.lineno)) for value in made]
                 for value, scope in zip(made, scopes, strict=True):
-                    yield _Origin(program, origin.file, scope or tree, value)
+                    yield Origin(program, origin.file, scope or tree, value)
             case ast.Call():
                 yield from _results(program, called(node))
                 yield from _results_of_object(program, called(node))
 
 
-def _of_name(origin: _Origin, node: ast.Name, above: tuple[Line, ...]) -> Iterator[_Origin]:
+def _of_name(origin: Origin, node: ast.Name, above: tuple[Line, ...]) -> Iterator[Origin]:
     program, scope, file = origin.program, origin.scope, origin.file
     made = [*program.given_to(node.id, scope)]
     loops = (one for one in program.loops_in(scope) if not isinstance(one, ast.While))
     made += [loop.iter for loop in loops if _names(loop.target, node.id)]
-    yield from (_Origin(program, file, scope, value) for value in made)
+    yield from (Origin(program, file, scope, value) for value in made)
     value = Value(program, file, scope, node, above=above)
     steps = value.arguments()
     if steps is None and not made:
         steps = value.steps()
-    yield from (_Origin(program, step.file, step.scope, step.node) for step in steps or ())
+    yield from (Origin(program, step.file, step.scope, step.node) for step in steps or ())
 
 
-def _results(program: Program, name: str) -> Iterator[_Origin]:
+def _results(program: Program, name: str) -> Iterator[Origin]:
     """What functions of a name return or yield, and objects of such a class give."""
     methods = [program.method(name, method) for method in _GIVES]
     return _returned(program, [*program.named.get(name, ()), *methods])
 
 
-def _results_of_object(program: Program, name: str) -> Iterator[_Origin]:
+def _results_of_object(program: Program, name: str) -> Iterator[Origin]:
     """What an object of a name returns where it is called, by the class that it is made of."""
     owners = program.objects.get(name, {})
     methods = [program.method(owner, one) for owner in owners for one in sorted(CALLED_AS_OBJECT)]
     return _returned(program, methods)
 
 
-def _returned(program: Program, functions: Iterable[Function | None]) -> Iterator[_Origin]:
+def _returned(program: Program, functions: Iterable[Function | None]) -> Iterator[Origin]:
     """What a few functions return or yield."""
     known = [one for one in functions if isinstance(one, SCOPES) and one.name != "__init__"]
     for function in known[:MOST_OF_ONE_NAME]:
         for node in own(function):
             if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
-                yield _Origin(program, program.files[function], function, node.value)
+                yield Origin(program, program.files[function], function, node.value)
 
 
 def _names(target: ast.expr, name: str) -> bool:

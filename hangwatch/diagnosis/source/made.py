@@ -26,7 +26,7 @@ def conditions_of(program: Program, line: Line) -> list[list[Choice]]:
     if not isinstance(scope, SCOPES):
         return []
     owner = _owner(program, scope)
-    return [_around(program, *mention) for mention in _mentions(program, owner)]
+    return [around(program, *mention) for mention in mentions(program, owner)]
 
 
 def _owner(program: Program, scope: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
@@ -36,7 +36,7 @@ def _owner(program: Program, scope: ast.FunctionDef | ast.AsyncFunctionDef) -> a
     return next((one for one in classes if scope in one.body), scope)
 
 
-def _mentions(program: Program, owner: ast.stmt) -> Iterator[tuple[Function, ast.expr]]:
+def mentions(program: Program, owner: ast.stmt) -> Iterator[tuple[Function, ast.expr]]:
     """Where a class is called, or a function named, outside of itself."""
     name = getattr(owner, "name", "")
     inside = set(map(id, ast.walk(owner)))
@@ -51,7 +51,7 @@ def _mentions(program: Program, owner: ast.stmt) -> Iterator[tuple[Function, ast
                         yield function, call
 
 
-def _around(program: Program, function: Function, node: ast.expr) -> list[Choice]:
+def around(program: Program, function: Function, node: ast.expr) -> list[Choice]:
     """The conditions of a function that lead to an expression of it."""
     file, found = program.files[function], []
     for one in own(function):

@@ -186,6 +186,7 @@ def variables(tree: ast.Module) -> Variables:
         if isinstance(node, ast.arg)
         or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     )
+    by_rank = set_by_rank(nodes)
     in_loops = {
         node.id
         for loop in nodes
@@ -197,7 +198,11 @@ def variables(tree: ast.Module) -> Variables:
         frozenset(ranks),
         frozenset(others - ranks - open_),
         frozenset(ranks - made),
-        frozenset(name for name, count in constants.items() if count == bound[name]),
+        frozenset(
+            name
+            for name, count in constants.items()
+            if count == bound[name] and name not in by_rank
+        ),
         frozenset(name for name in bound if bound[name] > 1 or name not in constants) | in_loops,
         frozenset(attributes),
         frozenset(name for name, value in attributes.items() if is_of_rank(value)),
@@ -273,7 +278,17 @@ def _gives_anything(node: ast.AST) -> bool:
     )
 
 
-def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def set_by_rank(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    """The names that are given a value below a condition on the rank."""
+    return frozenset(
+        name
+        for branch in nodes
+        if isinstance(branch, ast.If) and any(map(names_the_rank, ast.walk(branch.test)))
+        for name, _ in _assigned(branch)
+    )
+
+
+def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Each name that is given a value, and the value."""
     for target, value in given(ast.walk(tree)):
         if isinstance(target, ast.Name):

@@ -104,6 +104,14 @@ def put_by_rank(site: Site) -> str:
     )
 
 
+def set_for_few(site: Site, decided: Site) -> str:
+    """Of a condition on the rank below which something is set that decides another line."""
+    return (
+        f"What is set below {_code(site)} may be set on some ranks alone, and {_code(decided)} "
+        "depends on it."
+    )
+
+
 def in_callback(site: Site) -> str:
     """Of a condition in what a library calls back, from a call that all are in."""
     return (
