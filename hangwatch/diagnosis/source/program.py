@@ -305,7 +305,7 @@ class Program:
                 names = [getattr(one, "id", getattr(one, "attr", "")) for one in targets]
                 calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
                 for made in map(called, calls):
-                    for name in names if made in self._classes else ():
+                    for name in filter(None, names) if made in self._classes else ():
                         found[name][made] = None
         return found
 

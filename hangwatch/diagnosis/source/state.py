@@ -44,7 +44,7 @@ def set_for_few(
 def _around_what_sets(program: Program, origin: Origin, node: ast.AST) -> Iterator[Choice]:
     """The conditions around the statements that give a name, or an attribute, a value.
 
-    Also around the calls of a function that gives an attribute one, and does nothing else.
+    Also around the calls of a function that gives an attribute one.
     """
     if isinstance(node, ast.Name):
         if not _is_shared(origin.scope, node.id):
