@@ -1001,3 +1001,35 @@ for step in range(100):
         What.RANK_CONDITION,
         3,
     )
+
+
+METER = """\
+class Meter:
+    def update(self, value):
+        self.high = value
+meter = Meter()
+bar = tqdm(total=100)
+def train():
+    for step in range(100):
+        dist.reduce(loss)
+        {updates}
+        if rank == 0:
+            bar.update(1)
+        if meter.high > limit(step):
+            break
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("updates", ["meter.update(loss)", "meters[step].update(loss)"])
+def test_what_only_has_the_name_of_a_function_that_sets_it_is_no_such_condition(
+    updates: str,
+) -> None:
+    text = METER.format(updates=updates)
+    ranks = [rank_at(number, text, "reduce", "reduce") for number in (1, 2)]
+    verdict = only(job(rank_at(0, text, "reduce", "barrier"), *ranks, sources={SCRIPT: text}))
+    assert verdict.cause is not None
+    assert (verdict.cause.what, verdict.cause.site and verdict.cause.site.line) == (
+        What.EARLY_EXIT,
+        13,
+    )

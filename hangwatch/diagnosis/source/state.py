@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from hangwatch.diagnosis.source.arguments import back_to
 from hangwatch.diagnosis.source.made import around, mentions
 from hangwatch.diagnosis.source.program import SCOPES, Line
-from hangwatch.diagnosis.source.syntax import is_collective, own
+from hangwatch.diagnosis.source.syntax import called, is_collective, own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from hangwatch.diagnosis.source.arguments import Origin
     from hangwatch.diagnosis.source.flow import Choice
@@ -33,33 +33,73 @@ def set_for_few(
     """
 
     def tells(origin: Origin, node: ast.AST) -> Line | None:
-        for choice in _around_what_sets(program, origin, node):
-            if asks(choice):
-                return Line(choice.file, getattr(choice.node, "lineno", 0))
+        for ways in _around_what_sets(program, origin, node):
+            for choice in ways:
+                if asks(choice):
+                    return Line(choice.file, getattr(choice.node, "lineno", 0))
         return None
 
     return back_to(program, [line], [expression], tells, NEAREST)
 
 
-def _around_what_sets(program: Program, origin: Origin, node: ast.AST) -> Iterator[Choice]:
-    """The conditions around the statements that give a name, or an attribute, a value.
+def _around_what_sets(
+    program: Program, origin: Origin, node: ast.AST
+) -> Iterator[Sequence[Choice]]:
+    """The conditions around each statement that gives a name, or an attribute, a value.
 
     Also around the calls of a function that gives an attribute one.
     """
     if isinstance(node, ast.Name):
         if not _is_shared(origin.scope, node.id):
             for to in _targets(program, origin.scope, node.id):
-                yield from around(program, origin.scope, to)
+                yield around(program, origin.scope, to)
     elif isinstance(node, ast.Attribute):
         for file, tree in program.trees.items():
             for to in _targets(program, tree, node.attr):
                 scope = program.scope_at(Line(file, to.lineno)) or tree
                 if scope is origin.scope or _is_shared(scope, node.attr):
                     continue
-                yield from around(program, scope, to)
+                yield around(program, scope, to)
                 if isinstance(scope, SCOPES) and scope.name != "__init__":
-                    for function, call in mentions(program, scope):
-                        yield from around(program, function, call)
+                    yield from _around_calls(program, scope)
+
+
+def _around_calls(
+    program: Program, scope: ast.FunctionDef | ast.AsyncFunctionDef
+) -> Sequence[Sequence[Choice]]:
+    """The conditions around each call of a function; none where a call is known to have none.
+
+    A method of that name of an object that is known to be another one is left out.
+    """
+    owner, found = program.owner(scope), []
+    for function, call in mentions(program, scope):
+        receiver = _receiver(call)
+        classes = program.objects.get(receiver, {})
+        if owner and owner not in classes and (classes or _is_foreign(program, receiver)):
+            continue
+        ways = around(program, function, call)
+        if not ways and (not owner or owner in classes):
+            return []
+        found.append(ways)
+    return found
+
+
+def _receiver(call: ast.expr) -> str:
+    """The name of what a method is called on, empty where it has none."""
+    method = call.func if isinstance(call, ast.Call) else call
+    value = method.value if isinstance(method, ast.Attribute) else None
+    return getattr(value, "id", None) or getattr(value, "attr", None) or ""
+
+
+def _is_foreign(program: Program, name: str) -> bool:
+    """Whether all that a name is given is made by what is not of the program."""
+    values = [
+        value
+        for tree in program.trees.values()
+        for value in program.given_to(name, tree, everywhere=True)
+    ]
+    made = [called(value) for value in values if isinstance(value, ast.Call)]
+    return bool(values) and len(made) == len(values) and not any(map(program.named.get, made))
 
 
 def _targets(program: Program, scope: Function, name: str) -> Iterator[ast.expr]:
