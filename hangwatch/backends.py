@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 NCCL_OLD = "nccl"
 """The one that was NCCL's alone before torch 2.15, and is built as ``nccl-legacy`` from then on."""

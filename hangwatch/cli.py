@@ -5,20 +5,15 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from hangwatch import __version__
 from hangwatch.errors import HangwatchError, UsageError
 from hangwatch.launch.command import become
 from hangwatch.notice import say
 from hangwatch.settings import options
-from hangwatch.settings.config import enabled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hangwatch.settings.config import Config
+from hangwatch.settings.config import Config, enabled
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

@@ -7,17 +7,13 @@ another prefix, or run on another node.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from hangwatch.types.calls import PackageCall, Site
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.types.snapshot import Frame, RankSnapshot, ThreadStack
+from hangwatch.types.snapshot import Frame, RankSnapshot, ThreadStack
 
 _INTERNAL = re.compile(
     r"/(?:site|dist)-packages/"

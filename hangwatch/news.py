@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hangwatch.notice import printable, write
 from hangwatch.safety import redaction
 from hangwatch.safety.faultlog import log_fault
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 PREFIX = "hangwatch: "
 UNREAD = "standard error is full and nobody reads it: not all was said there"

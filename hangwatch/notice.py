@@ -6,14 +6,11 @@ import os
 import select
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from hangwatch.safety import redaction
 from hangwatch.safety.texts import readable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SHOWN_COMMAND = 60
 """Characters of a command line that are shown."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import ReportError, UsageError
 from hangwatch.launch.command import Signals
@@ -13,9 +13,6 @@ from hangwatch.launch.relay import FORWARDED
 from hangwatch.launch.supervisor import supervise
 from hangwatch.report import load
 from hangwatch.settings.config import Config, OnHang, new_run_id
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RANKS = 4
 CULPRIT = 2

@@ -9,31 +9,22 @@ or root are as wrong.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.advice.choice import advice
-from hangwatch.diagnosis.facts.history import shift, step
-from hangwatch.diagnosis.facts.job import index
+from hangwatch.diagnosis.facts.history import Step, shift, step
+from hangwatch.diagnosis.facts.job import Job, index
 from hangwatch.diagnosis.facts.shares import is_half
-from hangwatch.diagnosis.facts.signatures import Differs, split_of
+from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.text import disagreement
-from hangwatch.diagnosis.text.phrases import wait_point_text
-from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.diagnosis.text.phrases import Ranks, wait_point_text
+from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import Certainty, Kind, Reason, State
+from hangwatch.types.snapshot import JobSnapshot, OpRecord
 from hangwatch.types.verdict import Collective, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hangwatch.diagnosis.facts.history import Step
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.signatures import Split
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.diagnosis.text.wording import Text
-    from hangwatch.types.snapshot import JobSnapshot, OpRecord
 
 MOST_RANKS = 32
 """Ranks of a group that are compared; in a larger one its first."""

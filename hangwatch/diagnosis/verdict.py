@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.collector import without_collections
 from hangwatch.diagnosis.advice.choice import advice
@@ -13,15 +12,15 @@ from hangwatch.diagnosis.advice.facts import facts_of
 from hangwatch.diagnosis.facts.aftermath import find_waits
 from hangwatch.diagnosis.facts.compiling import compiling
 from hangwatch.diagnosis.facts.devices import needed, not_passed, stuck_devices, without_company
-from hangwatch.diagnosis.facts.endings import Cause, How, endings, gave_up, last_call
-from hangwatch.diagnosis.facts.job import index, seconds
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
+from hangwatch.diagnosis.facts.endings import Cause, Ending, How, endings, gave_up, last_call
+from hangwatch.diagnosis.facts.job import Job, index, seconds
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Wait
 from hangwatch.diagnosis.graph.build import build
 from hangwatch.diagnosis.graph.wait_for import roots
 from hangwatch.diagnosis.rules.beside import unless_given_up
 from hangwatch.diagnosis.rules.blame import with_fault
 from hangwatch.diagnosis.rules.by_source import decided_by_source, told_by_source
-from hangwatch.diagnosis.rules.case import Case
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.cause import cause_of
 from hangwatch.diagnosis.rules.choices import choices_of
 from hangwatch.diagnosis.rules.cycles import frozen_in, judge_cycle, judge_stuck
@@ -33,15 +32,9 @@ from hangwatch.diagnosis.rules.terminals import judge_terminals
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.frames import program_thread
 from hangwatch.types.kinds import Certainty, Kind, Reason, State
+from hangwatch.types.snapshot import JobSnapshot, Thresholds
 from hangwatch.types.verdict import OK, Verdict
 from hangwatch.types.verdict import Wait as ShownWait
-
-if TYPE_CHECKING:
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import Wait
-    from hangwatch.diagnosis.rules.case import Finding
-    from hangwatch.types.snapshot import JobSnapshot, Thresholds
 
 PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,

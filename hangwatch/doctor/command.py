@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentTypeError
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from hangwatch.doctor import shown
 from hangwatch.doctor.installation import installation
@@ -14,15 +14,10 @@ from hangwatch.doctor.judgement import figures, judge
 from hangwatch.doctor.surroundings import surroundings
 from hangwatch.doctor.trial import PATIENCE_S, no_script, run
 from hangwatch.errors import UsageError
-from hangwatch.preflight.finding import Grade
+from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.preflight.job import job
 from hangwatch.preflight.launchers import read
 from hangwatch.settings.arguments import Arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.preflight.finding import Finding
 
 EXIT_FAILS = 1
 LONGEST_S = 3600.0

@@ -6,10 +6,10 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hangwatch
 from hangwatch.agent.environment import sitecustomize_directory
@@ -20,9 +20,6 @@ from hangwatch.observe.stacks import find_py_spy, parse, refusal
 from hangwatch.page import native
 from hangwatch.preflight.finding import Finding, ok, warn
 from hangwatch.run import rundir
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 _NO_LIBRARY = "cannot open shared object file"
 """What dlopen says of a library that is not there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.news import News
@@ -11,9 +11,6 @@ from hangwatch.observe.pages.finder import Pages
 from hangwatch.preflight.finding import Finding, ok, warn
 from hangwatch.top import runs
 from hangwatch.top.ranks import Processes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 CHECK = "jobs"
 _LACKS = "docs/compatibility.md and docs/limits.md say what is seen with which"

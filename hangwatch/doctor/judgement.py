@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from hangwatch.diagnosis.text.phrases import the_ranks
-from hangwatch.doctor.outcome import Stage
+from hangwatch.doctor.outcome import Outcome, Stage
+from hangwatch.doctor.trial import Trial
 from hangwatch.preflight.finding import Finding, fail, ok, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hangwatch.doctor.outcome import Outcome
-    from hangwatch.doctor.trial import Trial
-    from hangwatch.preflight.job import Job
+from hangwatch.preflight.job import Job
 
 CHECK, TIMES, LINKS, VERSIONS, VARIABLES, DEVICES = (
     *("trial", "times", "links", "versions", "variables", "devices"),

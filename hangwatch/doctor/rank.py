@@ -13,10 +13,11 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,6 @@ from hangwatch.doctor.outcome import STEP_S, Outcome, Stage, init_s, longest_s
 from hangwatch.preflight import network
 from hangwatch.preflight.interfaces import interfaces
 from hangwatch.preflight.job import number
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 RANKS = (
     ("RANK", "WORLD_SIZE"),

@@ -9,13 +9,11 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.preflight.rendezvous import Answer, connect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 POLL_S = 0.1
 CONNECT_S = 5.0

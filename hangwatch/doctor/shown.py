@@ -5,16 +5,12 @@ from __future__ import annotations
 import shutil
 import socket
 import textwrap
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
 
 from hangwatch import __version__
 from hangwatch.notice import printable
-from hangwatch.preflight.finding import Grade
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hangwatch.preflight.finding import Finding
+from hangwatch.preflight.finding import Finding, Grade
 
 SCHEMA = "hangwatch.doctor/1"
 _CHECK = 10

@@ -6,25 +6,20 @@ import queue
 import re
 import socket
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import UsageError
 from hangwatch.preflight import limits, network, rendezvous
 from hangwatch.preflight.contract import contract
 from hangwatch.preflight.devices import devices
 from hangwatch.preflight.finding import Finding, fail, ok, warn
-from hangwatch.preflight.interfaces import interfaces
+from hangwatch.preflight.interfaces import Interface, interfaces
+from hangwatch.preflight.job import Job
+from hangwatch.preflight.network import Resolve
 from hangwatch.preflight.ptrace import ptrace
 from hangwatch.preflight.timeouts import timeouts
 from hangwatch.settings import options
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hangwatch.preflight.interfaces import Interface
-    from hangwatch.preflight.job import Job
-    from hangwatch.preflight.network import Resolve
 
 RESOLVE_S = 10.0
 _DEVICE = re.compile(r"nvidia[0-9]+")

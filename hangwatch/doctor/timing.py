@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 TIMES = 20
 LARGE_TIMES = 3

@@ -14,24 +14,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.doctor import outcome
+from hangwatch.doctor.outcome import Outcome
 from hangwatch.errors import UsageError
+from hangwatch.preflight.job import Job
 from hangwatch.preflight.launchers import read
 from hangwatch.preflight.rendezvous import peers
 from hangwatch.safety import redaction
 from hangwatch.settings.config import PREFIX
 from hangwatch.top.runs import DIRECTORY
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.doctor.outcome import Outcome
-    from hangwatch.preflight.job import Job
 
 PROGRAM = Path(__file__).parent / "program" / "trial.py"
 PATIENCE_S = 120.0

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.types.calls import Site
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hangwatch.types.page import RankPage
+from hangwatch.types.page import RankPage
 
 MOST = 64
 """Entries of a list that are read."""

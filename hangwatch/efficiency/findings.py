@@ -6,16 +6,12 @@ silences it: a job that does nothing wrong is told nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.efficiency.facts import LoaderFacts, RankFacts, ReplicaFacts
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Cost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hangwatch.efficiency.facts import LoaderFacts, RankFacts, ReplicaFacts
-    from hangwatch.types.calls import Site
 
 LEAST_EPOCHS = 2
 LEAST_DIGESTS = 8

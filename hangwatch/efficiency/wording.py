@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hangwatch.diagnosis.text.phrases import the_ranks
+from hangwatch.efficiency.findings import Finding
 from hangwatch.types.kinds import Cost
 from hangwatch.types.report import Note
-
-if TYPE_CHECKING:
-    from hangwatch.efficiency.findings import Finding
 
 _DOCS = "https://docs.pytorch.org/docs/stable"
 _DDP = f"{_DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html"

@@ -23,16 +23,12 @@ retires a call that its backend will not tell of as soon as it is issued, in the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.backends import ON_HOST, RECORD_THEMSELVES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.types.flight import FlightDump, FlightEntry
-    from hangwatch.types.page import PageGroup
+from hangwatch.types.flight import FlightDump, FlightEntry
+from hangwatch.types.page import PageGroup
 
 
 def is_hooked(entry: FlightEntry) -> bool:

@@ -10,16 +10,12 @@ group is complete, and keeps the parts, as if they were still under way.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.flight.backends import is_hooked, is_silent
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.types.calls import GroupKey
-    from hangwatch.types.flight import FlightDump, FlightEntry
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.flight import FlightDump, FlightEntry
 
 
 @dataclass(frozen=True, slots=True)

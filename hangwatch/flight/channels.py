@@ -9,20 +9,15 @@ those that a hook recorded it is not known (``backends.py``): the page alone tel
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.flight.backends import is_hooked
-from hangwatch.flight.calls import peer_of
+from hangwatch.flight.calls import Call, peer_of
+from hangwatch.types.flight import FlightEntry
 from hangwatch.types.kinds import OpState
+from hangwatch.types.page import PageEvent, PageGroup
 from hangwatch.types.snapshot import OpRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from hangwatch.flight.calls import Call
-    from hangwatch.types.flight import FlightEntry
-    from hangwatch.types.page import PageEvent, PageGroup
 
 Part = tuple["Call", "FlightEntry"]
 

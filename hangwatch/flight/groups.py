@@ -8,16 +8,12 @@ all of them, and its place among the groups with the same ones.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hangwatch.types.calls import GroupKey
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hangwatch.types.flight import FlightDump
+from hangwatch.types.flight import FlightDump
 
 DEFAULT = "default_pg"
 _LATE = 1 << 62

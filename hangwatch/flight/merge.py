@@ -9,25 +9,20 @@ device has come, beacons tell on the page (native/beacon.hpp).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
-from typing import TYPE_CHECKING
 
 from hangwatch.backends import NCCL
 from hangwatch.flight.backends import with_devices
-from hangwatch.flight.calls import calls
+from hangwatch.flight.calls import Call, calls
 from hangwatch.flight.channels import channels
 from hangwatch.frames import is_user_file
+from hangwatch.types.calls import Site
+from hangwatch.types.flight import FlightDump
 from hangwatch.types.kinds import OpState
+from hangwatch.types.page import PageEvent, PageGroup, RankPage
 from hangwatch.types.snapshot import GroupProgress, OpRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from hangwatch.flight.calls import Call
-    from hangwatch.types.calls import Site
-    from hangwatch.types.flight import FlightDump
-    from hangwatch.types.page import PageEvent, PageGroup, RankPage
 
 Place = tuple[int, int]
 """(slot of the page, number of the collective in its group)."""

@@ -12,17 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hangwatch.backends import ran_on_host
 from hangwatch.flight.backends import is_hooked
-from hangwatch.types.flight import FlightDump
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.types.flight import FlightEntry
+from hangwatch.types.flight import FlightDump, FlightEntry
 
 _APART = 1 << 40
 """Added to the records and groups of another recorder: no process makes so many."""

@@ -7,12 +7,14 @@ complete. It does not tell what the rank does instead of the next one.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from hangwatch.flight.calls import calls, is_open_barrier, peer_of
-from hangwatch.flight.groups import find_groups
+from hangwatch.flight.calls import Call, calls, is_open_barrier, peer_of
+from hangwatch.flight.groups import Groups, find_groups
 from hangwatch.frames import is_user_file
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.flight import FlightDump, FlightEntry
 from hangwatch.types.kinds import OpState, Phase
 from hangwatch.types.snapshot import (
     GroupProgress,
@@ -21,14 +23,6 @@ from hangwatch.types.snapshot import (
     ProcessState,
     RankSnapshot,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from hangwatch.flight.calls import Call
-    from hangwatch.flight.groups import Groups
-    from hangwatch.types.calls import GroupKey, Site
-    from hangwatch.types.flight import FlightDump, FlightEntry
 
 _C10D = "/torch/distributed/distributed_c10d.py"
 _WRAPPERS = {"wrapper", "_decorator"}

@@ -10,12 +10,10 @@ checked against the file, and values, containers and nesting are counted.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from hangwatch.errors import FlightError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAX_VALUES = 10_000_000
 """Values pushed. A dump of 20,000 entries with 20 frames each has about 4 million."""

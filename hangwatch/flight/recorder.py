@@ -10,9 +10,10 @@ are bounded, and whatever is no recorder's dump raises FlightError.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -23,9 +24,6 @@ from hangwatch.flight.merged import merged
 from hangwatch.flight.names import dtype_name, wire_name
 from hangwatch.types.calls import Site
 from hangwatch.types.flight import FlightDump, FlightEntry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 MAX_BYTES = 64 << 20
 MAX_ENTRIES = 20_000

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.gpu.figures import Unit, read
-from hangwatch.gpu.nvml import Asker, UnusableError
+from hangwatch.gpu.nvml import Asker, Nvml, UnusableError
 from hangwatch.types.gpu import GpuState, Xid
 from hangwatch.types.kinds import GpuHealth
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hangwatch.gpu.nvml import Nvml
 
 EVENTS_MS = 5000
 """How long one wait for events lasts. It returns at once when one comes."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hangwatch.errors import EvidenceError
 from hangwatch.gpu.nvml import NO_DRIVER
 from hangwatch.gpu.reader import Gpus
 from hangwatch.types.kinds import GpuHealth
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ANSWER_S = 10.0
 _POLL_S = 0.02

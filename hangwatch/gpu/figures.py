@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hangwatch.gpu.nvml import Asker, known
-from hangwatch.types.gpu import THROTTLE_REASONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hangwatch.gpu.nvml import Nvml
-    from hangwatch.types.gpu import GpuState
+from hangwatch.gpu.nvml import Asker, Nvml, known
+from hangwatch.types.gpu import THROTTLE_REASONS, GpuState
 
 MAX_PROCESSES = 1024
 MAX_MIG = 64

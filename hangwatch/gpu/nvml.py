@@ -6,13 +6,11 @@ https://docs.nvidia.com/deploy/nvml-api/ describes the functions and their error
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from hangwatch.errors import EvidenceError
 from hangwatch.types.kinds import GpuHealth
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 

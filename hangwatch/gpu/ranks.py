@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.gpu.figures import Unit
 from hangwatch.types.kinds import GpuHealth
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.gpu.figures import Unit
 
 ENOUGH_TO_SHARE = 2
 """Ranks on one device that may be there by mistake, and devices that they could have."""

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.errors import EvidenceError
 from hangwatch.gpu.device import Errors, Gpu, Pace
+from hangwatch.gpu.figures import Unit
 from hangwatch.gpu.nvml import Nvml
-from hangwatch.gpu.ranks import Use, crowded, uses
-from hangwatch.types.gpu import NodeGpus
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.gpu.figures import Unit
-    from hangwatch.gpu.ranks import LocalRank
-    from hangwatch.types.gpu import GpuState
+from hangwatch.gpu.ranks import LocalRank, Use, crowded, uses
+from hangwatch.types.gpu import GpuState, NodeGpus
 
 MAX_GPUS = 64
 """So many threads, and as many again for events, are started at most."""

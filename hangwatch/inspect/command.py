@@ -5,28 +5,22 @@ from __future__ import annotations
 import asyncio
 import sys
 import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.text import phrases
 from hangwatch.errors import UsageError
 from hangwatch.frames import is_user_frame, line_of, main_thread
 from hangwatch.inspect import found
-from hangwatch.inspect.look import look
-from hangwatch.inspect.summary import ONE_MOMENT, by_stack, named, sentences
+from hangwatch.inspect.found import Process
+from hangwatch.inspect.look import Looked, look
+from hangwatch.inspect.summary import ONE_MOMENT, Stack, by_stack, named, sentences
 from hangwatch.inspect.watched import Watched
 from hangwatch.notice import printable
 from hangwatch.report.terminal import Style
 from hangwatch.settings.arguments import Arguments
 from hangwatch.top.view import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hangwatch.inspect.found import Process
-    from hangwatch.inspect.look import Looked
-    from hangwatch.inspect.summary import Stack
-    from hangwatch.types.snapshot import Frame
+from hangwatch.types.snapshot import Frame
 
 DESCRIPTION = """\
 Where the ranks of any torch job on this node are now, whether it was started with hangwatch

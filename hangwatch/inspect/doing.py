@@ -6,21 +6,16 @@ One moment is no verdict: what is said is where a rank is, not that it is stuck 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.activity import activity, waits_in_collective
+from hangwatch.diagnosis.facts.activity import Activity, activity, waits_in_collective
 from hangwatch.diagnosis.text import phrases
 from hangwatch.frames import innermost_user_site, is_user_frame, program_thread
+from hangwatch.top.ranks import Call
 from hangwatch.types.kinds import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.activity import Activity
-    from hangwatch.top.ranks import Call
-    from hangwatch.types.snapshot import Frame, RankSnapshot
+from hangwatch.types.snapshot import Frame, RankSnapshot
 
 _C10D = re.compile(r"/torch/distributed/distributed_c10d\.py$")
 _DISTRIBUTED = re.compile(

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hangwatch.observe.processes import PROC, Tree, environment, read_stat
+from hangwatch.observe.processes import PROC, Stat, Tree, environment, read_stat
 from hangwatch.page.reader import MAX_WORLD
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from hangwatch.observe.processes import Stat
 
 _NAMES = frozenset(
     {

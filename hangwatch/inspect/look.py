@@ -6,31 +6,25 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.activity import activity
 from hangwatch.errors import EvidenceError
 from hangwatch.frames import know_trainers
 from hangwatch.inspect.doing import doing
+from hangwatch.inspect.found import Process
 from hangwatch.inspect.summary import Member
+from hangwatch.inspect.watched import Known
 from hangwatch.observe import sources
-from hangwatch.observe.processes import PROC, command_line, process_state
+from hangwatch.observe.processes import PROC, Tree, command_line, process_state
 from hangwatch.observe.stacks import NoStacksError, PySpy
 from hangwatch.observe.threads import in_thread
 from hangwatch.settings.config import Stacks
 from hangwatch.types.kinds import Phase, Reason
-from hangwatch.types.snapshot import Child, RankSnapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.inspect.found import Process
-    from hangwatch.inspect.watched import Known
-    from hangwatch.observe.processes import Tree
-    from hangwatch.types.snapshot import ProcessState, ThreadStack
+from hangwatch.types.snapshot import Child, ProcessState, RankSnapshot, ThreadStack
 
 MAX_CHILDREN = 32
 SOURCES_S = 2.0

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.text.phrases import capital, the_ranks, verb
 from hangwatch.frames import program_thread
-from hangwatch.inspect.doing import Where
+from hangwatch.inspect.doing import Doing, Where
 from hangwatch.top.view import seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hangwatch.inspect.doing import Doing
-    from hangwatch.types.snapshot import Child, RankSnapshot, ThreadStack
+from hangwatch.types.snapshot import Child, RankSnapshot, ThreadStack
 
 ONE_MOMENT = (
     "This is one moment, and no verdict: look again, and see who has not moved. A rank that "

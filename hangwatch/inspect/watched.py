@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.news import News
 from hangwatch.observe.pages.finder import Pages
 from hangwatch.observe.pages.look import QUIET_S, Looker
 from hangwatch.top import runs
-from hangwatch.top.ranks import Processes, waited_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hangwatch.top.ranks import Call
+from hangwatch.top.ranks import Call, Processes, waited_in
 
 
 @dataclass(frozen=True, slots=True)

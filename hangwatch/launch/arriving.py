@@ -13,10 +13,7 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
+from collections.abc import Collection
 
 _SLICE_S = 0.02
 """Between two looks where there is no signalfd: too many files are open, or the libc is odd."""

@@ -15,11 +15,12 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch import __version__
 from hangwatch.agent.environment import CARRIED, carried
@@ -37,9 +38,6 @@ from hangwatch.run.companions import CONCLUDED, WATCH, Companions
 from hangwatch.safety.faultlog import log_fault
 from hangwatch.settings import options
 from hangwatch.settings.config import Config, hook_trouble, new_run_id
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 LOOK_S = 0.2
 """Between two looks at the ranks and the watchdog."""

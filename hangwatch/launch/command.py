@@ -7,17 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 from hangwatch.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-    from typing import NoReturn
 
 STDERR = 2
 SCARCE = frozenset(

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch import __version__
+from hangwatch.run.rundir import RunDir
 from hangwatch.safety import redaction
 from hangwatch.safety.texts import readable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hangwatch.run.rundir import RunDir
-    from hangwatch.settings.config import Config
+from hangwatch.settings.config import Config
 
 TOLD_BYTES = 32 << 10
 """The watchdog is told this much of a command line, so that no pipe ever fills."""

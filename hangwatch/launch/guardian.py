@@ -16,18 +16,15 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.errors import UNUSABLE
+from hangwatch.launch.command import Signals
 from hangwatch.notice import say
 from hangwatch.safety.faultlog import logged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hangwatch.launch.command import Signals
 
 PROGRAM = (sys.executable, "-P", "-W", "ignore", "-m", "hangwatch.watchdog")
 """-P: nothing in the job's working directory may shadow what the watchdog imports.

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hangwatch.launch.arriving import arrived
 from hangwatch.launch.witness import JOB_CONTROL, Witness
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Collection
 
 FORWARDED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """All but the two that no process can catch."""

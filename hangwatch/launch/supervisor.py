@@ -8,13 +8,14 @@ standard error, and COMMAND runs on.
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch import __version__
 from hangwatch.agent.environment import (
@@ -38,16 +39,10 @@ from hangwatch.run import rundir, runfacts
 from hangwatch.run.companions import Companions
 from hangwatch.run.election import job_name
 from hangwatch.run.moments import reach
+from hangwatch.run.rundir import RunDir
 from hangwatch.safety import redaction
 from hangwatch.safety.faultlog import log_fault, logged
-from hangwatch.settings.config import hook_trouble, new_run_id
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hangwatch.run.rundir import RunDir
-    from hangwatch.settings.config import Config
+from hangwatch.settings.config import Config, hook_trouble, new_run_id
 
 FAREWELL_S = 15.0
 """How long the watchdog may take to write its report after COMMAND has ended."""

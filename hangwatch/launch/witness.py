@@ -17,14 +17,11 @@ import signal
 import struct
 import time
 from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.launch.arriving import arrived
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 JOB_CONTROL = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 """Signals that stop a job, by which the shell takes the terminal back."""

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from prometheus_client.core import InfoMetricFamily
+from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hangwatch.metrics.families import NAMESPACE, families
 from hangwatch.metrics.labels import command_label, cut
+from hangwatch.metrics.snapshot import NodeSnapshot
 from hangwatch.safety.texts import readable, readable_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from prometheus_client.core import Metric
-
-    from hangwatch.metrics.snapshot import NodeSnapshot
-    from hangwatch.types.report import RunInfo
+from hangwatch.types.report import RunInfo
 
 
 class NodeCollector(Collector):

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
+    Metric,
     SummaryMetricFamily,
 )
 
 from hangwatch.metrics.labels import cut, rank_label
-from hangwatch.observe.pages.arrivals import BOUNDS_S
+from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState
+from hangwatch.observe.pages.arrivals import BOUNDS_S, GroupArrivals
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from prometheus_client.core import Metric
-
-    from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState
-    from hangwatch.observe.pages.arrivals import GroupArrivals
-
-    Row = tuple[tuple[str, ...], float]
-    """Label values, and a value."""
+Row = tuple[tuple[str, ...], float]
+"""Label values, and a value."""
 
 NAMESPACE = "hangwatch_"
 _BOUNDS = (*map(str, BOUNDS_S), "+Inf")

@@ -5,25 +5,18 @@ What is measured of a whole GPU has its UUID also where it is divided into MIG d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from hangwatch.metrics.families import NAMESPACE
 from hangwatch.metrics.labels import cut
-from hangwatch.types.gpu import THROTTLE_REASONS
+from hangwatch.types.gpu import THROTTLE_REASONS, GpuState, NodeGpus
 from hangwatch.types.kinds import GpuHealth
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from prometheus_client.core import Metric
-
-    from hangwatch.types.gpu import GpuState, NodeGpus
-
-    Row = tuple[tuple[str, ...], float]
-    """Values of the labels after ``gpu``, and the value of the sample."""
-    Rows = Callable[[GpuState], Iterable[Row]]
+Row = tuple[tuple[str, ...], float]
+"""Values of the labels after ``gpu``, and the value of the sample."""
+Rows = Callable[[GpuState], Iterable[Row]]
 
 
 def gpu_metrics(node: NodeGpus) -> Iterator[Metric]:

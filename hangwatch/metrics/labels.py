@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from hangwatch.notice import printable
 from hangwatch.observe.pages.arrivals import Members
 from hangwatch.report.sites import fold_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hangwatch.types.calls import GroupKey
-    from hangwatch.types.page import PageGroup, RankPage
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.page import PageGroup, RankPage
 
 MAX_CHARS = 64
 MAX_DESC_CHARS = 48

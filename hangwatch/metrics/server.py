@@ -7,15 +7,11 @@ import socket
 import socketserver
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector
 
 MAX_THREADS = 64
 """Threads of the process from which on requests are turned away: each has one while it lasts."""

@@ -7,17 +7,14 @@ changes. Labels of groups are made before, by the loop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hangwatch.observe.pages.arrivals import GroupArrivals
-    from hangwatch.types.kinds import Kind, State
-    from hangwatch.types.page import PageGroup, RankPage
-    from hangwatch.types.snapshot import Thresholds
-    from hangwatch.types.verdict import Verdict
+from hangwatch.observe.pages.arrivals import GroupArrivals
+from hangwatch.types.kinds import Kind, State
+from hangwatch.types.page import PageGroup, RankPage
+from hangwatch.types.snapshot import Thresholds
+from hangwatch.types.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,9 @@ import json
 import os
 import stat
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+from pathlib import Path
 
 SUFFIX = ".json"
 DIRECTORY = "hangwatch-metrics"

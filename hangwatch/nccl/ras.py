@@ -19,15 +19,12 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import EvidenceError
 from hangwatch.nccl.sockets import accepted_by, listened_by, listens
 from hangwatch.types.report import RasAnswer
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 PORT = 28028
 MAX_BYTES = 16 << 20

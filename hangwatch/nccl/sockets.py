@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 _LISTEN, _ESTABLISHED = "0A", "01"
 MAX_SOCKETS = 200_000

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from hangwatch.report.sites import fold_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hangwatch.types.report import RasAnswer
-    from hangwatch.types.snapshot import JobSnapshot
+from hangwatch.types.report import RasAnswer
+from hangwatch.types.snapshot import JobSnapshot
 
 MOST = 32
 """Findings that are told."""

@@ -12,17 +12,15 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.observe import memory
 from hangwatch.observe.processes import PROC, process_state, read_stat
 from hangwatch.run.pidfd import kept_status, open_pid
 from hangwatch.types.snapshot import ProcessState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 ASKED_S = 60.0
 """What ends so soon after the launcher was asked to end was ended by it: torchrun gives its ranks

@@ -15,20 +15,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hangwatch.errors import EvidenceError
 from hangwatch.page import native
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from hangwatch.types.page import RankPage
-    from hangwatch.types.snapshot import ProcessState
+from hangwatch.types.page import RankPage
+from hangwatch.types.snapshot import ProcessState
 
 TIMEOUT_S = 2.0
 SAMPLER_S = 3.0

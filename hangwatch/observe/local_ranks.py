@@ -8,7 +8,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import PageError
 from hangwatch.observe.processes import PROC, read_stat
@@ -17,9 +16,7 @@ from hangwatch.run.pidfd import kept_status, open_pid
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 from hangwatch.types.kinds import Phase
-
-if TYPE_CHECKING:
-    from hangwatch.types.page import RankPage
+from hangwatch.types.page import RankPage
 
 SUFFIX = ".page"
 MAX_PAGE_BYTES = 16 << 20

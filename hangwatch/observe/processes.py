@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.safety import redaction
 from hangwatch.safety.texts import readable
 from hangwatch.types.snapshot import ProcessState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 PROC = "/proc"
 _SIGWAIT = "do_sigtimedwait"

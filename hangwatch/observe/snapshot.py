@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.flight import group_progress, rank_ops
 from hangwatch.frames import marked
 from hangwatch.observe.pages.left_out import counted
+from hangwatch.observe.processes import LaunchedRank
 from hangwatch.types.calls import GroupKey
+from hangwatch.types.flight import FlightDump
 from hangwatch.types.kinds import Phase
-from hangwatch.types.snapshot import Mark, NewGroup, RankSnapshot
-
-if TYPE_CHECKING:
-    from hangwatch.observe.processes import LaunchedRank
-    from hangwatch.types.flight import FlightDump
-    from hangwatch.types.page import ExceptionRecord, PageMark, PageNewGroup, RankPage
-    from hangwatch.types.snapshot import Child, ProcessState, ThreadStack
+from hangwatch.types.page import ExceptionRecord, PageMark, PageNewGroup, RankPage
+from hangwatch.types.snapshot import Child, Mark, NewGroup, ProcessState, RankSnapshot, ThreadStack
 
 
 def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)

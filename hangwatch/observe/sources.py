@@ -12,17 +12,13 @@ import os
 import time
 import warnings
 from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.frames import is_user_file
 from hangwatch.safety import redaction, untrusted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hangwatch.types.snapshot import RankSnapshot
+from hangwatch.types.snapshot import RankSnapshot
 
 MAX_FILE_BYTES = 256 << 10
 MAX_TOTAL_BYTES = 1 << 20

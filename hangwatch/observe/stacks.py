@@ -14,9 +14,10 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -24,9 +25,6 @@ from hangwatch.errors import EvidenceError
 from hangwatch.observe.processes import PROC, read_stat
 from hangwatch.settings.config import Stacks
 from hangwatch.types.snapshot import Frame, ThreadStack
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CONCURRENCY = 2
 """Dumps at a time: the node is the job's, not ours."""

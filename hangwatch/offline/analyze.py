@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch import __version__
 from hangwatch.codec import CodecError, decode
@@ -25,16 +25,12 @@ from hangwatch.page.reader import MAX_WORLD, parse_page
 from hangwatch.report.schema import SCHEMA
 from hangwatch.report.sites import fold_ranks
 from hangwatch.safety import untrusted
+from hangwatch.types.flight import FlightDump
 from hangwatch.types.kinds import Certainty, Phase, State
+from hangwatch.types.page import RankPage
 from hangwatch.types.report import Evidence, RunInfo
 from hangwatch.types.snapshot import JobSnapshot, ProcessState, RankSnapshot, Thresholds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from hangwatch.types.flight import FlightDump
-    from hangwatch.types.page import RankPage
-    from hangwatch.types.verdict import Verdict
+from hangwatch.types.verdict import Verdict
 
 PAGE_SUFFIX = ".page"
 REPORT = "report.json"

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hangwatch.errors import ReportError
 from hangwatch.notice import fold_command, printable
 from hangwatch.report.files import LATEST, load, read_run
-from hangwatch.report.terminal import PLAIN
+from hangwatch.report.terminal import PLAIN, Style
 from hangwatch.safety import untrusted
 from hangwatch.top.view import seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from hangwatch.report.terminal import Style
 
 _INCIDENT = re.compile(r"incident-\d{3,}")
 _RUN = re.compile(r"run(?:-.+)?\.json")

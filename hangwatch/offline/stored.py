@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import ReportError
 from hangwatch.notice import say
@@ -16,9 +16,6 @@ from hangwatch.report.files import latest
 from hangwatch.report.terminal import Style
 from hangwatch.settings.arguments import Arguments
 from hangwatch.settings.config import Config
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 REPORT = """\
 Print the verdict of a stored incident: the newest of a run, or of the newest run of a

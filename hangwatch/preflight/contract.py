@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
 from hangwatch.preflight.finding import Finding, Grade, fail, ok, warn
-from hangwatch.preflight.job import number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from hangwatch.preflight.job import Job
+from hangwatch.preflight.job import Job, number
 
 CHECK = "contract"
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

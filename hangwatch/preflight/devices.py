@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from hangwatch.preflight.finding import Finding, ok, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CHECK = "devices"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.preflight.launchers import Line, read
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 RENDEZVOUS_PORT = 29400
 """Of torchrun's c10d rendezvous where the endpoint names none (torch/distributed/elastic)."""

@@ -9,12 +9,9 @@ its value, unless that is a Python file.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _ANY = frozenset({"-h", "--help"})
 _TORCHRUN = frozenset(

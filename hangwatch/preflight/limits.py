@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.preflight.finding import Finding, ok, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SHM_BYTES = 1 << 30
 """Docker's default is 64 MiB; data loaders with workers hand their batches over there."""

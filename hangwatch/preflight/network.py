@@ -11,22 +11,18 @@ prefixes, ``=`` for whole names, ``^`` to leave out; else interfaces that begin 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.preflight.interfaces import Interface
+from hangwatch.preflight.job import Job
 from hangwatch.safety import untrusted
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hangwatch.preflight.interfaces import Interface
-    from hangwatch.preflight.job import Job
-
-    Resolve = Callable[[str], Sequence[str]]
-    """The addresses of a name, in the resolver's order. Raises OSError."""
+Resolve = Callable[[str], Sequence[str]]
+"""The addresses of a name, in the resolver's order. Raises OSError."""
 
 GLOO, NCCL = "gloo", "nccl"
 _VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc")

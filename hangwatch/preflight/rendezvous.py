@@ -5,21 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.preflight.interfaces import Interface
+from hangwatch.preflight.job import Job
+from hangwatch.preflight.network import Resolve
 from hangwatch.safety import redaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from ipaddress import IPv4Address, IPv6Address
-
-    from hangwatch.preflight.interfaces import Interface
-    from hangwatch.preflight.job import Job
-    from hangwatch.preflight.network import Resolve
 
 CHECK = "rendezvous"
 CONNECT_S = 3.0

@@ -6,12 +6,9 @@ the heartbeat monitor of NCCL 8 minutes, which ends the process (ProcessGroupNCC
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from hangwatch.preflight.finding import Finding, ok, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CHECK = "timeouts"
 NCCL_S = 600.0

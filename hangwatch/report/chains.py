@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hangwatch.types.verdict import Wait
+from hangwatch.types.verdict import Wait
 
 Ranks = tuple[int, ...]
 

@@ -17,24 +17,20 @@ import secrets
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hangwatch.errors import ReportError
 from hangwatch.notice import printable
 from hangwatch.report.html import render_page
 from hangwatch.report.model import build_report
 from hangwatch.report.notes import notes_content
-from hangwatch.report.schema import RUN_SCHEMA, SCHEMA
+from hangwatch.report.schema import RUN_SCHEMA, SCHEMA, Report, RunReport, Stack
 from hangwatch.safety import untrusted
 from hangwatch.safety.texts import readable_report
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.report.schema import Report, RunReport, Stack
-    from hangwatch.types.report import Evidence, Note
+from hangwatch.types.report import Evidence, Note
 
 LATEST = "latest"
 REPORT = "report.json"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hangwatch.report.schema import Gpu
-    from hangwatch.types.gpu import GpuState
+from hangwatch.report.schema import Gpu
+from hangwatch.types.gpu import GpuState
 
 
 def gpu_content(gpu: GpuState | None) -> Gpu | None:

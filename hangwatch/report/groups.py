@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from hangwatch.report import schema
 from hangwatch.report.sites import (
     fold_ranks,
     group_label,
@@ -12,14 +13,9 @@ from hangwatch.report.sites import (
     known_site_content,
     site_content,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.report import schema
-    from hangwatch.types.calls import GroupKey, Site
-    from hangwatch.types.snapshot import GroupProgress, RankSnapshot
-    from hangwatch.types.verdict import Wait
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.snapshot import GroupProgress, RankSnapshot
+from hangwatch.types.verdict import Wait
 
 FOR_SHOWN = 16
 """Of whom a wait is for, as many are listed with the wait itself."""

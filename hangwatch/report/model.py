@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
+from hangwatch.report import schema
 from hangwatch.report.calls import calls_content, chosen_ranks
 from hangwatch.report.chains import next_towards
 from hangwatch.report.groups import FOR_SHOWN, Groups, Sites, places_content
 from hangwatch.report.notes import notes_content
 from hangwatch.report.ranks import Stacks, rank_content
-from hangwatch.report.schema import SCHEMA
+from hangwatch.report.schema import SCHEMA, Report
 from hangwatch.report.sites import group_label, site_content
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hangwatch.report import schema
-    from hangwatch.report.schema import Report
-    from hangwatch.types.calls import GroupKey
-    from hangwatch.types.report import Evidence, RasAnswer
-    from hangwatch.types.verdict import RootCause, Verdict, Wait
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.report import Evidence, RasAnswer
+from hangwatch.types.verdict import RootCause, Verdict, Wait
 
 
 def build_report(evidence: Evidence) -> Report:

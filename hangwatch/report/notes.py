@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from hangwatch.report import schema
 from hangwatch.report.sites import site_content
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.report import schema
-    from hangwatch.types.report import Note
+from hangwatch.types.report import Note
 
 
 def notes_content(notes: Iterable[Note]) -> list[schema.Note]:

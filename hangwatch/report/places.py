@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hangwatch.report.schema import Report, WaitPoint
+from hangwatch.report.schema import Report, WaitPoint
 
 
 def places_of(report: Report) -> Sequence[WaitPoint]:

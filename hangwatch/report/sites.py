@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from hangwatch.frames import line_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hangwatch.report import schema
-    from hangwatch.types.calls import GroupKey, Site
+from hangwatch.report import schema
+from hangwatch.types.calls import GroupKey, Site
 
 CONTEXT_LINES = 2
 """Lines of source shown on either side of the culprit's."""

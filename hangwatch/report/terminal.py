@@ -11,21 +11,18 @@ import os
 import textwrap
 import unicodedata
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from hangwatch.notice import printable
+from hangwatch.report import schema
 from hangwatch.report.chains import chain
 from hangwatch.report.notes import note_text
 from hangwatch.report.places import places_of, towards_of
+from hangwatch.report.schema import Report
 from hangwatch.report.sites import call_text, causes_text, certainty_text, fold_ranks, ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hangwatch.report import schema
-    from hangwatch.report.schema import Report
 
 NARROWEST = 40
 DEFAULT_WIDTH = 100

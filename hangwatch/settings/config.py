@@ -6,15 +6,13 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from hangwatch.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _E = TypeVar("_E", bound=StrEnum)
 PREFIX = "HANGWATCH_"

@@ -7,14 +7,12 @@ option and leave all that follows, options too, to COMMAND.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.errors import UsageError
 from hangwatch.settings.config import PREFIX, Config, parse_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -18,9 +18,6 @@ from hangwatch.settings.arguments import Arguments
 from hangwatch.top.runs import UnclearError, choose
 from hangwatch.top.screen import draw, line
 from hangwatch.top.source import Source
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 DESCRIPTION = """\
 A live view of the ranks of a watched run on this node: how fast they go, who is behind,

@@ -6,24 +6,20 @@ incident the report knows the ranks of all nodes, as they were when it was writt
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import ReportError
+from hangwatch.report import schema
 from hangwatch.report.files import load, read_run, run_files
+from hangwatch.report.schema import Report
 from hangwatch.top.view import Row, Trouble
 from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Phase
 from hangwatch.watchdog import state
 from hangwatch.watchdog.incident.incidents import Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.report import schema
-    from hangwatch.report.schema import Report
 
 ODD = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError),

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from hangwatch.frames import line_of
 from hangwatch.observe import sources
-
-if TYPE_CHECKING:
-    from hangwatch.types.calls import Site
+from hangwatch.types.calls import Site
 
 
 class Lines:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import PageError
-from hangwatch.observe.pages.look import QUIET_S
+from hangwatch.observe.pages.finder import Seen
+from hangwatch.observe.pages.look import QUIET_S, Look
 from hangwatch.observe.processes import PROC, read_stat
 from hangwatch.report.sites import group_label
 from hangwatch.top.view import Row, Trouble
+from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import OpState, Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hangwatch.observe.pages.finder import Seen
-    from hangwatch.observe.pages.look import Look
-    from hangwatch.types.calls import GroupKey, Site
-    from hangwatch.types.page import PageEvent, PageGroup, RankPage
+from hangwatch.types.page import PageEvent, PageGroup, RankPage
 
 RATE_S = 5.0
 """The rate is that of the last few seconds."""

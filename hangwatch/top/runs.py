@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import UsageError
 from hangwatch.notice import fold_command, printable
@@ -15,13 +15,9 @@ from hangwatch.observe.pages.finder import SUFFIX
 from hangwatch.observe.processes import PROC, Tree, environment, read_stat
 from hangwatch.run import companions, runfacts
 from hangwatch.run.rundir import LOCK, PARENT, bases
+from hangwatch.run.runfacts import RunFacts
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hangwatch.run.runfacts import RunFacts
 
 MAX_RUNS = 256
 """Runs of one user that are looked at, the newest: anybody can make thousands."""

@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hangwatch.news import News
 from hangwatch.observe.pages.finder import Pages
-from hangwatch.observe.pages.look import Looker
+from hangwatch.observe.pages.look import Look, Looker
 from hangwatch.observe.processes import PROC
 from hangwatch.top import incident, runs
+from hangwatch.top.incident import Kept, StoredReport
 from hangwatch.top.lines import Lines
 from hangwatch.top.ranks import Processes, Ranks
-from hangwatch.top.view import Trouble, counted, rates, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from hangwatch.observe.pages.look import Look
-    from hangwatch.top.incident import Kept, StoredReport
-    from hangwatch.top.runs import Run
-    from hangwatch.top.view import Row
+from hangwatch.top.runs import Run
+from hangwatch.top.view import Row, Trouble, counted, rates, seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,11 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import UNUSABLE
 from hangwatch.notice import say
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Meant for the job; the watchdog ends with the supervisor's pipe."""

@@ -9,14 +9,12 @@ whatever the job once recovered from (a checkpoint, an evaluation) is no hang.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.types.snapshot import Thresholds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SUSPECT_GAPS = 8.0
 SUSPECT_MIN_S, SUSPECT_MAX_S = 10.0, 120.0

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
@@ -26,7 +27,8 @@ from hangwatch.run.companions import CONCLUDED
 from hangwatch.run.moments import Point, reach
 from hangwatch.safety.faultlog import log_fault, logged, open_log
 from hangwatch.safety.texts import readable
-from hangwatch.watchdog.hello import all_ended, supervisor
+from hangwatch.types.report import Note
+from hangwatch.watchdog.hello import Hello, Supervisor, all_ended, supervisor
 from hangwatch.watchdog.incident.evidence import Gatherer
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.reporter import Reporter
@@ -34,12 +36,6 @@ from hangwatch.watchdog.monitor import Monitor
 from hangwatch.watchdog.signs.gpus import GpuWatch
 from hangwatch.watchdog.signs.practice import Practice
 from hangwatch.watchdog.telemetry import Telemetry
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hangwatch.types.report import Note
-    from hangwatch.watchdog.hello import Hello, Supervisor
 
 CONCLUDE_S = 9.0
 """The supervisor waits a little longer than this for the post-mortem."""

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hangwatch.observe.pages.look import QUIET_S
+from hangwatch.news import News
+from hangwatch.observe.pages.look import QUIET_S, Look
 from hangwatch.types.kinds import Phase
+from hangwatch.types.page import Identity
 from hangwatch.watchdog.exchange.exchange import Exchange
-from hangwatch.watchdog.exchange.messages import Node
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
-    from hangwatch.news import News
-    from hangwatch.observe.pages.look import Look
-    from hangwatch.types.page import Identity
-    from hangwatch.watchdog.exchange.messages import Local, Published
-    from hangwatch.watchdog.exchange.peers import Peers
-    from hangwatch.watchdog.hello import Hello
+from hangwatch.watchdog.exchange.messages import Local, Node, Published
+from hangwatch.watchdog.exchange.peers import Peers
+from hangwatch.watchdog.hello import Hello
 
 JOIN_AFTER_S = 5.0
 """Ranks of this node that come later than this are not named to the other nodes."""

@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from hangwatch.news import News
+from hangwatch.observe.exits import Exits
+from hangwatch.observe.pages.finder import Pages
 from hangwatch.observe.pages.look import QUIET_S, Look, Looker
 from hangwatch.observe.processes import PROC, alive
 from hangwatch.run.moments import Point, reach
+from hangwatch.types.report import Note
 from hangwatch.watchdog import state
 from hangwatch.watchdog.cadence import Cadence
+from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.incidents import Event, Stage
+from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.progress import Progress
 from hangwatch.watchdog.incident.schedule import Schedule
 from hangwatch.watchdog.joining import Joining
 from hangwatch.watchdog.signs.absence import Absence
 from hangwatch.watchdog.signs.agreement import Agreement
+from hangwatch.watchdog.signs.gpus import GpuWatch
+from hangwatch.watchdog.signs.practice import Practice
 from hangwatch.watchdog.signs.preflight import Preflight
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hangwatch.news import News
-    from hangwatch.observe.exits import Exits
-    from hangwatch.observe.pages.finder import Pages
-    from hangwatch.types.report import Note
-    from hangwatch.watchdog.hello import Hello
-    from hangwatch.watchdog.incident.judge import Judge
-    from hangwatch.watchdog.signs.gpus import GpuWatch
-    from hangwatch.watchdog.signs.practice import Practice
-    from hangwatch.watchdog.telemetry import Telemetry
+from hangwatch.watchdog.telemetry import Telemetry
 
 SAVE_S = 10.0
 UNDER_WAY_S = 4.0

@@ -7,15 +7,13 @@ as good as none: the next watchdog then starts afresh.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import orjson
 
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILE = "watchdog.json"
 VERSION = 1

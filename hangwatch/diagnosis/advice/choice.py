@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from hangwatch.diagnosis.advice.facts import NOTHING
-from hangwatch.diagnosis.advice.remedy import remedies
+from hangwatch.diagnosis.advice.facts import NOTHING, Facts
+from hangwatch.diagnosis.advice.remedy import Remedy, remedies
 from hangwatch.types.kinds import Kind, Reason, What
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.diagnosis.advice.facts import Facts
-    from hangwatch.diagnosis.advice.remedy import Remedy
 
 MAX_ITEMS = 4
 ENOUGH = 2

@@ -5,34 +5,27 @@ from __future__ import annotations
 import ast
 import re
 import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.awaited import FULL_PIPE, On
-from hangwatch.diagnosis.facts.compiling import Compiler
+from hangwatch.diagnosis.facts.awaited import FULL_PIPE, Link, On
+from hangwatch.diagnosis.facts.blocked import Blocked
+from hangwatch.diagnosis.facts.compiling import Compiler, Compiling
 from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Library, aborted_by, gave_up
 from hangwatch.diagnosis.facts.stores import KEY, setter
 from hangwatch.diagnosis.facts.wait_points import Place, Setup
-from hangwatch.diagnosis.rules.choices import CONDITIONS
+from hangwatch.diagnosis.rules.case import Case, Finding
+from hangwatch.diagnosis.rules.choices import CONDITIONS, Read
 from hangwatch.diagnosis.source.syntax import leaves, spans
 from hangwatch.diagnosis.text.phrases import group_text, key_text, line, the_ranks
 from hangwatch.frames import is_user_frame, program_thread
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, What
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.awaited import Link
-    from hangwatch.diagnosis.facts.blocked import Blocked
-    from hangwatch.diagnosis.facts.compiling import Compiling
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.rules.choices import Read
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import Frame
-    from hangwatch.types.verdict import RootCause
+from hangwatch.types.snapshot import Frame
+from hangwatch.types.verdict import RootCause
 
 
 class Use(StrEnum):

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hangwatch.diagnosis.advice.facts import Use
+from hangwatch.diagnosis.advice.facts import Facts, Use
 from hangwatch.types.kinds import Kind, Reason, What
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hangwatch.diagnosis.advice.facts import Facts
 
 _NAMED = {
     "causes": What,

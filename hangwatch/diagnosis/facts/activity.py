@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.compiling import Compiling, compiling
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.frames import (
@@ -17,15 +18,9 @@ from hangwatch.frames import (
     site_of,
     user_frames,
 )
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Phase, Reason
-from hangwatch.types.snapshot import ThreadStack
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.blocked import Blocked
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import Child, Frame, RankSnapshot
+from hangwatch.types.snapshot import Child, Frame, RankSnapshot, ThreadStack
 
 GIL_STALE_S = 3.0
 """The sampler beats twice a second; this long without a beat is no accident."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from hangwatch.diagnosis.facts.endings import Cause, How, timed_out, went_on
-from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.diagnosis.facts.endings import Cause, Ending, How, timed_out, went_on
+from hangwatch.diagnosis.facts.job import Job, seconds
 from hangwatch.diagnosis.facts.stores import for_keys
-from hangwatch.diagnosis.facts.wait_points import Place, Wait
+from hangwatch.diagnosis.facts.wait_points import Place, Wait, WaitPoint
 from hangwatch.diagnosis.facts.waits import (
     awaited_setups,
     by_counters,
@@ -21,14 +21,7 @@ from hangwatch.diagnosis.facts.waits import (
 )
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import OpState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import WaitPoint
-    from hangwatch.types.snapshot import RankSnapshot
+from hangwatch.types.snapshot import RankSnapshot
 
 FAILED_WITHIN = 4
 """A call that raised is where a rank ended if it is among its last so many."""

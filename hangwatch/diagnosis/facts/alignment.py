@@ -11,21 +11,15 @@ Two ranks are compared from where all that they did since is known of both (fact
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, takewhile
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP
-from hangwatch.diagnosis.facts.past import END, LEFT, Made, Step, pasts
+from hangwatch.diagnosis.facts.endings import Ending
+from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, Job
+from hangwatch.diagnosis.facts.past import END, LEFT, Made, Past, Step, pasts
+from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.source.program import Line, Position, fork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.past import Past
-    from hangwatch.diagnosis.source.files import Source
 
 MOST_CLASSES = 48
 """Of ranks that did the same. Where there are more, each runs in its own way."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.marks import THREAD_DIED
 from hangwatch.frames import (
@@ -21,12 +21,8 @@ from hangwatch.frames import (
     user_frames,
     with_source,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import Child, RankSnapshot, ThreadStack
+from hangwatch.types.calls import Site
+from hangwatch.types.snapshot import Child, RankSnapshot, ThreadStack
 
 
 class On(StrEnum):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.awaited import (
     INPUT,
+    Link,
     On,
     by_kernel,
     has_returned,
@@ -19,20 +20,12 @@ from hangwatch.diagnosis.facts.awaited import (
     other_thread,
 )
 from hangwatch.diagnosis.facts.locks import holder, lock_taken, waits_for_it
-from hangwatch.diagnosis.source.program import Line
-from hangwatch.diagnosis.source.syntax import called, in_body, own, tried_again
+from hangwatch.diagnosis.facts.stores import Setter
+from hangwatch.diagnosis.source.program import Line, Program
+from hangwatch.diagnosis.source.syntax import Function, called, in_body, own, tried_again
 from hangwatch.frames import innermost_user_site, is_user_frame, program_thread, site_of
-from hangwatch.types.snapshot import Frame
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.awaited import Link
-    from hangwatch.diagnosis.facts.stores import Setter
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import RankSnapshot
+from hangwatch.types.calls import Site
+from hangwatch.types.snapshot import Frame, RankSnapshot
 
 
 @dataclass(frozen=True, slots=True)

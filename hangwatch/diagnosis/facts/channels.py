@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from hangwatch.diagnosis.facts.job import Job
 from hangwatch.diagnosis.facts.shares import is_minority
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, WaitPoint
 from hangwatch.types.kinds import OpState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import WaitPoint
-    from hangwatch.types.snapshot import OpRecord
+from hangwatch.types.snapshot import OpRecord
 
 MAX_SENDERS = 4096
 """Who may answer a recv from any source; a larger group is cut, not searched."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from hangwatch.frames import program_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.types.snapshot import Frame, RankSnapshot, ThreadStack
+from hangwatch.types.snapshot import Frame, RankSnapshot, ThreadStack
 
 
 class Compiler(Enum):

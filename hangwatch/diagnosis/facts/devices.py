@@ -18,16 +18,12 @@ is no arrival. A device that stands at nothing, although it has work, is stuck i
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from hangwatch.diagnosis.facts.wait_points import Channel, Place
+from hangwatch.diagnosis.facts.job import Job
+from hangwatch.diagnosis.facts.wait_points import Channel, Place, Wait, WaitPoint
 from hangwatch.operations import OPERATIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
 
 
 class Stuck(NamedTuple):

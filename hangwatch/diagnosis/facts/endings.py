@@ -12,22 +12,17 @@ import re
 import signal
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.diagnosis.facts.job import Job, seconds
+from hangwatch.diagnosis.facts.wait_points import Wait
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import OpState, Phase, Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import Wait
-    from hangwatch.types.page import ExceptionRecord
-    from hangwatch.types.snapshot import OpRecord, RankSnapshot
+from hangwatch.types.page import ExceptionRecord
+from hangwatch.types.snapshot import OpRecord, RankSnapshot
 
 
 class How(StrEnum):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.types.kinds import OpState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hangwatch.types.snapshot import OpRecord
+from hangwatch.types.snapshot import OpRecord
 
 
 @dataclass(frozen=True, slots=True)

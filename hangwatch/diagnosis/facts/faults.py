@@ -8,14 +8,11 @@ one collective keeps it from completing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.diagnosis.facts.xids import XIDS, Weight, meaning
+from hangwatch.types.gpu import GpuState
 from hangwatch.types.kinds import GpuHealth
-
-if TYPE_CHECKING:
-    from hangwatch.types.gpu import GpuState
 
 MARGIN_S = 60.0
 """An error may come so long before anybody waits: the program runs ahead of its device."""

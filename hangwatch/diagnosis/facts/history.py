@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import Channel, Wait
-    from hangwatch.types.snapshot import OpRecord
+from hangwatch.diagnosis.facts.job import Job
+from hangwatch.diagnosis.facts.wait_points import Channel, Wait
+from hangwatch.types.snapshot import OpRecord
 
 _T = TypeVar("_T")
 MOST_BEFORE = 40

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.namesakes import told_apart
+from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.types.calls import GroupKey
 from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.snapshot import OpRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.diagnosis.facts.wait_points import Place
-    from hangwatch.types.snapshot import GroupProgress, JobSnapshot, NewGroup, RankSnapshot
+from hangwatch.types.snapshot import GroupProgress, JobSnapshot, NewGroup, OpRecord, RankSnapshot
 
 MAX_WORLD = 1 << 20
 """A world size beyond this is taken for damage, not for a job."""

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.awaited import of_thread, others
-from hangwatch.diagnosis.source.program import Line
-from hangwatch.diagnosis.source.syntax import called, own, spans
+from hangwatch.diagnosis.facts.awaited import Link, of_thread, others
+from hangwatch.diagnosis.source.program import Line, Program
+from hangwatch.diagnosis.source.syntax import Function, called, own, spans
 from hangwatch.frames import is_user_frame, program_thread, site_of, user_frames
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hangwatch.diagnosis.facts.awaited import Link
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import RankSnapshot, ThreadStack
+from hangwatch.types.calls import Site
+from hangwatch.types.snapshot import RankSnapshot, ThreadStack
 
 _TAKEN = re.compile(
     r"^(?:async )?with (.+?)(?: as .*?)?:(?:\s.*)?$|^(?:if |while )?(?:not )?(.+)\.acquire\("

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import RankSnapshot
+from hangwatch.types.calls import Site
+from hangwatch.types.snapshot import RankSnapshot
 
 NO_SYNC = "no_sync"
 THREAD_DIED = "thread_died"

@@ -10,14 +10,11 @@ so when each made its groups tells which of them are one.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hangwatch.types.calls import GroupKey
-    from hangwatch.types.snapshot import GroupProgress, RankSnapshot
+from hangwatch.types.calls import GroupKey
+from hangwatch.types.snapshot import GroupProgress, RankSnapshot
 
 SAME_NODE_S = 0.1
 """The ranks of a node make a group, and come to their end, at the same time but for this."""

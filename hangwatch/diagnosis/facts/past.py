@@ -6,21 +6,16 @@ What is known of a rank has holes: rings wrap, and not every rank has a recorder
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from hangwatch.diagnosis.facts.endings import How
-from hangwatch.diagnosis.facts.job import SETTING_UP
+from hangwatch.diagnosis.facts.endings import Ending, How
+from hangwatch.diagnosis.facts.job import SETTING_UP, Job
 from hangwatch.types.kinds import Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.types.snapshot import OpRecord
+from hangwatch.types.snapshot import OpRecord
 
 MOST_CALLS = 50_000
 """Of all ranks together; of each its last ones are compared."""

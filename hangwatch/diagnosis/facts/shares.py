@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sized
+from collections.abc import Sized
 
 
 def is_minority(part: Sized, whole: Sized) -> bool:

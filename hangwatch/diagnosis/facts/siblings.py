@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hangwatch.diagnosis.facts.history import step
-from hangwatch.diagnosis.facts.signatures import Differs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.signatures import Split
-    from hangwatch.diagnosis.facts.wait_points import Place
-    from hangwatch.types.snapshot import OpRecord
+from hangwatch.diagnosis.facts.job import Job
+from hangwatch.diagnosis.facts.signatures import Differs, Split
+from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.types.snapshot import OpRecord
 
 LEAST = 2
 """Calls that have to agree on what is usual."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.exchanges import misfits, odd_ones
 from hangwatch.operations import OPERATIONS, Operation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from hangwatch.types.snapshot import OpRecord
+from hangwatch.types.snapshot import OpRecord
 
 _UNKNOWN = Operation("")
 _BYTES = {

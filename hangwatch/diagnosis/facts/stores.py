@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from hangwatch.diagnosis.facts.job import seconds
+from hangwatch.diagnosis.facts.job import Job, seconds
 from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.wait_points import STORE, Setup, Wait
-from hangwatch.types.calls import OF_A_STORE
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import Mark, RankSnapshot
+from hangwatch.types.calls import OF_A_STORE, Site
+from hangwatch.types.snapshot import Mark, RankSnapshot
 
 MOMENT_S = 1.0
 """Who has waited for a key for less waits for nobody yet."""

@@ -6,12 +6,10 @@ has hundreds of thousands of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import OpRecord
-
+from hangwatch.types.calls import Site
+from hangwatch.types.snapshot import OpRecord
 
 ANYONE = -1
 """The peer of a recv from any source."""

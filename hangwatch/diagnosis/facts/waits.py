@@ -8,28 +8,22 @@ together. What a rank merely issued and works on beside is no wait.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.diagnosis.facts.activity import GIL_STALE_S, waits_in_collective
 from hangwatch.diagnosis.facts.channels import turn
 from hangwatch.diagnosis.facts.devices import oldest
-from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, seconds
+from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, Job, seconds
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.frames import program_thread
 from hangwatch.types.kinds import OpState, Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.types.snapshot import (
-        GroupProgress,
-        NewGroup,
-        OpRecord,
-        RankSnapshot,
-        ThreadStack,
-    )
-
+from hangwatch.types.snapshot import (
+    GroupProgress,
+    NewGroup,
+    OpRecord,
+    RankSnapshot,
+    ThreadStack,
+)
 
 MOMENT_S = 1.0
 """Who has been in a set-up call for less waits for nobody yet, unless others are in it for longer:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
+from hangwatch.diagnosis.facts.endings import Ending
+from hangwatch.diagnosis.facts.job import Job
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Wait
 from hangwatch.diagnosis.graph.missing import missing_at, missing_at_place
 from hangwatch.diagnosis.graph.wait_for import Graph
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import Wait
 
 
 def build(

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from hangwatch.diagnosis.facts.channels import answers, fewest, is_posted, senders, sending, sent
-from hangwatch.diagnosis.facts.endings import Cause, How
-from hangwatch.diagnosis.facts.job import NEW_GROUP
+from hangwatch.diagnosis.facts.endings import Cause, Ending, How
+from hangwatch.diagnosis.facts.job import NEW_GROUP, Job
 from hangwatch.diagnosis.facts.stores import setter
-from hangwatch.diagnosis.facts.wait_points import ANYONE, STORE, Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import ANYONE, STORE, Channel, Place, Setup, WaitPoint
+from hangwatch.diagnosis.graph.wait_for import Graph
 from hangwatch.types.kinds import Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import WaitPoint
-    from hangwatch.diagnosis.graph.wait_for import Graph
 
 
 def missing_at(

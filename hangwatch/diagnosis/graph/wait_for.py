@@ -8,15 +8,10 @@ is taken away are the sinks of its strongly connected components.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, Wait, WaitPoint
 
 Node = int | Place | Channel | Setup
 

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.activity import may_wait
+from hangwatch.diagnosis.facts.activity import Activity, may_wait
 from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.channels import senders, sent
 from hangwatch.diagnosis.facts.endings import Cause, How, gave_up
 from hangwatch.diagnosis.facts.shares import is_half
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.diagnosis.rules.by_source import is_by_rank
-from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.program import fork
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, each_now, group_text, now, verb
 from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.diagnosis.facts.activity import Activity
-    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
-    from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.types.calls import Site
 
 
 def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:

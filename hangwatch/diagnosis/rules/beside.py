@@ -9,20 +9,16 @@ library's chores, or to wait in the cycle itself, not to be one that may.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import has_time_limit
 from hangwatch.diagnosis.text.phrases import at_line, capital, the_ranks, verb
 from hangwatch.frames import innermost_user_site, main_thread
 from hangwatch.types.kinds import Certainty
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.types.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
+from hangwatch.types.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
 
 _BOOTSTRAP = re.compile(r"/threading\.py$")
 """Where a thread of threading's begins, below it native frames at most."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.text.phrases import capital
 from hangwatch.diagnosis.text.wording import sentences
 from hangwatch.types.kinds import Kind, Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hangwatch.diagnosis.rules.case import Case, Finding
 
 MAX_TOLD = 4
 _KINDS = frozenset(

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import PEER, other_peers
 from hangwatch.diagnosis.facts.signatures import Differs
 from hangwatch.diagnosis.facts.stores import KEY, setter
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
-from hangwatch.diagnosis.rules.case import MOST_COMPARED
+from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.arguments import root_of_rank, size_of_data
-from hangwatch.diagnosis.source.program import Line, Position
+from hangwatch.diagnosis.source.program import Line, Position, Program
 from hangwatch.diagnosis.source.syntax import Loop, called, in_body, other_branch, own, spans
 from hangwatch.diagnosis.text import reasons
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
+from hangwatch.types.snapshot import OpRecord
 from hangwatch.types.verdict import RootCause
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.types.snapshot import OpRecord
 
 OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED, Reason.EXCEPTION_HANDLING})
 """Why a rank is elsewhere that is neither busy nor stopped."""

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.alignment import odd_side
 from hangwatch.diagnosis.facts.history import made_before
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place
-from hangwatch.diagnosis.rules.choices import CONDITIONS, choices_of
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, WaitPoint
+from hangwatch.diagnosis.rules.case import Case, Finding
+from hangwatch.diagnosis.rules.choices import CONDITIONS, Read, choices_of
 from hangwatch.diagnosis.rules.splits import position, sides_of
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.names import asks_for_most
 from hangwatch.diagnosis.source.program import Position, fork
 from hangwatch.diagnosis.source.syntax import Loop, body_end, in_body, leaves, spans
 from hangwatch.diagnosis.text import disagreement, wording
-from hangwatch.diagnosis.text.phrases import group_text, wait_point_text
+from hangwatch.diagnosis.text.phrases import Ranks, group_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, What
 from hangwatch.types.verdict import Collective
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hangwatch.diagnosis.facts.wait_points import WaitPoint
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.rules.choices import Read
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.calls import Site
 
 MOST_SIDES = 16
 """Lines at which those wait of whom one side is at fault; more are not compared."""

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from hangwatch.diagnosis.facts.activity import Activity, activity
 from hangwatch.diagnosis.facts.alignment import Departures, departures
 from hangwatch.diagnosis.facts.awaited import On, has_returned, same_thread
 from hangwatch.diagnosis.facts.blocked import Blocked, blocked
-from hangwatch.diagnosis.facts.endings import How
-from hangwatch.diagnosis.facts.faults import MARGIN_S, gpu_fault
-from hangwatch.diagnosis.facts.job import NEW_GROUP, seconds
+from hangwatch.diagnosis.facts.devices import Stuck
+from hangwatch.diagnosis.facts.endings import Ending, How
+from hangwatch.diagnosis.facts.faults import MARGIN_S, Fault, gpu_fault
+from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, seconds
 from hangwatch.diagnosis.facts.marks import HANDLES, THREAD_DIED
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup
-from hangwatch.diagnosis.graph.wait_for import held_up
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.graph.wait_for import Graph, held_up
+from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.text.phrases import key_text, wait_point_text
+from hangwatch.diagnosis.text.wording import Text
 from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
 from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Reason, What
+from hangwatch.types.gpu import GpuState
+from hangwatch.types.kinds import Certainty, Kind, Reason, What
+from hangwatch.types.snapshot import Frame, Mark, OpRecord, RankSnapshot
 from hangwatch.types.verdict import Collective
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.devices import Stuck
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.faults import Fault
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
-    from hangwatch.diagnosis.graph.wait_for import Graph
-    from hangwatch.diagnosis.source.files import Source
-    from hangwatch.diagnosis.text.wording import Text
-    from hangwatch.types.gpu import GpuState
-    from hangwatch.types.kinds import Kind
-    from hangwatch.types.snapshot import Frame, Mark, OpRecord, RankSnapshot
-
 
 _T = TypeVar("_T")
 MOST_COMPARED = 128

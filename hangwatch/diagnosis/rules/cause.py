@@ -7,17 +7,18 @@ gradients that were kept local, and what a loop goes over.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.rules.by_kind import without_choice
-from hangwatch.diagnosis.rules.choices import has_parted
+from hangwatch.diagnosis.rules.case import Case, Finding
+from hangwatch.diagnosis.rules.choices import Read, has_parted
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.callbacks import conditions_in_callbacks
 from hangwatch.diagnosis.source.feeding import early_ends, taken_before
-from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.source.flow import Choice, Turn
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.state import set_for_few
 from hangwatch.diagnosis.source.syntax import retried_by
@@ -26,13 +27,6 @@ from hangwatch.diagnosis.text.reasons import Parted
 from hangwatch.frames import with_source
 from hangwatch.types.kinds import Certainty, What
 from hangwatch.types.verdict import RootCause
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.rules.choices import Read
-    from hangwatch.diagnosis.source.flow import Choice
 
 MOST_OTHERS = 3
 LATELY_S = 30.0

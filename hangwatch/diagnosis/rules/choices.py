@@ -7,40 +7,34 @@ loop whose length is in the text.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.wait_points import Channel
+from hangwatch.diagnosis.facts.wait_points import Channel, Wait
 from hangwatch.diagnosis.rules.by_kind import (
     OF_THE_PROGRAM,
     are_busy,
     is_about_groups,
     records_of,
 )
-from hangwatch.diagnosis.rules.splits import lines_before, lines_of, sides_of, splits
+from hangwatch.diagnosis.rules.case import Case, Finding
+from hangwatch.diagnosis.rules.splits import Split, lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Choice, Turn, asks_whether_run, exits
 from hangwatch.diagnosis.source.made import conditions_of
 from hangwatch.diagnosis.source.paths import Ways, ways
 from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.diagnosis.source.syntax import (
+    Function,
     exhausted_loop,
     in_body,
     other_branch,
     own,
     spans,
 )
+from hangwatch.diagnosis.text.phrases import Ranks
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Kind, What
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from hangwatch.diagnosis.facts.wait_points import Wait
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.rules.splits import Split
-    from hangwatch.diagnosis.source.syntax import Function
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.calls import Site
 
 MOST_EVEN = 3
 """So often another way is looked for, where a loop with as many turns on all explains it."""

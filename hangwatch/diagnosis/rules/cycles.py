@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.channels import is_guessed, senders, sending
@@ -12,12 +12,13 @@ from hangwatch.diagnosis.facts.endings import Cause
 from hangwatch.diagnosis.facts.history import has_history
 from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.stores import longest_owed
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.graph.wait_for import Root
 from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete
 from hangwatch.diagnosis.rules.beside import unless_beside
-from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.deaths import died
-from hangwatch.diagnosis.rules.divergence import divergence
+from hangwatch.diagnosis.rules.divergence import Divergence, divergence
 from hangwatch.diagnosis.rules.messages import (
     channel_in_cycle,
     for_messages,
@@ -33,18 +34,9 @@ from hangwatch.diagnosis.rules.terminals import finished, left_behind
 from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.phrases import at_line, group_text, now, verb
-from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.diagnosis.text.wording import Scene, Text
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
-    from hangwatch.diagnosis.graph.wait_for import Root
-    from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.diagnosis.rules.divergence import Divergence
-    from hangwatch.diagnosis.text.wording import Text
-    from hangwatch.types.calls import Site
 
 Ranks = tuple[int, ...]
 

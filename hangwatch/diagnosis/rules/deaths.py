@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import How, Library, aborted_by, last_call
 from hangwatch.diagnosis.facts.shares import is_majority
-from hangwatch.diagnosis.facts.wait_points import Place
-from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.facts.wait_points import Place, WaitPoint
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.gradients import differs_in_no_sync
 from hangwatch.diagnosis.rules.mismatch import judge_aborted
 from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import wording
+from hangwatch.diagnosis.text.phrases import Ranks
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, OpState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hangwatch.diagnosis.facts.wait_points import WaitPoint
-    from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.calls import Site
 
 
 def died(

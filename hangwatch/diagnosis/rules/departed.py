@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.alignment import Parting
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.history import (
@@ -18,13 +19,14 @@ from hangwatch.diagnosis.facts.history import (
     step,
 )
 from hangwatch.diagnosis.facts.job import NEW_GROUP
-from hangwatch.diagnosis.facts.past import END
+from hangwatch.diagnosis.facts.past import END, Made, Step
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.rules.by_source import is_by_rank
-from hangwatch.diagnosis.rules.case import MOST_COMPARED
+from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import (
     MAX_TOLD,
+    Ranks,
     at_line,
     capital,
     group_text,
@@ -34,18 +36,10 @@ from hangwatch.diagnosis.text.phrases import (
 )
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.frames import with_source
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, What
+from hangwatch.types.snapshot import OpRecord
 from hangwatch.types.verdict import Collective
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from hangwatch.diagnosis.facts.alignment import Parting
-    from hangwatch.diagnosis.facts.past import Made, Step
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import OpRecord
 
 AGREE_AFTER = 2
 """Calls that have to agree then."""

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
-from hangwatch.diagnosis.facts.endings import last_call
-from hangwatch.diagnosis.facts.signatures import split_of
-from hangwatch.diagnosis.facts.wait_points import Place
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.signatures import Split
-    from hangwatch.diagnosis.facts.wait_points import Wait
+from hangwatch.diagnosis.facts.endings import Ending, last_call
+from hangwatch.diagnosis.facts.job import Job
+from hangwatch.diagnosis.facts.signatures import Split, split_of
+from hangwatch.diagnosis.facts.wait_points import Place, Wait
 
 HARMLESS_AFTER = 3
 """A difference that nobody is stuck at, and after which the members agree this many

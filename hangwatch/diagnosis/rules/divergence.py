@@ -6,18 +6,14 @@ this point is.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import is_usual_wait, step
 from hangwatch.diagnosis.facts.shares import is_minority
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from hangwatch.diagnosis.facts.wait_points import Wait
-    from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.diagnosis.text.phrases import Ranks
+from hangwatch.diagnosis.facts.wait_points import Wait
+from hangwatch.diagnosis.rules.case import Case
+from hangwatch.diagnosis.text.phrases import Ranks
 
 
 @dataclass(frozen=True, slots=True)

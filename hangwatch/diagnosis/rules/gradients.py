@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.marks import NO_SYNC, lines_of, uneven
-from hangwatch.diagnosis.facts.wait_points import Place
-from hangwatch.diagnosis.rules.case import MOST_COMPARED
-from hangwatch.diagnosis.source.syntax import own
+from hangwatch.diagnosis.facts.wait_points import Place, WaitPoint
+from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
+from hangwatch.diagnosis.source.program import Program
+from hangwatch.diagnosis.source.syntax import Function, own
 from hangwatch.diagnosis.text import reasons
+from hangwatch.diagnosis.text.phrases import Ranks
 from hangwatch.frames import with_source
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, What
 from hangwatch.types.verdict import RootCause
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hangwatch.diagnosis.facts.wait_points import WaitPoint
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.calls import Site
 
 _NOT_REDUCED = re.compile(r"Expected to have finished reduction in the prior iteration")
 """torch/csrc/distributed/c10d/reducer.cpp."""

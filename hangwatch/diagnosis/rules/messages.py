@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.shares import is_minority
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Wait, WaitPoint
+from hangwatch.diagnosis.graph.wait_for import Root
 from hangwatch.diagnosis.rules.absentees import missing_peer
-from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.case import Case, Finding
+from hangwatch.diagnosis.rules.divergence import Divergence
 from hangwatch.diagnosis.text import messages
-from hangwatch.diagnosis.text.phrases import at_line, group_text, verb
-from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.diagnosis.text.phrases import Ranks, at_line, group_text, verb
+from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.frames import with_source
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, What
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.wait_points import Wait, WaitPoint
-    from hangwatch.diagnosis.graph.wait_for import Root
-    from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.diagnosis.rules.divergence import Divergence
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.diagnosis.text.wording import Text
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import OpRecord
+from hangwatch.types.snapshot import OpRecord
 
 ENOUGH_TAGS = 4
 """Messages of a line that tell by how much its tag goes up each time."""

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.endings import Cause, How
 from hangwatch.diagnosis.facts.exchanges import misfits
-from hangwatch.diagnosis.facts.history import expected, step
+from hangwatch.diagnosis.facts.history import Step, expected, step
 from hangwatch.diagnosis.facts.shares import is_majority
 from hangwatch.diagnosis.facts.siblings import usual_side
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place
-from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place, Wait
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.threads import judge_threads
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import Ranks, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.types.snapshot import OpRecord
 from hangwatch.types.verdict import Collective
-
-if TYPE_CHECKING:
-    from hangwatch.diagnosis.facts.history import Step
-    from hangwatch.diagnosis.facts.wait_points import Wait
-    from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.types.snapshot import OpRecord
 
 ENOUGH_TIMES = 2
 """So often a call has to have come at a point of the program for a bucket to be odd there: a

@@ -9,20 +9,15 @@ one rank sends arrives in the other group, and both get stuck.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.job import Job
 from hangwatch.diagnosis.facts.wait_points import Place, Setup
-from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.text import wording
+from hangwatch.diagnosis.text.phrases import Ranks
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.diagnosis.text.phrases import Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.rules.case import FEW
+from hangwatch.diagnosis.rules.case import FEW, Case, Finding
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.unordered import Unordered, loop_without_order
 from hangwatch.diagnosis.text import disagreement, reasons
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, What
 from hangwatch.types.verdict import RootCause
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.types.calls import Site
 
 _OF_ORDER = frozenset(
     {

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.alignment import Parting
 from hangwatch.diagnosis.facts.endings import How
-from hangwatch.diagnosis.facts.past import END, LEFT
+from hangwatch.diagnosis.facts.past import END, LEFT, Made, Step
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.source.program import Line, Position
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from hangwatch.diagnosis.facts.alignment import Parting
-    from hangwatch.diagnosis.facts.past import Made, Step
-    from hangwatch.diagnosis.rules.case import Case, Finding
-    from hangwatch.types.calls import GroupKey, Site
-    from hangwatch.types.snapshot import OpRecord
+from hangwatch.types.calls import GroupKey, Site
+from hangwatch.types.snapshot import OpRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.marks import AWAITS_KEY
-from hangwatch.diagnosis.facts.stores import KEY, asked_alike, setter
-from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.facts.stores import KEY, Setter, asked_alike, setter
+from hangwatch.diagnosis.facts.wait_points import Setup
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.text import stores
 from hangwatch.diagnosis.text.phrases import key_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
-
-if TYPE_CHECKING:
-    from hangwatch.diagnosis.facts.stores import Setter
-    from hangwatch.diagnosis.facts.wait_points import Setup
-    from hangwatch.diagnosis.rules.case import Case
 
 
 def judge_key(case: Case, wait_point: Setup) -> Finding:

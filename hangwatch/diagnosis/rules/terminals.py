@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.endings import Cause, How
-from hangwatch.diagnosis.facts.history import call_of, next_of
+from hangwatch.diagnosis.facts.endings import Cause, Ending, How
+from hangwatch.diagnosis.facts.history import Call, call_of, next_of
 from hangwatch.diagnosis.facts.shares import is_half, is_majority
-from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, WaitPoint
 from hangwatch.diagnosis.rules.absentees import (
     absent_ranks,
     frozen_setup,
@@ -21,23 +21,15 @@ from hangwatch.diagnosis.rules.absentees import (
     missing_peer,
     subset,
 )
-from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.deaths import died, last_site
 from hangwatch.diagnosis.rules.stores import judge_key
 from hangwatch.diagnosis.text import reasons, wording
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.text.wording import Gone, Scene
 from hangwatch.frames import with_source
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import Certainty, Kind, Phase, Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.history import Call
-    from hangwatch.diagnosis.facts.wait_points import WaitPoint
-    from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.types.calls import Site
 
 _FOUND_A_DIFFERENCE = re.compile(r"same model across all ranks|mismatch between collectives")
 """torch/csrc/distributed/c10d: reducer.cpp, ProcessGroupWrapper.cpp."""

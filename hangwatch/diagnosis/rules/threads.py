@@ -7,22 +7,16 @@ has no group of its own is the usual case.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.rules.beside import is_beside, is_started
-from hangwatch.diagnosis.rules.case import Finding
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.text import disagreement
-from hangwatch.diagnosis.text.phrases import group_text
+from hangwatch.diagnosis.text.phrases import Ranks, group_text
 from hangwatch.types.kinds import Certainty, Kind, Reason, What
+from hangwatch.types.snapshot import OpRecord
 from hangwatch.types.verdict import Collective
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hangwatch.diagnosis.facts.wait_points import Place
-    from hangwatch.diagnosis.rules.case import Case
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.snapshot import OpRecord
 
 
 def judge_threads(case: Case, place: Place) -> Finding | None:

@@ -9,15 +9,12 @@ functional collective. Members for whom Python made it are another side then.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.mismatch import judge_dispute
 from hangwatch.types.kinds import Certainty, OpState
 from hangwatch.types.snapshot import OpRecord
-
-if TYPE_CHECKING:
-    from hangwatch.diagnosis.facts.wait_points import Place
-    from hangwatch.diagnosis.rules.case import Case, Finding
 
 BY_CPP = "a collective issued by C++"
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator
 
 from hangwatch.diagnosis.source.names import given, names_the_rank, set_by_rank
-from hangwatch.diagnosis.source.syntax import called, is_fixed, own
+from hangwatch.diagnosis.source.syntax import Function, called, is_fixed, own
 from hangwatch.diagnosis.source.values import KEEP_ORDER, Value, is_generator
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from hangwatch.diagnosis.source.syntax import Function
 
 _CONFIGURED = re.compile(
     r"(?:args?|arguments|cfg|conf|configs?|configuration|flags|hparams|hps|opts?|options|params"

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.source.names import names_the_rank
-from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line
-from hangwatch.diagnosis.source.syntax import called, is_collective, own
+from hangwatch.diagnosis.source.program import CALLED_AS_OBJECT, SCOPES, Line, Program
+from hangwatch.diagnosis.source.syntax import Function, Loop, called, is_collective, own
 from hangwatch.diagnosis.source.values import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function, Loop
 
 MOST = 200
 """Expressions that are looked at."""

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from hangwatch.diagnosis.source.program import SCOPES, Line
-from hangwatch.diagnosis.source.syntax import own
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function
+from hangwatch.diagnosis.source.program import SCOPES, Line, Program
+from hangwatch.diagnosis.source.syntax import Function, own
 
 
 def conditions_in_callbacks(program: Program) -> Iterator[tuple[Line, ast.expr]]:

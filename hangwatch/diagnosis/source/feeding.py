@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hangwatch.diagnosis.source.names import given
-from hangwatch.diagnosis.source.program import Line
-from hangwatch.diagnosis.source.syntax import Loop, called, own
+from hangwatch.diagnosis.source.program import Line, Program
+from hangwatch.diagnosis.source.syntax import Function, Loop, called, own
 from hangwatch.diagnosis.source.values import KEEP_ORDER, Value, is_generator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function
 
 _ITERATORS = frozenset({"chain", "enumerate", "filter", "islice", "iter", "map", "zip"})
 

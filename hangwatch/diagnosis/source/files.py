@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.source.alike import has_as_many, is_alike, is_evened
 from hangwatch.diagnosis.source.feeding import taken_before
 from hangwatch.diagnosis.source.names import (
     GIVE_RANK,
+    Variables,
     computed,
     counters,
     holds_for,
@@ -24,11 +25,6 @@ from hangwatch.diagnosis.source.names import (
 from hangwatch.diagnosis.source.program import Line, Program
 from hangwatch.diagnosis.source.syntax import called, parse, runs_out
 from hangwatch.diagnosis.source.values import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hangwatch.diagnosis.source.names import Variables
 
 
 class Source:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.diagnosis.source.names import for_one_rank
-from hangwatch.diagnosis.source.program import CACHES, CALLED_AS_OBJECT, SCOPES, Line
-from hangwatch.diagnosis.source.syntax import called, is_collective, own
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from hangwatch.diagnosis.source.program import Position, Program
-    from hangwatch.diagnosis.source.syntax import Function
+from hangwatch.diagnosis.source.program import (
+    CACHES,
+    CALLED_AS_OBJECT,
+    SCOPES,
+    Line,
+    Position,
+    Program,
+)
+from hangwatch.diagnosis.source.syntax import Function, called, is_collective, own
 
 MOST_NODES = 20_000
 """Of all graphs of one expansion together."""

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hangwatch.diagnosis.source.flow import Choice, Turn
-from hangwatch.diagnosis.source.program import SCOPES
-from hangwatch.diagnosis.source.syntax import other_branch, own, spans
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hangwatch.diagnosis.source.program import Line, Program
-    from hangwatch.diagnosis.source.syntax import Function
+from hangwatch.diagnosis.source.program import SCOPES, Line, Program
+from hangwatch.diagnosis.source.syntax import Function, other_branch, own, spans
 
 
 def conditions_of(program: Program, line: Line) -> list[list[Choice]]:

@@ -6,13 +6,11 @@ import ast
 import operator
 import re
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.diagnosis.source.syntax import Function, Loop, called, is_fixed, own
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _OF_A_MATRIX = "adapter|approx|full|lora|low|lr|matrix|max|min|svd|target"

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.flow import Expansion, TooLargeError, Turn
-from hangwatch.diagnosis.source.program import Position, first_statement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
-    from hangwatch.diagnosis.source.flow import Choice, Node
-    from hangwatch.diagnosis.source.program import Line, Program
-
+from hangwatch.diagnosis.source.flow import Choice, Expansion, Node, TooLargeError, Turn
+from hangwatch.diagnosis.source.program import Line, Position, Program, first_statement
 
 MOST_HEADS = 50
 """Loops whose turns are looked at, the nearest ones."""

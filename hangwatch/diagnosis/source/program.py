@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hangwatch.diagnosis.source.names import given
 from hangwatch.diagnosis.source.syntax import (
+    Function,
     Loop,
     body_end,
     called,
@@ -18,11 +20,6 @@ from hangwatch.diagnosis.source.syntax import (
     is_collective,
     own,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.diagnosis.source.syntax import Function
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 CACHES = frozenset({"cache", "cached", "cached_property", "lru_cache"})

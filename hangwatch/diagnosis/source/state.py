@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
-from hangwatch.diagnosis.source.arguments import back_to
+from hangwatch.diagnosis.source.arguments import Origin, back_to
+from hangwatch.diagnosis.source.flow import Choice
 from hangwatch.diagnosis.source.made import around, mentions
-from hangwatch.diagnosis.source.program import SCOPES, Line
-from hangwatch.diagnosis.source.syntax import called, is_collective, own
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hangwatch.diagnosis.source.arguments import Origin
-    from hangwatch.diagnosis.source.flow import Choice
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function
+from hangwatch.diagnosis.source.program import SCOPES, Line, Program
+from hangwatch.diagnosis.source.syntax import Function, called, is_collective, own
 
 NEAREST = 10
 """Expressions that are looked at: what lies further back decides nothing by itself."""

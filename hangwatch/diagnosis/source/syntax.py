@@ -6,10 +6,7 @@ import ast
 import re
 import warnings
 from collections import deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 MAX_SOURCE_CHARS = 1_000_000
 _COMMUNICATES = re.compile(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from hangwatch.diagnosis.source.program import Line, Program
 from hangwatch.diagnosis.source.syntax import called, own
 from hangwatch.diagnosis.source.values import KEEP_ORDER, Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.diagnosis.source.program import Line, Program
 
 _FILES = frozenset({"listdir", "scandir", "iterdir", "glob", "iglob", "rglob", "walk"})
 _SETS = frozenset({"set", "frozenset"})

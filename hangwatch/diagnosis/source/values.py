@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.source.program import SCOPES, Line
-from hangwatch.diagnosis.source.syntax import called, own
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.diagnosis.source.program import Program
-    from hangwatch.diagnosis.source.syntax import Function
+from hangwatch.diagnosis.source.program import SCOPES, Line, Program
+from hangwatch.diagnosis.source.syntax import Function, called, own
 
 DEPTH = 8
 """Steps that are followed."""

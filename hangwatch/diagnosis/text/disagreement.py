@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from hangwatch.diagnosis.facts.signatures import Differs
+from hangwatch.diagnosis.facts.exchanges import Misfit
+from hangwatch.diagnosis.facts.signatures import Differs, Split
 from hangwatch.diagnosis.text.phrases import (
     MAX_TOLD,
     WIRED,
+    Ranks,
     at_line,
     capital,
     line,
@@ -17,14 +19,7 @@ from hangwatch.diagnosis.text.phrases import (
     within,
 )
 from hangwatch.diagnosis.text.wording import Scene, Text, sentences
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hangwatch.diagnosis.facts.exchanges import Misfit
-    from hangwatch.diagnosis.facts.signatures import Split
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.calls import Site
+from hangwatch.types.calls import Site
 
 MAX_PAIRS = 3
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from hangwatch.diagnosis.text.phrases import at_line, capital, place_in_code, the_ranks
-from hangwatch.diagnosis.text.wording import Text, sentences
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.diagnosis.text.wording import Scene, Text, sentences
 
 
 def two_names(

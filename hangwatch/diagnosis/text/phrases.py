@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
+from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.awaited import On
-from hangwatch.diagnosis.facts.compiling import Compiler
-from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Place
+from hangwatch.diagnosis.facts.blocked import Blocked
+from hangwatch.diagnosis.facts.compiling import Compiler, Compiling
+from hangwatch.diagnosis.facts.endings import Ending
+from hangwatch.diagnosis.facts.job import Job
+from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Place, WaitPoint
+from hangwatch.types.calls import PackageCall, Site
 from hangwatch.types.kinds import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hangwatch.diagnosis.facts.activity import Activity
-    from hangwatch.diagnosis.facts.blocked import Blocked
-    from hangwatch.diagnosis.facts.compiling import Compiling
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.diagnosis.facts.job import Job
-    from hangwatch.diagnosis.facts.wait_points import WaitPoint
-    from hangwatch.types.calls import PackageCall, Site
-    from hangwatch.types.page import ExceptionRecord
+from hangwatch.types.page import ExceptionRecord
 
 Ranks = tuple[int, ...]
 

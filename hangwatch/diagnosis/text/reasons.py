@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.awaited import On
+from hangwatch.diagnosis.facts.awaited import Link, On
+from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.history import PEER
 from hangwatch.diagnosis.facts.stores import KEY
-from hangwatch.diagnosis.source.flow import Turn
+from hangwatch.diagnosis.source.flow import Choice, Turn
 from hangwatch.diagnosis.source.unordered import Unordered
-from hangwatch.diagnosis.text.phrases import at_line, capital, line, place_in_code, the_ranks, verb
+from hangwatch.diagnosis.text.phrases import (
+    Ranks,
+    at_line,
+    capital,
+    line,
+    place_in_code,
+    the_ranks,
+    verb,
+)
+from hangwatch.types.calls import Site
 from hangwatch.types.kinds import What
-
-if TYPE_CHECKING:
-    from hangwatch.diagnosis.facts.awaited import Link
-    from hangwatch.diagnosis.facts.blocked import Blocked
-    from hangwatch.diagnosis.source.flow import Choice
-    from hangwatch.diagnosis.text.phrases import Ranks
-    from hangwatch.types.calls import Site
-    from hangwatch.types.snapshot import Mark
+from hangwatch.types.snapshot import Mark
 
 MOST_OF_A_LINE = 70
 MOST_OF_A_CALL = 40

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from hangwatch.diagnosis.facts.stores import Setter
 from hangwatch.diagnosis.text.phrases import capital, line, place_in_code, the_ranks, verb
-from hangwatch.diagnosis.text.wording import Text, sentences
-
-if TYPE_CHECKING:
-    from hangwatch.diagnosis.facts.stores import Setter
-    from hangwatch.diagnosis.text.wording import Scene
+from hangwatch.diagnosis.text.wording import Scene, Text, sentences
 
 
 def never_set(scene: Scene, setter: Setter) -> Text:

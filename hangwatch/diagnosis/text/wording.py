@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from hangwatch.diagnosis.facts.endings import How, Library
+from hangwatch.diagnosis.facts.activity import Activity
+from hangwatch.diagnosis.facts.endings import Ending, How, Library
 from hangwatch.diagnosis.text.phrases import (
     MAX_TOLD,
     WIRED,
@@ -21,14 +22,7 @@ from hangwatch.diagnosis.text.phrases import (
     the_ranks,
     verb,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.diagnosis.facts.activity import Activity
-    from hangwatch.diagnosis.facts.endings import Ending
-    from hangwatch.types.calls import Site
-
+from hangwatch.types.calls import Site
 
 _AT_ONCE = "at about the same time, from a call that needs it"
 

@@ -15,27 +15,24 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hangwatch.errors import PageError
+from hangwatch.news import News
 from hangwatch.observe.pages import ring
+from hangwatch.observe.pages.arrivals import Issued
 from hangwatch.observe.pages.incarnations import split
+from hangwatch.observe.pages.waits import Waiting
 from hangwatch.observe.pages.worlds import World, others, world_of
 from hangwatch.observe.processes import alive
 from hangwatch.page.reader import parse_page
 from hangwatch.safety import redaction, untrusted
 from hangwatch.safety.untrusted import Owner
 from hangwatch.types.kinds import Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from hangwatch.news import News
-    from hangwatch.observe.pages.arrivals import Issued
-    from hangwatch.observe.pages.waits import Waiting
-    from hangwatch.types.page import RankPage
+from hangwatch.types.page import RankPage
 
 SUFFIX = ".page"
 NOTE_PREFIX = "agent-"

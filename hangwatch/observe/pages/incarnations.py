@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hangwatch.types.page import RankPage
+from hangwatch.types.page import RankPage
 
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _FOREVER_NS = 1 << 63

@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hangwatch.flight.backends import is_hooked
 from hangwatch.types.calls import GroupKey
+from hangwatch.types.flight import FlightDump
 from hangwatch.types.page import PageGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from hangwatch.types.flight import FlightDump
 
 SUFFIX = ".groups"
 MAX_BYTES = 4 << 20

@@ -7,17 +7,19 @@ lasts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import PageError
-from hangwatch.observe.pages.waits import Position, longest_wait, may_wait, moved_ns, position
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hangwatch.observe.pages.finder import Pages, Seen
-    from hangwatch.observe.pages.waits import Waiting
+from hangwatch.observe.pages.finder import Pages, Seen
+from hangwatch.observe.pages.waits import (
+    Position,
+    Waiting,
+    longest_wait,
+    may_wait,
+    moved_ns,
+    position,
+)
 
 QUIET_S = 1.0
 """A wait shorter than this is nothing to look at."""

@@ -6,16 +6,14 @@ them costs five times as much.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from mmap import mmap
+from typing import Any
 
 from hangwatch.observe.pages.arrivals import Issued
 from hangwatch.observe.pages.waits import Waiting
 from hangwatch.page import native
 from hangwatch.page.reader import parse_page
 from hangwatch.types.kinds import OpState
-
-if TYPE_CHECKING:
-    from mmap import mmap
 
 
 def blocked_in(memory: mmap | bytes) -> Waiting | None:

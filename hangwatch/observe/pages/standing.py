@@ -5,20 +5,16 @@ It is what ranks are ended by: nothing here has come from another node.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import PageError
+from hangwatch.observe.pages.finder import Seen
 from hangwatch.observe.pages.incarnations import start_ns
 from hangwatch.observe.pages.waits import OVER, UNFINISHED, Position, moved_ns, position
+from hangwatch.observe.processes import LaunchedRank
 from hangwatch.types.kinds import OpState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hangwatch.observe.pages.finder import Seen
-    from hangwatch.observe.processes import LaunchedRank
-    from hangwatch.types.page import RankPage
+from hangwatch.types.page import RankPage
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from hangwatch.types.calls import OF_A_STORE
 from hangwatch.types.kinds import Phase
-
-if TYPE_CHECKING:
-    from hangwatch.types.page import PageGroup, RankPage
+from hangwatch.types.page import PageGroup, RankPage
 
 UNFINISHED = "unfinished_work"
 """Stands for the call where only c10d knows that something is not done."""

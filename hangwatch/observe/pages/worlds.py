@@ -7,14 +7,10 @@ world that is the store tells. Ranks of two worlds are never compared with each 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from hangwatch.types.kinds import Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hangwatch.types.page import RankPage
+from hangwatch.types.page import RankPage
 
 World = tuple[str, int]
 """The store's host, as the ranks call it, and its port."""

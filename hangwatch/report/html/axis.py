@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from hangwatch.report.html.ranksets import seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 LONG = 3.0
 """A pause is cut to so many usual steps."""

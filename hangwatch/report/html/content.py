@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from hangwatch.report import schema
 from hangwatch.report.html.evidence import evidence
 from hangwatch.report.html.graph import Graph, graph
 from hangwatch.report.html.lanes import Panel, panels
@@ -17,13 +19,8 @@ from hangwatch.report.html.progress import Progress, progress
 from hangwatch.report.html.ranksets import RankSet, place, seconds, shortened, words
 from hangwatch.report.html.stacks import Stacks, stacks
 from hangwatch.report.notes import note_text
+from hangwatch.report.schema import Report
 from hangwatch.report.sites import call_text, causes_text, certainty_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hangwatch.report import schema
-    from hangwatch.report.schema import Report
 
 MOST_MOMENTS = 200
 MOST_UNSEEN = 60

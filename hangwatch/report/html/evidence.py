@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hangwatch.notice import printable
 from hangwatch.report.html.ranksets import shortened
+from hangwatch.report.schema import Report
 from hangwatch.report.terminal import format_verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hangwatch.report.schema import Report
 
 MOST_LINES = 400
 LONGEST = 400

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.report import schema
 from hangwatch.report.chains import chain
 from hangwatch.report.html.ranksets import RankSet, call_name, place, seconds, shortened, words
 from hangwatch.report.places import places_of, towards_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-
-    from hangwatch.report import schema
-    from hangwatch.report.schema import Report
+from hangwatch.report.schema import Report
 
 WIDTH, HEIGHT = 244, 70
 GAP_X, GAP_Y = 48, 16

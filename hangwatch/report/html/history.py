@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from hangwatch.report import schema
 from hangwatch.report.html.ranksets import call_name, place, seconds, shortened
 from hangwatch.report.places import places_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.report import schema
-    from hangwatch.report.schema import Report
+from hangwatch.report.schema import Report
 
 LAST = 8
 """Collectives of a group that are shown: the last ones up to where it is stuck."""

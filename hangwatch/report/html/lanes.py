@@ -8,12 +8,15 @@ how long they were is written there.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
+from hangwatch.report import schema
 from hangwatch.report.html.axis import Axis, Cut
 from hangwatch.report.html.history import (
+    Call,
+    Place,
     calls_of,
     kind_of,
     step_s,
@@ -23,13 +26,7 @@ from hangwatch.report.html.history import (
     window,
 )
 from hangwatch.report.html.ranksets import RankSet, call_name, seconds, shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hangwatch.report import schema
-    from hangwatch.report.html.history import Call, Place
-    from hangwatch.report.schema import Report
+from hangwatch.report.schema import Report
 
 LEFT, RIGHT, TOP, BOTTOM = 104.0, 1130.0, 30.0, 30.0
 """Where lanes begin and end, and the room above and below them, in the units of the picture."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.report import schema
 from hangwatch.report.html.ranksets import RankSet, seconds, shortened, words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hangwatch.report import schema
-    from hangwatch.report.schema import Report
+from hangwatch.report.schema import Report
 
 MOST_ROWS = 24
 EACH_GPU = 16

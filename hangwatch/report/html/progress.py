@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.report import schema
 from hangwatch.report.html.ranksets import RankSet, shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
-    from hangwatch.report import schema
-    from hangwatch.report.schema import Report
+from hangwatch.report.schema import Report
 
 EACH_RANK = 64
 """Ranks of a job of which each has a row of its own."""

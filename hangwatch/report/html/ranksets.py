@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.report import schema
 from hangwatch.report.sites import fold_ranks, ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.report import schema
 
 SHOWN_RANGES = 6
 BRIEF = 28

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from hangwatch.report import schema
 from hangwatch.report.html.ranksets import RankSet, place, shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from hangwatch.report import schema
-    from hangwatch.report.schema import Report
+from hangwatch.report.schema import Report
 
 MOST_STACKS = 40
 MOST_OTHERS = 24

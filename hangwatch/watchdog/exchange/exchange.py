@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from hangwatch import codec
+from hangwatch.news import News
 from hangwatch.run.moments import Point, reach
 from hangwatch.watchdog.exchange import rounds
 from hangwatch.watchdog.exchange.allowance import Allowance
@@ -27,11 +28,6 @@ from hangwatch.watchdog.exchange.messages import (
 )
 from hangwatch.watchdog.exchange.packing import pack
 from hangwatch.watchdog.exchange.store import Store, StoreLostError, connect
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from hangwatch.news import News
 
 JOIN_S = 60.0
 """A store that is busy with the start of a large job may not answer for a while."""

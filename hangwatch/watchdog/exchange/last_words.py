@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from hangwatch.types.snapshot import RankSnapshot
-    from hangwatch.watchdog.exchange.exchange import Exchange, Gathered
-    from hangwatch.watchdog.exchange.messages import Published
+from hangwatch.types.snapshot import RankSnapshot
+from hangwatch.watchdog.exchange.exchange import Exchange, Gathered
+from hangwatch.watchdog.exchange.messages import Published
 
 
 @dataclass(slots=True)

@@ -10,27 +10,23 @@ against the job.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch import codec
 from hangwatch.types.calls import GroupKey, Site
 from hangwatch.types.kinds import OpState
-from hangwatch.types.snapshot import Frame, RankSnapshot, ThreadStack
+from hangwatch.types.snapshot import Child, Frame, OpRecord, RankSnapshot, ThreadStack
 from hangwatch.watchdog.exchange.messages import (
     MAX_MESSAGE_BYTES,
     Answer,
     Group,
     Local,
+    Node,
     Runs,
     ThreadRef,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hangwatch.types.snapshot import Child, OpRecord
-    from hangwatch.watchdog.exchange.messages import Node
 
 MAX_PLAIN_BYTES = 8 << 20
 """Of a message when it is unpacked."""

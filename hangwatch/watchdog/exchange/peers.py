@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hangwatch.watchdog.exchange.exchange import Exchange
+from hangwatch.watchdog.exchange.exchange import Exchange
 
 
 @dataclass(slots=True)

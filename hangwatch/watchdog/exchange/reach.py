@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.watchdog.exchange.messages import Node
 from hangwatch.watchdog.exchange.rounds import said
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from hangwatch.watchdog.exchange.messages import Node
 
 PORT = 9
 """discard (RFC 863), which no service of our time listens on."""

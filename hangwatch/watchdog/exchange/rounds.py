@@ -22,10 +22,10 @@ All functions raise StoreLostError.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hangwatch import codec
 from hangwatch.collector import without_collections
@@ -54,12 +54,7 @@ from hangwatch.watchdog.exchange.packing import (
     complete,
     unpack,
 )
-from hangwatch.watchdog.exchange.store import StoreLostError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.watchdog.exchange.store import Store
+from hangwatch.watchdog.exchange.store import Store, StoreLostError
 
 WAIT_S = 600.0
 """The wait for the next incident is renewed this often."""

@@ -15,13 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 from hangwatch.errors import HangwatchError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
 
 CONNECT_S = 20.0
 CALL_S = 10.0

@@ -15,13 +15,11 @@ time anew, from that moment.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from hangwatch.observe.pages.standing import Standing
+from hangwatch.observe.pages.standing import Standing
 
 PROVED_NS = 30 * 10**9
 """Nobody is ended for a wait younger than this, unless a hang takes less (``--hang-after``)."""

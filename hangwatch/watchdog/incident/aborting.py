@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hangwatch.news import News
 from hangwatch.run.moments import Point, reach
 from hangwatch.settings.config import OnHang
+from hangwatch.types.verdict import Verdict
+from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.abort import Abort, restored
 from hangwatch.watchdog.incident.ending import end_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from hangwatch.news import News
-    from hangwatch.types.verdict import Verdict
-    from hangwatch.watchdog.hello import Hello
-    from hangwatch.watchdog.incident.evidence import Gatherer
+from hangwatch.watchdog.incident.evidence import Gatherer
 
 ABORTED = "aborted"
 """File in the run directory that tells the supervisor that ranks were ended."""

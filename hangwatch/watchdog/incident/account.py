@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.diagnosis.facts.xids import meaning
 from hangwatch.observe import environment
-from hangwatch.types.report import Evidence, Moment
+from hangwatch.types.report import Evidence, Moment, RasAnswer, RunInfo
+from hangwatch.types.snapshot import JobSnapshot
+from hangwatch.types.verdict import Verdict
+from hangwatch.watchdog.incident.evidence import Collected
+from hangwatch.watchdog.incident.incidents import Announce
 from hangwatch.watchdog.incident.reporter import utc_now
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from hangwatch.types.report import RasAnswer, RunInfo
-    from hangwatch.types.snapshot import JobSnapshot
-    from hangwatch.types.verdict import Verdict
-    from hangwatch.watchdog.incident.evidence import Collected
-    from hangwatch.watchdog.incident.incidents import Announce
-
 
 MAX_ERRORS = 32
 """Lines of the timeline that tell of errors of GPUs."""

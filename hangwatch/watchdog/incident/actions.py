@@ -7,18 +7,15 @@ import os
 import shlex
 import signal
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
+from hangwatch.news import News
 from hangwatch.notice import printable
 from hangwatch.run.moments import Point, reach
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hangwatch.news import News
-    from hangwatch.types.report import Evidence
+from hangwatch.types.report import Evidence
 
 HOOK_S = 60.0
 HOOK_CULPRITS = 1000

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hangwatch.frames import know_trainers
 from hangwatch.report.sites import fold_ranks
 from hangwatch.types.kinds import Phase
 from hangwatch.types.snapshot import JobSnapshot, ProcessState, RankSnapshot
-
-if TYPE_CHECKING:
-    from hangwatch.watchdog.exchange.exchange import Gathered
-    from hangwatch.watchdog.exchange.reach import Missing
-    from hangwatch.watchdog.incident.evidence import Collected
+from hangwatch.watchdog.exchange.exchange import Gathered
+from hangwatch.watchdog.exchange.reach import Missing
+from hangwatch.watchdog.incident.evidence import Collected
 
 MAX_WORLD = 1 << 20
 """A larger world is taken for damage, not for a job."""

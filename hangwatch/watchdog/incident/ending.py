@@ -6,16 +6,12 @@ import asyncio
 import os
 import select
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from hangwatch.news import News
 from hangwatch.observe.processes import PROC, alive, takes
 from hangwatch.run import pidfd
 from hangwatch.run.moments import Point, reach
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
-
-    from hangwatch.news import News
 
 TERM_S = 2.0
 """How long a process may take to end after a signal."""

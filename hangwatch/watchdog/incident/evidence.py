@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.errors import EvidenceError, FlightError, PageError
 from hangwatch.flight import parse_dump
 from hangwatch.nccl import ras
+from hangwatch.news import News
 from hangwatch.observe import flights, sources
+from hangwatch.observe.exits import Exits
+from hangwatch.observe.pages.finder import Pages, Seen
 from hangwatch.observe.pages.left_out import groups_left_out
 from hangwatch.observe.pages.standing import Standing, standings
 from hangwatch.observe.processes import (
@@ -26,24 +29,15 @@ from hangwatch.observe.processes import (
     process_state,
 )
 from hangwatch.observe.snapshot import launched_snapshot, rank_snapshot, waits_itself
-from hangwatch.observe.stacks import NoStacksError
+from hangwatch.observe.stacks import NoStacksError, PySpy
 from hangwatch.observe.threads import in_thread
 from hangwatch.run.moments import Point, reach
+from hangwatch.types.flight import FlightDump
+from hangwatch.types.gpu import GpuState
 from hangwatch.types.kinds import Phase
-from hangwatch.types.snapshot import Child, ProcessState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from hangwatch.news import News
-    from hangwatch.observe.exits import Exits
-    from hangwatch.observe.pages.finder import Pages, Seen
-    from hangwatch.observe.stacks import PySpy
-    from hangwatch.types.flight import FlightDump
-    from hangwatch.types.gpu import GpuState
-    from hangwatch.types.page import RankPage
-    from hangwatch.types.report import Note, RasAnswer
-    from hangwatch.types.snapshot import RankSnapshot, ThreadStack
+from hangwatch.types.page import RankPage
+from hangwatch.types.report import Note, RasAnswer
+from hangwatch.types.snapshot import Child, ProcessState, RankSnapshot, ThreadStack
 
 BUDGET_S = 5.0
 """How long stacks and recorders may take together."""

@@ -9,15 +9,13 @@ exported, so that a watchdog that was killed says nothing twice.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.types.kinds import Certainty, Kind, Reason, State
 from hangwatch.types.verdict import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Stage(StrEnum):

@@ -6,24 +6,29 @@ import asyncio
 import math
 import signal
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch import codec
 from hangwatch.diagnosis import find_desync
 from hangwatch.nccl import status
+from hangwatch.news import News
 from hangwatch.observe.threads import in_thread
 from hangwatch.run.moments import Point, keep, reach
 from hangwatch.types.kinds import Certainty, Kind, State
-from hangwatch.types.snapshot import JobSnapshot, Recording, Thresholds
+from hangwatch.types.snapshot import JobSnapshot, ProcessState, Recording, Thresholds
+from hangwatch.types.verdict import Verdict
+from hangwatch.watchdog.exchange.exchange import Gathered
 from hangwatch.watchdog.exchange.last_words import LastWords
 from hangwatch.watchdog.exchange.messages import Local, Published
 from hangwatch.watchdog.exchange.peers import Peers
 from hangwatch.watchdog.exchange.reach import Missing, missing
+from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.aborting import Aborting
 from hangwatch.watchdog.incident.account import Account, Judged
 from hangwatch.watchdog.incident.assembly import whole_job
-from hangwatch.watchdog.incident.evidence import Collected, Level
+from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level
 from hangwatch.watchdog.incident.incidents import (
     Announce,
     Event,
@@ -32,17 +37,7 @@ from hangwatch.watchdog.incident.incidents import (
     event_of,
     restored,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hangwatch.news import News
-    from hangwatch.types.snapshot import ProcessState
-    from hangwatch.types.verdict import Verdict
-    from hangwatch.watchdog.exchange.exchange import Gathered
-    from hangwatch.watchdog.hello import Hello
-    from hangwatch.watchdog.incident.evidence import Gatherer
-    from hangwatch.watchdog.incident.reporter import Reporter
+from hangwatch.watchdog.incident.reporter import Reporter
 
 HEAD_START_S = 3.0
 POST_MORTEM_S = 3.0

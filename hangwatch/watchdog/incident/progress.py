@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hangwatch.observe.pages.look import QUIET_S
+from hangwatch.observe.pages.look import QUIET_S, Look
 from hangwatch.observe.pages.waits import OVER, moved_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.observe.pages.look import Look
 
 STEADY_S = 1.0
 """A wait has passed once it has been over for so long."""

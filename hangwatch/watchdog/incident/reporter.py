@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangwatch.errors import ReportError
+from hangwatch.news import News
 from hangwatch.observe.threads import in_thread
 from hangwatch.report.files import write_incident
 from hangwatch.report.model import build_report
 from hangwatch.report.notes import notes_content
+from hangwatch.report.schema import Report
 from hangwatch.report.terminal import Style, format_notes, format_verdict
 from hangwatch.run.moments import Point, reach
 from hangwatch.safety.faultlog import logged
-from hangwatch.types.report import Evidence, Moment
+from hangwatch.types.report import Evidence, Moment, Note
+from hangwatch.types.verdict import Verdict
+from hangwatch.watchdog.exchange.messages import Published
 from hangwatch.watchdog.incident.actions import hook_variables, run_hook
 from hangwatch.watchdog.incident.incidents import Announce
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hangwatch.news import News
-    from hangwatch.report.schema import Report
-    from hangwatch.types.report import Note
-    from hangwatch.types.verdict import Verdict
-    from hangwatch.watchdog.exchange.messages import Published
 
 BUILD_S = 30.0
 """A report of a hundred thousand ranks takes some seconds to build."""

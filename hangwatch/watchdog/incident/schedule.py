@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hangwatch.observe.pages.look import QUIET_S
-
-if TYPE_CHECKING:
-    from hangwatch.types.snapshot import Thresholds
+from hangwatch.types.snapshot import Thresholds
 
 AT_LEAST_S = 0.4
 """Between two diagnoses of one wait, also where ranks still move."""

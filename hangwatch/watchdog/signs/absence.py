@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hangwatch.news import News
 from hangwatch.observe.processes import PROC, Tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hangwatch.news import News
 
 PATIENCE_S = 60.0
 """Ranks that run for so long without a page will have none any more."""

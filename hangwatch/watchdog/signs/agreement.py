@@ -7,15 +7,12 @@ came by different lines, which may be meant: only a look at the calls themselves
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hangwatch.observe.pages.finder import Seen
-    from hangwatch.observe.pages.look import Look
-    from hangwatch.types.calls import GroupKey
+from hangwatch.observe.pages.finder import Seen
+from hangwatch.observe.pages.look import Look
+from hangwatch.types.calls import GroupKey
 
 FIRST_S, MOST_S = 1.0, 60.0
 """Until the next closer look at ranks that differ; twice as long after each."""

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hangwatch.diagnosis.facts.xids import Weight, meaning
 from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.efficiency import Finding
 from hangwatch.gpu.ranks import LocalRank
+from hangwatch.gpu.reader import Gpus
+from hangwatch.news import News
+from hangwatch.observe.pages.look import Look
 from hangwatch.observe.processes import PROC, environment
+from hangwatch.types.gpu import GpuState
 from hangwatch.types.kinds import Cost, GpuHealth
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hangwatch.gpu.reader import Gpus
-    from hangwatch.news import News
-    from hangwatch.observe.pages.look import Look
-    from hangwatch.types.gpu import GpuState
-    from hangwatch.types.page import Identity
+from hangwatch.types.page import Identity
 
 TELL_S = 1.0
 """Between two comparisons of what is known with what has been said."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from hangwatch.efficiency import find_costs, note_of, parse_facts
+from hangwatch.efficiency import Finding, find_costs, note_of, parse_facts
 from hangwatch.errors import PageError
+from hangwatch.observe.pages.finder import Pages
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from hangwatch.efficiency import Finding
-    from hangwatch.observe.pages.finder import Pages
-    from hangwatch.types.report import Note
+from hangwatch.types.report import Note
 
 SUFFIX = ".practice"
 """Of the file that a rank leaves beside its page (agent/practice/practice.py)."""

@@ -11,9 +11,11 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from hangwatch.news import News
+from hangwatch.observe.pages.look import Look
 from hangwatch.observe.processes import PROC, environment
 from hangwatch.preflight import network, rendezvous
 from hangwatch.preflight.contract import out_of_range, same_ranks
@@ -21,14 +23,8 @@ from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.preflight.interfaces import interfaces
 from hangwatch.preflight.job import Job, job
 from hangwatch.types.kinds import Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hangwatch.news import News
-    from hangwatch.observe.pages.look import Look
-    from hangwatch.types.page import RankPage
-    from hangwatch.watchdog.hello import Hello
+from hangwatch.types.page import RankPage
+from hangwatch.watchdog.hello import Hello
 
 SOON_S = 8.0
 """Healthy ranks of one node leave init_process_group sooner."""

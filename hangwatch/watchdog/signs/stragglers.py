@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hangwatch.errors import PageError
-from hangwatch.observe.pages.arrivals import Arrivals, GroupArrivals, Issued, loop_period_s
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from hangwatch.metrics.labels import GroupLabels
-    from hangwatch.metrics.snapshot import RankState
-    from hangwatch.observe.pages.arrivals import Members
-    from hangwatch.observe.pages.look import Look
-    from hangwatch.types.page import RankPage
+from hangwatch.metrics.labels import GroupLabels
+from hangwatch.metrics.snapshot import RankState
+from hangwatch.observe.pages.arrivals import Arrivals, GroupArrivals, Issued, Members, loop_period_s
+from hangwatch.observe.pages.look import Look
+from hangwatch.types.page import RankPage
 
 RINGS_S = 5.0
 """Between two readings of all rings, or more where they take long:"""
