@@ -90,37 +90,37 @@ def _watch(words: Sequence[str], config: Config, environ: Mapping[str, str]) -> 
 
 
 def _report(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.offline.stored import report  # noqa: PLC0415 (not needed to watch)
+    from hangwatch.commands.offline.stored import report  # noqa: PLC0415 (not needed to watch)
 
     return report(words, environ)
 
 
 def _top(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.top.command import top  # noqa: PLC0415 (as above)
+    from hangwatch.commands.top.command import top  # noqa: PLC0415 (as above)
 
     return top(words, environ)
 
 
 def _inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.inspect.command import inspect  # noqa: PLC0415 (as above)
+    from hangwatch.commands.inspection.command import inspect  # noqa: PLC0415 (as above)
 
     return inspect(words, environ)
 
 
 def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.offline.stored import analyze  # noqa: PLC0415 (as above)
+    from hangwatch.commands.offline.stored import analyze  # noqa: PLC0415 (as above)
 
     return analyze(words, environ)
 
 
 def _doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.doctor.command import doctor  # noqa: PLC0415 (as above)
+    from hangwatch.commands.doctor.command import doctor  # noqa: PLC0415 (as above)
 
     return doctor(words, environ)
 
 
 def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.demo import demonstrate  # noqa: PLC0415
+    from hangwatch.commands.demo import demonstrate  # noqa: PLC0415
     from hangwatch.settings.arguments import Arguments  # noqa: PLC0415 (as above)
 
     Arguments("demo", "Run a small job in which one rank stalls, under watch.").parse_args(words)

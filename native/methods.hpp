@@ -1,4 +1,4 @@
-// Made from hangwatch/operations.py: python native/methods.py > native/methods.hpp
+// Made from hangwatch/model/operations.py: python native/methods.py > native/methods.hpp
 // clang-format off
 
 #pragma once

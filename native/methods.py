@@ -1,4 +1,4 @@
-"""Prints native/methods.hpp, the table of the methods that are wrapped, from hangwatch.operations.
+"""Prints native/methods.hpp, the table of the wrapped methods, from hangwatch.model.operations.
 
 python native/methods.py > native/methods.hpp
 """
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from hangwatch.operations import METHODS, OPERATIONS
+from hangwatch.model.operations import METHODS, OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hangwatch.operations import Method, Parameter
+    from hangwatch.model.operations import Method, Parameter
 
 MOST_NAMES = max(
     len(parameter.names)
@@ -25,7 +25,7 @@ MOST_NAMES = max(
     if parameter is not None
 )
 HEAD = f"""\
-// Made from hangwatch/operations.py: python native/methods.py > native/methods.hpp
+// Made from hangwatch/model/operations.py: python native/methods.py > native/methods.hpp
 // clang-format off
 
 #pragma once

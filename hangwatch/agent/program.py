@@ -121,5 +121,5 @@ def _below(library: str, inside: str) -> str:
     if top.removesuffix(".py") in _RUNNERS:
         return ""
     if top == _OURS:  # whose agent is in every process
-        top = f"{top}/{rest.partition('/')[0]}"
+        top = os.path.join(top, os.path.dirname(rest.rstrip("/")))
     return f"{library}{top}" if top.endswith(".py") else f"{library}{top}/"

@@ -21,10 +21,10 @@ from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import Ranks, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene, Text
-from hangwatch.frames import with_source
-from hangwatch.types.kinds import Certainty, Kind, Reason, State
-from hangwatch.types.snapshot import JobSnapshot, OpRecord
-from hangwatch.types.verdict import Collective, Verdict
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import Certainty, Kind, Reason, State
+from hangwatch.model.snapshot import JobSnapshot, OpRecord
+from hangwatch.model.verdict import Collective, Verdict
 
 MOST_RANKS = 32
 """Ranks of a group that are compared; in a larger one its first."""

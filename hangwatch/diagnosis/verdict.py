@@ -6,7 +6,6 @@ import math
 import signal
 from dataclasses import replace
 
-from hangwatch.collector import without_collections
 from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.advice.facts import facts_of
 from hangwatch.diagnosis.facts.aftermath import find_waits
@@ -30,11 +29,12 @@ from hangwatch.diagnosis.rules.mismatch import judge_dispute
 from hangwatch.diagnosis.rules.order import of_all_in_loop
 from hangwatch.diagnosis.rules.terminals import judge_terminals
 from hangwatch.diagnosis.source.files import Source
-from hangwatch.frames import program_thread
-from hangwatch.types.kinds import Certainty, Kind, Reason, State
-from hangwatch.types.snapshot import JobSnapshot, Thresholds
-from hangwatch.types.verdict import OK, Verdict
-from hangwatch.types.verdict import Wait as ShownWait
+from hangwatch.model.collector import without_collections
+from hangwatch.model.frames import program_thread
+from hangwatch.model.kinds import Certainty, Kind, Reason, State
+from hangwatch.model.snapshot import JobSnapshot, Thresholds
+from hangwatch.model.verdict import OK, Verdict
+from hangwatch.model.verdict import Wait as ShownWait
 
 PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,

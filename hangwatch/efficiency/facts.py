@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hangwatch.types.calls import Site
-from hangwatch.types.page import RankPage
+from hangwatch.model.calls import Site
+from hangwatch.model.page import RankPage
 
 MOST = 64
 """Entries of a list that are read."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hangwatch.efficiency.facts import LoaderFacts, RankFacts, ReplicaFacts
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Cost
+from hangwatch.model.calls import Site
+from hangwatch.model.kinds import Cost
 
 LEAST_EPOCHS = 2
 LEAST_DIGESTS = 8

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.efficiency.findings import Finding
-from hangwatch.types.kinds import Cost
-from hangwatch.types.report import Note
+from hangwatch.model.kinds import Cost
+from hangwatch.model.report import Note
 
 _DOCS = "https://docs.pytorch.org/docs/stable"
 _DDP = f"{_DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html"

@@ -27,19 +27,19 @@ from hangwatch.agent.environment import (
     packed,
 )
 from hangwatch.errors import ReportError
-from hangwatch.launch.arriving import arrived
+from hangwatch.launch.blocked_signals import arrived
 from hangwatch.launch.command import Signals, StarvedError, become, keep_streams_closed, start
-from hangwatch.launch.greeting import greeting, to_other_nodes, watch_name
-from hangwatch.launch.guardian import Guardian
-from hangwatch.launch.relay import FORWARDED, IMPATIENT, Relay, reap_adopted, stop, taken
-from hangwatch.launch.witness import JOB_CONTROL, Witness
+from hangwatch.launch.handshake import greeting, to_other_nodes, watch_name
+from hangwatch.launch.signal_origin import JOB_CONTROL, Witness
+from hangwatch.launch.signals import FORWARDED, IMPATIENT, Relay, reap_adopted, stop, taken
+from hangwatch.launch.watchdog_process import Guardian
 from hangwatch.notice import fold_command, say
 from hangwatch.report.files import open_run, write_log, write_run
 from hangwatch.run import rundir, runfacts
-from hangwatch.run.companions import Companions
-from hangwatch.run.election import job_name
-from hangwatch.run.moments import reach
+from hangwatch.run.leader import job_name
+from hangwatch.run.peers import Companions
 from hangwatch.run.rundir import RunDir
+from hangwatch.run.test_hooks import reach
 from hangwatch.safety import redaction
 from hangwatch.safety.faultlog import log_fault, logged
 from hangwatch.settings.config import Config, hook_trouble, new_run_id

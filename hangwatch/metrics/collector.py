@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from hangwatch.metrics.families import NAMESPACE, families
 from hangwatch.metrics.labels import command_label, cut
 from hangwatch.metrics.snapshot import NodeSnapshot
+from hangwatch.model.report import RunInfo
 from hangwatch.safety.texts import readable, readable_all
-from hangwatch.types.report import RunInfo
 
 
 class NodeCollector(Collector):

@@ -14,9 +14,9 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
+from hangwatch.evidence.pages.arrivals import BOUNDS_S, GroupArrivals
 from hangwatch.metrics.labels import cut, rank_label
 from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState
-from hangwatch.observe.pages.arrivals import BOUNDS_S, GroupArrivals
 
 Row = tuple[tuple[str, ...], float]
 """Label values, and a value."""

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from hangwatch.metrics.families import NAMESPACE
 from hangwatch.metrics.labels import cut
-from hangwatch.types.gpu import THROTTLE_REASONS, GpuState, NodeGpus
-from hangwatch.types.kinds import GpuHealth
+from hangwatch.model.gpu import THROTTLE_REASONS, GpuState, NodeGpus
+from hangwatch.model.kinds import GpuHealth
 
 Row = tuple[tuple[str, ...], float]
 """Values of the labels after ``gpu``, and the value of the sample."""

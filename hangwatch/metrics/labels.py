@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
+from hangwatch.evidence.pages.arrivals import Members
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.page import PageGroup, RankPage
 from hangwatch.notice import printable
-from hangwatch.observe.pages.arrivals import Members
-from hangwatch.report.sites import fold_ranks
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.page import PageGroup, RankPage
+from hangwatch.text import fold_ranks
 
 MAX_CHARS = 64
 MAX_DESC_CHARS = 48

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hangwatch.observe.pages.arrivals import GroupArrivals
-from hangwatch.types.kinds import Kind, State
-from hangwatch.types.page import PageGroup, RankPage
-from hangwatch.types.snapshot import Thresholds
-from hangwatch.types.verdict import Verdict
+from hangwatch.evidence.pages.arrivals import GroupArrivals
+from hangwatch.model.kinds import Kind, State
+from hangwatch.model.page import PageGroup, RankPage
+from hangwatch.model.snapshot import Thresholds
+from hangwatch.model.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

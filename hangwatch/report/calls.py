@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from hangwatch.model.snapshot import OpRecord, RankSnapshot
+from hangwatch.model.verdict import Verdict
 from hangwatch.report import schema
 from hangwatch.report.groups import Groups, Sites
 from hangwatch.report.sites import group_label
-from hangwatch.types.snapshot import OpRecord, RankSnapshot
-from hangwatch.types.verdict import Verdict
 
 RANKS = 24
 """Ranks whose calls are kept; all of a job that has no more."""

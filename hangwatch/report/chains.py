@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from hangwatch.types.verdict import Wait
+from hangwatch.model.verdict import Wait
 
 Ranks = tuple[int, ...]
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hangwatch.errors import ReportError
+from hangwatch.model.report import Evidence, Note
 from hangwatch.notice import printable
 from hangwatch.report.html import render_page
 from hangwatch.report.model import build_report
@@ -30,7 +31,6 @@ from hangwatch.report.notes import notes_content
 from hangwatch.report.schema import RUN_SCHEMA, SCHEMA, Report, RunReport, Stack
 from hangwatch.safety import untrusted
 from hangwatch.safety.texts import readable_report
-from hangwatch.types.report import Evidence, Note
 
 LATEST = "latest"
 REPORT = "report.json"
@@ -146,7 +146,7 @@ def _fill(path: Path, evidence: Evidence, report: Report) -> None:
 
 def _flight_file(rank: int, raw: bytes) -> str:
     """JSON, but for that of PyTorch 2.4, which has only the pickle."""
-    from hangwatch.flight.pickled import is_pickle  # noqa: PLC0415 (every job would start later)
+    from hangwatch.evidence.flight.pickled import is_pickle  # noqa: PLC0415 (every job would start later)
 
     return f"rank-{rank}.{'pickle' if is_pickle(raw) else 'json'}"
 

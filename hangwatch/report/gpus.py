@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hangwatch.model.gpu import GpuState
 from hangwatch.report.schema import Gpu
-from hangwatch.types.gpu import GpuState
 
 
 def gpu_content(gpu: GpuState | None) -> Gpu | None:

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.snapshot import GroupProgress, RankSnapshot
+from hangwatch.model.verdict import Wait
 from hangwatch.report import schema
-from hangwatch.report.sites import (
-    fold_ranks,
-    group_label,
-    known_group_label,
-    known_site_content,
-    site_content,
-)
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.snapshot import GroupProgress, RankSnapshot
-from hangwatch.types.verdict import Wait
+from hangwatch.report.sites import group_label, known_group_label, known_site_content, site_content
+from hangwatch.text import fold_ranks
 
 FOR_SHOWN = 16
 """Of whom a wait is for, as many are listed with the wait itself."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.report import Evidence, RasAnswer
+from hangwatch.model.verdict import RootCause, Verdict, Wait
 from hangwatch.report import schema
 from hangwatch.report.calls import calls_content, chosen_ranks
 from hangwatch.report.chains import next_towards
@@ -13,9 +16,6 @@ from hangwatch.report.notes import notes_content
 from hangwatch.report.ranks import Stacks, rank_content
 from hangwatch.report.schema import SCHEMA, Report
 from hangwatch.report.sites import group_label, site_content
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.report import Evidence, RasAnswer
-from hangwatch.types.verdict import RootCause, Verdict, Wait
 
 
 def build_report(evidence: Evidence) -> Report:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hangwatch.model.report import Note
 from hangwatch.report import schema
 from hangwatch.report.sites import site_content
-from hangwatch.types.report import Note
 
 
 def notes_content(notes: Iterable[Note]) -> list[schema.Note]:

@@ -6,16 +6,16 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from hangwatch.frames import innermost_user_site, is_user_frame, line_of, program_thread
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import innermost_user_site, is_user_frame, line_of, program_thread
+from hangwatch.model.kinds import OpState
+from hangwatch.model.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.model.verdict import Verdict, Wait
 from hangwatch.report import schema
 from hangwatch.report.calls import CULPRITS
 from hangwatch.report.gpus import gpu_content
 from hangwatch.report.groups import Groups
 from hangwatch.report.sites import group_label, site_content
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import OpState
-from hangwatch.types.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
-from hangwatch.types.verdict import Verdict, Wait
 
 
 class Stacks:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated, NotRequired, TypedDict
 
-from hangwatch.types.kinds import (
+from hangwatch.model.kinds import (
     Certainty,
     Cost,
     GpuHealth,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from hangwatch.frames import line_of
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.frames import line_of
 from hangwatch.report import schema
-from hangwatch.types.calls import GroupKey, Site
+from hangwatch.text import fold_ranks
 
 CONTEXT_LINES = 2
 """Lines of source shown on either side of the culprit's."""
@@ -68,28 +69,6 @@ def known_group_label(key: GroupKey) -> str:
     if key.desc and key.desc != "undefined":
         return key.desc
     return f"ranks {fold_ranks(key.ranks)}"
-
-
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as people write them: ``0, 1, 3-7``."""
-    folded = []
-    for first, last in ranges(ranks):
-        if last - first > 1:  # two ranks are no range
-            folded.append(f"{first}-{last}")
-        else:
-            folded.extend(str(rank) for rank in range(first, last + 1))
-    return ", ".join(folded)
-
-
-def ranges(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last of each run of ranks without a gap."""
-    found: list[tuple[int, int]] = []
-    for rank in sorted(set(ranks)):
-        if found and rank == found[-1][1] + 1:
-            found[-1] = (found[-1][0], rank)
-        else:
-            found.append((rank, rank))
-    return found
 
 
 def causes_text(verdict: schema.Verdict) -> tuple[list[str], list[str]]:

@@ -22,7 +22,8 @@ from hangwatch.report.chains import chain
 from hangwatch.report.notes import note_text
 from hangwatch.report.places import places_of, towards_of
 from hangwatch.report.schema import Report
-from hangwatch.report.sites import call_text, causes_text, certainty_text, fold_ranks, ranges
+from hangwatch.report.sites import call_text, causes_text, certainty_text
+from hangwatch.text import fold_ranks, ranges
 
 NARROWEST = 40
 DEFAULT_WIDTH = 100

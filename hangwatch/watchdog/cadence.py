@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from hangwatch.types.snapshot import Thresholds
+from hangwatch.model.snapshot import Thresholds
 
 SUSPECT_GAPS = 8.0
 SUSPECT_MIN_S, SUSPECT_MAX_S = 10.0, 120.0

@@ -15,26 +15,26 @@ from typing import Any
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
-from hangwatch.gpu.reader import Gpus
+from hangwatch.evidence.exits import Exits
+from hangwatch.evidence.gpu.reader import Gpus
+from hangwatch.evidence.pages.finder import Pages
+from hangwatch.evidence.stacks import PySpy
 from hangwatch.metrics.gpu import gpu_metrics
+from hangwatch.model.report import Note
 from hangwatch.news import News
-from hangwatch.observe.exits import Exits
-from hangwatch.observe.pages.finder import Pages
-from hangwatch.observe.stacks import PySpy
 from hangwatch.report.files import write_log, write_run
 from hangwatch.run import rundir
-from hangwatch.run.companions import CONCLUDED
-from hangwatch.run.moments import Point, reach
+from hangwatch.run.peers import CONCLUDED
+from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import log_fault, logged, open_log
 from hangwatch.safety.texts import readable
-from hangwatch.types.report import Note
 from hangwatch.watchdog.hello import Hello, Supervisor, all_ended, supervisor
 from hangwatch.watchdog.incident.evidence import Gatherer
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.monitor import Monitor
-from hangwatch.watchdog.signs.gpus import GpuWatch
-from hangwatch.watchdog.signs.practice import Practice
+from hangwatch.watchdog.notices.gpus import GpuWatch
+from hangwatch.watchdog.notices.practice import Practice
 from hangwatch.watchdog.telemetry import Telemetry
 
 CONCLUDE_S = 9.0

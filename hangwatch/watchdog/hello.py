@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hangwatch.run import companions
+from hangwatch.model.report import RunInfo
+from hangwatch.run import peers
 from hangwatch.settings.config import Config
-from hangwatch.types.report import RunInfo
 
 MAX_LINE_BYTES = 1 << 20
 COMPANIONS_S = 0.25
@@ -46,7 +46,7 @@ class Hello:
     def commands(self) -> list[int]:
         """The pids of the commands of this node."""
         if self.shared:
-            return [command.pid for command in companions.commands(self.run_dir)]
+            return [command.pid for command in peers.commands(self.run_dir)]
         return [self.command_pid]
 
 
@@ -81,11 +81,11 @@ async def all_ended(run_dir: Path) -> int | None:
 
     None if their supervisors are gone.
     """
-    found = companions.commands(run_dir)
+    found = peers.commands(run_dir)
     while any(command.running for command in found):
         await asyncio.sleep(COMPANIONS_S)
-        found = companions.commands(run_dir)
-    return companions.overall_exit_code(found)
+        found = peers.commands(run_dir)
+    return peers.overall_exit_code(found)
 
 
 async def supervisor() -> Supervisor:

@@ -15,23 +15,23 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from hangwatch.evidence.environment import torch_version
+from hangwatch.evidence.pages.look import Look
+from hangwatch.evidence.pages.waits import moved_ns
+from hangwatch.evidence.threads import in_thread
 from hangwatch.metrics.collector import NodeCollector
 from hangwatch.metrics.labels import GroupLabels
 from hangwatch.metrics.server import listen
 from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitState
 from hangwatch.metrics.targets import Targets
+from hangwatch.model.page import RankPage
 from hangwatch.news import News
-from hangwatch.observe.environment import torch_version
-from hangwatch.observe.pages.look import Look
-from hangwatch.observe.pages.waits import moved_ns
-from hangwatch.observe.threads import in_thread
 from hangwatch.settings.config import parse_address
-from hangwatch.types.page import RankPage
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.evidence import local_size
 from hangwatch.watchdog.incident.incidents import Incidents
-from hangwatch.watchdog.signs.stragglers import Furthest, Rings
+from hangwatch.watchdog.notices.stragglers import Furthest, Rings
 
 BIND_S = 60.0
 """How long finding and binding the address may take: a name server may be dead."""

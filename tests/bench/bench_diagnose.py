@@ -18,9 +18,9 @@ import sys
 import time
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Kind, OpState, Phase
-from hangwatch.types.snapshot import (
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import Kind, OpState, Phase
+from hangwatch.model.snapshot import (
     Frame,
     GroupProgress,
     JobSnapshot,

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 from bench_diagnose import MIB, SCRIPT, SOURCE, THRESHOLDS, made
 
 from hangwatch.diagnosis import diagnose
+from hangwatch.model.kinds import OpState
+from hangwatch.model.snapshot import Frame, JobSnapshot, RankSnapshot, ThreadStack
 from hangwatch.news import News
-from hangwatch.types.kinds import OpState
-from hangwatch.types.snapshot import Frame, JobSnapshot, RankSnapshot, ThreadStack
-from hangwatch.watchdog.exchange import exchange
-from hangwatch.watchdog.exchange.exchange import Exchange
-from hangwatch.watchdog.exchange.messages import Local, Node, Published
-from hangwatch.watchdog.exchange.packing import pack
+from hangwatch.watchdog.peers import exchange
+from hangwatch.watchdog.peers.exchange import Exchange
+from hangwatch.watchdog.peers.messages import Local, Node, Published
+from hangwatch.watchdog.peers.packing import pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Moments of a supervisor or a watchdog at which a fault holds it (hangwatch/run/moments.py)."""
+"""Moments of a supervisor or a watchdog at which a fault holds it (hangwatch/run/test_hooks.py)."""
 
 from __future__ import annotations
 

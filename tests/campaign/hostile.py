@@ -8,12 +8,12 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hangwatch import codec
-from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, State
-from hangwatch.types.snapshot import ProcessState, RankSnapshot
-from hangwatch.types.verdict import Verdict
-from hangwatch.watchdog.exchange.messages import Answer, Incident, Local, Node, Published, ThreadRef
-from hangwatch.watchdog.exchange.packing import pack
+from hangwatch.model import codec
+from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, State
+from hangwatch.model.snapshot import ProcessState, RankSnapshot
+from hangwatch.model.verdict import Verdict
+from hangwatch.watchdog.peers.messages import Answer, Incident, Local, Node, Published, ThreadRef
+from hangwatch.watchdog.peers.packing import pack
 
 if TYPE_CHECKING:
     import random

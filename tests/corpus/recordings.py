@@ -1,7 +1,7 @@
 """What hangwatch knew whenever it told of a program of the zoo, to be judged again without it.
 
 A recording is what ``diagnose`` or ``find_desync`` was given, as the watchdog had it
-(hangwatch.types.snapshot.Recording). It is made by ``make corpus`` and never edited: where a
+(hangwatch.model.snapshot.Recording). It is made by ``make corpus`` and never edited: where a
 change of format makes it unreadable, or its program has changed, it is made anew.
 """
 
@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 from expectations import run
 from harness import Result
 
-from hangwatch import codec
 from hangwatch.diagnosis import diagnose, find_desync
+from hangwatch.model import codec
+from hangwatch.model.kinds import State
+from hangwatch.model.report import Evidence, RunInfo
+from hangwatch.model.snapshot import Recording
 from hangwatch.report import build_report
-from hangwatch.types.kinds import State
-from hangwatch.types.report import Evidence, RunInfo
-from hangwatch.types.snapshot import Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from expectations import Expectation
 
-    from hangwatch.types.snapshot import Thresholds
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.snapshot import Thresholds
+    from hangwatch.model.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded"

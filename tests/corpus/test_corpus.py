@@ -10,8 +10,8 @@ import pytest
 from expectations import against_the_schema, expectations, misjudged, named_cause
 from recordings import OF_FRAMEWORKS, ON_GPU, Recorded, judged, recorded, result_of, text_of
 
-from hangwatch.types.kinds import State
-from hangwatch.types.snapshot import Thresholds
+from hangwatch.model.kinds import State
+from hangwatch.model.snapshot import Thresholds
 
 if TYPE_CHECKING:
     from harness import Result

@@ -13,7 +13,7 @@ from expectations import Expectation, expectations, misjudged, unexplained
 from recordings import OF_FRAMEWORKS, ON_GPU, RECORDED, files_of, recorded, result_of
 from test_zoo import CORE, FORKED, SLOW
 
-from hangwatch.types.kinds import Kind
+from hangwatch.model.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -24,13 +24,13 @@ from waiting import until
 from hangwatch import _native
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders, backends
-from hangwatch.flight import parse_dump
-from hangwatch.page.reader import parse_page
+from hangwatch.evidence.flight import parse_dump
+from hangwatch.evidence.page import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hangwatch.types.page import PageGroup, RankPage
+    from hangwatch.model.page import PageGroup, RankPage
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")

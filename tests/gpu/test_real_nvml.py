@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from hangwatch.gpu.device import Pace
-from hangwatch.gpu.ranks import LocalRank
-from hangwatch.gpu.reader import Gpus
-from hangwatch.types.kinds import GpuHealth
+from hangwatch.evidence.gpu.device import Pace
+from hangwatch.evidence.gpu.ranks import LocalRank
+from hangwatch.evidence.gpu.reader import Gpus
+from hangwatch.model.kinds import GpuHealth
 
 if TYPE_CHECKING:
-    from hangwatch.types.gpu import GpuState
+    from hangwatch.model.gpu import GpuState
 
 pytestmark = pytest.mark.gpu
 BUSY = """

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import sys
 
-from hangwatch.codec import plain
-from hangwatch.gpu.device import Pace
-from hangwatch.gpu.ranks import LocalRank
-from hangwatch.gpu.reader import Gpus
+from hangwatch.evidence.gpu.device import Pace
+from hangwatch.evidence.gpu.ranks import LocalRank
+from hangwatch.evidence.gpu.reader import Gpus
+from hangwatch.model.codec import plain
 
 
 def main() -> None:

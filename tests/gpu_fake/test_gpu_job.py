@@ -14,7 +14,7 @@ from harness import read_reports
 from prometheus_client.parser import text_string_to_metric_families
 from steady import TORCHRUN, Job
 
-from hangwatch.observe.processes import Tree
+from hangwatch.evidence.processes import Tree
 
 if TYPE_CHECKING:
     from pathlib import Path

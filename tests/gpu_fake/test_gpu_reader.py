@@ -21,9 +21,9 @@ from fake_nvml import (
 from harness import environment
 from waiting import BOUND_S, until
 
-from hangwatch import codec
-from hangwatch.types.gpu import GpuState, NodeGpus
-from hangwatch.types.kinds import GpuHealth
+from hangwatch.model import codec
+from hangwatch.model.gpu import GpuState, NodeGpus
+from hangwatch.model.kinds import GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from waiting import BOUND_S
 
 from hangwatch.agent.environment import RECORDER, job_environment
-from hangwatch.page.reader import parse_page
+from hangwatch.evidence.page import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hangwatch.types.page import PageEvent, PageGroup, RankPage
+    from hangwatch.model.page import PageEvent, PageGroup, RankPage
 
 COUNTED = Path(__file__).parent / "programs" / "counted"
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "TORCHELASTIC_", "TORCH_FR")

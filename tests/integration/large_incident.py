@@ -10,10 +10,10 @@ from __future__ import annotations
 from random import Random
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.report import Evidence, Moment, RunInfo
-from hangwatch.types.snapshot import (
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.report import Evidence, Moment, RunInfo
+from hangwatch.model.snapshot import (
     Child,
     Frame,
     GroupProgress,

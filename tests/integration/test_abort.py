@@ -18,7 +18,7 @@ import pytest
 from harness import free_port
 from steady import TORCHRUN, Job
 
-from hangwatch.run.moments import VARIABLE, Point
+from hangwatch.run.test_hooks import VARIABLE, Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,10 +32,10 @@ OPTIONS = ("--suspect-after", "4", "--hang-after", "4", "--on-hang", "abort")
 STRANGER = """
 import sys
 from torch.distributed import PrefixStore, TCPStore
-from hangwatch.types.kinds import Certainty, Kind, Reason, State
-from hangwatch.types.verdict import Verdict
+from hangwatch.model.kinds import Certainty, Kind, Reason, State
+from hangwatch.model.verdict import Verdict
 from hangwatch import codec
-from hangwatch.watchdog.exchange.messages import Incident, Published
+from hangwatch.watchdog.peers.messages import Incident, Published
 port = int(sys.argv[1])
 tcp = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 store = PrefixStore("hangwatch/job/2", tcp)

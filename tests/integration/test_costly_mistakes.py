@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness import PROGRAMS, Result, environment, watch
 
-from hangwatch.types.kinds import Cost
+from hangwatch.model.kinds import Cost
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,13 +9,13 @@ import pytest
 from agent_runs import COUNTED, Run, calls, group_of, run, torchrun
 from harness import RECORDED
 
-from hangwatch.flight.names import wire_name
-from hangwatch.types.kinds import OpState, Phase
+from hangwatch.evidence.flight.names import wire_name
+from hangwatch.model.kinds import OpState, Phase
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types.page import PageEvent, RankPage
+    from hangwatch.model.page import PageEvent, RankPage
 
 GLOO_NAMES = {
     "all_gather_into_tensor": "all_gather",

@@ -16,8 +16,8 @@ from harness import environment
 from steady import TORCHRUN, Job
 from waiting import BOUND_S
 
+from hangwatch.model.kinds import Kind
 from hangwatch.settings import options
-from hangwatch.types.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -16,21 +16,21 @@ from acting_rank import Rank
 from sampling import sampling
 from waiting import BOUND_S, in_time
 
+from hangwatch.evidence import flights
+from hangwatch.evidence.exits import Exits
+from hangwatch.evidence.pages.finder import Pages
+from hangwatch.evidence.processes import read_stat
+from hangwatch.evidence.stacks import PySpy
+from hangwatch.model.kinds import Phase
 from hangwatch.news import News
-from hangwatch.observe import flights
-from hangwatch.observe.exits import Exits
-from hangwatch.observe.pages.finder import Pages
-from hangwatch.observe.processes import read_stat
-from hangwatch.observe.stacks import PySpy
 from hangwatch.settings.config import Stacks
-from hangwatch.types.kinds import Phase
 from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hangwatch.types.snapshot import RankSnapshot
+    from hangwatch.model.snapshot import RankSnapshot
 
 pytest.importorskip("hangwatch._native")
 WORKER = """

@@ -16,16 +16,16 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 from waiting import BOUND_S, within
 
-from hangwatch import codec
+from hangwatch.model import codec
+from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, State
+from hangwatch.model.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.model.verdict import Verdict
 from hangwatch.news import News
-from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, State
-from hangwatch.types.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
-from hangwatch.types.verdict import Verdict
-from hangwatch.watchdog.exchange import exchange as exchange_module
-from hangwatch.watchdog.exchange import rounds
-from hangwatch.watchdog.exchange import store as store_module
-from hangwatch.watchdog.exchange.exchange import Exchange, Gathered
-from hangwatch.watchdog.exchange.messages import Incident, Local, Node, Published
+from hangwatch.watchdog.peers import exchange as exchange_module
+from hangwatch.watchdog.peers import rounds
+from hangwatch.watchdog.peers import store as store_module
+from hangwatch.watchdog.peers.exchange import Exchange, Gathered
+from hangwatch.watchdog.peers.messages import Incident, Local, Node, Published
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -7,9 +7,9 @@ import importlib.util
 
 import pytest
 
-from hangwatch.watchdog.exchange import rounds
-from hangwatch.watchdog.exchange.messages import Node
-from hangwatch.watchdog.exchange.store import Store, connect
+from hangwatch.watchdog.peers import rounds
+from hangwatch.watchdog.peers.messages import Node
+from hangwatch.watchdog.peers.store import Store, connect
 
 if importlib.util.find_spec("torch"):
     from test_exchange import serving

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from test_watchdog import Watchdog, pair
 from waiting import until
 
-from hangwatch.run.moments import VARIABLE, Point
+from hangwatch.run.test_hooks import VARIABLE, Point
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_look_that_fails_leaves_its_traceback_with_the_incident_and_the_run(
         assert "(traceback in watchdog.log)" in watchdog.end(1)
     (lost,) = [text for text in report["lost"] if "goes on" in text]
     assert lost.endswith("(traceback in watchdog.log)")
-    assert "hangwatch.run.moments.CrashForTestError: gathering" in log
+    assert "hangwatch.run.test_hooks.CrashForTestError: gathering" in log
     (kept,) = watchdog.report_dir.glob("watchdog-*.log")
     assert "CrashForTestError" in kept.read_text()
 

@@ -20,20 +20,13 @@ import orjson
 import pytest
 from test_exchange import Server, of_torch, serving
 
-from hangwatch import codec
-from hangwatch.codec import CodecError
-from hangwatch.watchdog.exchange import rounds
-from hangwatch.watchdog.exchange import store as store_module
-from hangwatch.watchdog.exchange.allowance import Allowance
-from hangwatch.watchdog.exchange.messages import MAX_MESSAGE_BYTES, Node
-from hangwatch.watchdog.exchange.packing import (
-    MAX_BLOB_BYTES,
-    Groups,
-    Library,
-    Room,
-    complete,
-    unpack,
-)
+from hangwatch.model import codec
+from hangwatch.model.codec import CodecError
+from hangwatch.watchdog.peers import rounds
+from hangwatch.watchdog.peers import store as store_module
+from hangwatch.watchdog.peers.allowance import Allowance
+from hangwatch.watchdog.peers.messages import MAX_MESSAGE_BYTES, Node
+from hangwatch.watchdog.peers.packing import MAX_BLOB_BYTES, Groups, Library, Room, complete, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,14 +22,14 @@ from waiting import in_time, until
 from hangwatch.agent.environment import RECORDER, sitecustomize_directory
 from hangwatch.agent.sample.sampler import PERIOD_S
 from hangwatch.errors import PageError
-from hangwatch.observe import flights
-from hangwatch.page.reader import parse_page
-from hangwatch.types.kinds import Phase
+from hangwatch.evidence import flights
+from hangwatch.evidence.page import parse_page
+from hangwatch.model.kinds import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hangwatch.types.page import RankPage
+    from hangwatch.model.page import RankPage
 
 ALONE = {
     "RANK": "0",
@@ -412,7 +412,7 @@ def test_an_exception_is_recorded_while_the_programs_own_hook_still_prints_it(
 ) -> None:
     code = """
     import glob, os, sys, time, torch.distributed as dist
-    from hangwatch.page.reader import parse_page
+    from hangwatch.evidence.page import parse_page
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     (page,) = glob.glob(os.environ["HANGWATCH_DIR"] + "/*.page")
     def recorded():

@@ -19,7 +19,7 @@ from launching import PROGRAMS, Launched, line_of
 from waiting import until
 
 from hangwatch.agent.environment import sitecustomize_directory
-from hangwatch.observe.processes import read_stat
+from hangwatch.evidence.processes import read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +53,8 @@ def test_a_program_that_starts_its_own_ranks_is_watched(tmp_path: Path, method: 
     command = [sys.executable, str(program), method, str(free_port())]
     with Launched(tmp_path, command, UNWRAPPED) as job:
         job.until_running()
-        caretaker, watchdog = job.only("hangwatch.launch.caretaker"), job.only("hangwatch.watchdog")
+        caretaker = job.only("hangwatch.launch.standalone")
+        watchdog = job.only("hangwatch.watchdog")
         ranks = set(job.running("ython")) - {caretaker, watchdog}
         assert not ranks & set(parents([caretaker]))
         assert ended_children(ranks) == []

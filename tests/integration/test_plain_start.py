@@ -20,12 +20,12 @@ import pytest
 from harness import PROGRAMS, TOKEN, end, environment, free_port, processes, read_reports
 from waiting import BOUND_S, until
 
-from hangwatch.page.reader import parse_page
+from hangwatch.evidence.page import parse_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hangwatch.types.page import Identity
+    from hangwatch.model.page import Identity
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),

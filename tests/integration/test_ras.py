@@ -19,11 +19,11 @@ from harness import reaches, watch
 from waiting import in_time
 
 from hangwatch.errors import EvidenceError
-from hangwatch.nccl import ras
-from hangwatch.nccl.status import read
-from hangwatch.types.kinds import Phase
-from hangwatch.types.report import RasAnswer
-from hangwatch.types.snapshot import JobSnapshot, ProcessState, RankSnapshot
+from hangwatch.evidence.nccl import ras
+from hangwatch.evidence.nccl.status import read
+from hangwatch.model.kinds import Phase
+from hangwatch.model.report import RasAnswer
+from hangwatch.model.snapshot import JobSnapshot, ProcessState, RankSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import environment, free_port
 from waiting import BOUND_S, until
 
-from hangwatch.observe import sources
+from hangwatch.evidence import sources
 from hangwatch.safety.redaction import REDACTED
 
 PROGRAM = Path(__file__).parent / "programs" / "given_secrets.py"

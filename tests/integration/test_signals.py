@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal, Self
 import pytest
 from waiting import BOUND_S, until
 
-from hangwatch.launch.relay import FORWARDED
-from hangwatch.launch.witness import JOB_CONTROL
-from hangwatch.run import moments
+from hangwatch.launch.signal_origin import JOB_CONTROL
+from hangwatch.launch.signals import FORWARDED
+from hangwatch.run import test_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ class Job:
         self.process = subprocess.Popen(  # noqa: S603 (the test's own command)
             command,
             cwd=where,
-            env={**os.environ, moments.VARIABLE: str(self.moments)},
+            env={**os.environ, test_hooks.VARIABLE: str(self.moments)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from hangwatch.watchdog.exchange import store as store_module
-from hangwatch.watchdog.exchange.store import Store, StoreLostError, connect
+from hangwatch.watchdog.peers import store as store_module
+from hangwatch.watchdog.peers.store import Store, StoreLostError, connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -6,15 +6,15 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hangwatch.types.kinds import OpState
+from hangwatch.model.kinds import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from hangwatch.types.calls import GroupKey
-    from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.calls import GroupKey
+    from hangwatch.model.snapshot import JobSnapshot, OpRecord, RankSnapshot
+    from hangwatch.model.verdict import Verdict
 
 
 _RANK = re.compile(r"(\brank (?:==|!=) )(\d+)")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.snapshot import (
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.snapshot import (
     Frame,
     GroupProgress,
     JobSnapshot,

@@ -33,7 +33,7 @@ from training import (
     statements,
 )
 
-from hangwatch.types.kinds import What
+from hangwatch.model.kinds import What
 
 if TYPE_CHECKING:
     from random import Random

@@ -38,14 +38,14 @@ from truth import Simulated, simulate
 from views import Sight
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.kinds import Certainty
-from hangwatch.types.snapshot import Thresholds
+from hangwatch.model.kinds import Certainty
+from hangwatch.model.snapshot import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from hangwatch.types.snapshot import JobSnapshot
-    from hangwatch.types.verdict import RootCause, Verdict
+    from hangwatch.model.snapshot import JobSnapshot
+    from hangwatch.model.verdict import RootCause, Verdict
 
     Judge = Callable[[JobSnapshot], tuple[Verdict, ...]]
     Counts = Mapping[str, Mapping[str, Mapping[str, int]]]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hangwatch.observe.snapshot import rank_snapshot
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.page import Identity, PageEvent, PageGroup, RankPage
-from hangwatch.types.snapshot import JobSnapshot, ProcessState
+from hangwatch.evidence.snapshot import rank_snapshot
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.page import Identity, PageEvent, PageGroup, RankPage
+from hangwatch.model.snapshot import JobSnapshot, ProcessState
 
 if TYPE_CHECKING:
     from random import Random

@@ -14,12 +14,12 @@ from megatron import Fault, Job, Layout
 from megatron_dumps import Recorder, dumps
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.flight import job_snapshot, parse_dump
-from hangwatch.types.kinds import Kind, Reason, State
-from hangwatch.types.snapshot import Thresholds
+from hangwatch.evidence.flight import job_snapshot, parse_dump
+from hangwatch.model.kinds import Kind, Reason, State
+from hangwatch.model.snapshot import Thresholds
 
 if TYPE_CHECKING:
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.verdict import Verdict
 
 LAYOUTS = (Layout(2, 4, 2), Layout(2, 2, 4), Layout(4, 2, 2), Layout(8, 2, 1), Layout(2, 1, 8))
 AT_ONCE = Thresholds(0.0, 0.0)

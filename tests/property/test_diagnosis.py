@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from jobs import SCRIPT, Planted, healthy_jobs, planted_faults, stuck_jobs
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, State
-from hangwatch.types.page import ExceptionRecord
-from hangwatch.types.snapshot import (
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, State
+from hangwatch.model.page import ExceptionRecord
+from hangwatch.model.snapshot import (
     Child,
     Frame,
     GroupProgress,
@@ -26,7 +26,7 @@ from hangwatch.types.snapshot import (
     ThreadStack,
     Thresholds,
 )
-from hangwatch.types.verdict import OK
+from hangwatch.model.verdict import OK
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DataObject

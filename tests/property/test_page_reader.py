@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from hangwatch import _native
 from hangwatch.errors import PageError
-from hangwatch.page import json_page
-from hangwatch.page.reader import parse_page
+from hangwatch.evidence.page import parse_page
+from hangwatch.model import json_page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types.page import RankPage
+    from hangwatch.model.page import RankPage
 
 HEAD = 24
 """Magic, version and size: with these changed, it is no page at all."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from precision import counts, judged, measure, worse
 
-from hangwatch.types.kinds import Certainty
+from hangwatch.model.kinds import Certainty
 
 if TYPE_CHECKING:
     from precision import Judge
 
-    from hangwatch.types.snapshot import JobSnapshot
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.snapshot import JobSnapshot
+    from hangwatch.model.verdict import Verdict
 
 NUMBERS = range(60)
 

@@ -17,11 +17,11 @@ from views import Sight
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import ReportError
+from hangwatch.model.report import Evidence, RunInfo
+from hangwatch.model.snapshot import Thresholds
 from hangwatch.report import build_report, format_verdict, render_page
 from hangwatch.report.html.content import page_of
 from hangwatch.report.html.lanes import LEFT, RIGHT
-from hangwatch.types.report import Evidence, RunInfo
-from hangwatch.types.snapshot import Thresholds
 
 JOBS = 120
 DAMAGES = 200

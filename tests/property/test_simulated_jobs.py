@@ -20,14 +20,14 @@ from hangwatch.diagnosis.facts.alignment import departures
 from hangwatch.diagnosis.facts.endings import endings
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.source.files import Source
-from hangwatch.types.kinds import Certainty, State
-from hangwatch.types.snapshot import Thresholds
+from hangwatch.model.kinds import Certainty, State
+from hangwatch.model.snapshot import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hangwatch.types.snapshot import JobSnapshot
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.snapshot import JobSnapshot
+    from hangwatch.model.verdict import Verdict
 
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
 JOBS = 500

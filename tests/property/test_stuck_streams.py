@@ -10,13 +10,13 @@ import pytest
 from stuck_streams import Fault, StuckJob, make
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.kinds import Certainty, Kind, Reason
-from hangwatch.types.snapshot import Thresholds
+from hangwatch.model.kinds import Certainty, Kind, Reason
+from hangwatch.model.snapshot import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.verdict import Verdict
 
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=30.0)
 JOBS = 150

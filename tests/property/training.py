@@ -15,12 +15,12 @@ from simulator import (
     Rules,
 )
 
-from hangwatch.types.calls import GroupKey
+from hangwatch.model.calls import GroupKey
 
 if TYPE_CHECKING:
     from random import Random
 
-    from hangwatch.types.kinds import What
+    from hangwatch.model.kinds import What
 
 Steps = Callable[[int, int], list[Instruction]]
 """(rank, step of the loop) to what it runs."""

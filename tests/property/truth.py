@@ -10,7 +10,7 @@ from simulator import NEVER, Busy, Simulation
 from training import RECOVERS_S, Fault
 from views import Sight, snapshot
 
-from hangwatch.types.kinds import Certainty, Kind, State
+from hangwatch.model.kinds import Certainty, Kind, State
 
 if TYPE_CHECKING:
     from random import Random
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from simulator import Call
     from training import Job
 
-    from hangwatch.types.snapshot import JobSnapshot
-    from hangwatch.types.verdict import Verdict, Wait
+    from hangwatch.model.snapshot import JobSnapshot
+    from hangwatch.model.verdict import Verdict, Wait
 
 LASTING_S = RECOVERS_S / 2
 """What has not happened by then happens only because the fault goes away again."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from simulator import NEVER, SCRIPT, Busy, Call, Doing, Issue, Join, Mode, Rank, SetUp, Simulation
 
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.page import ExceptionRecord
-from hangwatch.types.snapshot import (
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.page import ExceptionRecord
+from hangwatch.model.snapshot import (
     Frame,
     GroupProgress,
     JobSnapshot,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, State
-from hangwatch.types.report import Evidence, Moment, RunInfo
-from hangwatch.types.snapshot import (
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, State
+from hangwatch.model.report import Evidence, Moment, RunInfo
+from hangwatch.model.snapshot import (
     Child,
     Frame,
     GroupProgress,
@@ -14,7 +14,7 @@ from hangwatch.types.snapshot import (
     RankSnapshot,
     ThreadStack,
 )
-from hangwatch.types.verdict import Collective, Verdict, Wait
+from hangwatch.model.verdict import Collective, Verdict, Wait
 
 TRAIN = "/home/ada/train.py"
 SOURCE = """\

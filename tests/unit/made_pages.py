@@ -7,10 +7,10 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.page import json_page
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.page import Identity, PageEvent, PageGroup, RankPage
+from hangwatch.model import json_page
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.page import Identity, PageEvent, PageGroup, RankPage
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.flight import parse_dump
+from hangwatch.evidence.flight import parse_dump
 
 if TYPE_CHECKING:
-    from hangwatch.types.flight import FlightDump
+    from hangwatch.model.flight import FlightDump
 
 UNIX = 1_760_000_000 * 10**9
 SECOND = 10**9

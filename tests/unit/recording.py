@@ -10,13 +10,13 @@ from fake_torch import Group, Work
 
 import hangwatch
 from hangwatch import _native
-from hangwatch.page.reader import parse_page
+from hangwatch.evidence.page import parse_page
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hangwatch.types.page import PageEvent, PageGroup, RankPage
+    from hangwatch.model.page import PageEvent, PageGroup, RankPage
 
 only_native = pytest.mark.parametrize("recorder", ["native"], indirect=True)
 """What the one in Python does not do, or does otherwise."""

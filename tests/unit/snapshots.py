@@ -7,10 +7,10 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.page import ExceptionRecord
-from hangwatch.types.snapshot import (
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.page import ExceptionRecord
+from hangwatch.model.snapshot import (
     Frame,
     GroupProgress,
     JobSnapshot,
@@ -22,7 +22,7 @@ from hangwatch.types.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.verdict import Verdict
 
 THRESHOLDS = Thresholds(suspect_after_s=10.0, hang_after_s=300.0)
 ALIVE = ProcessState(alive=True, state="S")

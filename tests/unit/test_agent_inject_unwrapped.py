@@ -15,7 +15,7 @@ import hangwatch
 from hangwatch.agent import environment
 from hangwatch.agent.inject import unwrapped
 from hangwatch.agent.inject.rank import is_launcher, named_run
-from hangwatch.run.companions import WATCH
+from hangwatch.run.peers import WATCH
 from hangwatch.run.rundir import LOCK
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from hangwatch.agent.record.marks import (
 from hangwatch.agent.record.page_file import MARKS
 from hangwatch.diagnosis.facts import marks as facts
 from hangwatch.diagnosis.facts.wait_points import STORE
-from hangwatch.types.calls import OF_A_STORE
+from hangwatch.model.calls import OF_A_STORE
 
 PREFIXES = Prefixes(("/usr/lib/",))
 

@@ -19,7 +19,7 @@ from hangwatch.agent.inject.rank import identity
 from hangwatch.agent.record.page_file import RING_EVENTS
 from hangwatch.agent.record.python_recorder import PythonRecorder
 from hangwatch.agent.record.recorder import Recorder, choose
-from hangwatch.types.kinds import OpState
+from hangwatch.model.kinds import OpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hangwatch.agent.record.signature import Signature, read_signature
-from hangwatch.operations import METHODS
+from hangwatch.model.operations import METHODS
 
 BY_NAME = {method.name: method for method in METHODS}
 RANKS = (4, 6, 8)

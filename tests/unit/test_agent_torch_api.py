@@ -10,7 +10,7 @@ from fake_torch import Group
 
 from hangwatch.agent import torch_api
 from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders, lacks, reads_old_size
-from hangwatch.operations import METHODS
+from hangwatch.model.operations import METHODS
 
 WORLD = SimpleNamespace(
     default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={}, pg_backend_config={}

@@ -14,7 +14,7 @@ import pytest
 from recorded import SECOND, UNIX, config, done, entry, plain
 
 from hangwatch import cli
-from hangwatch.types.kinds import OpState, Phase
+from hangwatch.model.kinds import OpState, Phase
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from made_pages import event, group, page, write
 
-from hangwatch.offline.analyze import analyze
+from hangwatch.commands.offline.analyze import analyze
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, OpState, State
 from hangwatch.report.schema import SCHEMA
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, State
 
 if TYPE_CHECKING:
     from pathlib import Path

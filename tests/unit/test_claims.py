@@ -20,13 +20,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hangwatch.commands.offline.analyze import analyze
+from hangwatch.commands.top.incident import StoredReport, with_report
 from hangwatch.errors import HangwatchError, PageError
-from hangwatch.offline.analyze import analyze
-from hangwatch.page import json_page
-from hangwatch.page.reader import MAX_WORLD, parse_page
+from hangwatch.evidence.page import MAX_WORLD, parse_page
+from hangwatch.model import json_page
 from hangwatch.report import build_report, format_verdict, render_page
 from hangwatch.safety import untrusted
-from hangwatch.top.incident import StoredReport, with_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ from monitoring import RULES, all_panels, boards, expressions, tool
 from hangwatch.metrics.collector import NodeCollector
 from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.metrics.snapshot import NodeSnapshot
-from hangwatch.types.gpu import GpuState, NodeGpus, Xid
-from hangwatch.types.report import RunInfo
-from hangwatch.types.snapshot import Thresholds
+from hangwatch.model.gpu import GpuState, NodeGpus, Xid
+from hangwatch.model.report import RunInfo
+from hangwatch.model.snapshot import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -25,9 +25,9 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, Reason, State
-from hangwatch.types.snapshot import (
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, Reason, State
+from hangwatch.model.snapshot import (
     Child,
     Frame,
     GroupProgress,
@@ -37,7 +37,7 @@ from hangwatch.types.snapshot import (
     ThreadStack,
     Thresholds,
 )
-from hangwatch.types.verdict import OK, Verdict
+from hangwatch.model.verdict import OK, Verdict
 
 SLEEP = frame(12, "slow_step")
 

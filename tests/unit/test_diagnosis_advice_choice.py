@@ -28,8 +28,8 @@ from hangwatch.diagnosis.advice import facts as known
 from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.advice.facts import Facts, Use
 from hangwatch.diagnosis.advice.remedy import Remedy, remedies
-from hangwatch.types.kinds import Kind, Phase, Reason
-from hangwatch.types.snapshot import Frame, JobSnapshot, RankSnapshot
+from hangwatch.model.kinds import Kind, Phase, Reason
+from hangwatch.model.snapshot import Frame, JobSnapshot, RankSnapshot
 
 TABLE = tuple(chain.from_iterable(remedies().values()))
 KNOWN = {"call", "awaited", *re.findall(r'"(\w+)"', inspect.getsource(known))}

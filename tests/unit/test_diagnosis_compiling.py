@@ -23,12 +23,12 @@ from snapshots import (
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.compiling import Compiler, compiling
-from hangwatch.types.kinds import Certainty, Kind, Reason, State
-from hangwatch.types.snapshot import Child, Frame, ProcessState, ThreadStack
+from hangwatch.model.kinds import Certainty, Kind, Reason, State
+from hangwatch.model.snapshot import Child, Frame, ProcessState, ThreadStack
 
 if TYPE_CHECKING:
-    from hangwatch.types.snapshot import RankSnapshot
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.snapshot import RankSnapshot
+    from hangwatch.model.verdict import Verdict
 
 STEP = frame(12, "step")
 PACKAGES = TORCH.removesuffix("/torch")

@@ -26,9 +26,9 @@ from snapshots import (
     world,
 )
 
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State, What
-from hangwatch.types.snapshot import JobSnapshot, OpRecord, ProcessState, RankSnapshot
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State, What
+from hangwatch.model.snapshot import JobSnapshot, OpRecord, ProcessState, RankSnapshot
 
 STOPPED: dict[str, Any] = {"process": ProcessState(alive=True, state="T")}
 

@@ -10,10 +10,10 @@ import pytest
 from snapshots import W, job, op, rank, world
 
 from hangwatch.diagnosis import find_desync
-from hangwatch.types.kinds import Certainty, Kind, State
+from hangwatch.model.kinds import Certainty, Kind, State
 
 if TYPE_CHECKING:
-    from hangwatch.types.snapshot import JobSnapshot, OpRecord, RankSnapshot
+    from hangwatch.model.snapshot import JobSnapshot, OpRecord, RankSnapshot
 
 LOOP = ((20, "all_reduce"), (21, "all_gather"), (22, "all_reduce"))
 """One step of the program: line and operation."""

@@ -10,11 +10,11 @@ from snapshots import THRESHOLDS, W, blocked, job, only, op, rank
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.exchanges import Misfit, misfits, odd_ones
-from hangwatch.types.kinds import Certainty, Kind, OpState, State
-from hangwatch.types.verdict import OK
+from hangwatch.model.kinds import Certainty, Kind, OpState, State
+from hangwatch.model.verdict import OK
 
 if TYPE_CHECKING:
-    from hangwatch.types.snapshot import JobSnapshot, OpRecord
+    from hangwatch.model.snapshot import JobSnapshot, OpRecord
 
 Table = dict[int, list[int]]
 FITS: Table = {sender: [(sender + taker) % 3 + 1 for taker in range(4)] for sender in range(4)}

@@ -12,14 +12,14 @@ from hangwatch.diagnosis.facts.alignment import Departures, departures
 from hangwatch.diagnosis.facts.endings import endings
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.source.files import Source
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Phase
-from hangwatch.types.snapshot import ProcessState
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Phase
+from hangwatch.model.snapshot import ProcessState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hangwatch.types.snapshot import OpRecord, RankSnapshot
+    from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
 ENDED: dict[str, Any] = {
     "phase": Phase.EXITED,

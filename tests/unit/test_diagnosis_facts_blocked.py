@@ -13,14 +13,14 @@ from snapshots import PAIR, SCRIPT, TORCH, W, blocked, job, only, op, rank, sour
 from hangwatch.diagnosis.facts.awaited import On, has_returned, same_thread
 from hangwatch.diagnosis.facts.blocked import blocked as blocked_by
 from hangwatch.diagnosis.source.program import Program
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Certainty, Kind, What
-from hangwatch.types.snapshot import Child, Frame, GroupProgress, Mark, ProcessState, ThreadStack
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import Certainty, Kind, What
+from hangwatch.model.snapshot import Child, Frame, GroupProgress, Mark, ProcessState, ThreadStack
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.awaited import Link
     from hangwatch.diagnosis.facts.blocked import Blocked
-    from hangwatch.types.snapshot import RankSnapshot
+    from hangwatch.model.snapshot import RankSnapshot
 
 PYTHON = "/usr/lib/python3.11"
 FUTEX = "futex_do_wait"

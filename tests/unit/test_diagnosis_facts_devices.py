@@ -8,10 +8,10 @@ from typing import Any
 from snapshots import DP, PAIR, THRESHOLDS, TP, blocked, exited, job, only, op, rank
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
-from hangwatch.types.snapshot import GroupProgress, OpRecord, RankSnapshot
-from hangwatch.types.verdict import OK
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State
+from hangwatch.model.snapshot import GroupProgress, OpRecord, RankSnapshot
+from hangwatch.model.verdict import OK
 
 EP = GroupKey((0, 1, 2, 3), "ep")
 

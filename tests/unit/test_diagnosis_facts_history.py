@@ -27,12 +27,12 @@ from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.desync import Drift, drift
 from hangwatch.diagnosis.facts.history import other_peers
 from hangwatch.diagnosis.facts.job import index
-from hangwatch.types.kinds import Certainty, Kind, State
-from hangwatch.types.verdict import OK
+from hangwatch.model.kinds import Certainty, Kind, State
+from hangwatch.model.verdict import OK
 
 if TYPE_CHECKING:
     from hangwatch.diagnosis.facts.history import Step
-    from hangwatch.types.snapshot import OpRecord, RankSnapshot
+    from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
 
 def steps(lines: str) -> dict[int, Step]:

@@ -9,13 +9,13 @@ import pytest
 from snapshots import THRESHOLDS, blocked, job, op, rank, world
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.kinds import Certainty, Kind, Phase, State
-from hangwatch.types.snapshot import GroupProgress
+from hangwatch.model.kinds import Certainty, Kind, Phase, State
+from hangwatch.model.snapshot import GroupProgress
 
 if TYPE_CHECKING:
-    from hangwatch.types.calls import GroupKey
-    from hangwatch.types.snapshot import OpRecord, RankSnapshot
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.calls import GroupKey
+    from hangwatch.model.snapshot import OpRecord, RankSnapshot
+    from hangwatch.model.verdict import Verdict
 
 FIRST = world(2)
 SECOND = replace(FIRST, index=1)

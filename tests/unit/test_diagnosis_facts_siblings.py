@@ -11,10 +11,10 @@ from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.facts.siblings import usual_side
 from hangwatch.diagnosis.facts.signatures import split_of
 from hangwatch.diagnosis.facts.wait_points import Place
-from hangwatch.types.kinds import Certainty, Kind
+from hangwatch.model.kinds import Certainty, Kind
 
 if TYPE_CHECKING:
-    from hangwatch.types.snapshot import JobSnapshot, RankSnapshot
+    from hangwatch.model.snapshot import JobSnapshot, RankSnapshot
 
 HALF: dict[str, Any] = {"dtype": "float16"}
 

@@ -10,14 +10,14 @@ from snapshots import PAIR, SCRIPT, W, blocked, frame, job, main_thread, only, o
 
 from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest, setter
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, Reason, State, What
-from hangwatch.types.snapshot import Mark, ProcessState
+from hangwatch.model.calls import Site
+from hangwatch.model.kinds import Certainty, Kind, Reason, State, What
+from hangwatch.model.snapshot import Mark, ProcessState
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from hangwatch.types.snapshot import RankSnapshot
+    from hangwatch.model.snapshot import RankSnapshot
 
 GET = Site(SCRIPT, 9, "fetch")
 SET = Site(SCRIPT, 5, "publish")

@@ -12,9 +12,9 @@ from snapshots import frame, job, killed, main_thread, only, op, raised, rank, w
 
 from hangwatch.diagnosis.facts.faults import gpu_fault
 from hangwatch.diagnosis.facts.xids import XIDS, Weight
-from hangwatch.types.gpu import GpuState, Xid
-from hangwatch.types.kinds import Certainty, GpuHealth, Kind, OpState, Reason
-from hangwatch.types.snapshot import JobSnapshot, ProcessState
+from hangwatch.model.gpu import GpuState, Xid
+from hangwatch.model.kinds import Certainty, GpuHealth, Kind, OpState, Reason
+from hangwatch.model.snapshot import JobSnapshot, ProcessState
 
 WORLD = world(4)
 

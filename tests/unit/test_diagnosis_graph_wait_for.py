@@ -25,10 +25,10 @@ from snapshots import (
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.advice.choice import advice
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State
-from hangwatch.types.snapshot import ProcessState, RankSnapshot
-from hangwatch.types.verdict import OK
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State
+from hangwatch.model.snapshot import ProcessState, RankSnapshot
+from hangwatch.model.verdict import OK
 
 SLEEP = main_thread(frame(12, "slow_step"))
 

@@ -8,9 +8,9 @@ import pytest
 from snapshots import THRESHOLDS, W, blocked, job, killed, only, raised, rank
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, State
-from hangwatch.types.snapshot import ProcessState, RankSnapshot
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, State
+from hangwatch.model.snapshot import ProcessState, RankSnapshot
 
 PEER = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711"
 SIDES = GroupKey((0, 2), "dp", 0), GroupKey((1, 3), "dp", 1)

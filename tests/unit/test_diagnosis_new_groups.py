@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from snapshots import W, blocked, frame, job, main_thread, only, op, rank, site, source
 
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, What
-from hangwatch.types.snapshot import GroupProgress, NewGroup, OpRecord, RankSnapshot
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, OpState, What
+from hangwatch.model.snapshot import GroupProgress, NewGroup, OpRecord, RankSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,13 +10,13 @@ from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, 
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.rules.beside import acting_thread
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, State
-from hangwatch.types.snapshot import Frame, ThreadStack
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, State
+from hangwatch.model.snapshot import Frame, ThreadStack
 
 if TYPE_CHECKING:
-    from hangwatch.types.snapshot import OpRecord
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.snapshot import OpRecord
+    from hangwatch.model.verdict import Verdict
 
 ONE, OTHER = GroupKey((0, 1), "a"), GroupKey((0, 1), "b")
 THREADING = Frame("/usr/lib/python3.11/threading.py", 1002, "Thread._bootstrap")

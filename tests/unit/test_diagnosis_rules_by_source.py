@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from snapshots import PAIR, SCRIPT, blocked, frame, job, main_thread, only, op, rank
 
-from hangwatch.types.kinds import Certainty, Kind, What
-from hangwatch.types.snapshot import Frame
+from hangwatch.model.kinds import Certainty, Kind, What
+from hangwatch.model.snapshot import Frame
 
 if TYPE_CHECKING:
-    from hangwatch.types.snapshot import OpRecord, RankSnapshot
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.snapshot import OpRecord, RankSnapshot
+    from hangwatch.model.verdict import Verdict
 
 
 def told(text: str, *ranks: RankSnapshot) -> Verdict:

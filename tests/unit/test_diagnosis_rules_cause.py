@@ -30,12 +30,12 @@ from snapshots import (
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.marks import HANDLES, THREAD_DIED
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Certainty, Kind, OpState, What
-from hangwatch.types.snapshot import Frame, Mark, OpRecord, ProcessState, RankSnapshot
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import Certainty, Kind, OpState, What
+from hangwatch.model.snapshot import Frame, Mark, OpRecord, ProcessState, RankSnapshot
 
 if TYPE_CHECKING:
-    from hangwatch.types.verdict import RootCause, Verdict
+    from hangwatch.model.verdict import RootCause, Verdict
 
 TRIO = world(3)
 NAMES = {"reduce": "all_reduce", "gather": "all_gather", "barrier": "barrier", "cast": "broadcast"}

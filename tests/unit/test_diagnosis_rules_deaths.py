@@ -28,17 +28,17 @@ from snapshots import (
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.verdict import LAUNCHER_S
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, Reason, State
-from hangwatch.types.page import ExceptionRecord
-from hangwatch.types.snapshot import (
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, Reason, State
+from hangwatch.model.page import ExceptionRecord
+from hangwatch.model.snapshot import (
     GroupProgress,
     JobSnapshot,
     ProcessState,
     RankSnapshot,
     Thresholds,
 )
-from hangwatch.types.verdict import OK, Verdict
+from hangwatch.model.verdict import OK, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

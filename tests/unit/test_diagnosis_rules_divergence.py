@@ -22,17 +22,12 @@ from snapshots import (
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.text import wording
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State, What
-from hangwatch.types.snapshot import (
-    GroupProgress,
-    OpRecord,
-    ProcessState,
-    RankSnapshot,
-)
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State, What
+from hangwatch.model.snapshot import GroupProgress, OpRecord, ProcessState, RankSnapshot
 
 if TYPE_CHECKING:
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.verdict import Verdict
 
 TP = {0: GroupKey((0, 1), "tp"), 1: GroupKey((0, 1), "tp")}
 TP |= {2: GroupKey((2, 3), "tp"), 3: GroupKey((2, 3), "tp")}

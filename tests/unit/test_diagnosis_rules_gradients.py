@@ -26,12 +26,12 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.kinds import Certainty, OpState, What
-from hangwatch.types.snapshot import Mark
+from hangwatch.model.kinds import Certainty, OpState, What
+from hangwatch.model.snapshot import Mark
 
 if TYPE_CHECKING:
-    from hangwatch.types.snapshot import RankSnapshot
-    from hangwatch.types.verdict import RootCause
+    from hangwatch.model.snapshot import RankSnapshot
+    from hangwatch.model.verdict import RootCause
 
 TEXT = """
 import torch

@@ -24,12 +24,12 @@ from snapshots import (
 from hangwatch.diagnosis.facts.history import has_left_out
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.facts.wait_points import Channel
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, OpState, What
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, OpState, What
 
 if TYPE_CHECKING:
-    from hangwatch.types.snapshot import OpRecord, RankSnapshot
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.snapshot import OpRecord, RankSnapshot
+    from hangwatch.model.verdict import Verdict
 
 OTHER = GroupKey((0, 1), "other")
 

@@ -26,9 +26,9 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.types.kinds import Certainty, Kind, OpState, State, What
-from hangwatch.types.snapshot import OpRecord, RankSnapshot, ThreadStack
-from hangwatch.types.verdict import OK
+from hangwatch.model.kinds import Certainty, Kind, OpState, State, What
+from hangwatch.model.snapshot import OpRecord, RankSnapshot, ThreadStack
+from hangwatch.model.verdict import OK
 
 
 def at(line: int, call: OpRecord, *before: OpRecord, number: int, **fields: Any) -> RankSnapshot:

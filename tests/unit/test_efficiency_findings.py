@@ -11,9 +11,9 @@ from made_pages import WORLD, page
 
 from hangwatch.efficiency import Finding, RankFacts, find_costs, note_of, parse_facts
 from hangwatch.efficiency.facts import LoaderFacts, ReplicaFacts
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Cost
-from hangwatch.types.page import PageEvent, PageGroup
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import Cost
+from hangwatch.model.page import PageEvent, PageGroup
 
 LOOP = Site("/home/me/train.py", 38, "main")
 MADE = Site("/home/me/train.py", 29, "main")

@@ -14,22 +14,9 @@ import hangwatch
 PACKAGE = Path(hangwatch.__file__).parent
 
 HOUSE = (
-    *(
-        "_native",
-        "operations",
-        "backends",
-        "types",
-        "errors",
-        "collector",
-        "safety",
-        "codec",
-        "notice",
-        "frames",
-        "news",
-    ),
-    *("settings", "page", "run", "agent", "flight", "gpu", "preflight", "diagnosis", "efficiency"),
-    *("report", "nccl", "observe", "metrics", "watchdog", "launch"),
-    *("top", "inspect", "doctor", "demo", "offline", "cli", "__main__"),
+    *("_native", "errors", "text", "safety", "model", "notice", "news", "settings", "run", "agent"),
+    *("evidence", "preflight", "diagnosis", "efficiency", "report", "metrics", "watchdog"),
+    *("launch", "commands", "cli", "__main__"),
 )
 """Rooms, and modules that are in none, lowest first: each imports only from what stands before."""
 WITHIN: dict[str, tuple[str, ...]] = {
@@ -38,50 +25,38 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("periodic",),
         *("record", "sample", "practice", "inject"),
     ),
-    "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
-    "observe": (
-        *("threads", "memory", "processes", "exits", "stacks", "sources", "flights"),
-        *("environment", "pages", "snapshot", "local_ranks"),
+    "evidence": (
+        *("page", "flight", "gpu", "nccl", "threads", "memory", "processes", "exits", "stacks"),
+        *("sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
+    "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
     "watchdog": (
-        *("hello", "state", "cadence", "exchange", "incident", "joining", "signs", "telemetry"),
+        *("hello", "state", "cadence", "peers", "incident", "joining", "notices", "telemetry"),
         *("monitor", "daemon", "__main__"),
     ),
+    "commands": ("top", "inspection", "doctor", "demo", "offline"),
 }
 """The same inside rooms that have rooms."""
 ONLY: dict[str, frozenset[str]] = {
-    "agent": frozenset({"operations", "backends", "safety", "page", "run"}),
-    "flight": frozenset({"operations", "backends", "types", "errors", "frames"}),
-    "gpu": frozenset({"types", "errors"}),
+    "agent": frozenset({"model", "safety", "run"}),
     "preflight": frozenset({"safety"}),
-    "diagnosis": frozenset({"operations", "types", "collector", "frames"}),
-    "efficiency": frozenset({"types", "diagnosis"}),
-    "launch": frozenset(HOUSE[: HOUSE.index("observe") + 1]) - {"diagnosis", "flight", "gpu"},
+    "diagnosis": frozenset({"model"}),
+    "efficiency": frozenset({"model", "diagnosis"}),
+    "launch": frozenset(
+        {"errors", "safety", "model", "text", "notice", "news", "settings", "run", "agent"}
+        | {"evidence", "report"}
+    ),
 }
 """Rooms that import nothing else of ours: they are pure, or live in the user's process."""
 BANNED: dict[str, frozenset[str]] = {
     "diagnosis": frozenset({"os", "time", "logging", "torch"}),
     "efficiency": frozenset({"os", "time", "logging", "torch"}),
-    "types": frozenset({"os", "time", "logging", "torch"}),
     "agent": frozenset({"asyncio", "orjson", "prometheus_client", "jinja2"}),
     "launch": frozenset({"torch", "asyncio", "threading"}),
     "run": frozenset({"torch", "asyncio", "threading"}),
 }
 """What a room must never import, from wherever it comes."""
-IN_A_RANK = frozenset(
-    {
-        "agent",
-        "backends",
-        "errors",
-        "frames",
-        "operations",
-        "page",
-        "preflight",
-        "run",
-        "safety",
-        "types",
-    }
-)
+IN_A_RANK = frozenset({"agent", "run", "safety"})
 """Rooms that run in a training process: of the standard library alone."""
 LOADED_LATE = frozenset({"torch", "numpy"})
 """Third parties that a training process has anyway."""

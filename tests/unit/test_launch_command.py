@@ -10,7 +10,7 @@ import pytest
 
 from hangwatch.errors import UsageError
 from hangwatch.launch.command import Signals, refusal, start
-from hangwatch.launch.greeting import TOLD_BYTES, shortened
+from hangwatch.launch.handshake import TOLD_BYTES, shortened
 from hangwatch.launch.supervisor import exit_code
 
 

@@ -18,14 +18,14 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics import parser
 from prometheus_client.registry import CollectorRegistry
-from test_gpu_metrics import H100
+from test_evidence_gpu_metrics import H100
 
 from hangwatch.metrics.gpu import gpu_metrics
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.gpu import NodeGpus
+from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State, What
+from hangwatch.model.verdict import RootCause, Verdict
 from hangwatch.settings.config import Config
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.gpu import NodeGpus
-from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, State, What
-from hangwatch.types.verdict import RootCause, Verdict
 from hangwatch.watchdog.incident.incidents import Event
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from hangwatch.types.page import PageEvent, RankPage
+    from hangwatch.model.page import PageEvent, RankPage
 
 S = 1_000_000_000
 REFERENCE = (Path(__file__).parents[2] / "docs/metrics.md").read_text("utf-8")

@@ -12,13 +12,13 @@ from node_metrics import Node
 
 from hangwatch.metrics import labels
 from hangwatch.metrics.labels import GroupLabels, command_label, cut, group_text, rank_label
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import OpState
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import OpState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types.page import RankPage
+    from hangwatch.model.page import RankPage
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,16 @@ from hangwatch.agent.record import captures
 from hangwatch.agent.record.recorder import choose
 from hangwatch.agent.record.streams import use_current_streams
 from hangwatch.diagnosis import diagnose
-from hangwatch.observe.snapshot import rank_snapshot
-from hangwatch.page.reader import parse_page
-from hangwatch.types.kinds import Kind, Reason
-from hangwatch.types.snapshot import JobSnapshot, ProcessState, Thresholds
+from hangwatch.evidence.page import parse_page
+from hangwatch.evidence.snapshot import rank_snapshot
+from hangwatch.model.kinds import Kind, Reason
+from hangwatch.model.snapshot import JobSnapshot, ProcessState, Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hangwatch.types.page import PageEvent, PageGroup, RankPage
+    from hangwatch.model.page import PageEvent, PageGroup, RankPage
 
 
 @pytest.fixture(scope="session")

@@ -10,17 +10,17 @@ import pytest
 from incident import EVIDENCE, VERDICT
 from snapshots import PAIR, SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, world
 
-from hangwatch import codec
 from hangwatch.diagnosis import diagnose
-from hangwatch.frames import innermost_user_site
+from hangwatch.model import codec
+from hangwatch.model.calls import PackageCall, Site
+from hangwatch.model.frames import innermost_user_site
+from hangwatch.model.kinds import Kind
+from hangwatch.model.snapshot import Frame, OpRecord
 from hangwatch.report import build_report, format_verdict
 from hangwatch.report.html.content import page_of
-from hangwatch.types.calls import PackageCall, Site
-from hangwatch.types.kinds import Kind
-from hangwatch.types.snapshot import Frame, OpRecord
 
 if TYPE_CHECKING:
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.verdict import Verdict
 
 PACKAGES = "/opt/venv/lib/python3.12/site-packages"
 NO_GRAD = Frame(f"{PACKAGES}/torch/utils/_contextlib.py", 120, "context_decorator.<locals>.wrap")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.verdict import Wait
 from hangwatch.report.chains import chain, next_towards
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.verdict import Wait
 
 W = GroupKey(tuple(range(8)), "default_pg")
 

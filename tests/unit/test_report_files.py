@@ -13,9 +13,9 @@ import pytest
 from incident import EVIDENCE, VERDICT
 
 from hangwatch.errors import ReportError
+from hangwatch.model.kinds import State
+from hangwatch.model.report import RasAnswer
 from hangwatch.report import build_report, load, open_run, write_incident, write_run
-from hangwatch.types.kinds import State
-from hangwatch.types.report import RasAnswer
 
 HANG = replace(EVIDENCE, verdicts=(VERDICT,))
 SLOW = replace(EVIDENCE, verdicts=(replace(VERDICT, state=State.SLOW),))

@@ -14,6 +14,10 @@ from snapshots import blocked, op, rank, site
 
 from hangwatch.efficiency import Finding, note_of
 from hangwatch.errors import ReportError
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import Certainty, Cost, Kind, What
+from hangwatch.model.snapshot import GroupProgress, JobSnapshot, RankSnapshot, ThreadStack
+from hangwatch.model.verdict import OK, RootCause, Wait
 from hangwatch.report import build_report, load, open_run, render_page, write_incident
 from hangwatch.report.html.axis import Axis
 from hangwatch.report.html.content import Page, page_of
@@ -21,10 +25,6 @@ from hangwatch.report.html.graph import MOST_NODES
 from hangwatch.report.html.nodes import machines
 from hangwatch.report.html.progress import MOST_ROWS, progress
 from hangwatch.report.html.ranksets import RankSet, seconds, shortened
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Certainty, Cost, Kind, What
-from hangwatch.types.snapshot import GroupProgress, JobSnapshot, RankSnapshot, ThreadStack
-from hangwatch.types.verdict import OK, RootCause, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,11 @@ from typing import Any
 
 from incident import BACKWARD, EVIDENCE, TRAIN, VERDICT, WORLD, rank
 
+from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, Reason, State
+from hangwatch.model.page import ExceptionRecord
+from hangwatch.model.snapshot import OpRecord
+from hangwatch.model.verdict import OK, Verdict
 from hangwatch.report import build_report
-from hangwatch.types.kinds import Certainty, Kind, OpState, Phase, Reason, State
-from hangwatch.types.page import ExceptionRecord
-from hangwatch.types.snapshot import OpRecord
-from hangwatch.types.verdict import OK, Verdict
 
 REPORT: Any = build_report(EVIDENCE)
 

@@ -9,13 +9,13 @@ from typing import Any
 from incident import EVIDENCE, VERDICT
 from snapshots import blocked, op, rank, site
 
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.snapshot import JobSnapshot
+from hangwatch.model.verdict import Wait
 from hangwatch.report import build_report, format_verdict
 from hangwatch.report.calls import CALLS, RANKS
 from hangwatch.report.groups import FOR_BUDGET, FOR_SHOWN
 from hangwatch.report.places import places_of
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.snapshot import JobSnapshot
-from hangwatch.types.verdict import Wait
 
 HALF = 1_000
 ODD = tuple(range(1, 2 * HALF, 2))

@@ -12,8 +12,8 @@ import pytest
 import report_schema
 from incident import EVIDENCE, VERDICT
 
+from hangwatch.model.verdict import OK
 from hangwatch.report import build_report
-from hangwatch.types.verdict import OK
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "report.schema.json"
 

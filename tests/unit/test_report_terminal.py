@@ -11,12 +11,12 @@ import pytest
 from incident import EVIDENCE, TRAIN, VERDICT, WORLD
 
 from hangwatch.efficiency import Finding, note_of
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.kinds import Certainty, Cost, Kind, Reason, State, What
+from hangwatch.model.verdict import OK, RootCause, Verdict, Wait
 from hangwatch.report import build_report, format_verdict
-from hangwatch.report.sites import fold_ranks
 from hangwatch.report.terminal import PLAIN, Style, format_notes
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.kinds import Certainty, Cost, Kind, Reason, State, What
-from hangwatch.types.verdict import OK, RootCause, Verdict, Wait
+from hangwatch.text import fold_ranks
 
 WHERE = Path("hangwatch-reports/night-7/incident-001")
 

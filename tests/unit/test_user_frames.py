@@ -11,8 +11,8 @@ import pytest
 
 from hangwatch.agent.call_site import Prefixes, is_internal, known_prefixes
 from hangwatch.agent.program import program_code, started
-from hangwatch.frames import is_user_file, is_user_frame, marked
-from hangwatch.types.snapshot import Frame, ThreadStack
+from hangwatch.model.frames import is_user_file, is_user_frame, marked
+from hangwatch.model.snapshot import Frame, ThreadStack
 
 if TYPE_CHECKING:
     from recording import Recording
@@ -23,6 +23,7 @@ LIBRARY = "/venv/lib/python3.11/site-packages/"
 PYTHON = "/usr/lib/python3.11/"
 OURS = f"{LIBRARY}hangwatch/"
 COMPANY = f"{LIBRARY}company/"
+DEMO = "hangwatch/commands/demo/train.py"
 CASES = [
     ("/home/me/train.py", "", True),
     ("train.py", "", True),
@@ -44,8 +45,8 @@ CASES = [
     (f"{LIBRARY}torch/nn/modules/module.py", COMPANY, False),
     ("/home/me/train.py", COMPANY, True),
     (f"{LIBRARY}solo.py", f"{LIBRARY}solo.py", True),
-    (f"{OURS}demo/train.py", f"{OURS}demo/", True),
-    (f"{OURS}agent/guard.py", f"{OURS}demo/", False),
+    (f"{LIBRARY}{DEMO}", f"{OURS}commands/demo/", True),
+    (f"{OURS}agent/guard.py", f"{OURS}commands/demo/", False),
 ]
 
 
@@ -106,7 +107,11 @@ def test_what_a_command_line_runs(words: list[str], found: tuple[str, str]) -> N
 def library(tmp_path: Path) -> Path:
     """A directory of installed packages."""
     found = tmp_path / "lib" / "site-packages"
-    for name in ("company/train.py", "torch/distributed/run.py", "hangwatch/demo/train.py"):
+    for name in (
+        "company/train.py",
+        "torch/distributed/run.py",
+        DEMO,
+    ):
         file = found / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
@@ -121,7 +126,7 @@ def test_the_package_of_a_module_that_is_run_is_the_program(library: Path) -> No
         (["-m", "company.train"], f"{library}/company/"),
         (["-m", "company"], f"{library}/company/"),
         (["-m", "solo"], f"{library}/solo.py"),
-        (["-m", "hangwatch.demo.train"], f"{library}/hangwatch/demo/"),
+        (["-m", "hangwatch.commands.demo.train"], f"{library}/hangwatch/commands/demo/"),
         (["-m", "torch.distributed.run", "train.py"], ""),
         (["-m", "nowhere.train"], ""),
     ):
@@ -138,7 +143,7 @@ def test_the_package_of_a_module_that_is_run_is_the_program(library: Path) -> No
 
 def test_so_is_that_of_a_file_and_of_a_console_script(library: Path, tmp_path: Path) -> None:
     path = [str(library)]
-    file = library / "hangwatch" / "demo" / "train.py"
+    file = library / DEMO
     assert program_code(["python", str(file)], path) == f"{file.parent}/"
     script = tmp_path / "bin" / "company-train"
     script.parent.mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from hangwatch.observe.pages.standing import Call, Standing
+from hangwatch.evidence.pages.standing import Call, Standing
 from hangwatch.watchdog.incident.abort import Abort, restored
 
 S = 10**9

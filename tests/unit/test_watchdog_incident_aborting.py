@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 from made_pages import event, group, page, write
 
+from hangwatch.evidence.exits import Exits
+from hangwatch.evidence.pages.finder import Pages
+from hangwatch.evidence.processes import read_stat
+from hangwatch.evidence.stacks import PySpy
+from hangwatch.model.kinds import Certainty, Kind, Reason, State
+from hangwatch.model.report import RunInfo
+from hangwatch.model.verdict import Verdict
 from hangwatch.news import News
-from hangwatch.observe.exits import Exits
-from hangwatch.observe.pages.finder import Pages
-from hangwatch.observe.processes import read_stat
-from hangwatch.observe.stacks import PySpy
 from hangwatch.settings.config import Config, OnHang, Stacks
-from hangwatch.types.kinds import Certainty, Kind, Reason, State
-from hangwatch.types.report import RunInfo
-from hangwatch.types.verdict import Verdict
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.aborting import ABORTED, Aborting
 from hangwatch.watchdog.incident.evidence import Gatherer

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from snapshots import job, rank, world
 
-from hangwatch.types.gpu import GpuState, Xid
-from hangwatch.types.kinds import Certainty, Reason, State
-from hangwatch.types.report import RasAnswer, RunInfo
-from hangwatch.types.verdict import Verdict, Wait
+from hangwatch.model.gpu import GpuState, Xid
+from hangwatch.model.kinds import Certainty, Reason, State
+from hangwatch.model.report import RasAnswer, RunInfo
+from hangwatch.model.verdict import Verdict, Wait
 from hangwatch.watchdog.incident.account import MAX_ERRORS, Account, Judged
 from hangwatch.watchdog.incident.evidence import Collected
 from hangwatch.watchdog.incident.incidents import Announce

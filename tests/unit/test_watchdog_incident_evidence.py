@@ -10,15 +10,15 @@ from made_pages import event
 from made_pages import page as made_page
 from snapshots import rank
 
-from hangwatch.types.snapshot import ProcessState
+from hangwatch.model.snapshot import ProcessState
 from hangwatch.watchdog.incident import evidence
 from hangwatch.watchdog.incident.evidence import Gatherer
 
 if TYPE_CHECKING:
     import pytest
 
-    from hangwatch.types.page import RankPage
-    from hangwatch.types.snapshot import RankSnapshot
+    from hangwatch.model.page import RankPage
+    from hangwatch.model.snapshot import RankSnapshot
 
 
 class Look:

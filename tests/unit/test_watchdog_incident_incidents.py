@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Certainty, Kind, Reason, State
-from hangwatch.types.verdict import Collective, Verdict
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Certainty, Kind, Reason, State
+from hangwatch.model.verdict import Collective, Verdict
 from hangwatch.watchdog.incident.incidents import (
     TRANSITIONS,
     Announce,

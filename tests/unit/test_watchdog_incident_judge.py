@@ -13,16 +13,16 @@ import pytest
 from incident import EVIDENCE, VERDICT
 from snapshots import THRESHOLDS
 
+from hangwatch.model.kinds import Certainty, State
 from hangwatch.settings.config import Config
-from hangwatch.types.kinds import Certainty, State
-from hangwatch.watchdog.exchange.messages import Published
 from hangwatch.watchdog.incident.account import Judged
 from hangwatch.watchdog.incident.evidence import Collected
 from hangwatch.watchdog.incident.incidents import Incidents, Stage
 from hangwatch.watchdog.incident.judge import Judge
+from hangwatch.watchdog.peers.messages import Published
 
 if TYPE_CHECKING:
-    from hangwatch.types.verdict import Verdict
+    from hangwatch.model.verdict import Verdict
 
 
 def judge(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from made_pages import group, page
 
-from hangwatch.observe.pages.finder import Seen
-from hangwatch.observe.pages.look import Look
-from hangwatch.observe.pages.waits import Waiting
-from hangwatch.types.kinds import Phase
+from hangwatch.evidence.pages.finder import Seen
+from hangwatch.evidence.pages.look import Look
+from hangwatch.evidence.pages.waits import Waiting
+from hangwatch.model.kinds import Phase
 from hangwatch.watchdog.incident.progress import Progress
 
 if TYPE_CHECKING:
-    from hangwatch.observe.pages.finder import OpenPage
+    from hangwatch.evidence.pages.finder import OpenPage
 
 S = 1_000_000_000
 

@@ -17,7 +17,7 @@ from hangwatch.watchdog.incident.reporter import Reporter
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hangwatch.types.report import Evidence
+    from hangwatch.model.report import Evidence
 
 UNTRUE = replace(EVIDENCE, verdicts=(replace(VERDICT, advice=None),))  # type: ignore[arg-type]
 """Of which no report can be made."""

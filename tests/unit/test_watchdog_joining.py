@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from hangwatch.types.kinds import Phase
+from hangwatch.model.kinds import Phase
 from hangwatch.watchdog import joining
-from hangwatch.watchdog.exchange.messages import Node
-from hangwatch.watchdog.exchange.peers import Peers
 from hangwatch.watchdog.joining import AGAIN_S, HOLD_S, JOIN_AFTER_S, Joining
+from hangwatch.watchdog.peers.in_touch import Peers
+from hangwatch.watchdog.peers.messages import Node
 
 if TYPE_CHECKING:
-    from hangwatch.observe.pages.look import Look
+    from hangwatch.evidence.pages.look import Look
     from hangwatch.watchdog.hello import Hello
 
 OTHER = Node("there:run", "there", (2, 3), "127.0.0.2")

@@ -21,8 +21,8 @@ from hangwatch.agent.environment import (
 )
 from hangwatch.agent.inject import rank as ranks
 from hangwatch.run import rundir
-from hangwatch.run.companions import WATCH
-from hangwatch.run.election import shared_name
+from hangwatch.run.leader import shared_name
+from hangwatch.run.peers import WATCH
 from hangwatch.safety import untrusted
 from hangwatch.safety.foreign import Ignoring
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from hangwatch.run.rundir import RunDir
 
-PROGRAM = ("-P", "-m", "hangwatch.launch.caretaker")
+PROGRAM = ("-P", "-m", "hangwatch.launch.standalone")
 WATCH_FD, LOCK_FD = 3, 4
 """File descriptors of the locks that are handed over to the caretaker."""
 _SAFE_FD = 10

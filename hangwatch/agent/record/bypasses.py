@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.record.unseen import standing_for, uncounted
-from hangwatch.operations import METHODS
+from hangwatch.model.operations import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -18,7 +18,7 @@ from hangwatch.agent.call_site import public_name
 from hangwatch.agent.record.signature import read_signature
 from hangwatch.agent.record.unseen import standing_for, uncounted
 from hangwatch.agent.turn import Ticket
-from hangwatch.operations import METHODS
+from hangwatch.model.operations import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hangwatch.agent.guard import Guard
     from hangwatch.agent.record.groups import Groups
     from hangwatch.agent.record.recorder import Recorder
-    from hangwatch.operations import Method
+    from hangwatch.model.operations import Method
 
 _MARK = "_recorded_by_hangwatch"
 _RETURN_AT_ONCE = frozenset({"isend", "irecv", "batch_isend_irecv"})

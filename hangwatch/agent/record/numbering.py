@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.backends import NCCL
+from hangwatch.model.backends import NCCL
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
-    from hangwatch.operations import Method
+    from hangwatch.model.operations import Method
 
 
 class Numbering:

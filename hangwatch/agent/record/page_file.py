@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.turn import Ticket, Turn
-from hangwatch.page import json_page
+from hangwatch.model import json_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

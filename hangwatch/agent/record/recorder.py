@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hangwatch.agent.environment import NATIVE, RECORDER
-from hangwatch.page import native
+from hangwatch.model import native
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hangwatch.operations import Method, Parameter
+    from hangwatch.model.operations import Method, Parameter
 
 
 MAX_SPLITS = 128

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.record import captures
 from hangwatch.agent.torch_api import GENERAL, NCCL
-from hangwatch.backends import ran_on_host
+from hangwatch.model.backends import ran_on_host
 from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:
@@ -336,8 +336,9 @@ def _with_calls(
 ) -> Iterator[tuple[dict[str, Any], tuple[object, ...]]]:
     """Yield each entry with a key for its call, or for its group of coalesced calls.
 
-    Of such a group only the last entry, which ends it, is ever retired (see flight/calls.py).
-    That of sends and recvs is called none of them (see flight/recorder.py).
+    Of such a group only the last entry, which ends it, is ever retired
+    (evidence/flight/calls.py). That of sends and recvs is called none of them
+    (evidence/flight/recorder.py).
     """
     last: dict[object, tuple[object, tuple[object, ...]]] = {}
     for entry in entries:

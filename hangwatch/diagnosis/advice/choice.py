@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hangwatch.diagnosis.advice.facts import NOTHING, Facts
 from hangwatch.diagnosis.advice.remedy import Remedy, remedies
-from hangwatch.types.kinds import Kind, Reason, What
+from hangwatch.model.kinds import Kind, Reason, What
 
 MAX_ITEMS = 4
 ENOUGH = 2

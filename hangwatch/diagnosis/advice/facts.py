@@ -21,11 +21,11 @@ from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.choices import CONDITIONS, Read
 from hangwatch.diagnosis.source.syntax import leaves, spans
 from hangwatch.diagnosis.text.phrases import group_text, key_text, line, the_ranks
-from hangwatch.frames import is_user_frame, program_thread
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, What
-from hangwatch.types.snapshot import Frame
-from hangwatch.types.verdict import RootCause
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import is_user_frame, program_thread
+from hangwatch.model.kinds import Certainty, Kind, What
+from hangwatch.model.snapshot import Frame
+from hangwatch.model.verdict import RootCause
 
 
 class Use(StrEnum):

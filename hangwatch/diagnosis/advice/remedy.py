@@ -12,7 +12,7 @@ from string import Formatter
 from typing import Any
 
 from hangwatch.diagnosis.advice.facts import Facts, Use
-from hangwatch.types.kinds import Kind, Reason, What
+from hangwatch.model.kinds import Kind, Reason, What
 
 _NAMED = {
     "causes": What,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.compiling import Compiling, compiling
 from hangwatch.diagnosis.facts.job import seconds
-from hangwatch.frames import (
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import (
     innermost_user_site,
     is_user_frame,
     line_of,
@@ -18,9 +19,8 @@ from hangwatch.frames import (
     site_of,
     user_frames,
 )
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Phase, Reason
-from hangwatch.types.snapshot import Child, Frame, RankSnapshot, ThreadStack
+from hangwatch.model.kinds import Phase, Reason
+from hangwatch.model.snapshot import Child, Frame, RankSnapshot, ThreadStack
 
 GIL_STALE_S = 3.0
 """The sampler beats twice a second; this long without a beat is no accident."""

@@ -19,9 +19,9 @@ from hangwatch.diagnosis.facts.waits import (
     setup_of,
     wait_point_of,
 )
-from hangwatch.frames import with_source
-from hangwatch.types.kinds import OpState
-from hangwatch.types.snapshot import RankSnapshot
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import OpState
+from hangwatch.model.snapshot import RankSnapshot
 
 FAILED_WITHIN = 4
 """A call that raised is where a rank ended if it is among its last so many."""

@@ -14,15 +14,15 @@ from enum import StrEnum
 from itertools import takewhile
 
 from hangwatch.diagnosis.facts.marks import THREAD_DIED
-from hangwatch.frames import (
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import (
     innermost_user_site,
     main_thread,
     program_thread,
     user_frames,
     with_source,
 )
-from hangwatch.types.calls import Site
-from hangwatch.types.snapshot import Child, RankSnapshot, ThreadStack
+from hangwatch.model.snapshot import Child, RankSnapshot, ThreadStack
 
 
 class On(StrEnum):

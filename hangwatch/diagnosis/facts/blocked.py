@@ -23,9 +23,9 @@ from hangwatch.diagnosis.facts.locks import holder, lock_taken, waits_for_it
 from hangwatch.diagnosis.facts.stores import Setter
 from hangwatch.diagnosis.source.program import Line, Program
 from hangwatch.diagnosis.source.syntax import Function, called, in_body, own, tried_again
-from hangwatch.frames import innermost_user_site, is_user_frame, program_thread, site_of
-from hangwatch.types.calls import Site
-from hangwatch.types.snapshot import Frame, RankSnapshot
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import innermost_user_site, is_user_frame, program_thread, site_of
+from hangwatch.model.snapshot import Frame, RankSnapshot
 
 
 @dataclass(frozen=True, slots=True)

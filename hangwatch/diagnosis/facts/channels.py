@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from hangwatch.diagnosis.facts.job import Job
 from hangwatch.diagnosis.facts.shares import is_minority
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, WaitPoint
-from hangwatch.types.kinds import OpState
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.kinds import OpState
+from hangwatch.model.snapshot import OpRecord
 
 MAX_SENDERS = 4096
 """Who may answer a recv from any source; a larger group is cut, not searched."""

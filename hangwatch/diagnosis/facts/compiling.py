@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from hangwatch.frames import program_thread
-from hangwatch.types.snapshot import Frame, RankSnapshot, ThreadStack
+from hangwatch.model.frames import program_thread
+from hangwatch.model.snapshot import Frame, RankSnapshot, ThreadStack
 
 
 class Compiler(Enum):

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from hangwatch.diagnosis.facts.job import Job
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Wait, WaitPoint
-from hangwatch.operations import OPERATIONS
+from hangwatch.model.operations import OPERATIONS
 
 
 class Stuck(NamedTuple):

@@ -19,10 +19,10 @@ from itertools import accumulate
 
 from hangwatch.diagnosis.facts.job import Job, seconds
 from hangwatch.diagnosis.facts.wait_points import Wait
-from hangwatch.frames import with_source
-from hangwatch.types.kinds import OpState, Phase, Reason
-from hangwatch.types.page import ExceptionRecord
-from hangwatch.types.snapshot import OpRecord, RankSnapshot
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import OpState, Phase, Reason
+from hangwatch.model.page import ExceptionRecord
+from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
 
 class How(StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangwatch.types.kinds import OpState
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.kinds import OpState
+from hangwatch.model.snapshot import OpRecord
 
 
 @dataclass(frozen=True, slots=True)

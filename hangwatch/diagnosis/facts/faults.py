@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.diagnosis.facts.xids import XIDS, Weight, meaning
-from hangwatch.types.gpu import GpuState
-from hangwatch.types.kinds import GpuHealth
+from hangwatch.model.gpu import GpuState
+from hangwatch.model.kinds import GpuHealth
 
 MARGIN_S = 60.0
 """An error may come so long before anybody waits: the program runs ahead of its device."""

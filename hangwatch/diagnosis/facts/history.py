@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from hangwatch.diagnosis.facts.job import Job
 from hangwatch.diagnosis.facts.wait_points import Channel, Wait
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.snapshot import OpRecord
 
 _T = TypeVar("_T")
 MOST_BEFORE = 40

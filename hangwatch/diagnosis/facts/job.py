@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from hangwatch.diagnosis.facts.namesakes import told_apart
 from hangwatch.diagnosis.facts.wait_points import Place
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.snapshot import GroupProgress, JobSnapshot, NewGroup, OpRecord, RankSnapshot
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.snapshot import GroupProgress, JobSnapshot, NewGroup, OpRecord, RankSnapshot
 
 MAX_WORLD = 1 << 20
 """A world size beyond this is taken for damage, not for a job."""

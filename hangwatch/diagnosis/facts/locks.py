@@ -10,9 +10,9 @@ from dataclasses import replace
 from hangwatch.diagnosis.facts.awaited import Link, of_thread, others
 from hangwatch.diagnosis.source.program import Line, Program
 from hangwatch.diagnosis.source.syntax import Function, called, own, spans
-from hangwatch.frames import is_user_frame, program_thread, site_of, user_frames
-from hangwatch.types.calls import Site
-from hangwatch.types.snapshot import RankSnapshot, ThreadStack
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import is_user_frame, program_thread, site_of, user_frames
+from hangwatch.model.snapshot import RankSnapshot, ThreadStack
 
 _TAKEN = re.compile(
     r"^(?:async )?with (.+?)(?: as .*?)?:(?:\s.*)?$|^(?:if |while )?(?:not )?(.+)\.acquire\("

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from hangwatch.types.calls import Site
-from hangwatch.types.snapshot import RankSnapshot
+from hangwatch.model.calls import Site
+from hangwatch.model.snapshot import RankSnapshot
 
 NO_SYNC = "no_sync"
 THREAD_DIED = "thread_died"

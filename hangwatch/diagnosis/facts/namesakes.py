@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.snapshot import GroupProgress, RankSnapshot
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.snapshot import GroupProgress, RankSnapshot
 
 SAME_NODE_S = 0.1
 """The ranks of a node make a group, and come to their end, at the same time but for this."""

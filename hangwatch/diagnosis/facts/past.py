@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from hangwatch.diagnosis.facts.endings import Ending, How
 from hangwatch.diagnosis.facts.job import SETTING_UP, Job
-from hangwatch.types.kinds import Phase
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.kinds import Phase
+from hangwatch.model.snapshot import OpRecord
 
 MOST_CALLS = 50_000
 """Of all ranks together; of each its last ones are compared."""

@@ -9,7 +9,7 @@ from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.job import Job
 from hangwatch.diagnosis.facts.signatures import Differs, Split
 from hangwatch.diagnosis.facts.wait_points import Place
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.snapshot import OpRecord
 
 LEAST = 2
 """Calls that have to agree on what is usual."""

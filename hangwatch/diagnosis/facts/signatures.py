@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hangwatch.diagnosis.facts.exchanges import misfits, odd_ones
-from hangwatch.operations import OPERATIONS, Operation
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.operations import OPERATIONS, Operation
+from hangwatch.model.snapshot import OpRecord
 
 _UNKNOWN = Operation("")
 _BYTES = {

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from hangwatch.diagnosis.facts.job import Job, seconds
 from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.wait_points import STORE, Setup, Wait
-from hangwatch.types.calls import OF_A_STORE, Site
-from hangwatch.types.snapshot import Mark, RankSnapshot
+from hangwatch.model.calls import OF_A_STORE, Site
+from hangwatch.model.snapshot import Mark, RankSnapshot
 
 MOMENT_S = 1.0
 """Who has waited for a key for less waits for nobody yet."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hangwatch.types.calls import Site
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.calls import Site
+from hangwatch.model.snapshot import OpRecord
 
 ANYONE = -1
 """The peer of a recv from any source."""

@@ -15,15 +15,9 @@ from hangwatch.diagnosis.facts.channels import turn
 from hangwatch.diagnosis.facts.devices import oldest
 from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, Job, seconds
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, Wait, WaitPoint
-from hangwatch.frames import program_thread
-from hangwatch.types.kinds import OpState, Phase
-from hangwatch.types.snapshot import (
-    GroupProgress,
-    NewGroup,
-    OpRecord,
-    RankSnapshot,
-    ThreadStack,
-)
+from hangwatch.model.frames import program_thread
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.snapshot import GroupProgress, NewGroup, OpRecord, RankSnapshot, ThreadStack
 
 MOMENT_S = 1.0
 """Who has been in a set-up call for less waits for nobody yet, unless others are in it for longer:

@@ -10,7 +10,7 @@ from hangwatch.diagnosis.facts.job import NEW_GROUP, Job
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import ANYONE, STORE, Channel, Place, Setup, WaitPoint
 from hangwatch.diagnosis.graph.wait_for import Graph
-from hangwatch.types.kinds import Phase
+from hangwatch.model.kinds import Phase
 
 
 def missing_at(

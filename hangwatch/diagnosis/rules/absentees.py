@@ -18,8 +18,8 @@ from hangwatch.diagnosis.source.program import fork
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, each_now, group_text, now, verb
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.model.calls import Site
+from hangwatch.model.kinds import Certainty, Kind, Reason
 
 
 def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.text.phrases import capital
 from hangwatch.diagnosis.text.wording import sentences
-from hangwatch.types.kinds import Kind, Reason
+from hangwatch.model.kinds import Kind, Reason
 
 MAX_TOLD = 4
 _KINDS = frozenset(

@@ -16,10 +16,10 @@ from hangwatch.diagnosis.source.arguments import root_of_rank, size_of_data
 from hangwatch.diagnosis.source.program import Line, Position, Program
 from hangwatch.diagnosis.source.syntax import Loop, called, in_body, other_branch, own, spans
 from hangwatch.diagnosis.text import reasons
-from hangwatch.frames import with_source
-from hangwatch.types.kinds import Certainty, Kind, Reason, What
-from hangwatch.types.snapshot import OpRecord
-from hangwatch.types.verdict import RootCause
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import Certainty, Kind, Reason, What
+from hangwatch.model.snapshot import OpRecord
+from hangwatch.model.verdict import RootCause
 
 OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED, Reason.EXCEPTION_HANDLING})
 """Why a rank is elsewhere that is neither busy nor stopped."""

@@ -19,9 +19,9 @@ from hangwatch.diagnosis.source.syntax import Loop, body_end, in_body, leaves, s
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, group_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, What
-from hangwatch.types.verdict import Collective
+from hangwatch.model.calls import Site
+from hangwatch.model.kinds import Certainty, Kind, What
+from hangwatch.model.verdict import Collective
 
 MOST_SIDES = 16
 """Lines at which those wait of whom one side is at fault; more are not compared."""

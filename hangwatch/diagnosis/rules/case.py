@@ -23,12 +23,12 @@ from hangwatch.diagnosis.graph.wait_for import Graph, held_up
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.text.phrases import key_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Text
-from hangwatch.frames import innermost_user_site, program_thread, user_frames, with_source
-from hangwatch.types.calls import Site
-from hangwatch.types.gpu import GpuState
-from hangwatch.types.kinds import Certainty, Kind, Reason, What
-from hangwatch.types.snapshot import Frame, Mark, OpRecord, RankSnapshot
-from hangwatch.types.verdict import Collective
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import innermost_user_site, program_thread, user_frames, with_source
+from hangwatch.model.gpu import GpuState
+from hangwatch.model.kinds import Certainty, Kind, Reason, What
+from hangwatch.model.snapshot import Frame, Mark, OpRecord, RankSnapshot
+from hangwatch.model.verdict import Collective
 
 _T = TypeVar("_T")
 MOST_COMPARED = 128

@@ -24,9 +24,9 @@ from hangwatch.diagnosis.source.state import set_for_few
 from hangwatch.diagnosis.source.syntax import retried_by
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.reasons import Parted
-from hangwatch.frames import with_source
-from hangwatch.types.kinds import Certainty, What
-from hangwatch.types.verdict import RootCause
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import Certainty, What
+from hangwatch.model.verdict import RootCause
 
 MOST_OTHERS = 3
 LATELY_S = 30.0

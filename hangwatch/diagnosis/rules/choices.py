@@ -33,8 +33,8 @@ from hangwatch.diagnosis.source.syntax import (
     spans,
 )
 from hangwatch.diagnosis.text.phrases import Ranks
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Kind, What
+from hangwatch.model.calls import Site
+from hangwatch.model.kinds import Kind, What
 
 MOST_EVEN = 3
 """So often another way is looked for, where a loop with as many turns on all explains it."""

@@ -35,8 +35,8 @@ from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.phrases import at_line, group_text, now, verb
 from hangwatch.diagnosis.text.wording import Scene, Text
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, Reason
+from hangwatch.model.calls import Site
+from hangwatch.model.kinds import Certainty, Kind, Reason
 
 Ranks = tuple[int, ...]
 

@@ -16,9 +16,9 @@ from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.phrases import Ranks
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.frames import with_source
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, OpState
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import Certainty, Kind, OpState
 
 
 def died(

@@ -35,11 +35,11 @@ from hangwatch.diagnosis.text.phrases import (
     wait_point_text,
 )
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.frames import with_source
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, Phase, Reason, What
-from hangwatch.types.snapshot import OpRecord
-from hangwatch.types.verdict import Collective
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, What
+from hangwatch.model.snapshot import OpRecord
+from hangwatch.model.verdict import Collective
 
 AGREE_AFTER = 2
 """Calls that have to agree then."""

@@ -14,10 +14,10 @@ from hangwatch.diagnosis.source.program import Program
 from hangwatch.diagnosis.source.syntax import Function, own
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.phrases import Ranks
-from hangwatch.frames import with_source
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, What
-from hangwatch.types.verdict import RootCause
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import Certainty, Kind, What
+from hangwatch.model.verdict import RootCause
 
 _NOT_REDUCED = re.compile(r"Expected to have finished reduction in the prior iteration")
 """torch/csrc/distributed/c10d/reducer.cpp."""

@@ -17,10 +17,10 @@ from hangwatch.diagnosis.rules.divergence import Divergence
 from hangwatch.diagnosis.text import messages
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, group_text, verb
 from hangwatch.diagnosis.text.wording import Scene, Text
-from hangwatch.frames import with_source
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, OpState, Reason, What
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, What
+from hangwatch.model.snapshot import OpRecord
 
 ENOUGH_TAGS = 4
 """Messages of a line that tell by how much its tag goes up each time."""

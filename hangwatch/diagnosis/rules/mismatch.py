@@ -17,9 +17,9 @@ from hangwatch.diagnosis.rules.threads import judge_threads
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import Ranks, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.types.kinds import Certainty, Kind, Reason
-from hangwatch.types.snapshot import OpRecord
-from hangwatch.types.verdict import Collective
+from hangwatch.model.kinds import Certainty, Kind, Reason
+from hangwatch.model.snapshot import OpRecord
+from hangwatch.model.verdict import Collective
 
 ENOUGH_TIMES = 2
 """So often a call has to have come at a point of the program for a bucket to be odd there: a

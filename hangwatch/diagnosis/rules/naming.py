@@ -17,7 +17,7 @@ from hangwatch.diagnosis.facts.wait_points import Place, Setup
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.phrases import Ranks
-from hangwatch.types.kinds import Certainty, Kind, Reason, What
+from hangwatch.model.kinds import Certainty, Kind, Reason, What
 
 
 @dataclass(frozen=True, slots=True)

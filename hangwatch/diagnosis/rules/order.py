@@ -10,9 +10,9 @@ from hangwatch.diagnosis.rules.case import FEW, Case, Finding
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.unordered import Unordered, loop_without_order
 from hangwatch.diagnosis.text import disagreement, reasons
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, What
-from hangwatch.types.verdict import RootCause
+from hangwatch.model.calls import Site
+from hangwatch.model.kinds import Certainty, Kind, What
+from hangwatch.model.verdict import RootCause
 
 _OF_ORDER = frozenset(
     {

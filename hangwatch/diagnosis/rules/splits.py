@@ -13,8 +13,8 @@ from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.source.program import Line, Position
-from hangwatch.types.calls import GroupKey, Site
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.calls import GroupKey, Site
+from hangwatch.model.snapshot import OpRecord
 
 
 @dataclass(frozen=True, slots=True)

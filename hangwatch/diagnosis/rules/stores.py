@@ -12,7 +12,7 @@ from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.text import stores
 from hangwatch.diagnosis.text.phrases import key_text
 from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.types.kinds import Certainty, Kind, Reason, What
+from hangwatch.model.kinds import Certainty, Kind, Reason, What
 
 
 def judge_key(case: Case, wait_point: Setup) -> Finding:

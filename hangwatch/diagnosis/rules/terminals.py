@@ -27,9 +27,9 @@ from hangwatch.diagnosis.rules.stores import judge_key
 from hangwatch.diagnosis.text import reasons, wording
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.text.wording import Gone, Scene
-from hangwatch.frames import with_source
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import Certainty, Kind, Phase, Reason
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import Certainty, Kind, Phase, Reason
 
 _FOUND_A_DIFFERENCE = re.compile(r"same model across all ranks|mismatch between collectives")
 """torch/csrc/distributed/c10d: reducer.cpp, ProcessGroupWrapper.cpp."""

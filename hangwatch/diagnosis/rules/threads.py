@@ -14,9 +14,9 @@ from hangwatch.diagnosis.rules.beside import is_beside, is_started
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import Ranks, group_text
-from hangwatch.types.kinds import Certainty, Kind, Reason, What
-from hangwatch.types.snapshot import OpRecord
-from hangwatch.types.verdict import Collective
+from hangwatch.model.kinds import Certainty, Kind, Reason, What
+from hangwatch.model.snapshot import OpRecord
+from hangwatch.model.verdict import Collective
 
 
 def judge_threads(case: Case, place: Place) -> Finding | None:

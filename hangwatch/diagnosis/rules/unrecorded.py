@@ -13,8 +13,8 @@ from dataclasses import replace
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.mismatch import judge_dispute
-from hangwatch.types.kinds import Certainty, OpState
-from hangwatch.types.snapshot import OpRecord
+from hangwatch.model.kinds import Certainty, OpState
+from hangwatch.model.snapshot import OpRecord
 
 BY_CPP = "a collective issued by C++"
 

@@ -19,7 +19,7 @@ from hangwatch.diagnosis.text.phrases import (
     within,
 )
 from hangwatch.diagnosis.text.wording import Scene, Text, sentences
-from hangwatch.types.calls import Site
+from hangwatch.model.calls import Site
 
 MAX_PAIRS = 3
 

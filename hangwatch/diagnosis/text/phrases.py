@@ -11,9 +11,9 @@ from hangwatch.diagnosis.facts.compiling import Compiler, Compiling
 from hangwatch.diagnosis.facts.endings import Ending
 from hangwatch.diagnosis.facts.job import Job
 from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Place, WaitPoint
-from hangwatch.types.calls import PackageCall, Site
-from hangwatch.types.kinds import Reason
-from hangwatch.types.page import ExceptionRecord
+from hangwatch.model.calls import PackageCall, Site
+from hangwatch.model.kinds import Reason
+from hangwatch.model.page import ExceptionRecord
 
 Ranks = tuple[int, ...]
 

@@ -20,9 +20,9 @@ from hangwatch.diagnosis.text.phrases import (
     the_ranks,
     verb,
 )
-from hangwatch.types.calls import Site
-from hangwatch.types.kinds import What
-from hangwatch.types.snapshot import Mark
+from hangwatch.model.calls import Site
+from hangwatch.model.kinds import What
+from hangwatch.model.snapshot import Mark
 
 MOST_OF_A_LINE = 70
 MOST_OF_A_CALL = 40

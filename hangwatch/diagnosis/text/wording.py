@@ -22,7 +22,7 @@ from hangwatch.diagnosis.text.phrases import (
     the_ranks,
     verb,
 )
-from hangwatch.types.calls import Site
+from hangwatch.model.calls import Site
 
 _AT_ONCE = "at about the same time, from a call that needs it"
 

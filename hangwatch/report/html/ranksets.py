@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hangwatch.report import schema
-from hangwatch.report.sites import fold_ranks, ranges
+from hangwatch.text import fold_ranks, ranges
 
 SHOWN_RANGES = 6
 BRIEF = 28

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangwatch.observe.pages.standing import Standing
+from hangwatch.evidence.pages.standing import Standing
 
 PROVED_NS = 30 * 10**9
 """Nobody is ended for a wait younger than this, unless a hang takes less (``--hang-after``)."""

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from hangwatch.model.verdict import Verdict
 from hangwatch.news import News
-from hangwatch.run.moments import Point, reach
+from hangwatch.run.test_hooks import Point, reach
 from hangwatch.settings.config import OnHang
-from hangwatch.types.verdict import Verdict
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.abort import Abort, restored
 from hangwatch.watchdog.incident.ending import end_ranks

@@ -10,10 +10,10 @@ from itertools import islice
 from typing import Any
 
 from hangwatch.diagnosis.facts.xids import meaning
-from hangwatch.observe import environment
-from hangwatch.types.report import Evidence, Moment, RasAnswer, RunInfo
-from hangwatch.types.snapshot import JobSnapshot
-from hangwatch.types.verdict import Verdict
+from hangwatch.evidence import environment
+from hangwatch.model.report import Evidence, Moment, RasAnswer, RunInfo
+from hangwatch.model.snapshot import JobSnapshot
+from hangwatch.model.verdict import Verdict
 from hangwatch.watchdog.incident.evidence import Collected
 from hangwatch.watchdog.incident.incidents import Announce
 from hangwatch.watchdog.incident.reporter import utc_now

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from hangwatch.model.report import Evidence
 from hangwatch.news import News
 from hangwatch.notice import printable
-from hangwatch.run.moments import Point, reach
-from hangwatch.types.report import Evidence
+from hangwatch.run.test_hooks import Point, reach
 
 HOOK_S = 60.0
 HOOK_CULPRITS = 1000

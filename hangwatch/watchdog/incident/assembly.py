@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hangwatch.frames import know_trainers
-from hangwatch.report.sites import fold_ranks
-from hangwatch.types.kinds import Phase
-from hangwatch.types.snapshot import JobSnapshot, ProcessState, RankSnapshot
-from hangwatch.watchdog.exchange.exchange import Gathered
-from hangwatch.watchdog.exchange.reach import Missing
+from hangwatch.model.frames import know_trainers
+from hangwatch.model.kinds import Phase
+from hangwatch.model.snapshot import JobSnapshot, ProcessState, RankSnapshot
+from hangwatch.text import fold_ranks
 from hangwatch.watchdog.incident.evidence import Collected
+from hangwatch.watchdog.peers.exchange import Gathered
+from hangwatch.watchdog.peers.reach import Missing
 
 MAX_WORLD = 1 << 20
 """A larger world is taken for damage, not for a job."""

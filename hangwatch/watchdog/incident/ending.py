@@ -8,10 +8,10 @@ import select
 import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from hangwatch.evidence.processes import PROC, alive, takes
 from hangwatch.news import News
-from hangwatch.observe.processes import PROC, alive, takes
 from hangwatch.run import pidfd
-from hangwatch.run.moments import Point, reach
+from hangwatch.run.test_hooks import Point, reach
 
 TERM_S = 2.0
 """How long a process may take to end after a signal."""

@@ -11,15 +11,14 @@ from functools import partial
 from typing import Any
 
 from hangwatch.errors import EvidenceError, FlightError, PageError
-from hangwatch.flight import parse_dump
-from hangwatch.nccl import ras
-from hangwatch.news import News
-from hangwatch.observe import flights, sources
-from hangwatch.observe.exits import Exits
-from hangwatch.observe.pages.finder import Pages, Seen
-from hangwatch.observe.pages.left_out import groups_left_out
-from hangwatch.observe.pages.standing import Standing, standings
-from hangwatch.observe.processes import (
+from hangwatch.evidence import flights, sources
+from hangwatch.evidence.exits import Exits
+from hangwatch.evidence.flight import parse_dump
+from hangwatch.evidence.nccl import ras
+from hangwatch.evidence.pages.finder import Pages, Seen
+from hangwatch.evidence.pages.left_out import groups_left_out
+from hangwatch.evidence.pages.standing import Standing, standings
+from hangwatch.evidence.processes import (
     PROC,
     LaunchedRank,
     Tree,
@@ -28,16 +27,17 @@ from hangwatch.observe.processes import (
     environment,
     process_state,
 )
-from hangwatch.observe.snapshot import launched_snapshot, rank_snapshot, waits_itself
-from hangwatch.observe.stacks import NoStacksError, PySpy
-from hangwatch.observe.threads import in_thread
-from hangwatch.run.moments import Point, reach
-from hangwatch.types.flight import FlightDump
-from hangwatch.types.gpu import GpuState
-from hangwatch.types.kinds import Phase
-from hangwatch.types.page import RankPage
-from hangwatch.types.report import Note, RasAnswer
-from hangwatch.types.snapshot import Child, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself
+from hangwatch.evidence.stacks import NoStacksError, PySpy
+from hangwatch.evidence.threads import in_thread
+from hangwatch.model.flight import FlightDump
+from hangwatch.model.gpu import GpuState
+from hangwatch.model.kinds import Phase
+from hangwatch.model.page import RankPage
+from hangwatch.model.report import Note, RasAnswer
+from hangwatch.model.snapshot import Child, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.news import News
+from hangwatch.run.test_hooks import Point, reach
 
 BUDGET_S = 5.0
 """How long stacks and recorders may take together."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from hangwatch.types.kinds import Certainty, Kind, Reason, State
-from hangwatch.types.verdict import Verdict
+from hangwatch.model.kinds import Certainty, Kind, Reason, State
+from hangwatch.model.verdict import Verdict
 
 
 class Stage(StrEnum):

@@ -10,20 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hangwatch import codec
 from hangwatch.diagnosis import find_desync
-from hangwatch.nccl import status
+from hangwatch.evidence.nccl import status
+from hangwatch.evidence.threads import in_thread
+from hangwatch.model import codec
+from hangwatch.model.kinds import Certainty, Kind, State
+from hangwatch.model.snapshot import JobSnapshot, ProcessState, Recording, Thresholds
+from hangwatch.model.verdict import Verdict
 from hangwatch.news import News
-from hangwatch.observe.threads import in_thread
-from hangwatch.run.moments import Point, keep, reach
-from hangwatch.types.kinds import Certainty, Kind, State
-from hangwatch.types.snapshot import JobSnapshot, ProcessState, Recording, Thresholds
-from hangwatch.types.verdict import Verdict
-from hangwatch.watchdog.exchange.exchange import Gathered
-from hangwatch.watchdog.exchange.last_words import LastWords
-from hangwatch.watchdog.exchange.messages import Local, Published
-from hangwatch.watchdog.exchange.peers import Peers
-from hangwatch.watchdog.exchange.reach import Missing, missing
+from hangwatch.run.test_hooks import Point, keep, reach
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.aborting import Aborting
 from hangwatch.watchdog.incident.account import Account, Judged
@@ -38,6 +33,11 @@ from hangwatch.watchdog.incident.incidents import (
     restored,
 )
 from hangwatch.watchdog.incident.reporter import Reporter
+from hangwatch.watchdog.peers.exchange import Gathered
+from hangwatch.watchdog.peers.in_touch import Peers
+from hangwatch.watchdog.peers.last_words import LastWords
+from hangwatch.watchdog.peers.messages import Local, Published
+from hangwatch.watchdog.peers.reach import Missing, missing
 
 HEAD_START_S = 3.0
 POST_MORTEM_S = 3.0

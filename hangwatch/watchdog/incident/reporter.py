@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from hangwatch.errors import ReportError
+from hangwatch.evidence.threads import in_thread
+from hangwatch.model.report import Evidence, Moment, Note
+from hangwatch.model.verdict import Verdict
 from hangwatch.news import News
-from hangwatch.observe.threads import in_thread
 from hangwatch.report.files import write_incident
 from hangwatch.report.model import build_report
 from hangwatch.report.notes import notes_content
 from hangwatch.report.schema import Report
 from hangwatch.report.terminal import Style, format_notes, format_verdict
-from hangwatch.run.moments import Point, reach
+from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import logged
-from hangwatch.types.report import Evidence, Moment, Note
-from hangwatch.types.verdict import Verdict
-from hangwatch.watchdog.exchange.messages import Published
 from hangwatch.watchdog.incident.actions import hook_variables, run_hook
 from hangwatch.watchdog.incident.incidents import Announce
+from hangwatch.watchdog.peers.messages import Published
 
 BUILD_S = 30.0
 """A report of a hundred thousand ranks takes some seconds to build."""

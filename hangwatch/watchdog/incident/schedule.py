@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hangwatch.observe.pages.look import QUIET_S
-from hangwatch.types.snapshot import Thresholds
+from hangwatch.evidence.pages.look import QUIET_S
+from hangwatch.model.snapshot import Thresholds
 
 AT_LEAST_S = 0.4
 """Between two diagnoses of one wait, also where ranks still move."""

@@ -23,12 +23,12 @@ from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from hangwatch import _native
-from hangwatch.flight.names import wire_name
-from hangwatch.page.reader import parse_page
-from hangwatch.types.kinds import OpState
+from hangwatch.evidence.flight.names import wire_name
+from hangwatch.evidence.page import parse_page
+from hangwatch.model.kinds import OpState
 
 if TYPE_CHECKING:
-    from hangwatch.types.page import PageEvent, RankPage
+    from hangwatch.model.page import PageEvent, RankPage
 
 AS_GLOO_HAS_IT = {
     "all_gather_into_tensor": "all_gather",

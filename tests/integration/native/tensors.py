@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hangwatch import _native
-from hangwatch.page.reader import parse_page
+from hangwatch.evidence.page import parse_page
 
 if TYPE_CHECKING:
-    from hangwatch.types.page import PageEvent
+    from hangwatch.model.page import PageEvent
 
 
 class Group:

@@ -15,8 +15,8 @@ import traceback
 from pathlib import Path
 
 from hangwatch import cli
-from hangwatch.doctor.jobs import jobs
-from hangwatch.top import command
+from hangwatch.commands.doctor.jobs import jobs
+from hangwatch.commands.top import command
 
 BOUND_S = 20
 MOST_BYTES = 3 << 30

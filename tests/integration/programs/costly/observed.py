@@ -33,9 +33,9 @@ from torch.utils.data import (
 from hangwatch.agent.call_site import known_prefixes
 from hangwatch.agent.practice.practice import SUFFIX, Practice
 from hangwatch.efficiency import RankFacts, find_costs, parse_facts
-from hangwatch.types.calls import GroupKey
-from hangwatch.types.kinds import Phase
-from hangwatch.types.page import Identity, PageGroup, RankPage
+from hangwatch.model.calls import GroupKey
+from hangwatch.model.kinds import Phase
+from hangwatch.model.page import Identity, PageGroup, RankPage
 
 WORLD = (0, 1)
 SAMPLES, BATCH = 480, 4

@@ -1,0 +1,1 @@
+"""The subcommands of ``hangwatch``, but for the one that watches a job."""

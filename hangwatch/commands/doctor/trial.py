@@ -1,0 +1,153 @@
+"""Runs a launcher's line with a small program of ours in the place of the user's script.
+
+It runs under watch, so that a trial that hangs is explained like any other job, and it
+is bounded: the ranks end by themselves, and the launcher is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hangwatch.commands.doctor import outcome
+from hangwatch.commands.doctor.outcome import Outcome
+from hangwatch.commands.top.runs import DIRECTORY
+from hangwatch.errors import UsageError
+from hangwatch.preflight.job import Job
+from hangwatch.preflight.launchers import read
+from hangwatch.preflight.rendezvous import peers
+from hangwatch.safety import redaction
+from hangwatch.settings.config import PREFIX
+
+PROGRAM = Path(__file__).parent / "program" / "trial.py"
+PATIENCE_S = 120.0
+"""Until all ranks have to be there, and the first of this node: on several nodes a person
+starts the line on each."""
+START_S = 60.0
+"""A launcher's start and two imports of torch may take this long on several nodes, however short
+the patience. On one node nobody else has to come, and PATIENCE_S is the least."""
+GRACE_S = 10.0
+KEPT_LINES = 40
+_LOOK_S = 0.1
+_WATCH = ("--on-hang=abort", "--metrics-addr=off", "--no-gpu")
+_LEAST_S = 5.0
+
+
+@dataclass(slots=True)
+class Trial:
+    """What came of it."""
+
+    command: list[str]
+    """What was started, without secrets."""
+    exit_code: int | None = None
+    """None where it was ended by us."""
+    seconds: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list)
+    """Of the ranks of this node."""
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    """report.json of what hangwatch has said of it."""
+    output: list[str] = field(default_factory=list)
+    """The end of what launcher and ranks printed."""
+    peers: list[str] = field(default_factory=list)
+    """Who was connected to the meeting place at the end, where that is this machine."""
+
+
+def run(command: Sequence[str], environ: Mapping[str, str], job: Job, patience_s: float) -> Trial:
+    """Run the line. Raises UsageError where there is no script in it, or no such command."""
+    line = read(command)
+    if line is None:
+        raise UsageError(no_script(command))
+    with tempfile.TemporaryDirectory(prefix="hangwatch-doctor-") as directory:
+        words = line.with_script(str(PROGRAM), directory, f"{patience_s:g}")
+        return _watched(words, environ, job, patience_s, Path(directory))
+
+
+def no_script(command: Sequence[str]) -> str:
+    """Return the error that says why the launcher's line cannot be tried."""
+    return (
+        f"no Python script is to be seen in: {shlex.join(command)}; give the whole line, such"
+        " as: hangwatch doctor -- torchrun --nproc-per-node=8 train.py"
+    )
+
+
+def _watched(
+    words: list[str], environ: Mapping[str, str], job: Job, patience_s: float, directory: Path
+) -> Trial:
+    trial = Trial(redaction.command(words))
+    hang_s = max(_LEAST_S, outcome.init_s(patience_s) / 3)  # before torch's own timeout
+    began = time.monotonic()
+    with (directory / "output").open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 (the user's own line)
+            [
+                *(sys.executable, "-m", "hangwatch", "--report-dir", str(directory / "reports")),
+                *(f"--suspect-after={hang_s / 2:g}", f"--hang-after={hang_s:g}", *_WATCH),
+                *("run", "--", *words),
+            ],
+            env=_environment(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            least_s = START_S if job.several_nodes else PATIENCE_S
+            _wait(process, directory, patience_s, max(patience_s, least_s))
+            trial.exit_code = process.poll()
+            trial.peers = peers(job.port) if job.port else []
+        finally:
+            _end(process)
+    trial.seconds = time.monotonic() - began
+    trial.outcomes = outcome.read(directory)
+    trial.reports = [
+        json.loads(path.read_bytes())
+        for path in sorted((directory / "reports").glob("[!l]*/incident-*/report.json"))
+    ]
+    text = redaction.text(
+        (directory / "output").read_text("utf-8", "replace")[-redaction.MAX_CHARS :]
+    )
+    trial.output = [line for line in text.splitlines() if line.strip()][-KEPT_LINES:]
+    return trial
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The user's, less what is set for the watch of a real job: its hook and the like."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name == DIRECTORY or not name.startswith(PREFIX)
+    }
+    return {"OMP_NUM_THREADS": "1", **kept, "HANGWATCH": "1"}
+
+
+def _wait(
+    process: subprocess.Popen[bytes], directory: Path, patience_s: float, start_s: float
+) -> None:
+    """Wait until the trial has ended or its time is over: less where no rank has come at all."""
+    began = time.monotonic()
+    while process.poll() is None:
+        waited_s = time.monotonic() - began
+        started = any(directory.glob(outcome.PATTERN))
+        if waited_s > start_s + (outcome.longest_s(patience_s) if started else 0):
+            return
+        time.sleep(_LOOK_S)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher as a scheduler would; its ranks end by themselves."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)

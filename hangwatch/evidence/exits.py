@@ -1,0 +1,198 @@
+"""Learns at once that a process ended, and how.
+
+A pidfd (pidfd_open(2)) of each rank becomes readable when the process ends.
+Its exit status then stands in field 52 of /proc/PID/stat until the launcher
+reaps it, and from Linux 6.15 on the pidfd keeps it for good (pidfd.py). Where
+neither can be had, the status is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hangwatch.evidence import memory
+from hangwatch.evidence.processes import PROC, process_state, read_stat
+from hangwatch.model.snapshot import ProcessState
+from hangwatch.run.pidfd import kept_status, open_pid
+
+ASKED_S = 60.0
+"""What ends so soon after the launcher was asked to end was ended by it: torchrun gives its ranks
+30 s, and batch systems as long, before they send SIGKILL."""
+_LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL})
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A process whose end matters. Times are CLOCK_MONOTONIC in ns."""
+
+    pid: int
+    start_ticks: int
+    pidfd: int | None
+    gone_ns: int = 0
+    status: int | None = None
+    """As wait(2) gives it, None while unknown."""
+    oom_killed: bool = False
+
+
+class Exits:
+    """Watches processes and remembers how they ended."""
+
+    def __init__(
+        self,
+        *,
+        proc: str = PROC,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.on_exit: Callable[[int], None] | None = None
+        """Called in the event loop with the pid of a process that has just ended."""
+        self.asked_to_end_ns = 0
+        """When the launcher was sent a signal to end it (CLOCK_MONOTONIC); 0 if it was not."""
+        self._proc = proc
+        self._now_ns = now_ns
+        self._oom = memory.OomKills(proc)
+        self._tracked: dict[int, _Tracked] = {}
+        self._remembered: dict[int, _Tracked] = {}
+
+    def track(self, pid: int, start_ticks: int, last_seen_ns: int = 0) -> None:
+        """Watch a process; idempotent, and a reused pid starts anew.
+
+        last_seen_ns: when it surely lived, in case that it is already gone.
+        """
+        known = self._tracked.get(pid)
+        if known is not None and known.start_ticks == start_ticks:
+            return
+        if known is not None:
+            self._release(known)
+        remembered = self._remembered.get(pid)
+        if remembered is not None and remembered.start_ticks == start_ticks:
+            self._tracked[pid] = remembered
+            return
+        tracked = _Tracked(pid, start_ticks, open_pid(pid))
+        self._tracked[pid] = tracked
+        stat = read_stat(pid, self._proc)
+        if stat is None or stat.start_ticks != start_ticks:
+            self._release(tracked)  # the pidfd is another process's
+            tracked.gone_ns = last_seen_ns or self._now_ns()
+        elif stat.ended:
+            self._ended(tracked, last_seen_ns)
+        else:
+            self._oom.begin(pid)
+            if tracked.pidfd is not None:
+                asyncio.get_running_loop().add_reader(tracked.pidfd, self._readable, tracked)
+
+    def state(self, pid: int, start_ticks: int) -> ProcessState:
+        """How a process stands, with how it ended where that is known."""
+        tracked = self._tracked.get(pid)
+        if tracked is None or tracked.start_ticks != start_ticks:
+            return process_state(pid, start_ticks, self._proc)
+        if not tracked.gone_ns:
+            state = process_state(pid, start_ticks, self._proc)
+            if state.alive:
+                return state
+            self._ended(tracked)
+        if tracked.status is None:
+            tracked.status = kept_status(tracked.pidfd)
+        return self._judged(tracked)
+
+    def ended(self) -> dict[int, int]:
+        """Pids that have ended, with when (CLOCK_MONOTONIC, ns)."""
+        return {pid: one.gone_ns for pid, one in self._tracked.items() if one.gone_ns}
+
+    def failed(self, pid: int) -> bool:
+        """Whether a process has ended, and not by an exit code of 0."""
+        tracked = self._tracked.get(pid)
+        return tracked is not None and bool(tracked.gone_ns) and tracked.status != 0
+
+    def forget_ended(self) -> None:
+        """The launcher starts the ranks anew: how the ones before ended explains nothing now."""
+        for pid in self.ended():
+            self._release(self._tracked.pop(pid))
+        self._remembered.clear()
+
+    def export(self) -> list[dict[str, Any]]:
+        """The ends that were seen, as plain values for restore()."""
+        return [
+            {
+                "pid": one.pid,
+                "start_ticks": one.start_ticks,
+                "gone_ns": one.gone_ns,
+                "status": one.status,
+                "oom_killed": one.oom_killed,
+            }
+            for one in self._tracked.values()
+            if one.gone_ns
+        ]
+
+    def restore(self, ends: list[Mapping[str, Any]]) -> None:
+        """Remember what a watchdog before this one saw; odd values are left out."""
+        for end in ends:
+            with suppress(KeyError, TypeError, ValueError):
+                status = end["status"]
+                one = _Tracked(
+                    int(end["pid"]),
+                    int(end["start_ticks"]),
+                    None,
+                    int(end["gone_ns"]),
+                    None if status is None else int(status),
+                    oom_killed=bool(end["oom_killed"]),
+                )
+                self._remembered[one.pid] = one
+
+    def close(self) -> None:
+        """Let go of every process."""
+        for tracked in self._tracked.values():
+            self._release(tracked)
+        self._tracked.clear()
+
+    def _readable(self, tracked: _Tracked) -> None:
+        self._ended(tracked)
+        if self.on_exit is not None:
+            self.on_exit(tracked.pid)
+
+    def _ended(self, tracked: _Tracked, gone_ns: int = 0) -> None:
+        if tracked.gone_ns:
+            return
+        tracked.gone_ns = gone_ns or self._now_ns()
+        if tracked.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(tracked.pidfd)
+        stat = read_stat(tracked.pid, self._proc)
+        if stat is not None and stat.ended and stat.start_ticks == tracked.start_ticks:
+            tracked.status = stat.exit_status
+        else:
+            tracked.status = kept_status(tracked.pidfd)
+        killed = tracked.status is not None and os.WIFSIGNALED(tracked.status)
+        if killed and os.WTERMSIG(tracked.status or 0) == signal.SIGKILL:
+            tracked.oom_killed = self._oom.explains(tracked.pid)
+
+    def _judged(self, tracked: _Tracked) -> ProcessState:
+        gone_age_s = max(0, self._now_ns() - tracked.gone_ns) / 1e9
+        state = ProcessState(alive=False, oom_killed=tracked.oom_killed, gone_age_s=gone_age_s)
+        if tracked.status is None:
+            return state
+        since_ns = tracked.gone_ns - self.asked_to_end_ns
+        asked = self.asked_to_end_ns > 0 and 0 <= since_ns < ASKED_S * 1e9
+        if not os.WIFSIGNALED(tracked.status):
+            # A handler of SIGTERM may end a process with any code.
+            code = os.WEXITSTATUS(tracked.status)
+            return replace(state, exit_code=code, terminated_by_launcher=asked and code != 0)
+        number = os.WTERMSIG(tracked.status)
+        # Launchers end all once one has failed; who came to a good end is no reason for them.
+        failed = any(
+            0 < one.gone_ns < tracked.gone_ns and one.status != 0 for one in self._tracked.values()
+        )
+        launcher = number in _LAUNCHER_SIGNALS and (failed or asked) and not tracked.oom_killed
+        return replace(state, signal=number, terminated_by_launcher=launcher)
+
+    def _release(self, tracked: _Tracked) -> None:
+        if tracked.pidfd is not None:
+            with suppress(RuntimeError):  # no loop runs any more
+                asyncio.get_running_loop().remove_reader(tracked.pidfd)
+            os.close(tracked.pidfd)
+            tracked.pidfd = None

@@ -1,0 +1,184 @@
+"""All GPUs of this node, read beside the event loop: nothing here ever waits for NVML."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hangwatch.errors import EvidenceError
+from hangwatch.evidence.gpu.device import Errors, Gpu, Pace
+from hangwatch.evidence.gpu.figures import Unit
+from hangwatch.evidence.gpu.nvml import Nvml
+from hangwatch.evidence.gpu.ranks import LocalRank, Use, crowded, uses
+from hangwatch.model.gpu import GpuState, NodeGpus
+
+MAX_GPUS = 64
+"""So many threads, and as many again for events, are started at most."""
+DEFAULT = Pace()
+NOT_ASKED = "NVML is asked once there are ranks"
+STARTING = "NVML has been asked for the GPUs just now"
+
+
+class Gpus:
+    """Starts with the first ranks, and reads while there are any.
+
+    off: why not to begin at all, such as ``--no-gpu``.
+    """
+
+    def __init__(self, off: str = "", pace: Pace = DEFAULT) -> None:
+        self._off = off or NOT_ASKED
+        self._never = bool(off)
+        self._pace = pace
+        self._active = threading.Event()
+        self._asked_at = 0.0
+        self._gpus: tuple[Gpu, ...] = ()
+        self._ranks: tuple[LocalRank, ...] = ()
+        self._last: dict[int, tuple[int, str]] = {}
+        """Rank to its pid, and the UUID of what it was last seen to use."""
+        self._earlier: dict[str, Errors] = {}
+        self.driver = ""
+        """Version of the driver, empty while it is unknown."""
+
+    @property
+    def trouble(self) -> str:
+        """Why NVML gives nothing, empty if it does, or need not, or may soon."""
+        why = self._why_off()
+        return why if self._asked_at and why != STARTING else ""
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether NVML has said something of each GPU."""
+        return bool(self._gpus) and all(gpu.answered for gpu in self._gpus)
+
+    @property
+    def without_events(self) -> dict[str, str]:
+        """UUID of each GPU whose Xids cannot be known, and why."""
+        return {gpu.uuid: gpu.no_events for gpu in self._gpus if gpu.no_events}
+
+    def watch(self, ranks: Sequence[LocalRank], *, active: bool) -> None:
+        """Say which ranks this node has had. active: some of them still run, so read."""
+        if self._never:
+            return
+        self._ranks = tuple(ranks)
+        if not active:
+            self._active.clear()
+            return
+        self._active.set()
+        if not self._asked_at:
+            self._asked_at = time.monotonic()
+            self._off = ""
+            threading.Thread(target=self._begin, name="nvml", daemon=True).start()
+        self._remember(self._units())
+
+    def node(self) -> NodeGpus:
+        """What is known of all GPUs, or MIG devices, now."""
+        units = self._units()
+        used = self._used(units)
+        return NodeGpus(
+            tuple(_with_ranks(unit.state, at, used) for at, unit in enumerate(units)),
+            self._why_off(),
+        )
+
+    def by_rank(self) -> dict[int, GpuState]:
+        """The GPU of each rank that uses one, or used one."""
+        return {rank: gpu for gpu in self.node().gpus for rank in gpu.ranks}
+
+    def crowded(self) -> GpuState | None:
+        """The GPU that all ranks share while others lie idle, None where that is not so."""
+        units = self._units()
+        used = uses(self._ranks, units)
+        at = crowded(self._ranks, units, used)
+        return None if at is None else _with_ranks(units[at].state, at, used)
+
+    def _remember(self, units: Sequence[Unit]) -> None:
+        used = uses(self._ranks, units)
+        for one in self._ranks:
+            use = used.get(one.rank)
+            if use is not None and not use.assumed:
+                self._last[one.rank] = one.pid, units[use.unit].state.uuid
+
+    def _used(self, units: Sequence[Unit]) -> dict[int, Use]:
+        """Who uses what; of processes that NVML does not name any more what they used last."""
+        found = uses(self._ranks, units)
+        places = {unit.state.uuid: at for at, unit in enumerate(units)}
+        for one in self._ranks:
+            pid, uuid = self._last.get(one.rank, (0, ""))
+            last = places.get(uuid) if pid == one.pid else None
+            if last is not None and (one.rank not in found or found[one.rank].assumed):
+                found[one.rank] = Use(last)
+        return found
+
+    def export(self) -> dict[str, Any]:
+        """The errors of each GPU as plain values for restore()."""
+        found = {**self._earlier, **{gpu.uuid: gpu.errors for gpu in self._gpus}}
+        return {
+            uuid: {
+                "xids": [[*key, *value] for key, value in dict(errors.xids).items()],
+                "ecc": [errors.ecc_before, errors.ecc_new, errors.ecc_at],
+            }
+            for uuid, errors in found.items()
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take over from a watchdog that was killed.
+
+        Raises KeyError, TypeError or ValueError for what export() never gives.
+        """
+        for uuid, one in values.items():
+            before, new, at = one["ecc"]
+            self._earlier[str(uuid)] = Errors(
+                {
+                    (int(number), int(instance)): (int(count), float(last))
+                    for number, instance, count, last in one["xids"]
+                },
+                None if before is None else int(before),
+                int(new),
+                float(at),
+            )
+
+    def _begin(self) -> None:
+        """Load NVML and start a thread for each GPU; this may block as long as it likes."""
+        try:
+            nvml = Nvml()
+            count = nvml.count()
+        except EvidenceError as error:
+            self._off = str(error)
+            return
+        except Exception as error:  # noqa: BLE001 (whatever pynvml makes of an odd library)
+            self._off = f"NVML: {type(error).__name__}: {error}"
+            return
+        self.driver = nvml.version()
+        if not count:
+            self._off = "the NVIDIA driver has no GPU here"
+        self._gpus = tuple(
+            Gpu(nvml, index, self._active, self._errors, self._pace)
+            for index in range(min(count, MAX_GPUS))
+        )
+
+    def _errors(self, uuid: str) -> Errors:
+        return self._earlier.pop(uuid, Errors())
+
+    def _units(self) -> list[Unit]:
+        return [unit for gpu in self._gpus for unit in gpu.units()]
+
+    def _why_off(self) -> str:
+        if self._off or self._gpus:
+            return self._off
+        waited_s = time.monotonic() - self._asked_at
+        return (
+            f"NVML has not answered yet ({waited_s:.0f} s)"
+            if waited_s > self._pace.silent_s
+            else STARTING
+        )
+
+
+def _with_ranks(state: GpuState, at: int, used: Mapping[int, Use]) -> GpuState:
+    mine = {rank: use for rank, use in used.items() if use.unit == at}
+    return replace(
+        state,
+        ranks=tuple(sorted(mine)),
+        assumed=bool(mine) and all(use.assumed for use in mine.values()),
+    )

@@ -1,1 +1,0 @@
-"""Reads a rank's shared-memory page, whichever recorder wrote it."""

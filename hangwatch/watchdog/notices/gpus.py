@@ -1,0 +1,176 @@
+"""Tells the reader of the GPUs which ranks there are, and people what they should know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from hangwatch.diagnosis.facts.xids import Weight, meaning
+from hangwatch.diagnosis.text.phrases import the_ranks
+from hangwatch.efficiency import Finding
+from hangwatch.evidence.gpu.ranks import LocalRank
+from hangwatch.evidence.gpu.reader import Gpus
+from hangwatch.evidence.pages.look import Look
+from hangwatch.evidence.processes import PROC, environment
+from hangwatch.model.gpu import GpuState
+from hangwatch.model.kinds import Cost, GpuHealth
+from hangwatch.model.page import Identity
+from hangwatch.news import News
+
+TELL_S = 1.0
+"""Between two comparisons of what is known with what has been said."""
+CROWDED_S = 10.0
+"""Ranks that are on one GPU for so long are there to stay: two readings."""
+UNMATCHED_S = 30.0
+"""A rank that has had a device for so long has done something with it."""
+DEVICES_S = 5.0
+"""Between two looks whether a process has opened a device."""
+DEVICE = "/dev/nvidia"
+MAX_FILES = 4096
+_HEALTH = {
+    GpuHealth.LOST: "is lost: it has fallen off the bus, or cannot be reached",
+    GpuHealth.RESET_REQUIRED: "cannot be used before it is reset",
+}
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(slots=True)
+class _Process:
+    """What does not change of a rank's process, and whether it has a device."""
+
+    pid: int
+    start_ticks: int
+    visible: str | None
+    on_device: bool = False
+    checked_ns: int = 0
+
+
+@dataclass(slots=True)
+class GpuWatch:
+    """Called at each look of the monitor."""
+
+    gpus: Gpus
+    news: News
+    proc: str = PROC
+    device: str = DEVICE
+    """How the paths of the devices begin."""
+    findings: tuple[Finding, ...] = ()
+    """Costly mistakes that the GPUs show."""
+    _processes: dict[int, _Process] = field(default_factory=dict)
+    _told_ns: int = 0
+    _since_ns: dict[str, int] = field(default_factory=dict)
+    """Since when something that is told after a while has been so."""
+
+    def look(self, look: Look) -> None:
+        """Which ranks there are now; and tell what is new of their GPUs."""
+        try:
+            self._look(look)
+        except Exception as error:  # noqa: BLE001 (the look at the ranks goes on without them)
+            self._failed(error)
+
+    def by_rank(self) -> dict[int, GpuState]:
+        """The GPU of each rank that uses one, or used one."""
+        try:
+            return self.gpus.by_rank()
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._failed(error)
+            return {}
+
+    def _failed(self, error: Exception) -> None:
+        what = f"the GPUs cannot be watched: {type(error).__name__}: {error}"
+        self.news.fault("gpus", what, error)
+
+    def _look(self, look: Look) -> None:
+        ranks = [
+            self._local_rank(rank, one.light.identity, look) for rank, one in look.seen.items()
+        ]
+        self.gpus.watch(ranks, active=bool(look.waiting))
+        if ranks and look.now_ns - self._told_ns >= TELL_S * 1e9:
+            self._told_ns = look.now_ns
+            self._tell(ranks, look.now_ns)
+
+    def _local_rank(self, rank: int, identity: Identity, look: Look) -> LocalRank:
+        process = self._processes.get(rank)
+        key = identity.pid, identity.start_ticks
+        if process is None or (process.pid, process.start_ticks) != key:
+            variables = environment(identity.pid, _VISIBLE.__eq__, self.proc)
+            process = self._processes[rank] = _Process(*key, variables.get(_VISIBLE))
+        due = look.now_ns - process.checked_ns >= DEVICES_S * 1e9 and rank in look.waiting
+        if due and not process.on_device and Path(f"{self.device}ctl").exists():
+            process.checked_ns = look.now_ns
+            process.on_device = self._has_device(identity.pid)
+        return LocalRank(
+            rank, identity.pid, identity.local_rank, process.visible, process.on_device
+        )
+
+    def _has_device(self, pid: int) -> bool:
+        """Whether a process has opened a device of NVIDIA's; False where it cannot be known."""
+        try:
+            with os.scandir(Path(self.proc, str(pid), "fd")) as files:
+                return any(self._is_device(file.path) for file in islice(files, MAX_FILES))
+        except OSError:
+            return False
+
+    def _is_device(self, path: str) -> bool:
+        try:
+            return os.readlink(path).startswith(self.device)  # noqa: PTH115 (thousands of files)
+        except OSError:
+            return False
+
+    def _tell(self, ranks: Iterable[LocalRank], now_ns: int) -> None:
+        node = self.gpus.node()
+        if self.gpus.trouble and any(rank.on_device for rank in ranks):
+            text = f"nothing is known of the GPUs: {self.gpus.trouble}"
+            self.news.lose("nvml", text, quiet=True)
+        for gpu in node.gpus:
+            if gpu.ranks:
+                self._tellthe_ranks(gpu)
+        unmatched = {rank for gpu in node.gpus if gpu.assumed for rank in gpu.ranks}
+        if self._lasts("unmatched", now_ns, UNMATCHED_S, so=bool(unmatched)):
+            text = (
+                f"NVML names none of the processes of {the_ranks(unmatched)} (it may count pids as "
+                "another container does): which GPU they use is concluded from LOCAL_RANK"
+            )
+            self.news.lose("gpu-pids", text, quiet=True)
+        crowded = self.gpus.crowded()
+        if self._lasts("crowded", now_ns, CROWDED_S, so=crowded is not None) and crowded:
+            idle = sum(not gpu.ranks for gpu in node.gpus)
+            self.findings = (Finding(Cost.ONE_GPU, crowded.ranks, count=crowded.index, other=idle),)
+            self.news.once(
+                "gpu-crowded",
+                f"all {len(crowded.ranks)} ranks of this node use {_name(crowded)}, and none of "
+                f"them the {idle} other{'s' if idle != 1 else ''}: is "
+                "torch.cuda.set_device(LOCAL_RANK) missing?",
+            )
+
+    def _tellthe_ranks(self, gpu: GpuState) -> None:
+        who = f"{_name(gpu)} ({the_ranks(gpu.ranks)})"
+        if gpu.health in _HEALTH:
+            self.news.once(f"gpu-{gpu.health}:{gpu.uuid}", f"{who} {_HEALTH[gpu.health]}")
+        if gpu.health is GpuHealth.SILENT:
+            self.news.lose(f"gpu-silent:{gpu.uuid}", f"NVML gets no answer of {who} any more")
+        if gpu.unreadable:
+            failed = ", ".join(gpu.unreadable)
+            text = f"NVML does not give all figures of {who}: {failed}"
+            self.news.lose(f"gpu-figures:{gpu.uuid}", text, quiet=True)
+        for xid in gpu.xids:
+            found = meaning(xid.number)
+            text = f"{who} {found.what} (Xid {xid.number}). {found.detail}"
+            if found.weight > Weight.NOTE:
+                self.news.once(f"xid-{xid.number}:{gpu.uuid}", text)
+            elif xid.age_s <= TELL_S:
+                self.news.debug(text)
+
+    def _lasts(self, what: str, now_ns: int, for_s: float, *, so: bool) -> bool:
+        """Whether something has been so for long enough."""
+        if not so:
+            self._since_ns.pop(what, None)
+            return False
+        return now_ns - self._since_ns.setdefault(what, now_ns) >= for_s * 1e9
+
+
+def _name(gpu: GpuState) -> str:
+    return f"{'a MIG device of ' if gpu.parent else ''}GPU {gpu.index}"

@@ -1,0 +1,45 @@
+"""What the ranks of this node do at a cost: reads what they left, and what the GPUs show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hangwatch.efficiency import Finding, find_costs, note_of, parse_facts
+from hangwatch.errors import PageError
+from hangwatch.evidence.pages.finder import Pages
+from hangwatch.model.report import Note
+from hangwatch.safety import untrusted
+from hangwatch.safety.untrusted import Owner
+
+SUFFIX = ".practice"
+"""Of the file that a rank leaves beside its page (agent/practice/practice.py)."""
+MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Practice:
+    """Knows where the facts of this node are."""
+
+    pages: Pages
+    on_gpus: Callable[[], tuple[Finding, ...]] = tuple
+    """What was found of the ranks' GPUs."""
+
+    def notes(self) -> tuple[Note, ...]:
+        """What is certain by now of the ranks of the incarnation that is watched.
+
+        Nothing of what ranks do where one of them has left no facts.
+        """
+        ranks = []
+        for rank, seen in self.pages.look().items():
+            try:
+                ranks.append(parse_facts(rank, seen.page.read(events=True), _left(seen.page.path)))
+            except (OSError, PageError, ValueError):
+                ranks = []
+                break
+        return tuple(note_of(finding) for finding in (*self.on_gpus(), *find_costs(ranks)))
+
+
+def _left(page: Path) -> bytes:
+    return untrusted.read(page.with_name(page.name + SUFFIX), MAX_BYTES, Owner.DIRECTORY)

@@ -1,0 +1,101 @@
+"""Who lags behind in a group, and who comes late to its collectives."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from hangwatch.errors import PageError
+from hangwatch.evidence.pages.arrivals import (
+    Arrivals,
+    GroupArrivals,
+    Issued,
+    Members,
+    loop_period_s,
+)
+from hangwatch.evidence.pages.look import Look
+from hangwatch.metrics.labels import GroupLabels
+from hangwatch.metrics.snapshot import RankState
+from hangwatch.model.page import RankPage
+
+RINGS_S = 5.0
+"""Between two readings of all rings, or more where they take long:"""
+RINGS_SHARE = 0.003
+"""of the time, at most so much is spent on it."""
+LAG_S = 1.0
+"""Lag is told against where others were so long ago."""
+
+
+class Furthest:
+    """How far the furthest member of each group had come LAG_S ago.
+
+    What C++ issues is counted by each rank for itself, a few times a second; compared
+    as they are, the counts of ranks in step would differ all the time.
+    """
+
+    def __init__(self) -> None:
+        self._past: deque[tuple[int, dict[str, tuple[Members, int]]]] = deque()
+
+    def of(
+        self, now_ns: int, ranks: Iterable[RankState], members: Mapping[str, Members]
+    ) -> dict[str, int]:
+        """Take note of how far they are now; returns it of then, of groups that still are."""
+        now: dict[str, tuple[Members, int]] = {}
+        for rank in ranks:
+            for label, group in rank.groups:
+                _, place = now.get(label, (None, 0))
+                now[label] = members[label], max(place, group.enqueued)
+        self._past.append((now_ns, now))
+        while len(self._past) > 1 and self._past[1][0] <= now_ns - LAG_S * 1e9:
+            self._past.popleft()
+        at_ns, then = self._past[0]
+        if at_ns > now_ns - LAG_S * 1e9:
+            return {}
+        return {
+            label: place for label, (local, place) in then.items() if members.get(label) == local
+        }
+
+
+class Rings:
+    """What the rings of the ranks have told so far; read at a modest pace."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._counted = Arrivals()
+        self._due_ns = 0
+        self._moved = False
+        self.arrivals: tuple[GroupArrivals, ...] = ()
+        self.periods_s: dict[int, float] = {}
+
+    def read(self, look: Look, labels: GroupLabels) -> None:
+        """Read them if that is due and somebody has moved."""
+        self._moved = self._moved or look.moved
+        began_ns = self._now_ns()
+        if not self._moved or began_ns < self._due_ns:
+            return
+        self._moved = False
+        periods: dict[int, float] = {}
+        rings: dict[int, Mapping[str, Sequence[Issued]]] = {}
+        for rank, one in look.seen.items():
+            try:
+                ring = one.page.issued()
+            except PageError:
+                continue
+            if rank in look.waiting and (period_s := loop_period_s(ring)) is not None:
+                periods[rank] = period_s
+            rings[rank] = _by_group(ring, one.light, labels)
+        self._counted.add(rings, labels.members)
+        self.arrivals, self.periods_s = self._counted.groups(), periods
+        now_ns = self._now_ns()
+        self._due_ns = now_ns + int(max(RINGS_S * 1e9, (now_ns - began_ns) / RINGS_SHARE))
+
+
+def _by_group(
+    ring: Iterable[Issued], page: RankPage, labels: GroupLabels
+) -> dict[str, list[Issued]]:
+    names = {group.slot: labels.of(page, group) for group in page.groups if group.alive}
+    found: dict[str, list[Issued]] = {}
+    for one in ring:
+        if name := names.get(one.slot, ""):
+            found.setdefault(name, []).append(one)
+    return found

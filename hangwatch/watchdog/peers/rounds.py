@@ -1,0 +1,310 @@
+"""The conversation of the watchdogs as calls on a store.
+
+Keys, below ``hangwatch/<run>/<world size>``. They may outlive an incarnation of the
+job: torchrun keeps its store where it starts the ranks anew, and what it counts is
+not the same on all nodes. So each watchdog joins anew, and of nodes that claim the
+same ranks the last one to join has them.
+
+
+    joined          how many watchdogs have joined
+    node/<n>        Node: the n-th of them
+    ranks           how many ranks they have, those of one that joined again twice
+    roster          all Nodes, once every rank of the job is on one of them
+    rounds          how many incidents there have been
+    incident/<k>    Incident: the k-th; whoever sets it first (compare_set) owns it
+    answer/<k>/<node>   Answer: what a node knows
+    blob/<hash>     frames or a source file, once each
+    verdict/<k>     Published: what the owner has concluded
+
+All functions raise StoreLostError.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hangwatch.evidence.threads import in_thread
+from hangwatch.model import codec
+from hangwatch.model.collector import without_collections
+from hangwatch.text import fold_ranks
+from hangwatch.watchdog.peers.messages import (
+    MAX_HEADLINE,
+    MAX_INCIDENT_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME,
+    MAX_NODE_BYTES,
+    MAX_VERDICTS,
+    Incident,
+    Local,
+    Node,
+    Published,
+    slim,
+)
+from hangwatch.watchdog.peers.packing import (
+    MAX_BLOB_BYTES,
+    MAX_PLAIN_BYTES,
+    Groups,
+    Library,
+    Received,
+    Room,
+    complete,
+    unpack,
+)
+from hangwatch.watchdog.peers.store import Store, StoreLostError
+
+WAIT_S = 600.0
+"""The wait for the next incident is renewed this often."""
+SLICE_S = 0.2
+"""Between the parts of a wait for others the connection is free for our own answers."""
+UNPACKING_S = 60.0
+CHUNK = 64
+"""Answers that are read at once: of a large job not all are held at the same time."""
+_REJOINED = 4
+"""So many times over the nodes of a job are looked for among those that have joined."""
+_KEPT = 4
+"""Rounds whose answers and verdicts are kept in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What came of asking the other nodes."""
+
+    others: tuple[Local, ...]
+    silent: tuple[Node, ...]
+    """Nodes that did not answer in time."""
+    unseen: tuple[str, ...]
+    """What could not be had, for people."""
+
+
+async def join(store: Store, node: Node, world_size: int) -> tuple[int, tuple[Node, ...]]:
+    """Make a node known: the number of the next incident, and the nodes so far."""
+    number = await store.add("joined", 1)
+    await store.delete_key("roster")  # it may be of the incarnation before
+    await store.set(f"node/{number}", codec.dumps(node))
+    nodes: tuple[Node, ...] = (node,)
+    # Of a thousand nodes only the last one reads what the others have said.
+    if await store.add("ranks", len(node.ranks)) >= world_size:
+        nodes = await known_nodes(store, world_size)
+        if sum(len(one.ranks) for one in nodes) >= world_size:
+            await store.set("roster", codec.compress(codec.dumps(nodes)))
+    return await store.add("rounds", 0) + 1, nodes
+
+
+async def roster(store: Store, world_size: int) -> tuple[Node, ...]:
+    """All nodes; empty where they have not all joined."""
+    with suppress(codec.CodecError):
+        most = min(MAX_PLAIN_BYTES, MAX_NODE_BYTES * (world_size + 1))
+        data = codec.decompress(await store.get("roster", MAX_MESSAGE_BYTES) or b"", most)
+        values = 16 * (world_size + 1)
+        found: tuple[Node, ...] = codec.loads(tuple[Node, ...], data, most, values)
+        return tuple(node for node in found[:world_size] if _is_sound(node, world_size))
+    return ()
+
+
+async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
+    """All that have joined, but for those in whose place another one has come.
+
+    Anybody may have set the counter: it says where to look, and not how long.
+    """
+    most = _REJOINED * (world_size + 1)
+    last = max(0, await store.add("joined", 0))
+    # The newest, and the first: where the counter was set to what is not, they are those.
+    numbers = [*range(last, max(last - most, most), -1), *range(min(last, most), 0, -1)]
+    nodes: list[Node] = []
+    names: set[str] = set()
+    taken: set[int] = set()
+    for start in range(0, len(numbers), CHUNK):
+        keys = [f"node/{number}" for number in numbers[start : start + CHUNK]]
+        if not await store.check(keys):
+            keys = [key for key in keys if await store.check([key])]
+        most_bytes = MAX_NODE_BYTES + 8 * world_size
+        for data in await store.multi_get(keys, most_bytes) if keys else ():
+            with suppress(codec.CodecError):
+                node = codec.loads(Node, data, most_bytes, 16 + world_size)
+                newer = node.node in names or not taken.isdisjoint(node.ranks)
+                if _is_sound(node, world_size) and not newer:
+                    nodes.append(node)
+                    names.add(node.node)
+                    taken.update(node.ranks)
+        if len(taken) >= world_size:
+            break  # whoever joined before has been replaced
+    return tuple(reversed(nodes))
+
+
+async def await_incident(store: Store, number: int) -> bytes | None:
+    """The incident once there is one, None if there is none for a long time."""
+    key = _incident(number)
+    return await store.get(key, MAX_INCIDENT_BYTES) if await store.wait([key], WAIT_S) else None
+
+
+async def claim(store: Store, number: int, incident: Incident) -> bool:
+    """Set the incident unless somebody has; whether it is ours."""
+    ours = codec.dumps(incident)
+    held = await store.compare_set(_incident(number), b"", ours)
+    if not held:  # where nobody has set it, or set it to nothing, it is ours now
+        raise StoreLostError("what the store answers makes no sense")
+    # Only the libuv server wakes those that wait when it is a compare_set that
+    # sets the key; setting it again does, whoever does it.
+    await store.set(_incident(number), held)
+    if held == ours:
+        await store.add("rounds", 1)
+    return held == ours
+
+
+async def is_taken_over(store: Store, number: int) -> bool:
+    """Whether somebody has opened the next incident: we were too slow with this one."""
+    return await store.check([_incident(number + 1)])
+
+
+async def send(
+    store: Store, number: int, node: str, message: bytes, blobs: Mapping[str, bytes]
+) -> None:
+    """Answer an incident; blobs that the store has are not sent."""
+    if blobs and not await store.check([_blob(name) for name in blobs]):
+        for name, blob in blobs.items():
+            if not await store.check([_blob(name)]):
+                await store.set(_blob(name), blob)
+    await store.set(_answer(number, node), message)
+
+
+async def gather(
+    store: Store,
+    number: int,
+    patience_s: Mapping[Node, float],
+    roster: Sequence[Node],
+    world_size: int,
+) -> Answers:
+    """What nodes have answered in time, and who has not.
+
+    patience_s: the nodes that are asked, with how long each is waited for.
+    """
+    began = time.monotonic()
+    keys = {node: _answer(number, node.node) for node in patience_s}
+    all_there = True
+    for limit_s in sorted(set(patience_s.values()), reverse=True):
+        some = [keys[node] for node, seconds in patience_s.items() if seconds == limit_s]
+        left_s = limit_s - (time.monotonic() - began)
+        all_there = await _waited(store, some, left_s) and all_there
+    there = {n: key for n, key in keys.items() if all_there or await store.check([key])}
+    silent = tuple(node for node in keys if node not in there)
+    unseen = [f"{said(node)} did not answer within {patience_s[node]:g} s" for node in silent]
+    others: list[Local] = []
+    library, groups, room = Library(), Groups(), Room.of(world_size)
+    owners = {rank: node for node in roster for rank in node.ranks}
+    answered = list(there)
+    for start in range(0, len(answered), CHUNK):
+        chunk = answered[start : start + CHUNK]
+        answers = await store.multi_get([there[node] for node in chunk], MAX_MESSAGE_BYTES)
+        received, unread = await in_thread(
+            partial(_unpacked, dict(zip(chunk, answers, strict=True)), world_size, groups, room),
+            UNPACKING_S,
+        )
+        unseen += unread
+        names = set().union(*(one.blobs() for one in received.values()))
+        library.add(await _blobs(store, library.missing(names), room))
+        for node, one in received.items():
+            mine = tuple(rank for rank in one.ranks if owners.get(rank.rank, node) == node)
+            try:
+                others.append(complete(replace(one, ranks=mine), library))
+            except codec.CodecError as error:
+                unseen.append(f"stacks of {said(node)} cannot be read: {error}")
+    return Answers(tuple(others), silent, tuple(unseen))
+
+
+def _unpacked(
+    answers: Mapping[Node, bytes], world_size: int, groups: Groups, room: Room
+) -> tuple[dict[Node, Received], list[str]]:
+    """What nodes have answered, and what cannot be read, for people."""
+    received: dict[Node, Received] = {}
+    unread = []
+    with without_collections():
+        for node, data in answers.items():
+            try:
+                received[node] = unpack(data, node, world_size, groups, room)
+            except codec.CodecError as error:
+                unread.append(f"the answer of {said(node)} cannot be read: {error}")
+    return received, unread
+
+
+async def publish(store: Store, number: int, published: Published, nodes: Sequence[Node]) -> None:
+    """Tell what came of an incident of ours, and free what old ones left."""
+    data = codec.dumps(slim(published))
+    if len(data) > MAX_MESSAGE_BYTES:
+        data = codec.dumps(Published(published.node, ()))
+    await store.set(_verdict(number), data)
+    old = number - _KEPT
+    if old >= 1:  # its incident stays, for those that lag behind
+        for node in nodes:
+            await store.delete_key(_answer(old, node.node))
+        await store.delete_key(_verdict(old))
+
+
+async def await_verdict(
+    store: Store, number: int, timeout_s: float, world_size: int
+) -> Published | None:
+    """What came of another node's incident, None if it does not tell in time.
+
+    Raises CodecError.
+    """
+    if not await _waited(store, [_verdict(number)], timeout_s):
+        return None
+    data = await store.get(_verdict(number), MAX_MESSAGE_BYTES) or b""
+    found: Published = codec.loads(Published, data, MAX_MESSAGE_BYTES)
+    shown = [found.node, found.report, *(verdict.headline for verdict in found.verdicts)]
+    if len(found.verdicts) > MAX_VERDICTS or max(map(len, shown)) > MAX_HEADLINE:
+        raise codec.CodecError("it says more than a verdict does")
+    named = {rank for one in found.verdicts for rank in (*one.culprits, *one.victims)}
+    if not all(0 <= rank < world_size for rank in named):
+        raise codec.CodecError("it names ranks that there are not")
+    return found
+
+
+def said(node: Node) -> str:
+    """A node as people read it."""
+    return f"{node.host} (rank{'s' if len(node.ranks) != 1 else ''} {fold_ranks(node.ranks)})"
+
+
+async def _waited(store: Store, keys: list[str], timeout_s: float) -> bool:
+    """Whether all keys are there in time. Other tasks can use the store meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        if await store.wait(keys, min(left_s, SLICE_S)):
+            return True
+    return False
+
+
+async def _blobs(store: Store, names: Sequence[str], room: Room) -> dict[str, bytes]:
+    names = room.names(names)
+    keys = [_blob(name) for name in names]
+    if keys and not await store.check(keys):
+        names = [name for name in names if await store.check([_blob(name)])]
+        keys = [_blob(name) for name in names]
+    found = await store.multi_get(keys, MAX_BLOB_BYTES, room.blob_bytes) if keys else []
+    room.blob_bytes -= sum(map(len, found))
+    return dict(zip(names, found, strict=True))
+
+
+def _is_sound(node: Node, world_size: int) -> bool:
+    named = max(map(len, (node.node, node.host, node.address))) <= MAX_NAME
+    once = len(set(node.ranks)) == len(node.ranks)
+    return named and once and all(0 <= rank < world_size for rank in node.ranks)
+
+
+def _incident(number: int) -> str:
+    return f"incident/{number}"
+
+
+def _answer(number: int, node: str) -> str:
+    return f"answer/{number}/{node}"
+
+
+def _verdict(number: int) -> str:
+    return f"verdict/{number}"
+
+
+def _blob(name: str) -> str:
+    return f"blob/{name}"

@@ -1,0 +1,194 @@
+"""The watchdog's restarts, and what it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from waiting import until
+
+import hangwatch
+from hangwatch.agent.environment import outside_environment
+from hangwatch.errors import UNUSABLE
+from hangwatch.launch.command import Signals
+from hangwatch.launch.watchdog_process import DEATHS_WITHIN_S, MAX_DEATHS, Guardian, how_it_ended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PLAIN = Signals(mask=set(), child=signal.SIG_DFL)
+HELLO = {"run_id": "r1"}
+FAITHFUL = """
+import json, sys
+for line in sys.stdin:
+    print(line, file=open(sys.argv[1], "a"), end="")
+    if "ended" in json.loads(line):
+        break
+"""
+"""Writes down what it is told, and ends when the command has."""
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    """Where the watchdog writes down what it is told."""
+    return tmp_path / "told"
+
+
+@pytest.fixture
+def make(told: Path) -> Iterator[Callable[..., Guardian]]:
+    """Makes guardians and ends their processes."""
+    made: list[Guardian] = []
+
+    def build(script: str = FAITHFUL, clock: Callable[[], float] = time.monotonic) -> Guardian:
+        program = (sys.executable, "-c", script, str(told))
+        made.append(Guardian(HELLO, os.environ, PLAIN, program=program, now=clock))
+        made[-1].start()
+        return made[-1]
+
+    yield build
+    for guardian in made:
+        guardian.kill()
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    """What was told, in order."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_the_watchdog_is_told_what_to_watch_and_how_it_ended(
+    make: Callable[..., Guardian], told: Path
+) -> None:
+    guardian = make()
+    guardian.farewell(7, 123)
+    until(guardian.gone)
+    assert lines(told) == [HELLO, {"ended": 7, "asked_to_end_ns": 123}]
+    assert guardian.succeeded()
+
+
+def test_one_that_died_is_told_the_same_again_and_that_it_died(
+    make: Callable[..., Guardian], told: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    guardian = make(clock=clock)
+    until(lambda: lines(told))
+    guardian.kill()
+    guardian.check()
+    wait_s = guardian.due_in()
+    assert wait_s is not None
+    assert wait_s > 0
+    clock.now += wait_s
+    guardian.check()
+    assert guardian.due_in() is None
+    until(lambda: len(lines(told)) == 2)
+    said = "the watchdog was killed by signal 9 and is started again"
+    assert lines(told) == [HELLO, {**HELLO, "lost": [said]}]
+    assert capsys.readouterr().err == f"hangwatch: {said}\n"
+
+
+def die(guardian: Guardian, clock: Clock) -> None:
+    """Wait for the watchdog's end and until the next would be due."""
+    until(guardian.gone)
+    guardian.check()
+    clock.now += guardian.due_in() or 0.0
+    guardian.check()
+
+
+def test_one_that_dies_again_and_again_is_given_up(
+    make: Callable[..., Guardian], capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    guardian = make("raise SystemExit(3)", clock)
+    for _ in range(MAX_DEATHS + 1):
+        assert not guardian.given_up
+        die(guardian, clock)
+    assert guardian.given_up
+    assert guardian.due_in() is None
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "ended with exit code 3 and is started again" in said[0]
+    assert "the job goes on unwatched" in said[1]
+
+
+def test_one_that_can_never_work_is_given_up_at_once(
+    make: Callable[..., Guardian], capsys: pytest.CaptureFixture[str]
+) -> None:
+    guardian = make(f"raise SystemExit({UNUSABLE})")
+    until(guardian.gone)
+    guardian.check()
+    assert guardian.given_up
+    assert guardian.due_in() is None
+    assert capsys.readouterr().err == ""
+
+
+def test_one_that_dies_now_and_then_is_never_given_up(make: Callable[..., Guardian]) -> None:
+    clock = Clock()
+    guardian = make("raise SystemExit(3)", clock)
+    for _ in range(2 * MAX_DEATHS):
+        die(guardian, clock)
+        clock.now += DEATHS_WITHIN_S / 2
+    assert not guardian.given_up
+
+
+def test_one_that_died_just_before_the_end_is_started_for_the_report(
+    make: Callable[..., Guardian], told: Path
+) -> None:
+    guardian = make(clock=Clock())
+    until(lambda: lines(told))
+    guardian.kill()
+    guardian.farewell(0)
+    until(guardian.gone)
+    assert [line.get("ended") for line in lines(told)] == [None, None, 0]
+
+
+def test_one_that_never_reads_is_not_waited_for(make: Callable[..., Guardian]) -> None:
+    guardian = make("import time; time.sleep(600)")
+    for _ in range(100_000 // len('{"ended": 0}')):
+        guardian.farewell(0)
+    assert not guardian.gone()
+
+
+def test_a_program_that_cannot_be_started_counts_as_a_death(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    guardian = Guardian(HELLO, os.environ, PLAIN, program=("/no/such/program",))
+    guardian.start()
+    assert guardian.gone()
+    assert guardian.due_in() is not None
+    assert "cannot be started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("returncode", "said"),
+    [(-9, "was killed by signal 9"), (0, "ended with exit code 0"), (1, "ended with exit code 1")],
+)
+def test_an_end_is_said_in_words(returncode: int, said: str) -> None:
+    assert how_it_ended(returncode) == said
+
+
+def test_the_watchdogs_environment_has_no_injection_and_finds_the_package() -> None:
+    home = Path(hangwatch.__file__).resolve().parent.parent
+    injected = home / "sitecustomize"
+    environ = {"PYTHONPATH": f"{injected}:/theirs", "HANGWATCH_DIR": "/x", "OTHER": "1"}
+    found = outside_environment(environ)
+    paths = found["PYTHONPATH"].split(":")
+    assert str(injected) not in paths
+    assert "/theirs" in paths
+    assert str(home) in paths or home.name == "site-packages"
+    assert "HANGWATCH_DIR" not in found
+    assert found["OTHER"] == "1"

@@ -1,0 +1,122 @@
+"""The supervisors of one job on one node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hangwatch
+from hangwatch.run.peers import Command, Companions, commands, overall_exit_code
+
+HOME = Path(hangwatch.__file__).parents[1]
+OTHER = f"""
+import sys
+sys.path.insert(0, {str(HOME)!r})
+from pathlib import Path
+from hangwatch.run.peers import Companions
+one = Companions(Path(sys.argv[1]))
+one.enter(4242)
+one.take_watch()
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def other(where: Path) -> subprocess.Popen[str]:
+    """Another supervisor, which has entered and tried to take the watch."""
+    process = subprocess.Popen(  # noqa: S603 (our own Python)
+        [sys.executable, "-c", OTHER, str(where)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "there\n"
+    return process
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_a_command_runs_until_its_supervisor_says_that_it_has_ended(tmp_path: Path) -> None:
+    one = Companions(tmp_path)
+    one.enter(77)
+    assert commands(tmp_path) == [Command(77, running=True)]
+    before = time.monotonic_ns()
+    assert one.leave(3)
+    (command,) = commands(tmp_path)
+    assert (command.pid, command.running, command.exit_code) == (77, False, 3)
+    assert command.ended_ns >= before
+
+
+def test_the_last_one_to_leave_is_told_so_and_a_killed_one_counts_as_gone(tmp_path: Path) -> None:
+    process = other(tmp_path)
+    one = Companions(tmp_path)
+    one.enter(77)
+    assert [command.running for command in commands(tmp_path)] == [True, True]
+    assert not one.leave(0)
+    killed(process)
+    assert commands(tmp_path)[1] == Command(4242, running=False)
+    assert one.leave(0)
+
+
+def test_one_of_them_has_the_watch_and_another_gets_it_when_that_is_gone(tmp_path: Path) -> None:
+    process = other(tmp_path)
+    one = Companions(tmp_path)
+    assert not one.take_watch()
+    assert one.watch_fds() == ()
+    killed(process)
+    assert one.take_watch()
+    assert len(one.watch_fds()) == 1
+
+
+def test_a_watchdog_keeps_the_watch_when_its_supervisor_lets_it_go(tmp_path: Path) -> None:
+    one, two = Companions(tmp_path), Companions(tmp_path)
+    assert one.take_watch()
+    watchdog = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=one.watch_fds())
+    one.let_watchdog_go()
+    assert not two.take_watch()
+    watchdog.kill()
+    watchdog.communicate()
+    assert two.take_watch()
+
+
+def test_the_first_ones_values_hold_for_all(tmp_path: Path) -> None:
+    assert Companions(tmp_path).job(run_id="a") == {"run_id": "a"}
+    assert Companions(tmp_path).job(run_id="b") == {"run_id": "a"}
+
+
+def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "command-1").write_text("{")
+    (tmp_path / "command-2").mkdir()
+    (tmp_path / "command-3").write_text('{"pid": "x", "exit_code": null, "ns": 0}')
+    assert commands(tmp_path) == []
+    assert commands(tmp_path / "gone") == []
+
+
+def test_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        Companions(tmp_path / "gone").enter(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([], None),
+        ([(None, 0)], None),
+        ([(0, 5), (None, 0)], 0),
+        ([(0, 1), (7, 9), (1, 4)], 1),
+    ],
+)
+def test_the_exit_code_of_the_job_is_that_of_the_first_failure(
+    ends: list[tuple[int | None, int]], expected: int | None
+) -> None:
+    ended = [Command(1, running=False, exit_code=code, ended_ns=ns) for code, ns in ends]
+    assert overall_exit_code(ended) == expected
