@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from hangwatch import __version__
+from hangwatch.console import say
 from hangwatch.errors import HangwatchError, UsageError
 from hangwatch.launch.command import become
-from hangwatch.notice import say
 from hangwatch.settings import options
 from hangwatch.settings.config import Config, enabled
 
@@ -120,8 +120,8 @@ def _doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from hangwatch.commands import Arguments  # noqa: PLC0415 (as above)
     from hangwatch.commands.demo import demonstrate  # noqa: PLC0415
-    from hangwatch.settings.arguments import Arguments  # noqa: PLC0415 (as above)
 
     Arguments("demo", "Run a small job in which one rank stalls, under watch.").parse_args(words)
     return demonstrate(environ)
@@ -130,7 +130,7 @@ def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:
 def _path(words: Sequence[str], environ: Mapping[str, str]) -> int:
     del environ
     from hangwatch.agent.environment import sitecustomize_directory  # noqa: PLC0415 (as above)
-    from hangwatch.settings.arguments import Arguments  # noqa: PLC0415
+    from hangwatch.commands import Arguments  # noqa: PLC0415
 
     description = (
         "Print the directory by which Python loads hangwatch. With HANGWATCH=1 and this in "

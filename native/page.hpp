@@ -192,7 +192,7 @@ struct ExceptionData {
   std::uint64_t ns;
   std::uint64_t line;
   Text<128> type;
-  Text<1024> message;  // what it says, and what led to it (hangwatch/model/exception_chain.py)
+  Text<1024> message;  // what it says, and what led to it (hangwatch/model/page_format.py)
   Text<512> file;
   Text<128> function;
 };

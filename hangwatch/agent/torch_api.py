@@ -27,8 +27,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.model.backends import RECORD_THEMSELVES
-from hangwatch.model.operations import METHODS
+from hangwatch.model.operations import METHODS, RECORD_THEMSELVES
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hangwatch.diagnosis.advice.choice import advice
+from hangwatch.diagnosis.advice.remedy import advice
 from hangwatch.diagnosis.facts.history import Step, shift, step
-from hangwatch.diagnosis.facts.job import Job, index
-from hangwatch.diagnosis.facts.shares import is_half
+from hangwatch.diagnosis.facts.job import Job, index, is_half
 from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.text import disagreement

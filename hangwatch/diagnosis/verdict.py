@@ -6,8 +6,8 @@ import math
 import signal
 from dataclasses import replace
 
-from hangwatch.diagnosis.advice.choice import advice
 from hangwatch.diagnosis.advice.facts import facts_of
+from hangwatch.diagnosis.advice.remedy import advice
 from hangwatch.diagnosis.facts.aftermath import find_waits
 from hangwatch.diagnosis.facts.compiling import compiling
 from hangwatch.diagnosis.facts.devices import needed, not_passed, stuck_devices, without_company
@@ -29,7 +29,7 @@ from hangwatch.diagnosis.rules.mismatch import judge_dispute
 from hangwatch.diagnosis.rules.order import of_all_in_loop
 from hangwatch.diagnosis.rules.terminals import judge_terminals
 from hangwatch.diagnosis.source.files import Source
-from hangwatch.model.collector import without_collections
+from hangwatch.model.codec import without_collections
 from hangwatch.model.frames import program_thread
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.snapshot import JobSnapshot, Thresholds

@@ -1,26 +1,134 @@
-"""Learns at once that a process ended, and how.
+"""How processes end: by pidfd, by their exit status, and by the kernel's out-of-memory killer.
+
+From Linux 6.15 on it keeps the exit status for good (PIDFD_GET_INFO of
+include/uapi/linux/pidfd.h), also of a process that is no child of ours.
+
+It sends a plain SIGKILL; only the counters tell: ``oom_kill`` in memory.events
+of the process's cgroup (cgroup v2, Documentation/admin-guide/cgroup-v2.rst), in
+memory.oom_control (v1), else in /proc/vmstat for the whole machine.
 
 A pidfd (pidfd_open(2)) of each rank becomes readable when the process ends.
 Its exit status then stands in field 52 of /proc/PID/stat until the launcher
-reaps it, and from Linux 6.15 on the pidfd keeps it for good (pidfd.py). Where
+reaps it, and from Linux 6.15 on the pidfd keeps it for good. Where
 neither can be had, the status is unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from hangwatch.evidence import memory
 from hangwatch.evidence.processes import PROC, process_state, read_stat
 from hangwatch.model.snapshot import ProcessState
-from hangwatch.run.pidfd import kept_status, open_pid
+
+_INFO = struct.Struct("=QQ11Ii")
+"""struct pidfd_info, version 0: mask, cgroup, 11 ids, exit_code."""
+_INFO_EXIT = 1 << 3
+_GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+"""_IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)."""
+
+
+def open_pid(pid: int) -> int | None:
+    """A pidfd, or None where the kernel or a sandbox refuses one."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def send(pidfd: int, number: signal.Signals) -> None:
+    """Signal the process that the pidfd stands for: never another one that has its pid by now.
+
+    Raises OSError, ProcessLookupError where it was reaped.
+    """
+    signal.pidfd_send_signal(pidfd, number)
+
+
+def kept_status(pidfd: int | None) -> int | None:
+    """The exit status, as wait(2) gives it, that the pidfd keeps of a process that was reaped."""
+    if pidfd is None:
+        return None
+    request = bytearray(_INFO.size)
+    _INFO.pack_into(request, 0, _INFO_EXIT, *([0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, request)
+    except OSError:
+        return None
+    fields = _INFO.unpack(request)
+    return int(fields[-1]) if fields[0] & _INFO_EXIT else None
+
+
+CGROUP = "/sys/fs/cgroup"
+_COUNTER = "oom_kill"
+
+
+class OomKills:
+    """Notices that the counter of a process's cgroup grew since it was seen."""
+
+    def __init__(self, proc: str = "/proc", cgroup: str = CGROUP) -> None:
+        self._proc = proc
+        self._cgroup = cgroup
+        self._source: dict[int, Path] = {}
+        self._seen: dict[Path, int] = {}
+
+    def begin(self, pid: int) -> None:
+        """Note where the counter of a living process is, and how it stands."""
+        source = self._find(pid)
+        if source is not None:
+            self._source[pid] = source
+            self._seen.setdefault(source, _count(source) or 0)
+
+    def explains(self, pid: int) -> bool:
+        """Whether a kill was counted since the last one that explained an end."""
+        source = self._source.get(pid)
+        count = _count(source) if source is not None else None
+        if source is None or count is None or count <= self._seen[source]:
+            return False
+        self._seen[source] = count
+        return True
+
+    def _find(self, pid: int) -> Path | None:
+        """The nearest counter that can be read."""
+        try:
+            lines = Path(self._proc, str(pid), "cgroup").read_text("utf-8", "replace").splitlines()
+        except OSError:
+            lines = []
+        candidates = []
+        for line in lines:
+            _, controllers, path = (*line.split(":", 2), "", "")[:3]
+            inner = path.lstrip("/")
+            if not controllers:
+                candidates += [Path(self._cgroup, inner, "memory.events")]
+                # Inside a container the path may be the host's, the mount our own.
+                candidates += [Path(self._cgroup, "memory.events")]
+            elif "memory" in controllers.split(","):
+                candidates += [Path(self._cgroup, "memory", inner, "memory.oom_control")]
+                candidates += [Path(self._cgroup, "memory", "memory.oom_control")]
+        candidates.append(Path(self._proc, "vmstat"))
+        return next((path for path in candidates if _count(path) is not None), None)
+
+
+def _count(path: Path) -> int | None:
+    """The counter in one of these files, None where it has none."""
+    try:
+        text = path.read_text("utf-8", "replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == _COUNTER and value.strip().isdecimal():
+            return int(value)
+    return None
+
 
 ASKED_S = 60.0
 """What ends so soon after the launcher was asked to end was ended by it: torchrun gives its ranks
@@ -56,7 +164,7 @@ class Exits:
         """When the launcher was sent a signal to end it (CLOCK_MONOTONIC); 0 if it was not."""
         self._proc = proc
         self._now_ns = now_ns
-        self._oom = memory.OomKills(proc)
+        self._oom = OomKills(proc)
         self._tracked: dict[int, _Tracked] = {}
         self._remembered: dict[int, _Tracked] = {}
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangwatch.errors import PageError
+from hangwatch.evidence.exits import kept_status, open_pid
 from hangwatch.evidence.page import parse_page
 from hangwatch.evidence.processes import PROC, read_stat
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
-from hangwatch.run.pidfd import kept_status, open_pid
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from hangwatch.errors import PageError
-from hangwatch.model import codec, exception_chain, json_page, native
+from hangwatch.model import codec, native, page_format
 from hangwatch.model.page import RankPage
 from hangwatch.safety import redaction
 
@@ -31,10 +31,10 @@ def parse_page(data: Any, *, events: bool = True) -> RankPage:
     """
     try:
         with memoryview(data) as view, view.cast("B") as octets:
-            magic = bytes(octets[: len(json_page.MAGIC)])
+            magic = bytes(octets[: len(page_format.MAGIC)])
         values = (
-            json_page.decode(data)
-            if magic == json_page.MAGIC
+            page_format.decode(data)
+            if magic == page_format.MAGIC
             else _decode_native(data, events=events)
         )
         if not events:
@@ -79,7 +79,7 @@ def _legible(values: dict[str, Any]) -> dict[str, Any]:
     """
     exception = values.get("exception")
     if isinstance(exception, dict) and isinstance(exception.get("message"), str):
-        message, thrown, sent, after = exception_chain.unpacked(exception["message"])
+        message, thrown, sent, after = page_format.unpacked(exception["message"])
         exception["message"] = redaction.text(message)
         exception["thrown"] = redaction.text(thrown)
         exception["sent"] = sent

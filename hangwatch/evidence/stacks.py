@@ -36,7 +36,7 @@ MAIN_THREAD = "MainThread"
 _KILLED_S = 1.0
 _MAX_FRAMES = 400
 _WRAPPERS = "/hangwatch/agent/record/importlib._bootstrap"
-"""The file that frames of our own wrappers are in (agent/record/unseen.py)."""
+"""The file that frames of our own wrappers are in (agent/record/wrapping.py)."""
 _MAX_THREADS = 256
 _STOPPED = frozenset("Tt")
 

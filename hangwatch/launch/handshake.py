@@ -59,7 +59,7 @@ def greeting(  # noqa: PLR0913 (the keys of one JSON object, all by keyword)
 
 
 def to_other_nodes(settings: Config, held: RunDir, run_id: str) -> dict[str, Any]:
-    """What caretaker.py is to know on nodes where nobody has wrapped the command."""
+    """What standalone.py is to know on nodes where nobody has wrapped the command."""
     with suppress(OSError):  # it is relative, and the working directory is gone
         report_dir = str(Path(settings.report_dir).absolute())
         settings = replace(settings, report_dir=report_dir)

@@ -1,4 +1,9 @@
-"""Tells a signal for the supervisor alone from one for its whole process group.
+"""Waits for blocked signals, and finds out who sent them.
+
+signal.sigtimedwait() with a timeout is not fit for it: where the process is stopped
+(SIGSTOP, as batch systems suspend a job) and goes on once the time is over, it returns what
+happens to lie on its stack as if it were a signal (CPython up to 3.14 at least). So it is
+asked only for what is there already, and signalfd(2) waits.
 
 COMMAND runs in the supervisor's process group, as it would without hangwatch.
 What reaches the whole group (Ctrl-C, ``kill -- -PGID``, timeout(1), a batch
@@ -11,6 +16,7 @@ killed, the child tidies up after it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -21,7 +27,49 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from hangwatch.launch.blocked_signals import arrived
+_SLICE_S = 0.02
+"""Between two looks where there is no signalfd: too many files are open, or the libc is odd."""
+_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+_SIZE = 1024
+"""Signals in a sigset_t, of glibc and of musl."""
+
+
+def arrived(signals: Collection[int], timeout_s: float) -> signal.struct_siginfo | None:
+    """Take the next of these signals, which are blocked; None where none came in time."""
+    deadline = time.monotonic() + timeout_s
+    while (info := signal.sigtimedwait(signals, 0)) is None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return None
+        _sleep(signals, left_s)
+    return info
+
+
+def _sleep(signals: Collection[int], timeout_s: float) -> None:
+    """Wait until one of the signals is there, or less."""
+    descriptor = _signalfd(signals)
+    if descriptor < 0:
+        time.sleep(min(timeout_s, _SLICE_S))
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll(1000 * timeout_s)
+    finally:
+        os.close(descriptor)
+
+
+def _signalfd(signals: Collection[int]) -> int:
+    """A descriptor that can be read from when one of the signals is there, -1 if there is none."""
+    mask = (ctypes.c_ulong * (_SIZE // _BITS))()
+    for number in signals:
+        mask[(number - 1) // _BITS] |= 1 << (number - 1) % _BITS
+    try:
+        made: int = ctypes.CDLL(None).signalfd(-1, mask, os.O_CLOEXEC)
+    except (OSError, AttributeError):
+        return -1
+    return made
+
 
 JOB_CONTROL = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 """Signals that stop a job, by which the shell takes the terminal back."""

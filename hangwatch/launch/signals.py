@@ -1,9 +1,9 @@
 """Passes on to COMMAND what the supervisor is sent, as if it had been sent to COMMAND.
 
 All signals that can be caught are blocked in the supervisor and taken one by one
-(arriving.py), so none of them ends it and leaves COMMAND behind. COMMAND decides what
+(signal_origin.py), so none of them ends it and leaves COMMAND behind. COMMAND decides what
 they do: it has the mask and the dispositions that the supervisor was started with. What
-the whole process group was sent COMMAND has got by itself (witness.py).
+the whole process group was sent COMMAND has got by itself (signal_origin.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hangwatch.launch.blocked_signals import arrived
-from hangwatch.launch.signal_origin import JOB_CONTROL, Witness
+from hangwatch.launch.signal_origin import JOB_CONTROL, Witness, arrived
 
 FORWARDED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """All but the two that no process can catch."""

@@ -2,7 +2,7 @@
 
 It keeps the watchdog running beside the ranks as the supervisor does beside its
 command, but has started none of them: it finds them by their pages, and learns how
-they ended from the kernel (pidfd.py). It ends with the last of them. A rank has
+they ended from the kernel (evidence/exits.py). It ends with the last of them. A rank has
 handed it the locks on the directory of the run (agent/inject/unwrapped.py), and its standard
 error.
 """
@@ -25,13 +25,13 @@ from typing import Any
 from hangwatch import __version__
 from hangwatch.agent.environment import CARRIED, carried
 from hangwatch.agent.inject.unwrapped import LOCK_FD, WATCH_FD
+from hangwatch.console import fold_command, say
 from hangwatch.errors import HangwatchError, ReportError
 from hangwatch.evidence.local_ranks import SUFFIX, LocalRanks, launcher_of
 from hangwatch.evidence.processes import command_words
 from hangwatch.launch.command import Signals
 from hangwatch.launch.handshake import greeting
 from hangwatch.launch.watchdog_process import Guardian
-from hangwatch.notice import fold_command, say
 from hangwatch.report.files import open_run
 from hangwatch.run import rundir, runfacts
 from hangwatch.run.peers import CONCLUDED, WATCH, Companions

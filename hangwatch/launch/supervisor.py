@@ -26,18 +26,16 @@ from hangwatch.agent.environment import (
     outside_environment,
     packed,
 )
+from hangwatch.console import fold_command, say
 from hangwatch.errors import ReportError
-from hangwatch.launch.blocked_signals import arrived
 from hangwatch.launch.command import Signals, StarvedError, become, keep_streams_closed, start
 from hangwatch.launch.handshake import greeting, to_other_nodes, watch_name
-from hangwatch.launch.signal_origin import JOB_CONTROL, Witness
+from hangwatch.launch.signal_origin import JOB_CONTROL, Witness, arrived
 from hangwatch.launch.signals import FORWARDED, IMPATIENT, Relay, reap_adopted, stop, taken
 from hangwatch.launch.watchdog_process import Guardian
-from hangwatch.notice import fold_command, say
 from hangwatch.report.files import open_run, write_log, write_run
 from hangwatch.run import rundir, runfacts
-from hangwatch.run.leader import job_name
-from hangwatch.run.peers import Companions
+from hangwatch.run.peers import Companions, job_name
 from hangwatch.run.rundir import RunDir
 from hangwatch.run.test_hooks import reach
 from hangwatch.safety import redaction

@@ -1,7 +1,7 @@
 """Keeps a watchdog process running beside COMMAND, and speaks to it.
 
 The watchdog reads JSON lines on its standard input. The first says what to
-watch (greeting.py), the last ``{"ended": EXIT_CODE, ...}`` that
+watch (launch/handshake.py), the last ``{"ended": EXIT_CODE, ...}`` that
 COMMAND has ended; end of file means that the supervisor is gone. It runs in a
 session of its own, so that nothing sent to the job's terminal or process group
 reaches it, and never writes to standard output.
@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hangwatch.console import say
 from hangwatch.errors import UNUSABLE
 from hangwatch.launch.command import Signals
-from hangwatch.notice import say
 from hangwatch.safety.faultlog import logged
 
 PROGRAM = (sys.executable, "-P", "-W", "ignore", "-m", "hangwatch.watchdog")

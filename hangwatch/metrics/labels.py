@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
+from hangwatch.console import printable
 from hangwatch.evidence.pages.arrivals import Members
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.page import PageGroup, RankPage
-from hangwatch.notice import printable
 from hangwatch.text import fold_ranks
 
 MAX_CHARS = 64

@@ -11,9 +11,8 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from hangwatch.preflight.finding import Finding, fail, ok, warn
-from hangwatch.preflight.interfaces import Interface
 from hangwatch.preflight.job import Job
-from hangwatch.preflight.network import Resolve
+from hangwatch.preflight.network import Interface, Resolve
 from hangwatch.safety import redaction
 
 CHECK = "rendezvous"

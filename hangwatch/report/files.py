@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+from hangwatch.console import printable
 from hangwatch.errors import ReportError
 from hangwatch.model.report import Evidence, Note
-from hangwatch.notice import printable
 from hangwatch.report.html import render_page
 from hangwatch.report.model import build_report
 from hangwatch.report.notes import notes_content

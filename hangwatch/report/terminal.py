@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from hangwatch.notice import printable
+from hangwatch.console import printable
 from hangwatch.report import schema
-from hangwatch.report.chains import chain
+from hangwatch.report.chains import chain, places_of, towards_of
 from hangwatch.report.notes import note_text
-from hangwatch.report.places import places_of, towards_of
 from hangwatch.report.schema import Report
 from hangwatch.report.sites import call_text, causes_text, certainty_text
 from hangwatch.text import fold_ranks, ranges

@@ -9,7 +9,7 @@ holds a lock (flock(2)) on its file ``lock`` until it ends, by whatever means; o
 lock is free has been left behind and is swept by the next run. A lock and not a pid,
 since containers that share /dev/shm do not share their pids.
 
-Commands that were started for one rank each (election.py) share the directory
+Commands that were started for one rank each (run/peers.py) share the directory
 ``<base>/hangwatch-<uid>/job-<hash>``: each holds a shared lock on it, and the last
 one to leave removes it.
 """

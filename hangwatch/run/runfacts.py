@@ -47,7 +47,7 @@ class RunFacts:
 
 
 def keep(run_dir: Path, greeting: Mapping[str, Any]) -> None:
-    """Write what the watchdog is told of the run (greeting.py). Raises OSError."""
+    """Write what the watchdog is told of the run (launch/handshake.py). Raises OSError."""
     content = {name: greeting[name] for name in _TAKEN}
     content |= {"schema": SCHEMA, "supervisor_pid": os.getpid(), "node": socket.gethostname()}
     untrusted.replace(run_dir / FILE, json.dumps(content).encode())

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 
+from hangwatch.console import say
 from hangwatch.errors import UNUSABLE
-from hangwatch.notice import say
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Meant for the job; the watchdog ends with the supervisor's pipe."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hangwatch.console import News
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
 from hangwatch.evidence.exits import Exits
@@ -21,7 +22,6 @@ from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.stacks import PySpy
 from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.model.report import Note
-from hangwatch.news import News
 from hangwatch.report.files import write_log, write_run
 from hangwatch.run import rundir
 from hangwatch.run.peers import CONCLUDED
@@ -138,7 +138,7 @@ async def _watch_to_the_end(
     exit_code = await monitor.watch(ended)
     if exit_code is None:
         # The supervisor is gone, and with it the watch. Whoever has taken care of ranks that
-        # were started without one leaves their pages to the next (caretaker.py).
+        # were started without one leaves their pages to the next (launch/standalone.py).
         if not hello.self_started:
             await _tidy_up(hello.run_dir)
         return 0

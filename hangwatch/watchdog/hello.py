@@ -37,7 +37,7 @@ class Hello:
     watch: str
     """Tells this watch from those of other nodes, and of other commands."""
     self_started: bool = False
-    """By a rank, on a node where nobody has wrapped the command (caretaker.py)."""
+    """By a rank, on a node where nobody has wrapped the command (launch/standalone.py)."""
     started_ns: int = 0
     """When the run began, by time.monotonic_ns()."""
     lost: tuple[str, ...] = ()

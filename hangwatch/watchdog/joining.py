@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from hangwatch.console import News
 from hangwatch.evidence.pages.look import QUIET_S, Look
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import Identity
-from hangwatch.news import News
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.peers.exchange import Exchange
-from hangwatch.watchdog.peers.in_touch import Peers
 from hangwatch.watchdog.peers.messages import Local, Node, Published
+from hangwatch.watchdog.peers.reach import Peers
 
 JOIN_AFTER_S = 5.0
 """Ranks of this node that come later than this are not named to the other nodes."""

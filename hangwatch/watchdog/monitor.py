@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hangwatch.console import News
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import QUIET_S, Look, Looker
 from hangwatch.evidence.processes import PROC, alive
 from hangwatch.model.report import Note
-from hangwatch.news import News
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.watchdog import state
 from hangwatch.watchdog.cadence import Cadence
@@ -27,11 +27,10 @@ from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.progress import Progress
 from hangwatch.watchdog.incident.schedule import Schedule
 from hangwatch.watchdog.joining import Joining
-from hangwatch.watchdog.notices.absence import Absence
-from hangwatch.watchdog.notices.agreement import Agreement
 from hangwatch.watchdog.notices.gpus import GpuWatch
 from hangwatch.watchdog.notices.practice import Practice
-from hangwatch.watchdog.notices.preflight import Preflight
+from hangwatch.watchdog.notices.startup import Absence, Preflight
+from hangwatch.watchdog.notices.stragglers import Agreement
 from hangwatch.watchdog.telemetry import Telemetry
 
 SAVE_S = 10.0

@@ -15,6 +15,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from hangwatch.console import News
 from hangwatch.evidence.environment import torch_version
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.pages.waits import moved_ns
@@ -25,7 +26,6 @@ from hangwatch.metrics.server import listen
 from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitState
 from hangwatch.metrics.targets import Targets
 from hangwatch.model.page import RankPage
-from hangwatch.news import News
 from hangwatch.settings.config import parse_address
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.hello import Hello

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench_diagnose import MIB, SCRIPT, SOURCE, THRESHOLDS, made
 
+from hangwatch.console import News
 from hangwatch.diagnosis import diagnose
 from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import Frame, JobSnapshot, RankSnapshot, ThreadStack
-from hangwatch.news import News
 from hangwatch.watchdog.peers import exchange
 from hangwatch.watchdog.peers.exchange import Exchange
 from hangwatch.watchdog.peers.messages import Local, Node, Published

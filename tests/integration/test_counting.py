@@ -9,7 +9,7 @@ import pytest
 from agent_runs import COUNTED, Run, calls, group_of, run, torchrun
 from harness import RECORDED
 
-from hangwatch.evidence.flight.names import wire_name
+from hangwatch.evidence.flight.recorder import wire_name
 from hangwatch.model.kinds import OpState, Phase
 
 if TYPE_CHECKING:

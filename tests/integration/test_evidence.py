@@ -16,13 +16,13 @@ from acting_rank import Rank
 from sampling import sampling
 from waiting import BOUND_S, in_time
 
+from hangwatch.console import News
 from hangwatch.evidence import flights
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.processes import read_stat
 from hangwatch.evidence.stacks import PySpy
 from hangwatch.model.kinds import Phase
-from hangwatch.news import News
 from hangwatch.settings.config import Stacks
 from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level
 

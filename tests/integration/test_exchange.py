@@ -16,11 +16,11 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 from waiting import BOUND_S, within
 
+from hangwatch.console import News
 from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, State
 from hangwatch.model.snapshot import Child, Frame, ProcessState, RankSnapshot, ThreadStack
 from hangwatch.model.verdict import Verdict
-from hangwatch.news import News
 from hangwatch.watchdog.peers import exchange as exchange_module
 from hangwatch.watchdog.peers import rounds
 from hangwatch.watchdog.peers import store as store_module

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hangwatch.console import News
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Verdict
-from hangwatch.news import News
 from hangwatch.watchdog.incident.actions import hook_variables, run_hook
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from hangwatch.model import codec
 from hangwatch.model.codec import CodecError
 from hangwatch.watchdog.peers import rounds
 from hangwatch.watchdog.peers import store as store_module
-from hangwatch.watchdog.peers.allowance import Allowance
+from hangwatch.watchdog.peers.exchange import Allowance
 from hangwatch.watchdog.peers.messages import MAX_MESSAGE_BYTES, Node
 from hangwatch.watchdog.peers.packing import MAX_BLOB_BYTES, Groups, Library, Room, complete, unpack
 

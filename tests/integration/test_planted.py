@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from waiting import BOUND_S
 
+from hangwatch.console import News
 from hangwatch.evidence.pages.finder import Pages
-from hangwatch.news import News
 
 if TYPE_CHECKING:
     from collections.abc import Callable

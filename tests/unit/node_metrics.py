@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hangwatch.console import News
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.report import RunInfo
-from hangwatch.news import News
 from hangwatch.settings.config import Config
 from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.hello import Hello

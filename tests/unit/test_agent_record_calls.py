@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_torch import Group, Options, Work, raising
 
-from hangwatch.model.backends import NCCL
 from hangwatch.model.kinds import OpState
+from hangwatch.model.operations import NCCL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-OURS = ("agent/record/groups.py", "agent/turn.py")
+OURS = ("agent/record/groups.py", "agent/guard.py")
 
 
 class Written(Group):

@@ -19,7 +19,7 @@ from hangwatch.agent.record.marks import (
     Marks,
 )
 from hangwatch.agent.record.page_file import MARKS
-from hangwatch.diagnosis.facts import marks as facts
+from hangwatch.diagnosis.facts import history as facts
 from hangwatch.diagnosis.facts.wait_points import STORE
 from hangwatch.model.calls import OF_A_STORE
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from hangwatch.agent.sample.stillness import MAY_WAIT, Stillness, main_thread_cpu_s
+from hangwatch.agent.sample.sampler import MAY_WAIT, Stillness, main_thread_cpu_s
 
 BACKWARD = "/site-packages" + MAY_WAIT[0]
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hangwatch.agent.turn import Ticket, Turn
+from hangwatch.agent.guard import Ticket, Turn
 
 
 def test_one_at_a_time_has_the_turn() -> None:

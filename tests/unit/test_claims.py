@@ -24,7 +24,7 @@ from hangwatch.commands.offline.analyze import analyze
 from hangwatch.commands.top.incident import StoredReport, with_report
 from hangwatch.errors import HangwatchError, PageError
 from hangwatch.evidence.page import MAX_WORLD, parse_page
-from hangwatch.model import json_page
+from hangwatch.model import page_format
 from hangwatch.report import build_report, format_verdict, render_page
 from hangwatch.safety import untrusted
 
@@ -63,8 +63,8 @@ def judged(**files: bytes) -> None:
 
 
 def page_bytes(values: dict[str, Any]) -> bytes:
-    data = bytearray(json_page.PAGE_BYTES)
-    json_page.write(data, 1, json_page.encode(values))
+    data = bytearray(page_format.PAGE_BYTES)
+    page_format.write(data, 1, page_format.encode(values))
     return bytes(data)
 
 

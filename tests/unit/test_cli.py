@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch import __version__, _native, cli
+from hangwatch.console import fold_command, printable
 from hangwatch.errors import UsageError
-from hangwatch.notice import fold_command, printable
 from hangwatch.settings import options
 from hangwatch.settings.config import Config, OnHang, Stacks
 

@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 from incident import BACKWARD, LOADING, STALLED, TORCH, TRAIN, WAITING, thread
 
-from hangwatch.commands.inspection.doing import Where, doing
-from hangwatch.commands.inspection.summary import ALL_WAIT, Member, by_stack, sentences
+from hangwatch.commands.inspection.summary import (
+    ALL_WAIT,
+    Member,
+    Where,
+    by_stack,
+    doing,
+    sentences,
+)
 from hangwatch.commands.top.ranks import Call
 from hangwatch.model.kinds import Phase
 from hangwatch.model.snapshot import Child, Frame, ProcessState, RankSnapshot

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from snapshots import PAIR, SCRIPT, W, blocked, frame, job, main_thread, only, op, rank, world
 
-from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
+from hangwatch.diagnosis.facts.history import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest, setter
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Certainty, Kind, Reason, State, What

@@ -24,7 +24,7 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.diagnosis.advice.choice import advice
+from hangwatch.diagnosis.advice.remedy import advice
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State
 from hangwatch.model.snapshot import ProcessState, RankSnapshot

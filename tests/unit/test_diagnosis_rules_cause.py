@@ -29,7 +29,7 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.diagnosis.facts.marks import HANDLES, THREAD_DIED
+from hangwatch.diagnosis.facts.history import HANDLES, THREAD_DIED
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Certainty, Kind, OpState, What
 from hangwatch.model.snapshot import Frame, Mark, OpRecord, ProcessState, RankSnapshot

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from waiting import BOUND_S, within
 
-from hangwatch.evidence.exits import Exits
-from hangwatch.evidence.memory import OomKills
+from hangwatch.evidence.exits import Exits, OomKills
 from hangwatch.evidence.processes import read_stat
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from made_pages import page, write
 
+from hangwatch.console import News
 from hangwatch.evidence.pages.finder import MAX_BYTES, MAX_TOLD, Pages
 from hangwatch.model.kinds import Phase
-from hangwatch.news import News
 
 
 class Clock:

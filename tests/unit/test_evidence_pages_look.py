@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from made_pages import event, group, page, write
 
+from hangwatch.console import News
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Look, Looker, without_servers
 from hangwatch.evidence.pages.waits import (
@@ -22,7 +23,6 @@ from hangwatch.evidence.pages.waits import (
 )
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.snapshot import Thresholds
-from hangwatch.news import News
 from hangwatch.watchdog.incident.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from made_pages import event, group, page, write
 
+from hangwatch.console import News
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.standing import Call, Standing, standings
 from hangwatch.evidence.processes import LaunchedRank, read_stat
 from hangwatch.model.kinds import OpState, Phase
-from hangwatch.news import News
 
 if TYPE_CHECKING:
     from pathlib import Path

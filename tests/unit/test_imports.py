@@ -14,19 +14,19 @@ import hangwatch
 PACKAGE = Path(hangwatch.__file__).parent
 
 HOUSE = (
-    *("_native", "errors", "text", "safety", "model", "notice", "news", "settings", "run", "agent"),
+    *("_native", "errors", "text", "safety", "model", "console", "settings", "run", "agent"),
     *("evidence", "preflight", "diagnosis", "efficiency", "report", "metrics", "watchdog"),
     *("launch", "commands", "cli", "__main__"),
 )
 """Rooms, and modules that are in none, lowest first: each imports only from what stands before."""
 WITHIN: dict[str, tuple[str, ...]] = {
     "agent": (
-        *("turn", "guard", "exception_text", "torch_api", "environment", "program", "call_site"),
+        *("guard", "exception_text", "torch_api", "environment", "program", "call_site"),
         *("periodic",),
         *("record", "sample", "practice", "inject"),
     ),
     "evidence": (
-        *("page", "flight", "gpu", "nccl", "threads", "memory", "processes", "exits", "stacks"),
+        *("page", "flight", "gpu", "nccl", "threads", "processes", "exits", "stacks"),
         *("sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
@@ -43,7 +43,7 @@ ONLY: dict[str, frozenset[str]] = {
     "diagnosis": frozenset({"model"}),
     "efficiency": frozenset({"model", "diagnosis"}),
     "launch": frozenset(
-        {"errors", "safety", "model", "text", "notice", "news", "settings", "run", "agent"}
+        {"errors", "safety", "model", "text", "console", "settings", "run", "agent"}
         | {"evidence", "report"}
     ),
 }

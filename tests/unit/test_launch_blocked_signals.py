@@ -14,7 +14,7 @@ import pytest
 
 BEGINNING = """
 import os, resource, signal, subprocess, time
-from hangwatch.launch.blocked_signals import arrived
+from hangwatch.launch.signal_origin import arrived
 SIGNALS = signal.valid_signals() - {signal.SIGCONT}
 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 """

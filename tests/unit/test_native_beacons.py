@@ -16,9 +16,8 @@ from stub import OnDevice as Tensor
 from stub import torch
 
 from hangwatch import _native
-from hangwatch.agent.record import captures
+from hangwatch.agent.record.cuda import RELAXED, left_alone, use_current_streams
 from hangwatch.agent.record.recorder import choose
-from hangwatch.agent.record.streams import use_current_streams
 from hangwatch.diagnosis import diagnose
 from hangwatch.evidence.page import parse_page
 from hangwatch.evidence.snapshot import rank_snapshot
@@ -352,8 +351,8 @@ def test_of_two_ranks_that_enqueued_the_same_the_one_with_the_stuck_stream_is_na
 
 
 def test_a_dump_of_the_recorder_disturbs_no_capture(cuda: FakeCuda) -> None:
-    with captures.left_alone(str(cuda.library)):
-        assert cuda.capture_mode == captures.RELAXED
+    with left_alone(str(cuda.library)):
+        assert cuda.capture_mode == RELAXED
     assert cuda.capture_mode == 0
-    with captures.left_alone("libnothing.so.7"):
+    with left_alone("libnothing.so.7"):
         assert cuda.capture_mode == 0

@@ -11,8 +11,8 @@ from fake_torch import Group, Work, raising
 from recording import only_native
 
 from hangwatch import _native
-from hangwatch.model.backends import NCCL, NCCL_OLD
 from hangwatch.model.kinds import OpState
+from hangwatch.model.operations import NCCL, NCCL_OLD
 
 if TYPE_CHECKING:
     from recording import Recording

@@ -10,10 +10,9 @@ import pytest
 
 from hangwatch.preflight import limits
 from hangwatch.preflight.contract import contract, same_ranks
-from hangwatch.preflight.devices import devices
 from hangwatch.preflight.finding import Finding, Grade
-from hangwatch.preflight.job import Job, job
-from hangwatch.preflight.ptrace import ptrace
+from hangwatch.preflight.job import Job, devices, job
+from hangwatch.preflight.limits import ptrace
 from hangwatch.preflight.timeouts import timeouts
 
 if TYPE_CHECKING:

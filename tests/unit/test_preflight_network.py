@@ -10,8 +10,8 @@ import pytest
 
 from hangwatch.preflight import network
 from hangwatch.preflight.finding import Grade
-from hangwatch.preflight.interfaces import Interface, interfaces
 from hangwatch.preflight.job import Job
+from hangwatch.preflight.network import Interface, interfaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

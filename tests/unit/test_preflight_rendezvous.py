@@ -10,8 +10,8 @@ import pytest
 
 from hangwatch.preflight import rendezvous
 from hangwatch.preflight.finding import Finding, Grade
-from hangwatch.preflight.interfaces import Interface
 from hangwatch.preflight.job import Job
+from hangwatch.preflight.network import Interface
 from hangwatch.preflight.rendezvous import Answer, Place, connect, listener, peers
 
 if TYPE_CHECKING:

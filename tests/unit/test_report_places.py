@@ -14,8 +14,8 @@ from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Wait
 from hangwatch.report import build_report, format_verdict
 from hangwatch.report.calls import CALLS, RANKS
+from hangwatch.report.chains import places_of
 from hangwatch.report.groups import FOR_BUDGET, FOR_SHOWN
-from hangwatch.report.places import places_of
 
 HALF = 1_000
 ODD = tuple(range(1, 2 * HALF, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangwatch.run.leader import ON_NODE, TASKS, job_name
+from hangwatch.run.peers import ON_NODE, TASKS, job_name
 
 STORE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 TASK = {"RANK": "1", "WORLD_SIZE": "8"}

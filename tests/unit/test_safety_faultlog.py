@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from hangwatch.news import News
+from hangwatch.console import News
 from hangwatch.safety import faultlog
 from hangwatch.safety.faultlog import FILE, MAX_BYTES, MAX_ENTRY_BYTES, log_fault, logged
 

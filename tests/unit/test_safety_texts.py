@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hangwatch.console import fold_command, printable
 from hangwatch.launch.handshake import shortened
-from hangwatch.notice import fold_command, printable
-from hangwatch.run.leader import shared_name
+from hangwatch.run.peers import shared_name
 from hangwatch.safety.texts import readable, readable_all, readable_report
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()))

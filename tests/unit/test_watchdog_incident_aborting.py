@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from made_pages import event, group, page, write
 
+from hangwatch.console import News
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.processes import read_stat
@@ -19,7 +20,6 @@ from hangwatch.evidence.stacks import PySpy
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.report import RunInfo
 from hangwatch.model.verdict import Verdict
-from hangwatch.news import News
 from hangwatch.settings.config import Config, OnHang, Stacks
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.aborting import ABORTED, Aborting

@@ -13,12 +13,12 @@ import pytest
 from incident import EVIDENCE, VERDICT
 from waiting import BOUND_S, in_time, until
 
+from hangwatch.console import News
 from hangwatch.evidence.processes import read_stat
 from hangwatch.evidence.threads import Worker, in_thread
-from hangwatch.news import News
 from hangwatch.watchdog import state
 from hangwatch.watchdog.incident.actions import hook_variables, run_hook
-from hangwatch.watchdog.notices.absence import Absence
+from hangwatch.watchdog.notices.startup import Absence
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import BOUND_S
 
+from hangwatch.console import News
 from hangwatch.evidence.processes import read_stat
-from hangwatch.news import News
 from hangwatch.watchdog.incident import ending
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from incident import EVIDENCE, VERDICT
 
-from hangwatch.news import News
+from hangwatch.console import News
 from hangwatch.report import load, open_run
 from hangwatch.watchdog.incident.reporter import Reporter
 

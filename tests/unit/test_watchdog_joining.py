@@ -12,8 +12,8 @@ import pytest
 from hangwatch.model.kinds import Phase
 from hangwatch.watchdog import joining
 from hangwatch.watchdog.joining import AGAIN_S, HOLD_S, JOIN_AFTER_S, Joining
-from hangwatch.watchdog.peers.in_touch import Peers
 from hangwatch.watchdog.peers.messages import Node
+from hangwatch.watchdog.peers.reach import Peers
 
 if TYPE_CHECKING:
     from hangwatch.evidence.pages.look import Look

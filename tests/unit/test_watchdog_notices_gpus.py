@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from made_pages import page, write
 
+from hangwatch.console import News
 from hangwatch.efficiency import Finding
 from hangwatch.evidence.gpu.reader import Gpus
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.gpu import GpuState, NodeGpus, Xid
 from hangwatch.model.kinds import Cost, GpuHealth
-from hangwatch.news import News
 from hangwatch.watchdog.notices.gpus import GpuWatch
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Attaches the agent to torch.distributed in this process, once."""
+"""Lets the watchdog's py-spy read this process where Yama restricts that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import environment, torch_api
-from hangwatch.agent.inject import ptrace
+from hangwatch.agent.environment import ANY_SUPERVISOR, SUPERVISOR_PID
 from hangwatch.agent.inject.post_import import record_failure
 from hangwatch.agent.inject.process import Process
 from hangwatch.agent.inject.setup_calls import SetupCall, new_group
@@ -17,14 +17,46 @@ from hangwatch.agent.inject.store_calls import follow_stores
 from hangwatch.agent.record.custom_groups import wrap_class
 from hangwatch.agent.record.groups import ASK_AGAIN, NO_SLOT
 from hangwatch.agent.record.recorder import choose
-from hangwatch.agent.record.unseen import standing_for, uncounted
+from hangwatch.agent.record.wrapping import standing_for, uncounted
 from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.safety.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hangwatch.agent.record.custom_groups import CustomCalls
+
+_PR_SET_PTRACER = 0x59616D61  # "Yama", prctl(2)
+_RELATIONS_ONLY = "1"
+
+
+def allow_supervisor(
+    environ: Mapping[str, str] = os.environ, scope: str = "/proc/sys/kernel/yama/ptrace_scope"
+) -> bool:
+    """Name the supervisor, and so all its descendants, as allowed tracers.
+
+    A watchdog that several supervisors share may outlive the one that started it,
+    and descends from none of them then: any process of this user is named for it.
+
+    Only where it is needed (Documentation/admin-guide/LSM/Yama.rst: in mode 1 a
+    process may be traced by its ancestors and by whom it names, with descendants).
+    """
+    supervisor = environ.get(SUPERVISOR_PID, "")
+    if not supervisor.isdecimal() and supervisor != ANY_SUPERVISOR:
+        return False
+    try:
+        with open(scope, encoding="ascii") as file:
+            if file.read().strip() != _RELATIONS_ONLY:
+                return False
+    except OSError as error:
+        if is_foreign(error):
+            raise
+        return False
+    import ctypes  # torch has imported it already
+
+    tracer = ctypes.c_ulong(-1 if supervisor == ANY_SUPERVISOR else int(supervisor))
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_PTRACER, tracer, 0, 0, 0) == 0)
+
 
 _NAMES = {
     "init_process_group": "init_process_group",
@@ -221,4 +253,4 @@ class Hooks:
     def _allow_supervisor(self) -> None:
         """Let the watchdog look into this process, of which it may be no relation."""
         any_supervisor = {environment.SUPERVISOR_PID: environment.ANY_SUPERVISOR}
-        ptrace.allow_supervisor({**any_supervisor, **os.environ})
+        allow_supervisor({**any_supervisor, **os.environ})

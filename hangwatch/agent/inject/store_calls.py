@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.inject.setup_calls import SetupCall
-from hangwatch.agent.record.unseen import standing_for, uncounted
+from hangwatch.agent.record.wrapping import standing_for, uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

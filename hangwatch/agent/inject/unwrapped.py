@@ -2,8 +2,8 @@
 
 A launcher on another node has started the ranks here and carried PYTHONPATH along,
 or a pod template or a batch system has set it. The ranks of one job then meet in a
-directory named by what they all know (election.py), and one of them starts the
-caretaker (caretaker.py), which stands in for the supervisor: the rank that gets the lock
+directory named by what they all know (run/peers.py), and one of them starts the
+caretaker (launch/standalone.py), which stands in for the supervisor: the rank that gets the lock
 on the file ``watch`` there. It hands the lock over, so that a node has one caretaker.
 """
 
@@ -21,8 +21,7 @@ from hangwatch.agent.environment import (
 )
 from hangwatch.agent.inject import rank as ranks
 from hangwatch.run import rundir
-from hangwatch.run.leader import shared_name
-from hangwatch.run.peers import WATCH
+from hangwatch.run.peers import WATCH, shared_name
 from hangwatch.safety import untrusted
 from hangwatch.safety.foreign import Ignoring
 

@@ -19,7 +19,7 @@ from hangwatch.agent.guard import Guard
 from hangwatch.agent.practice.batches import unseen
 from hangwatch.agent.practice.loaders import Loaders
 from hangwatch.agent.practice.replicas import Replicas
-from hangwatch.agent.record.followed import follow, leave_alone
+from hangwatch.agent.record.wrapping import follow, leave_alone
 from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import public_name
+from hangwatch.agent.guard import Ticket
 from hangwatch.agent.record.signature import read_signature
-from hangwatch.agent.record.unseen import standing_for, uncounted
-from hangwatch.agent.turn import Ticket
+from hangwatch.agent.record.wrapping import standing_for, uncounted
 from hangwatch.model.operations import METHODS
 
 if TYPE_CHECKING:

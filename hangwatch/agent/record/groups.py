@@ -18,8 +18,8 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hangwatch.agent.guard import Ticket, Turn
 from hangwatch.agent.torch_api import backends
-from hangwatch.agent.turn import Ticket, Turn
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.turn import Ticket, Turn
-from hangwatch.model import json_page
+from hangwatch.agent.guard import Ticket, Turn
+from hangwatch.model import page_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ class PageFile:
         descriptor = os.open(path, flags, 0o600)
         try:
             # Room is set aside first: a full file system answers a write to a mapping by SIGBUS.
-            os.posix_fallocate(descriptor, 0, json_page.PAGE_BYTES)
+            os.posix_fallocate(descriptor, 0, page_format.PAGE_BYTES)
             self._memory = _mapped(descriptor)
         except OSError:
             os.unlink(path)
@@ -54,7 +54,7 @@ class PageFile:
                 newest.sort(key=_index)
                 text = _fitting(values, copied, newest[-RING_EVENTS:])
                 self._generation += 1
-                json_page.write(self._memory, self._generation, text)
+                page_format.write(self._memory, self._generation, text)
         finally:
             ticket.over = True
 
@@ -67,7 +67,7 @@ def _mapped(descriptor: int) -> mmap.mmap:
     """
     import ctypes  # torch has imported it already
 
-    memory = mmap.mmap(descriptor, json_page.PAGE_BYTES)
+    memory = mmap.mmap(descriptor, page_format.PAGE_BYTES)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return memory
 
@@ -80,7 +80,7 @@ def _fitting(values: Fields, groups: list[Fields], events: list[Fields]) -> byte
     told = MEMBERS_TOLD
     while True:
         try:
-            return json_page.encode({**values, "groups": groups, "events": events})
+            return page_format.encode({**values, "groups": groups, "events": events})
         except ValueError:
             if events:
                 events = events[len(events) // 2 + 1 :]

@@ -16,13 +16,13 @@ from hangwatch.agent.call_site import public_name
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.record.python_page import PythonPage
 from hangwatch.agent.record.signature import read_signature, read_splits
-from hangwatch.agent.record.unseen import standing_for
+from hangwatch.agent.record.wrapping import standing_for
 from hangwatch.model.operations import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hangwatch.agent.record.numbering import Numbering
+    from hangwatch.agent.record.python_page import Numbering
     from hangwatch.model.operations import Method
 
 _MARK = "_recorded_by_hangwatch"

@@ -11,9 +11,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hangwatch.agent.record import captures
+from hangwatch.agent.record import cuda
 from hangwatch.agent.torch_api import GENERAL, NCCL
-from hangwatch.model.backends import ran_on_host
+from hangwatch.model.operations import ran_on_host
 from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ class FlightRecorder:
         """
         recorders = self._recorders
         if not recorders.dumps and recorders.pickled is not None:
-            with captures.left_alone():
+            with cuda.left_alone():
                 return recorders.pickled(True, False, False)  # noqa: FBT003 (entries, no stacks, all)
         dumps = [_with_entries(dump) for dump in recorders.dumps.values()] or [b"{}"]
         return b"".join(data + b"\n" for data in dumps if b'"entries"' in data) or dumps[-1]
@@ -318,7 +318,7 @@ class FlightRecorder:
 
 def _with_entries(dump: Callable[..., bytes]) -> bytes:
     """Return the recorder with its entries. NCCL's asks the device how far each is."""
-    with captures.left_alone():
+    with cuda.left_alone():
         return dump(includeCollectives=True)
 
 

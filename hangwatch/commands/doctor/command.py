@@ -7,17 +7,16 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping, Sequence
 
+from hangwatch.commands import Arguments
 from hangwatch.commands.doctor import shown
-from hangwatch.commands.doctor.installation import installation
 from hangwatch.commands.doctor.jobs import jobs
 from hangwatch.commands.doctor.judgement import figures, judge
-from hangwatch.commands.doctor.surroundings import surroundings
+from hangwatch.commands.doctor.surroundings import installation, surroundings
 from hangwatch.commands.doctor.trial import PATIENCE_S, no_script, run
 from hangwatch.errors import UsageError
 from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.preflight.job import job
 from hangwatch.preflight.launchers import read
-from hangwatch.settings.arguments import Arguments
 
 EXIT_FAILS = 1
 LONGEST_S = 3600.0

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from hangwatch.commands.top import runs
 from hangwatch.commands.top.ranks import Processes
+from hangwatch.console import News
 from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.evidence.pages.finder import Pages
-from hangwatch.news import News
 from hangwatch.preflight.finding import Finding, ok, warn
 
 CHECK = "jobs"

@@ -26,8 +26,8 @@ from hangwatch import __version__
 from hangwatch.commands.doctor import roll_call, timing
 from hangwatch.commands.doctor.outcome import STEP_S, Outcome, Stage, init_s, longest_s
 from hangwatch.preflight import network
-from hangwatch.preflight.interfaces import interfaces
 from hangwatch.preflight.job import number
+from hangwatch.preflight.network import interfaces
 
 RANKS = (
     ("RANK", "WORLD_SIZE"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from hangwatch import __version__
-from hangwatch.notice import printable
+from hangwatch.console import printable
 from hangwatch.preflight.finding import Finding, Grade
 
 SCHEMA = "hangwatch.doctor/1"

@@ -8,19 +8,18 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from hangwatch.commands import Arguments
 from hangwatch.commands.inspection import found
 from hangwatch.commands.inspection.found import Process
-from hangwatch.commands.inspection.look import Looked, look
+from hangwatch.commands.inspection.look import Looked, Watched, look
 from hangwatch.commands.inspection.summary import ONE_MOMENT, Stack, by_stack, named, sentences
-from hangwatch.commands.inspection.watched import Watched
 from hangwatch.commands.top.view import counted
+from hangwatch.console import printable
 from hangwatch.diagnosis.text import phrases
 from hangwatch.errors import UsageError
 from hangwatch.model.frames import is_user_frame, line_of, main_thread
 from hangwatch.model.snapshot import Frame
-from hangwatch.notice import printable
 from hangwatch.report.terminal import Style
-from hangwatch.settings.arguments import Arguments
 
 DESCRIPTION = """\
 Where the ranks of any torch job on this node are now, whether it was started with hangwatch

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hangwatch.commands.top.view import seconds
+from hangwatch.console import fold_command, printable
 from hangwatch.errors import ReportError
-from hangwatch.notice import fold_command, printable
 from hangwatch.report.files import LATEST, load, read_run
 from hangwatch.report.terminal import PLAIN, Style
 from hangwatch.safety import untrusted

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from hangwatch.commands import Arguments
 from hangwatch.commands.offline import listing
+from hangwatch.console import say
 from hangwatch.errors import ReportError
-from hangwatch.notice import say
 from hangwatch.report import build_report, format_verdict, load, render_page
 from hangwatch.report.files import latest
 from hangwatch.report.terminal import Style
-from hangwatch.settings.arguments import Arguments
 from hangwatch.settings.config import Config
 
 REPORT = """\

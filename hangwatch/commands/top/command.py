@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
+from hangwatch.commands import Arguments
 from hangwatch.commands.top.runs import UnclearError, choose
 from hangwatch.commands.top.screen import draw, line
 from hangwatch.commands.top.source import Source
-from hangwatch.notice import printable, say
-from hangwatch.settings.arguments import Arguments
+from hangwatch.console import printable, say
 
 DESCRIPTION = """\
 A live view of the ranks of a watched run on this node: how fast they go, who is behind,

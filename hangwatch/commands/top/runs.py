@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hangwatch.console import fold_command, printable
 from hangwatch.errors import UsageError
 from hangwatch.evidence.pages.finder import SUFFIX
 from hangwatch.evidence.processes import PROC, Tree, environment, read_stat
-from hangwatch.notice import fold_command, printable
 from hangwatch.run import peers, runfacts
 from hangwatch.run.rundir import LOCK, PARENT, bases
 from hangwatch.run.runfacts import RunFacts

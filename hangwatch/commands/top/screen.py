@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from hangwatch.commands.top.view import Trouble, arrange, counted, merged, rates, seconds
-from hangwatch.notice import fold_command, printable
+from hangwatch.console import fold_command, printable
 from hangwatch.text import fold_ranks
 
 if TYPE_CHECKING:

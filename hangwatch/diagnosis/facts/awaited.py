@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import takewhile
 
-from hangwatch.diagnosis.facts.marks import THREAD_DIED
+from hangwatch.diagnosis.facts.history import THREAD_DIED
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import (
     innermost_user_site,

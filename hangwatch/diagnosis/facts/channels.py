@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hangwatch.diagnosis.facts.job import Job
-from hangwatch.diagnosis.facts.shares import is_minority
+from hangwatch.diagnosis.facts.job import Job, is_minority
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, WaitPoint
 from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import OpRecord

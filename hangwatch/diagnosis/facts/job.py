@@ -1,4 +1,4 @@
-"""The job as an index: groups by number, who has come how far, who issued what.
+"""How large a part of the ranks is, for who is to be believed: most, or few.
 
 Group keys may name a hundred thousand ranks, so they are hashed once each and
 known by a small number (``gid``) from there on. Building it takes time linear in
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 
 from hangwatch.diagnosis.facts.namesakes import told_apart
@@ -17,6 +17,22 @@ from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.snapshot import GroupProgress, JobSnapshot, NewGroup, OpRecord, RankSnapshot
+
+
+def is_minority(part: Sized, whole: Sized) -> bool:
+    """Some, and at most half: of two halves only one has left the common program."""
+    return 0 < 2 * len(part) <= len(whole)
+
+
+def is_half(part: Sized, whole: Sized) -> bool:
+    """At least half."""
+    return 2 * len(part) >= len(whole)
+
+
+def is_majority(part: Sized, whole: Sized) -> bool:
+    """More than half."""
+    return 2 * len(part) > len(whole)
+
 
 MAX_WORLD = 1 << 20
 """A world size beyond this is taken for damage, not for a job."""

@@ -1,16 +1,71 @@
-"""Compares what the members of a group entered at one sequence number."""
+"""Compares what the members of a group send each other with what they take (all_to_all)."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hangwatch.diagnosis.facts.exchanges import misfits, odd_ones
+from hangwatch.diagnosis.facts.history import step
+from hangwatch.diagnosis.facts.job import Job
+from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.model.kinds import OpState
 from hangwatch.model.operations import OPERATIONS, Operation
 from hangwatch.model.snapshot import OpRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A pair of ranks of which one sends another amount than the other takes."""
+
+    sender: int
+    receiver: int
+    sent: int
+    taken: int
+    unit: str
+    """``row``, or ``element`` where a Flight Recorder tells."""
+
+
+def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
+    """The pairs that do not fit, of calls of one sequence number that all members have made.
+
+    Where one has not come, the others wait for it, whether their sizes fit or not.
+    """
+    first = next(iter(records.values()), None)
+    if first is None or not first.wire.startswith("all_to_all"):
+        return []  # as nearly always
+    if not records.keys() >= {*first.group.ranks}:
+        return []
+    return list(_misfits(records))
+
+
+def _misfits(records: Mapping[int, OpRecord]) -> Iterator[Misfit]:
+    ranks = next(iter(records.values())).group.ranks
+    for sending, sender in enumerate(ranks):
+        theirs = records.get(sender)
+        if theirs is None or len(theirs.sends) != len(ranks):
+            continue
+        for taking, receiver in enumerate(ranks):
+            mine = records.get(receiver)
+            if mine is None or len(mine.receives) != len(ranks) or mine.source != theirs.source:
+                continue
+            if mine.state is theirs.state is OpState.DONE:
+                continue  # there was room enough
+            if mine.source == "page" and mine.shape[1:] != theirs.shape[1:]:
+                continue  # their rows are not of one size
+            sent, taken = theirs.sends[taking], mine.receives[sending]
+            if sent != taken:
+                unit = "row" if mine.source == "page" else "element"
+                yield Misfit(sender, receiver, sent, taken, unit)
+
+
+def odd_ones(found: Sequence[Misfit]) -> tuple[int, ...]:
+    """The one rank that is in all pairs; both where it is one pair, and all where none is."""
+    pairs = [{pair.sender, pair.receiver} for pair in found]
+    return tuple(sorted(set.intersection(*pairs) or set.union(*pairs)))
+
 
 _UNKNOWN = Operation("")
 _BYTES = {
@@ -157,3 +212,64 @@ def _split(
         return None
     ordered = sorted(parts.items(), key=lambda part: (-len(part[1]), part[0]))
     return Split(differs, tuple((what, tuple(ranks)) for what, ranks in ordered))
+
+
+LEAST = 2
+"""Calls that have to agree on what is usual."""
+LASTING = (Differs.DTYPE, Differs.ROOT)
+"""Respects in which a line does not come to differ by itself, as sizes do in a last batch."""
+
+
+def usual_side(job: Job, place: Place, found: Split) -> tuple[int, ...] | None:
+    """The side of a split that did what all other groups of the kind did at that line.
+
+    Where there are none, what the members themselves did there before, if that is lasting. None
+    where that is not one thing, and where it is what neither side did, or both.
+    """
+    records = job.places(place.gid).get(place.seq, {})
+    steps = {step(record) for record in records.values()}
+
+    def value(gid: int, record: OpRecord) -> object:
+        return _value(job, gid, record, found.differs)
+
+    siblings = [value(*call) for call in _in_siblings(job, place) if step(call[1]) in steps]
+    before = [
+        value(place.gid, record)
+        for seq, made in job.places(place.gid).items()
+        for record in made.values()
+        if seq < place.seq and step(record) in steps
+    ]
+    usual = siblings or (before if found.differs in LASTING else [])
+    if len(usual) < LEAST or len({*usual}) > 1 or not {*before} <= {*usual}:
+        return None
+    sides = [
+        ranks
+        for _, ranks in found.parts
+        if {value(place.gid, records[rank]) for rank in ranks} == {*usual}
+    ]
+    return sides[0] if len(sides) == 1 else None
+
+
+def _in_siblings(job: Job, place: Place) -> Iterator[tuple[int, OpRecord]]:
+    """The calls of that number in groups of as many other ranks, and of that description."""
+    key = job.keys[place.gid]
+    members = frozenset(key.ranks)
+    for gid, other in enumerate(job.keys):
+        alike = (other.desc, len(other.ranks)) == (key.desc, len(key.ranks))
+        if alike and members.isdisjoint(other.ranks):
+            for record in job.places(gid).get(place.seq, {}).values():
+                yield gid, record
+
+
+def _value(job: Job, gid: int, record: OpRecord, differs: Differs) -> object:
+    """A call in one respect, of the root its position in the group."""
+    match differs:
+        case Differs.DTYPE:
+            return record.dtype
+        case Differs.SHAPE:
+            return math.prod(record.shape)
+        case Differs.ROOT:
+            ranks = job.keys[gid].ranks
+            return ranks.index(record.root) if record.root in ranks else record.root
+        case _:
+            return record.wire

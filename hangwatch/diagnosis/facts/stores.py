@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from hangwatch.diagnosis.facts.history import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.job import Job, seconds
-from hangwatch.diagnosis.facts.marks import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.wait_points import STORE, Setup, Wait
 from hangwatch.model.calls import OF_A_STORE, Site
 from hangwatch.model.snapshot import Mark, RankSnapshot

@@ -9,7 +9,7 @@ from hangwatch.diagnosis.facts.activity import Activity, may_wait
 from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.channels import senders, sent
 from hangwatch.diagnosis.facts.endings import Cause, How, gave_up
-from hangwatch.diagnosis.facts.shares import is_half
+from hangwatch.diagnosis.facts.job import is_half
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import Case, Finding

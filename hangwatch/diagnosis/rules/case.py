@@ -15,8 +15,8 @@ from hangwatch.diagnosis.facts.blocked import Blocked, blocked
 from hangwatch.diagnosis.facts.devices import Stuck
 from hangwatch.diagnosis.facts.endings import Ending, How
 from hangwatch.diagnosis.facts.faults import MARGIN_S, Fault, gpu_fault
+from hangwatch.diagnosis.facts.history import HANDLES, THREAD_DIED
 from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, seconds
-from hangwatch.diagnosis.facts.marks import HANDLES, THREAD_DIED
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.diagnosis.graph.wait_for import Graph, held_up

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hangwatch.diagnosis.facts.endings import How, Library, aborted_by, last_call
-from hangwatch.diagnosis.facts.shares import is_majority
+from hangwatch.diagnosis.facts.job import is_majority
 from hangwatch.diagnosis.facts.wait_points import Place, WaitPoint
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.gradients import differs_in_no_sync

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hangwatch.diagnosis.facts.history import is_usual_wait, step
-from hangwatch.diagnosis.facts.shares import is_minority
+from hangwatch.diagnosis.facts.job import is_minority
 from hangwatch.diagnosis.facts.wait_points import Wait
 from hangwatch.diagnosis.rules.case import Case
 from hangwatch.diagnosis.text.phrases import Ranks

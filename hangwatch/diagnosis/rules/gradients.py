@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from hangwatch.diagnosis.facts.marks import NO_SYNC, lines_of, uneven
+from hangwatch.diagnosis.facts.history import NO_SYNC, lines_of, uneven
 from hangwatch.diagnosis.facts.wait_points import Place, WaitPoint
 from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
 from hangwatch.diagnosis.source.program import Program

@@ -6,11 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 from hangwatch.diagnosis.facts.endings import Cause, How
-from hangwatch.diagnosis.facts.exchanges import misfits
 from hangwatch.diagnosis.facts.history import Step, expected, step
-from hangwatch.diagnosis.facts.shares import is_majority
-from hangwatch.diagnosis.facts.siblings import usual_side
-from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
+from hangwatch.diagnosis.facts.job import is_majority
+from hangwatch.diagnosis.facts.signatures import Differs, Split, misfits, split_of, usual_side
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place, Wait
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.threads import judge_threads

@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 
 from hangwatch.diagnosis.rules.case import FEW, Case, Finding
 from hangwatch.diagnosis.rules.splits import position
-from hangwatch.diagnosis.source.unordered import Unordered, loop_without_order
+from hangwatch.diagnosis.source.alike import Unordered, loop_without_order
 from hangwatch.diagnosis.text import disagreement, reasons
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Certainty, Kind, What

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How
 from hangwatch.diagnosis.facts.history import Call, call_of, next_of
-from hangwatch.diagnosis.facts.shares import is_half, is_majority
+from hangwatch.diagnosis.facts.job import is_half, is_majority
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, WaitPoint
 from hangwatch.diagnosis.rules.absentees import (
     absent_ranks,

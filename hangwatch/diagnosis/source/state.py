@@ -1,4 +1,4 @@
-"""Conditions on the rank below which a program sets what decides something later."""
+"""Conditions below which a program makes an object, or hands a function over, and nowhere else."""
 
 from __future__ import annotations
 
@@ -6,10 +6,73 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 
 from hangwatch.diagnosis.source.arguments import Origin, back_to
-from hangwatch.diagnosis.source.flow import Choice
-from hangwatch.diagnosis.source.made import around, mentions
+from hangwatch.diagnosis.source.flow import Choice, Turn
 from hangwatch.diagnosis.source.program import SCOPES, Line, Program
-from hangwatch.diagnosis.source.syntax import Function, called, is_collective, own
+from hangwatch.diagnosis.source.syntax import (
+    Function,
+    called,
+    is_collective,
+    other_branch,
+    own,
+    spans,
+)
+
+
+def conditions_of(program: Program, line: Line) -> list[list[Choice]]:
+    """The conditions around each mention of the class, or the function, that holds a line.
+
+    Of a class where objects are made of it, of a function where it is called, or handed to
+    something that calls it back.
+    """
+    scope = program.scope_at(line)
+    if not isinstance(scope, SCOPES):
+        return []
+    owner = _owner(program, scope)
+    return [around(program, *mention) for mention in mentions(program, owner)]
+
+
+def _owner(program: Program, scope: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
+    """The class of a method, else the function."""
+    tree = program.trees[program.files[scope]]
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return next((one for one in classes if scope in one.body), scope)
+
+
+def mentions(program: Program, owner: ast.stmt) -> Iterator[tuple[Function, ast.expr]]:
+    """Where a class is called, or a function named, outside of itself."""
+    name = getattr(owner, "name", "")
+    inside = set(map(id, ast.walk(owner)))
+    for function in program.files:
+        nodes = [node for node in own(function) if id(node) not in inside]
+        called = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
+        for node in nodes:
+            match node:
+                case ast.Name(found, ast.Load()) | ast.Attribute(_, found, ast.Load()):
+                    call = called.get(id(node), node)
+                    if found == name and (call is not node or not isinstance(owner, ast.ClassDef)):
+                        yield function, call
+
+
+def around(program: Program, function: Function, node: ast.expr) -> list[Choice]:
+    """The conditions of a function that lead to an expression of it."""
+    file, found = program.files[function], []
+    for one in own(function):
+        if isinstance(one, ast.If):
+            ways = ((one.body, True), (other_branch(function, one), False))
+            found += [
+                Choice(Turn.CONDITION, file, one, taken, one.test)
+                for body, taken in ways
+                if spans(body, node.lineno)
+            ]
+        elif isinstance(one, ast.IfExp):
+            parts = ((one.body, True), (one.orelse, False))
+            found += [
+                Choice(Turn.CONDITION, file, one, taken, one.test)
+                for part, taken in parts
+                if any(inner is node for inner in ast.walk(part))
+            ]
+    return found
+
 
 NEAREST = 10
 """Expressions that are looked at: what lies further back decides nothing by itself."""
@@ -110,4 +173,35 @@ def _is_shared(scope: Function, name: str) -> bool:
         for node in own(scope)
         if isinstance(node, ast.Call) and is_collective(node)
         for part in ast.walk(node)
+    )
+
+
+def conditions_in_callbacks(program: Program) -> Iterator[tuple[Line, ast.expr]]:
+    """(line, test) of each ``if`` below which a function gives an attribute of an argument a value.
+
+    As in ``trainer.should_stop = True``. Of functions that nothing in the program calls by their
+    names.
+    """
+    named = frozenset().union(*program.calls.values())
+    for scope, file in program.files.items():
+        if isinstance(scope, SCOPES) and program.names[scope] not in named:
+            for node in own(scope):
+                if isinstance(node, ast.If) and _tells(scope, node):
+                    yield Line(file, node.lineno), node.test
+
+
+def _tells(scope: Function, branch: ast.If) -> bool:
+    """Whether a branch gives an attribute of an argument of the function a value, not of self."""
+    arguments = {one.arg for one in scope.args.args[1:]} if isinstance(scope, SCOPES) else set()
+    targets = (
+        target
+        for node in ast.walk(branch)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
+    return any(
+        isinstance(target, ast.Attribute)
+        and isinstance(target.value, ast.Name)
+        and target.value.id in arguments
+        for target in targets
     )

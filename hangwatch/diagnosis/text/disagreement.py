@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hangwatch.diagnosis.facts.exchanges import Misfit
-from hangwatch.diagnosis.facts.signatures import Differs, Split
+from hangwatch.diagnosis.facts.signatures import Differs, Misfit, Split
 from hangwatch.diagnosis.text.phrases import (
     MAX_TOLD,
     WIRED,

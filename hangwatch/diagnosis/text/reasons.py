@@ -9,8 +9,8 @@ from hangwatch.diagnosis.facts.awaited import Link, On
 from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.history import PEER
 from hangwatch.diagnosis.facts.stores import KEY
+from hangwatch.diagnosis.source.alike import Unordered
 from hangwatch.diagnosis.source.flow import Choice, Turn
-from hangwatch.diagnosis.source.unordered import Unordered
 from hangwatch.diagnosis.text.phrases import (
     Ranks,
     at_line,

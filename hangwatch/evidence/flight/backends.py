@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hangwatch.model.backends import ON_HOST, RECORD_THEMSELVES
 from hangwatch.model.flight import FlightDump, FlightEntry
+from hangwatch.model.operations import ON_HOST, RECORD_THEMSELVES
 from hangwatch.model.page import PageGroup
 
 

@@ -14,13 +14,12 @@ from dataclasses import replace
 from statistics import median_low
 
 from hangwatch.evidence.flight.backends import with_devices
-from hangwatch.evidence.flight.calls import Call, calls
-from hangwatch.evidence.flight.channels import channels
-from hangwatch.model.backends import NCCL
+from hangwatch.evidence.flight.calls import Call, calls, channels
 from hangwatch.model.calls import Site
 from hangwatch.model.flight import FlightDump
 from hangwatch.model.frames import is_user_file
 from hangwatch.model.kinds import OpState
+from hangwatch.model.operations import NCCL
 from hangwatch.model.page import PageEvent, PageGroup, RankPage
 from hangwatch.model.snapshot import GroupProgress, OpRecord
 

@@ -5,7 +5,7 @@ Each counts records and groups (``pg_id``) by itself. A group with two backends,
 and on the page, but each backend numbers its own calls: the first all_reduce on a GPU is
 1 there, whatever ran on the CPU before. In the order in which they were made the calls
 have the page's numbers again. What hooks recorded is counted together, whichever its backend is
-(``model/backends.py``).
+(``model/operations.py``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hangwatch.evidence.flight.backends import is_hooked
-from hangwatch.model.backends import ran_on_host
 from hangwatch.model.flight import FlightDump, FlightEntry
+from hangwatch.model.operations import ran_on_host
 
 _APART = 1 << 40
 """Added to the records and groups of another recorder: no process makes so many."""

@@ -1,4 +1,4 @@
-"""A dump of the Flight Recorder, of NCCL (``_dump_nccl_trace``) and general, JSON or pickle.
+"""One vocabulary for what c10d's recorders, backends and Python call the same thing.
 
 The layout is that of ``dump_json`` and ``dump_dict`` in
 torch/csrc/distributed/c10d/FlightRecorder*: in JSON the numbers of ``pg_status`` are
@@ -21,9 +21,49 @@ from hangwatch.errors import FlightError
 from hangwatch.evidence.flight import pickled
 from hangwatch.evidence.flight.backends import numbered, runs_on_device
 from hangwatch.evidence.flight.merged import merged
-from hangwatch.evidence.flight.names import dtype_name, wire_name
 from hangwatch.model.calls import Site
 from hangwatch.model.flight import FlightDump, FlightEntry
+from hangwatch.model.operations import WIRES
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "char": "int8",
+    "byte": "uint8",
+    "complexfloat": "complex64",
+    "complexdouble": "complex128",
+    "complexhalf": "complex32",
+}
+"""Names of c10::ScalarType (c10/core/ScalarType.h), lower case, as torch.dtype."""
+
+_PEERS = re.compile(r"^(send|recv) +(\d{1,9}) *(->|<-) *(\d{1,9}|\?)$")
+
+
+def wire_name(profiling_name: str) -> tuple[str, int, int]:
+    """(operation, source, destination) of a recorder's ``profiling_name``.
+
+    ``nccl:send 0->3`` and ``nccl:recv 3<-0`` name ranks local to the group
+    (ProcessGroupNCCL.cpp, pointToPoint); elsewhere both are -1, and so is a source that may be
+    any (``<-?``, FlightRecorderHook.cpp).
+    """
+    bare = profiling_name.partition(":")[2] or profiling_name
+    peers = _PEERS.match(bare)
+    if peers:
+        left, right = int(peers[2]), -1 if peers[4] == "?" else int(peers[4])
+        return (peers[1], left, right) if peers[3] == "->" else (peers[1], right, left)
+    name = bare.strip().lower()
+    return WIRES.get(name, name), -1, -1
+
+
+def dtype_name(name: str) -> str:
+    """A dtype as torch prints it without its ``torch.``: ``Float`` is ``float32``."""
+    bare = name.removeprefix("torch.").lower()
+    return _DTYPES.get(bare, bare)
+
 
 MAX_BYTES = 64 << 20
 MAX_ENTRIES = 20_000

@@ -4,7 +4,7 @@ A page is opened once and then read in place: mapped where it is this user's own
 process lives, so that what is being written can be read again. Others are read into memory
 each time, since somebody could cut the file while we look at the mapping, which is a SIGBUS
 (and would be one in the process that writes it, too). One incarnation of the job is
-watched at a time (incarnations.py), from the oldest to the newest: that there
+watched at a time (worlds.py), from the oldest to the newest: that there
 is a newer one is said, and whoever watches decides when to go on to it. What
 cannot be read is said once and passed over, and so is a run directory that
 somebody deleted: the pages mapped before stay readable.
@@ -20,17 +20,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hangwatch.console import News
 from hangwatch.errors import PageError
 from hangwatch.evidence.page import parse_page
-from hangwatch.evidence.pages import ring
+from hangwatch.evidence.pages import arrivals
 from hangwatch.evidence.pages.arrivals import Issued
-from hangwatch.evidence.pages.incarnations import split
 from hangwatch.evidence.pages.waits import Waiting
-from hangwatch.evidence.pages.worlds import World, others, world_of
+from hangwatch.evidence.pages.worlds import World, others, split, world_of
 from hangwatch.evidence.processes import alive
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
-from hangwatch.news import News
 from hangwatch.safety import redaction, untrusted
 from hangwatch.safety.untrusted import Owner
 
@@ -69,11 +68,11 @@ class OpenPage:
 
     def blocked_in(self) -> Waiting | None:
         """The oldest call that its rank is blocked in. Raises PageError."""
-        return ring.blocked_in(self._content())
+        return arrivals.blocked_in(self._content())
 
     def issued(self) -> list[Issued]:
         """The last collectives that its rank has issued, oldest first. Raises PageError."""
-        return ring.issued(self._content())
+        return arrivals.issued(self._content())
 
     def raw(self) -> bytes:
         """Its bytes. Raises PageError."""

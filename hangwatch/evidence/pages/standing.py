@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from hangwatch.errors import PageError
 from hangwatch.evidence.pages.finder import Seen
-from hangwatch.evidence.pages.incarnations import start_ns
 from hangwatch.evidence.pages.waits import OVER, UNFINISHED, Position, moved_ns, position
+from hangwatch.evidence.pages.worlds import start_ns
 from hangwatch.evidence.processes import LaunchedRank
 from hangwatch.model.kinds import OpState
 from hangwatch.model.page import RankPage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from hangwatch.notice import printable
+from hangwatch.console import printable
 from hangwatch.report.html.ranksets import shortened
 from hangwatch.report.schema import Report
 from hangwatch.report.terminal import format_verdict

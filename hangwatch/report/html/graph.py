@@ -7,9 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 
 from hangwatch.report import schema
-from hangwatch.report.chains import chain
+from hangwatch.report.chains import chain, places_of, towards_of
 from hangwatch.report.html.ranksets import RankSet, call_name, place, seconds, shortened, words
-from hangwatch.report.places import places_of, towards_of
 from hangwatch.report.schema import Report
 
 WIDTH, HEIGHT = 244, 70

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangwatch.report import schema
+from hangwatch.report.chains import places_of
 from hangwatch.report.html.ranksets import call_name, place, seconds, shortened
-from hangwatch.report.places import places_of
 from hangwatch.report.schema import Report
 
 LAST = 8

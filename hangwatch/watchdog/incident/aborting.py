@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from hangwatch.console import News
 from hangwatch.model.verdict import Verdict
-from hangwatch.news import News
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.settings.config import OnHang
 from hangwatch.watchdog.hello import Hello

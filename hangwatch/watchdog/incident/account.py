@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from hangwatch.diagnosis.facts.xids import meaning
+from hangwatch.diagnosis.facts.faults import meaning
 from hangwatch.evidence import environment
 from hangwatch.model.report import Evidence, Moment, RasAnswer, RunInfo
 from hangwatch.model.snapshot import JobSnapshot

@@ -12,9 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from hangwatch.console import News, printable
 from hangwatch.model.report import Evidence
-from hangwatch.news import News
-from hangwatch.notice import printable
 from hangwatch.run.test_hooks import Point, reach
 
 HOOK_S = 60.0

@@ -8,9 +8,9 @@ import select
 import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from hangwatch.console import News
+from hangwatch.evidence import exits
 from hangwatch.evidence.processes import PROC, alive, takes
-from hangwatch.news import News
-from hangwatch.run import pidfd
 from hangwatch.run.test_hooks import Point, reach
 
 TERM_S = 2.0
@@ -90,7 +90,7 @@ def _handle(pid: int, start_ticks: int, news: News, proc: str) -> int | None:
 def _send(handle: int, number: signal.Signals, rank: int, news: News) -> bool:
     """Send a signal; whether that could be done."""
     try:
-        pidfd.send(handle, number)
+        exits.send(handle, number)
     except ProcessLookupError:
         return False
     except OSError as error:

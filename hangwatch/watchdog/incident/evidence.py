@@ -10,6 +10,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any
 
+from hangwatch.console import News
 from hangwatch.errors import EvidenceError, FlightError, PageError
 from hangwatch.evidence import flights, sources
 from hangwatch.evidence.exits import Exits
@@ -36,7 +37,6 @@ from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
 from hangwatch.model.report import Note, RasAnswer
 from hangwatch.model.snapshot import Child, ProcessState, RankSnapshot, ThreadStack
-from hangwatch.news import News
 from hangwatch.run.test_hooks import Point, reach
 
 BUDGET_S = 5.0

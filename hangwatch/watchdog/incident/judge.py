@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hangwatch.console import News
 from hangwatch.diagnosis import find_desync
 from hangwatch.evidence.nccl import status
 from hangwatch.evidence.threads import in_thread
@@ -17,7 +18,6 @@ from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, State
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, Recording, Thresholds
 from hangwatch.model.verdict import Verdict
-from hangwatch.news import News
 from hangwatch.run.test_hooks import Point, keep, reach
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.aborting import Aborting
@@ -34,10 +34,9 @@ from hangwatch.watchdog.incident.incidents import (
 )
 from hangwatch.watchdog.incident.reporter import Reporter
 from hangwatch.watchdog.peers.exchange import Gathered
-from hangwatch.watchdog.peers.in_touch import Peers
 from hangwatch.watchdog.peers.last_words import LastWords
 from hangwatch.watchdog.peers.messages import Local, Published
-from hangwatch.watchdog.peers.reach import Missing, missing
+from hangwatch.watchdog.peers.reach import Missing, Peers, missing
 
 HEAD_START_S = 3.0
 POST_MORTEM_S = 3.0

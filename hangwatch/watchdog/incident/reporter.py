@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hangwatch.console import News
 from hangwatch.errors import ReportError
 from hangwatch.evidence.threads import in_thread
 from hangwatch.model.report import Evidence, Moment, Note
 from hangwatch.model.verdict import Verdict
-from hangwatch.news import News
 from hangwatch.report.files import write_incident
 from hangwatch.report.model import build_report
 from hangwatch.report.notes import notes_content

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from hangwatch.diagnosis.facts.xids import Weight, meaning
+from hangwatch.console import News
+from hangwatch.diagnosis.facts.faults import Weight, meaning
 from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.efficiency import Finding
 from hangwatch.evidence.gpu.ranks import LocalRank
@@ -18,7 +19,6 @@ from hangwatch.evidence.processes import PROC, environment
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Cost, GpuHealth
 from hangwatch.model.page import Identity
-from hangwatch.news import News
 
 TELL_S = 1.0
 """Between two comparisons of what is known with what has been said."""

@@ -1,4 +1,4 @@
-"""Compares notes with the watchdogs of the other nodes, through the job's store.
+"""How often something may be done that others ask for.
 
 A healthy job causes no traffic beyond joining: each watchdog waits in the
 server for the next incident, on a connection of its own. Whatever fails here
@@ -12,16 +12,40 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from hangwatch.console import News
 from hangwatch.model import codec
-from hangwatch.news import News
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.watchdog.peers import rounds
-from hangwatch.watchdog.peers.allowance import Allowance
 from hangwatch.watchdog.peers.messages import MAX_INCIDENT_BYTES, Incident, Local, Node, Published
 from hangwatch.watchdog.peers.packing import pack
 from hangwatch.watchdog.peers.store import Store, StoreLostError, connect
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Allows something ``most`` times at once, and once more every ``every_s`` seconds."""
+
+    most: int
+    every_s: float
+    now: Callable[[], float] = time.monotonic
+    _left: float = field(init=False)
+    _at_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left, self._at_s = float(self.most), self.now()
+
+    def take(self) -> bool:
+        """Whether it may be done now; notes that it is."""
+        now_s = self.now()
+        self._left = min(self.most, self._left + (now_s - self._at_s) / self.every_s)
+        self._at_s = now_s
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
 
 JOIN_S = 60.0
 """A store that is busy with the start of a large job may not answer for a while."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from hangwatch.watchdog.peers.exchange import Exchange
 from hangwatch.watchdog.peers.messages import Node
 from hangwatch.watchdog.peers.rounds import said
 
@@ -122,3 +123,18 @@ def _listed(nodes: Sequence[Node]) -> str:
     """``node-1 (ranks 2-3), node-2 (ranks 4-5)``, cut where it gets long."""
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
     return ", ".join(map(said, nodes[:_NAMED])) + more
+
+
+@dataclass(slots=True)
+class Peers:
+    """Written by Joining (joining.py) alone; read where the other nodes are asked."""
+
+    exchange: Exchange | None = None
+    """None before they are joined, and where all ranks of the job are of this node."""
+    store_address: str = ""
+    """The IP address of the host that has the job's store, empty while unknown."""
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether there are others, and they are in reach as far as is known."""
+        return self.exchange is not None and self.exchange.joined

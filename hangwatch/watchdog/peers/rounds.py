@@ -29,7 +29,7 @@ from functools import partial
 
 from hangwatch.evidence.threads import in_thread
 from hangwatch.model import codec
-from hangwatch.model.collector import without_collections
+from hangwatch.model.codec import without_collections
 from hangwatch.text import fold_ranks
 from hangwatch.watchdog.peers.messages import (
     MAX_HEADLINE,

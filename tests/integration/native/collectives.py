@@ -23,7 +23,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from hangwatch import _native
-from hangwatch.evidence.flight.names import wire_name
+from hangwatch.evidence.flight.recorder import wire_name
 from hangwatch.evidence.page import parse_page
 from hangwatch.model.kinds import OpState
 

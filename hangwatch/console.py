@@ -1,0 +1,140 @@
+"""What hangwatch says on standard error, which belongs to the job."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hangwatch.safety import redaction
+from hangwatch.safety.faultlog import log_fault
+from hangwatch.safety.texts import readable
+
+SHOWN_COMMAND = 60
+"""Characters of a command line that are shown."""
+
+WAIT_S = 0.5
+"""How long one message waits for room in a standard error that nobody reads."""
+
+
+def say(text: str, *, version: str = "") -> None:
+    """Write one line to standard error, without secrets; a closed or broken one is no error."""
+    name = f"hangwatch {version}" if version else "hangwatch"
+    line = f"{name}: {printable(redaction.text(text))}\n"
+    with suppress(OSError, ValueError, AttributeError):
+        encoding = sys.stderr.encoding or "ascii"
+        data = line.encode(encoding, "backslashreplace")
+        try:
+            sys.stderr.flush()
+            fd = sys.stderr.fileno()
+        except (OSError, ValueError):  # it is no file: somebody has put his own there
+            sys.stderr.write(data.decode(encoding))
+        else:
+            write(fd, data)
+
+
+def write(fd: int, data: bytes) -> bool:
+    """Write to a standard error that may be full, and whether all of it found room.
+
+    A pipe or a terminal that nobody reads blocks a plain write(2) for ever, and the flag
+    that prevents it is the job's as well. What poll(2) calls writable takes PIPE_BUF bytes
+    at once (pipe(7)). Raises OSError where it is closed or broken.
+    """
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    while data:
+        if not poller.poll(WAIT_S * 1000):
+            return False
+        data = data[os.write(fd, data[: select.PIPE_BUF]) :]
+    return True
+
+
+def printable(text: str) -> str:
+    """The text on one line, with control characters escaped as in Python source."""
+    text = readable(text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def fold_command(command: Sequence[str]) -> str:
+    """The command on one short line, for people; only its end may be left out, and secrets."""
+    line = printable(shlex.join(redaction.command(command)))
+    return line if len(line) <= SHOWN_COMMAND else f"{line[: SHOWN_COMMAND - 3]}..."
+
+
+PREFIX = "hangwatch: "
+UNREAD = "standard error is full and nobody reads it: not all was said there"
+
+
+class News:
+    """Writes lines to a file descriptor and remembers what was lost.
+
+    ``lost`` ends up in every report: what hangwatch could not do, and why. A
+    standard error that is gone or full is no reason to fail.
+    """
+
+    def __init__(self, fd: int, *, verbose: bool = False) -> None:
+        self._fd = fd
+        self._verbose = verbose
+        self._said: dict[str, None] = {}
+        self.lost: list[str] = []
+        self.losses: Counter[str] = Counter()
+        """How many of them there are of each sort: what stands before a key's colon."""
+        self.run_dir: Path | None = None
+        """Where tracebacks are kept, None while that is unknown."""
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """Keys of what was said once, for a watchdog that takes over from this one."""
+        return tuple(self._said)
+
+    def restore(self, said: Iterable[str], lost: Iterable[str], losses: Mapping[str, int]) -> None:
+        """Take over from a watchdog that was killed, or what the supervisor has lost."""
+        self._said.update(dict.fromkeys(said))
+        self.lost.extend(text for text in lost if text not in self.lost)
+        self.losses = Counter({**self.losses, **losses})
+
+    def say(self, text: str) -> None:
+        """Print one line of news, without secrets."""
+        self.write(f"{PREFIX}{printable(redaction.text(text))}\n")
+
+    def once(self, key: str, text: str) -> None:
+        """Print one line of news unless one of this key was printed before."""
+        if key not in self._said:
+            self._said[key] = None
+            self.say(text)
+
+    def lose(self, key: str, text: str, *, quiet: bool = False) -> None:
+        """Say once what could not be done, and put it into every later report.
+
+        quiet: print it with -v only; for what most operators need not act on.
+        """
+        if key in self._said:
+            return
+        self._said[key] = None
+        self.lost.append(redaction.text(text))
+        self.losses[key.partition(":")[0]] += 1
+        if self._verbose or not quiet:
+            self.say(text)
+
+    def fault(self, key: str, text: str, error: BaseException, *, quiet: bool = False) -> None:
+        """A loss by a fault of our own: also keep its traceback, each time that it comes."""
+        where = log_fault(self.run_dir, text, error)
+        self.lose(key, f"{text} ({where})" if where else text, quiet=quiet)
+
+    def debug(self, text: str) -> None:
+        """Print one line with -v only."""
+        if self._verbose:
+            self.say(text)
+
+    def write(self, text: str) -> None:
+        """Print as is; what a full standard error has no room for is lost, and told in reports."""
+        whole = True
+        with suppress(OSError):
+            whole = write(self._fd, text.encode("utf-8", "backslashreplace"))
+        if not whole and UNREAD not in self.lost:
+            self.lost.append(UNREAD)
