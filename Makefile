@@ -1,5 +1,6 @@
 # make demo    see hangwatch find a planted hang
-# make check   in three minutes: lint, types, unit and property tests
+# make check   in three minutes: lint, the weight of the package (RECORD=1 records it), types,
+#              unit and property tests
 # make test    in ten: the checks, the ratchets, and some sixty real jobs that between them touch
 #              everything once (needs a C++ compiler; see tests/packages.sh)
 # make test-all  in forty: all real jobs, and a slice of the campaign
@@ -43,20 +44,20 @@ BUILD := pyproject.toml CMakeLists.txt tests/constraints.txt $(wildcard native/*
 CPP := $(wildcard native/*.cpp native/*.hpp native/tests/*.cpp native/tests/*.hpp) \
        $(wildcard tests/integration/native/*.cpp tests/gpu_fake/*.cpp tests/newest_torch/*.cpp)
 
-.PHONY: demo check test test-all soak lint types unit real quiet everything apart precision \
+.PHONY: demo check test test-all soak lint weight types unit real quiet everything apart precision \
         instructions slice packages corpus zoo campaign matrix bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/hangwatch demo
 
 check: $(VENV)/tested
-	$(GATE) --minutes 3 check lint types unit
+	$(GATE) --minutes 3 check lint weight types unit
 
 test: packages $(VENV)/tested $(FRAMEWORKS)/installed
-	$(GATE) --minutes 10 --cpu-minutes 14 test lint types+precision+instructions unit real quiet
+	$(GATE) --minutes 10 --cpu-minutes 14 test lint weight types+precision+instructions unit real quiet
 
 test-all: packages $(VENV)/tested $(FRAMEWORKS)/installed
-	$(GATE) --minutes 40 test-all lint types+precision+instructions unit everything apart slice
+	$(GATE) --minutes 40 test-all lint weight types+precision+instructions unit everything apart slice
 
 soak: packages $(VENV)/tested $(FRAMEWORKS)/installed
 	$(GATE) --soak $(N) soak real quiet
@@ -65,6 +66,9 @@ lint: $(VENV)/tested
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+weight: $(VENV)/tested
+	$(BIN)/python tests/suite/weight.py $(if $(RECORD),--record)
 
 types: $(VENV)/tested
 	$(BIN)/mypy

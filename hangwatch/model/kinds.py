@@ -169,7 +169,6 @@ class Cost(StrEnum):
     """All ranks of a node use one GPU while others lie idle."""
     SAME_ORDER = "same_order"
     """Every epoch goes through the data in the same order."""
-    SAME_DATA = "same_data"
     """The replicas of a model are trained on the same data."""
     SYNC_EACH_BATCH = "sync_each_batch"
     """Gradients are averaged at each micro-batch of an accumulation."""

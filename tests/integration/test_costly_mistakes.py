@@ -59,15 +59,15 @@ def test_several_mistakes_are_told_once_at_the_end() -> None:
     assert said.count("https://docs.pytorch.org/") == 2
 
 
-def test_ranks_that_read_the_same_data_are_told_so_also_where_the_run_fails() -> None:
-    result = train("1", "data", "fail")
+def test_a_mistake_is_told_also_where_the_run_fails() -> None:
+    result = train("1", "order", "fail")
     assert result.exit_code == 1
-    assert costs(result) == ["same_data"]
+    assert costs(result) == ["same_order"]
     (report,) = result.reports
     (note,) = report["notes"]
-    assert note["cost"] == "same_data"
+    assert note["cost"] == "same_order"
     assert note["ranks"] == [0, 1]
-    assert "at a cost  Ranks 0 and 1 trained on the same data" in result.stderr
+    assert "at a cost  Each of 3 epochs went through the data in the same order" in result.stderr
     assert result.stderr.count(SAID) == 1
 
 

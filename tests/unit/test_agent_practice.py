@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,12 @@ import pytest
 from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.guard import LIMIT
 from hangwatch.agent.practice import replicas
-from hangwatch.agent.practice.batches import digest
 from hangwatch.agent.practice.practice import SUFFIX, WRITE_S, Practice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GROUPS: Any = SimpleNamespace(find=lambda _group: None)
-FAKE_TORCH = SimpleNamespace(
-    Tensor=bytearray, strided=0, _C=SimpleNamespace(DisableTorchFunction=nullcontext)
-)
 FACTS: list[dict[str, Any]] = [{"epochs": 3}]
 
 
@@ -124,11 +119,3 @@ def test_errors_of_ours_end_the_observation_and_nothing_else(tmp_path: Path) -> 
         assert practice.active
         practice.finish(str(tmp_path / "gone" / "r0-0-1.page"))
     assert not practice.active
-
-
-def test_a_batch_of_which_nothing_can_be_read_tells_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", FAKE_TORCH)
-    assert digest([object(), {"a": None}]) == ""
-    assert digest(["a", 1]) != digest(["a", 2]) != ""

@@ -1,4 +1,4 @@
-"""The walls of the house: who may import whom, and that nothing runs back up (DESIGN, 2)."""
+"""The order of the rooms: each imports only from those below it, and there is no circle."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from weight import graph
 
 import hangwatch
 
 PACKAGE = Path(hangwatch.__file__).parent
+ROOT = Path(__file__).parents[2]
 
 HOUSE = (
     *("_native", "errors", "text", "safety", "model", "console", "settings", "run", "agent"),
@@ -152,6 +154,10 @@ def test_no_module_leads_back_to_itself() -> None:
 
     for name in paths:
         follow(name, ())
+
+
+def test_the_graph_in_the_docs_is_that_of_the_imports() -> None:
+    assert f"```mermaid\n{graph()}\n```" in (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
 
 def test_every_room_is_on_the_plan() -> None:

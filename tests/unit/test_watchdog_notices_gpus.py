@@ -11,7 +11,7 @@ import pytest
 from made_pages import page, write
 
 from hangwatch.console import News
-from hangwatch.efficiency import Finding
+from hangwatch.efficiency.habits import Finding
 from hangwatch.evidence.gpu.reader import Gpus
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Looker

@@ -1,4 +1,4 @@
-"""Lets the watchdog's py-spy read this process where Yama restricts that."""
+"""Attaches the agent to torch.distributed in this process, once."""
 
 from __future__ import annotations
 

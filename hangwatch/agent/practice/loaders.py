@@ -1,7 +1,6 @@
-"""Watches how a rank's data loaders are used: the order of their data, and the data itself.
+"""Counts the epochs of training over a rank's distributed samplers, and the orders of their data.
 
-A loader is looked at when a loop over it begins, which happens once an epoch; of the
-first batches that it trains on a digest is made, and then nothing more is in the way.
+A loader is looked at when a loop over it begins, which happens once an epoch.
 """
 
 from __future__ import annotations
@@ -14,19 +13,15 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.call_site import user_site
-from hangwatch.agent.practice.batches import digest, largest_tensor
-from hangwatch.agent.practice.replicas import Progress
+from hangwatch.agent.practice.replicas import Progress, site_facts
 from hangwatch.safety.foreign import Ignoring
 
 if TYPE_CHECKING:
     from hangwatch.agent.call_site import CallSite, Prefixes
-    from hangwatch.agent.guard import Guard
     from hangwatch.agent.practice.replicas import Replicas
 
-MAX_LOADERS = 64
+MAX_SAMPLERS = 64
 MAX_ORDERS = 16
-DIGESTS = 8
-"""Batches of a loader that are compared with those of other ranks."""
 _LEAST_STEPS = 2
 """A loop that has changed the parameters so often has trained."""
 _ITERATED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70), set(), {})
@@ -34,94 +29,68 @@ _ITERATORS = frozenset(type(iter(over)) for over in _ITERATED)
 """Iterators that know their length; that of a class with __getitem__ would ask the class."""
 
 
-class Loader:
-    """A data loader, or a distributed sampler that several loaders may share."""
+class Sampler:
+    """A DistributedSampler that shuffles, which several loaders may share."""
 
-    def __init__(self, key: Any, site: CallSite, *, distributed: bool) -> None:
+    def __init__(self, key: Any, site: CallSite) -> None:
         self.key = weakref.ref(key)
         self.site = site
-        self.distributed = distributed
-        """True if a DistributedSampler that shuffles decides the order, and nothing else."""
+        """The loop over the first of its loaders."""
         self.epochs = 0
         """Loops over it in which the model was trained."""
         self.orders: set[int] = set()
         """Seeds of the order of these loops: the sampler's seed plus its epoch."""
-        self.calls = 0
-        """Collectives in them."""
-        self.digests: list[str] = []
-        """Digests of the first batches of training; empty for a batch that cannot be read."""
-        self.elements = 0
-        """Number of elements of the largest tensor of the first batch."""
-        self.watched = False
 
 
 class _Loop(NamedTuple):
-    loader: Loader
+    sampler: Sampler
     order: int
     length: int
     began: Progress
 
 
 class Loaders:
-    """The loaders of this process. begin() is called by the thread that loops."""
+    """The data loaders of this process. begin() is called by the thread that loops."""
 
-    def __init__(self, replicas: Replicas, guard: Guard, prefixes: Prefixes) -> None:
+    def __init__(self, replicas: Replicas, prefixes: Prefixes) -> None:
         self._replicas = replicas
-        self._guard = guard
         self._prefixes = prefixes
-        self._known: dict[int, Loader] = {}
+        self._known: dict[int, Sampler] = {}
         self._loop: _Loop | None = None
         self._outer: weakref.ref[Any] | None = None
         """The iterator that the training goes through."""
         self._last = Progress(-1, -1)
 
     def begin(self, loader: Any, iterator: Any) -> None:
-        """Take note that a loop over a DataLoader begins, in the caller of our caller."""
+        """Note that a loop over a DataLoader begins, in the caller of our caller."""
         if self._is_nested(iterator):
             return
         now = self._replicas.progress()
         self._end(now)
         torch: Any = sys.modules["torch"]
         if not torch.is_grad_enabled() or not self._replicas.in_training():
-            return  # an evaluation: its order and its share do not matter
-        known = self._find(loader)
-        if known is None:
-            return
-        self._loop = _Loop(known, _order(loader), _length(loader), now)
+            return  # the order of an evaluation does not matter
         self._outer = weakref.ref(iterator)
-        if not known.watched:
-            known.watched = True
-            self._watch(known, iterator)
+        known = self._find(loader)
+        if known is not None:
+            self._loop = _Loop(known, _order(loader), _length(loader), now)
 
     def look(self) -> None:
-        """Remember how far the training is, for when nobody can be asked any more."""
+        """Remember how far the training is, for when it can no longer be asked."""
         self._last = self._replicas.progress()
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return the facts of each loader that was trained with, the running loop included."""
+        """Return the facts of each sampler that was trained with, the running loop included."""
         facts = []
-        for loader in list(self._known.values()):
-            epochs, orders, calls = loader.epochs, set(loader.orders), loader.calls
+        for sampler in list(self._known.values()):
+            epochs, orders = sampler.epochs, set(sampler.orders)
             loop = self._loop
-            if loop is not None and loop.loader is loader and _trained(loop, self._last):
+            if loop is not None and loop.sampler is sampler and _trained(loop, self._last):
                 epochs += 1
                 orders.add(loop.order)
-                calls += max(0, self._last.calls - loop.began.calls)
             if epochs:
-                file, line, function = loader.site
-                facts.append(
-                    {
-                        "file": file,
-                        "line": line,
-                        "function": function,
-                        "distributed": loader.distributed,
-                        "epochs": epochs,
-                        "orders": len(orders),
-                        "calls": calls,
-                        "digests": loader.digests[:],
-                        "elements": loader.elements,
-                    }
-                )
+                site = site_facts(sampler.site)
+                facts.append({"site": site, "epochs": epochs, "orders": len(orders)})
         return facts
 
     def _is_nested(self, iterator: Any) -> bool:
@@ -135,45 +104,21 @@ class Loaders:
     def _end(self, now: Progress) -> None:
         loop, self._loop = self._loop, None
         if loop is not None and _trained(loop, now):
-            loop.loader.epochs += 1
-            loop.loader.calls += max(0, now.calls - loop.began.calls)
-            if len(loop.loader.orders) < MAX_ORDERS:
-                loop.loader.orders.add(loop.order)
+            loop.sampler.epochs += 1
+            if len(loop.sampler.orders) < MAX_ORDERS:
+                loop.sampler.orders.add(loop.order)
 
-    def _find(self, loader: Any) -> Loader | None:
-        distributed = _is_distributed(loader)
-        key = _own(loader, "sampler") if distributed else loader
+    def _find(self, loader: Any) -> Sampler | None:
+        if not _is_distributed(loader):
+            return None
+        key = _own(loader, "sampler")
         known = self._known.get(id(key))
         if known is not None and known.key() is key:
             return known
-        if len(self._known) >= MAX_LOADERS:
+        if len(self._known) >= MAX_SAMPLERS:
             return None
-        site = user_site(sys._getframe(), self._prefixes)
-        self._known[id(key)] = known = Loader(key, site, distributed=distributed)
+        self._known[id(key)] = known = Sampler(key, user_site(sys._getframe(), self._prefixes))
         return known
-
-    def _watch(self, known: Loader, iterator: Any) -> None:
-        """Have digests made of the next batches; the wrapper then takes itself away.
-
-        It must not keep the iterator alive, whose end is the end of its workers. One that the
-        program has put in its place, or around it, stays.
-        """
-        alive, guard = weakref.ref(iterator), self._guard
-
-        def next_data() -> Any:
-            own: Any = alive()
-            batch = type(own)._next_data(own)
-            with guard:
-                if len(known.digests) < DIGESTS:
-                    known.elements = known.elements or largest_tensor(batch)
-                    known.digests.append(digest(batch))
-                done = len(known.digests) >= DIGESTS
-                if done and vars(own).get("_next_data") is next_data:
-                    del vars(own)["_next_data"]
-            return batch
-
-        if "_next_data" not in vars(iterator):
-            iterator._next_data = next_data
 
 
 def _trained(loop: _Loop, now: Progress) -> bool:
@@ -207,26 +152,21 @@ def _is_distributed(loader: Any) -> bool:
 
 
 def _order(loader: Any) -> int:
-    if not _is_distributed(loader):
-        return 0
+    """Return the seed of the order: the sampler's own seed plus its epoch."""
     sampler = _own(loader, "sampler")
     return int(_own(sampler, "seed", 0)) + int(_own(sampler, "epoch", 0))
 
 
 def _length(loader: Any) -> int:
-    """Return the number of batches of a loop over a loader, as far as torch has it written down.
+    """Return the number of batches of a loop over a loader with a distributed sampler.
 
-    Nobody's ``__len__`` is called: it may count, draw or wait, and torch does not call it here.
+    No ``__len__`` is called: it may count, draw or wait, and torch does not call it here.
     """
-    data: Any = sys.modules["torch.utils.data"]
-    sampler, batches = _own(loader, "sampler"), _own(loader, "batch_sampler")
-    if type(sampler) is data.distributed.DistributedSampler:
-        if batches is None:
-            return int(sampler.num_samples)
-        if type(batches) is data.BatchSampler:
-            full, rest = divmod(int(sampler.num_samples), int(batches.batch_size))
-            return full + bool(rest and not batches.drop_last)
-    return sys.maxsize  # it counts as training only by what it changes
+    samples, batches = int(_own(loader, "sampler").num_samples), _own(loader, "batch_sampler")
+    if batches is None:
+        return samples
+    full, rest = divmod(samples, int(batches.batch_size))
+    return full + bool(rest and not batches.drop_last)
 
 
 def _is_exhausted(order: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Gathers facts of costly habits of a rank, which hangwatch.efficiency judges.
+"""Gathers facts on inefficient training habits of a rank, which hangwatch.efficiency judges.
 
-torch's classes tell of each data loader's iterator, DistributedDataParallel and optimizer
-that is made; no call that is made for each step has anything around it. The sampler
-writes what is known beside the page now and then (``<page>.practice``, JSON), for the
-watchdog to read when the job has ended, or at an incident.
+The constructors of DistributedDataParallel and of optimizers are followed, and the begin of a
+loop over a DataLoader; nothing that runs in a training step is. The sampler writes the facts
+next to the page now and then (``<page>.practice``, JSON), and the watchdog reads them when the
+job has ended, or at an incident.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.guard import Guard
-from hangwatch.agent.practice.batches import unseen
 from hangwatch.agent.practice.loaders import Loaders
 from hangwatch.agent.practice.replicas import Replicas
 from hangwatch.agent.record.wrapping import follow, leave_alone
@@ -46,7 +45,7 @@ class Practice:
     ) -> None:
         self.guard = Guard(lambda: None, lambda _reason: None)
         self.replicas = Replicas(groups, prefixes)
-        self.loaders = Loaders(self.replicas, self.guard, prefixes)
+        self.loaders = Loaders(self.replicas, prefixes)
         self._now = now
         self._pid = os.getpid()
         self._written_at = now()
@@ -106,7 +105,6 @@ def _wrap_classes() -> None:
     parallel = modules["torch.nn.parallel.distributed"].DistributedDataParallel
     _follow(modules["torch.utils.data"].DataLoader, "__iter__", _loop_begins)
     _follow(parallel, "__init__", _module_made)
-    _follow(parallel, "_lazy_init", _first_forward)
     _follow(modules["torch.optim.optimizer"].Optimizer, "__init__", _optimizer_made)
 
 
@@ -118,7 +116,9 @@ def _follow(owner: type, name: str, tell: Callable[[Practice, Any, Any], None]) 
 def _tell(tell: Callable[[Practice, Any, Any], None], instance: Any, result: Any) -> None:
     practice = _current[0]
     if practice.active:
-        with practice.guard, unseen():
+        torch: Any = sys.modules["torch"]
+        # No mode of the program's (TorchFunctionMode) sees what is asked of tensors.
+        with practice.guard, torch._C.DisableTorchFunction():
             tell(practice, instance, result)
 
 
@@ -128,10 +128,6 @@ def _loop_begins(practice: Practice, loader: Any, iterator: Any) -> None:
 
 def _module_made(practice: Practice, module: Any, _result: Any) -> None:
     practice.replicas.add_module(module)
-
-
-def _first_forward(practice: Practice, module: Any, _result: Any) -> None:
-    practice.replicas.first_forward(module, sys._getframe(3))
 
 
 def _optimizer_made(practice: Practice, optimizer: Any, _result: Any) -> None:

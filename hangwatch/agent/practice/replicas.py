@@ -12,7 +12,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.call_site import user_site
-from hangwatch.agent.practice.batches import largest_tensor
 from hangwatch.safety.foreign import is_foreign
 
 if TYPE_CHECKING:
@@ -48,23 +47,17 @@ class Progress(NamedTuple):
 class Replica:
     """A DistributedDataParallel module."""
 
-    def __init__(self, module: Any, site: CallSite, ranks: tuple[int, ...], slot: int) -> None:
-        torch: Any = sys.modules["torch"]
+    def __init__(self, module: Any, site: CallSite, slot: int) -> None:
         self.module = weakref.ref(module)
         self.site = site
-        self.ranks = ranks
         self.slot = slot
         self.parameters = [weakref.ref(p) for p in module.parameters() if p.requires_grad]
         self.identities = {id(p()) for p in self.parameters}
-        self.plain = all(type(p()) is torch.nn.Parameter for p in self.parameters)
-        """True if no parameter is itself spread over ranks (DTensor)."""
         self.broadcasts = _broadcasts(module)
         self.versions: list[int] | None = None
         """Versions of the parameters at the first reading."""
         self.uneven = False
         """True if some parameters have had fewer changes than others since."""
-        self.elements = 0
-        """Number of elements of the largest tensor of the first forward pass."""
         self.facts: dict[str, Any] = {}
         self.readings = 0
         self.unused_readings = 0
@@ -85,14 +78,7 @@ class Replicas:
         group = self._groups.find(module.process_group)
         if group is not None and len(self._replicas) < MAX_REPLICAS:
             site = user_site(sys._getframe(), self._prefixes)
-            self._replicas.append(Replica(module, site, group.ranks, group.slot))
-
-    def first_forward(self, module: Any, frame: FrameType) -> None:
-        """Read the input of the first forward pass, which begins in ``frame`` of torch's."""
-        for replica in self._replicas:
-            if replica.module() is module:
-                inputs = frame.f_locals.get("inputs", ()), frame.f_locals.get("kwargs", {})
-                replica.elements = largest_tensor(inputs)
+            self._replicas.append(Replica(module, site, group.slot))
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Take in an optimizer of any class."""
@@ -148,12 +134,8 @@ class Replicas:
             self._compare_versions(replica)
         replica.readings += 1
         replica.unused_readings += bool(told.get("unused_parameter_size", 0))
-        file, line, function = replica.site
         replica.facts = {
-            "file": file,
-            "line": line,
-            "function": function,
-            "ranks": list(replica.ranks),
+            "site": site_facts(replica.site),
             "slot": replica.slot,
             "iteration": iteration,
             "calls": _calls(module),
@@ -165,8 +147,6 @@ class Replicas:
             "readings": replica.readings,
             "unused_readings": replica.unused_readings,
             "uneven": replica.uneven,
-            "plain": replica.plain,
-            "elements": replica.elements,
         }
 
     def _compare_versions(self, replica: Replica) -> None:
@@ -189,6 +169,12 @@ class Replicas:
                 for parameter in islice(ours, _PROBED):
                     steps = max(steps, _steps_of(optimizer, group, parameter))
         return steps
+
+
+def site_facts(site: CallSite) -> dict[str, Any]:
+    """Return a line of the user's code as efficiency.habits reads it."""
+    file, line, function = site
+    return {"file": file, "line": line, "function": function}
 
 
 def _broadcasts(module: Any) -> int:

@@ -1,9 +1,10 @@
-"""Finds that the main thread waits for what C++ issued, where no recorder of c10d tells.
+"""Reads c10d's counters into the page, which count what C++ issues by itself.
 
+It also finds that the main thread waits for what C++ issued where no recorder of c10d shows it:
 gloo has no Flight Recorder before torch 2.8, nor has a job with a buffer of size 0. There a
 rank that waits in ``loss.backward()`` for DDP's reducer shows no call of its own, and no work
-that is unfinished. What it shows is that its main thread is in a function of torch's which
-may wait for communication, uses no CPU, and that no group has issued anything meanwhile.
+that is unfinished. It shows that its main thread is in a function of torch's which may wait for
+communication, uses no CPU, and that no group has issued anything meanwhile.
 """
 
 from __future__ import annotations

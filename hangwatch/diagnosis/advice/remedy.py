@@ -1,4 +1,4 @@
-"""The table of advice, remedies.toml: what to do, and for which findings it is right."""
+"""Chooses advice from the table remedies.toml, the most specific first."""
 
 from __future__ import annotations
 

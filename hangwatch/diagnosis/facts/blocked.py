@@ -1,4 +1,4 @@
-"""Which thread of a rank has the lock that another one waits for."""
+"""Finds what a rank outside all collectives waits for: by its stack, its line, and the kernel."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What the errors mean that NVIDIA's driver reports of a GPU, by their number (Xid).
+"""Failures of the GPU of a rank, and what they explain.
 
-After NVIDIA's catalogue: https://docs.nvidia.com/deploy/xid-errors/
+The numbers of the driver's errors (Xid) are those of NVIDIA's catalogue:
+https://docs.nvidia.com/deploy/xid-errors/
 
-It blames nobody by itself: ranks with sound counters go on with a GPU that had an error an hour
-ago. It says why a rank that others wait for does not come, and which of those who are all in
-one collective keeps it from completing.
+A failure blames no rank by itself: ranks with sound counters go on with a GPU that had an error
+an hour ago. It says why a rank that others wait for does not come, and which of those who are
+all in one collective keeps it from completing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rings say about the usual order of a program's collectives."""
+"""The usual order of a program's collectives, from the rings of its ranks."""
 
 from __future__ import annotations
 

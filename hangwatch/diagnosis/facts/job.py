@@ -1,4 +1,4 @@
-"""How large a part of the ranks is, for who is to be believed: most, or few.
+"""The job as an index: groups by number, the progress of each rank, and the issuers of calls.
 
 Group keys may name a hundred thousand ranks, so they are hashed once each and
 known by a small number (``gid``) from there on. Building it takes time linear in

@@ -1,4 +1,4 @@
-"""Compares what the members of a group send each other with what they take (all_to_all)."""
+"""Compares the calls that the members of a group entered at one sequence number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a wait point waits for: the edges of the wait-for graph that end at ranks."""
+"""Builds the wait-for graph: from the waits of ranks to the ranks that they wait for."""
 
 from __future__ import annotations
 

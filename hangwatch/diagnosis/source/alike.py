@@ -1,4 +1,4 @@
-"""Loops over what has no order of its own: sets, and the files of a directory."""
+"""Decides from the source whether a value, or an order, is the same on all ranks."""
 
 from __future__ import annotations
 

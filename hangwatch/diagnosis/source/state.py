@@ -1,4 +1,4 @@
-"""Conditions below which a program makes an object, or hands a function over, and nowhere else."""
+"""Conditions that decide something later: on the rank, in callbacks, around making an object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentences on messages that ranks wait for, and that none of them sends or takes."""
+"""Sentences on messages and store keys that ranks wait for in vain."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from hangwatch.console import News
 from hangwatch.diagnosis.facts.faults import Weight, meaning
 from hangwatch.diagnosis.text.phrases import the_ranks
-from hangwatch.efficiency import Finding
+from hangwatch.efficiency.habits import Finding
 from hangwatch.evidence.gpu.ranks import LocalRank
 from hangwatch.evidence.gpu.reader import Gpus
 from hangwatch.evidence.pages.look import Look

@@ -6,16 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hangwatch.efficiency import Finding, find_costs, note_of, parse_facts
+from hangwatch.efficiency.habits import (
+    MAX_BYTES,
+    Finding,
+    RankFacts,
+    find_costs,
+    note_of,
+    parse_facts,
+)
 from hangwatch.errors import PageError
 from hangwatch.evidence.pages.finder import Pages
+from hangwatch.model.codec import CodecError
 from hangwatch.model.report import Note
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 
 SUFFIX = ".practice"
 """Of the file that a rank leaves beside its page (agent/practice/practice.py)."""
-MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +41,9 @@ class Practice:
         ranks = []
         for rank, seen in self.pages.look().items():
             try:
-                ranks.append(parse_facts(rank, seen.page.read(events=True), _left(seen.page.path)))
-            except (OSError, PageError, ValueError):
+                page = seen.page.read(events=False)
+                ranks.append(RankFacts(rank, page, parse_facts(_left(seen.page.path))))
+            except (OSError, PageError, CodecError):
                 ranks = []
                 break
         return tuple(note_of(finding) for finding in (*self.on_gpus(), *find_costs(ranks)))

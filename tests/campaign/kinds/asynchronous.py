@@ -56,7 +56,7 @@ _COMPOUND = ("objects", "batch", "train", "p2p")
 
 Of one to a peer, gloo gives up what has not arrived when its handle is lost.
 """
-_OF_TRAINING = ("practice.py", "loaders.py", "replicas.py", "batches.py")
+_OF_TRAINING = ("practice.py", "loaders.py", "replicas.py")
 """Some of whose points are reached later than in the training, if there was one."""
 _FILES = {
     "python": (

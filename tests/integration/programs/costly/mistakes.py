@@ -1,6 +1,6 @@
 """Trains for some seconds, with the mistakes that its other arguments name, or with none.
 
-order, data, sync: the mistakes. fail: raises at the end.
+order, sync: the mistakes. fail: raises at the end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def main(mistakes: set[str], seconds: float) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(1)
     data = TensorDataset(torch.randn(SAMPLES, 8), torch.randn(SAMPLES, 1))
-    sampler = None if "data" in mistakes else DistributedSampler(data)
-    loader = DataLoader(data, batch_size=BATCH, sampler=sampler, shuffle=sampler is None)
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
     evaluated = DataLoader(data, batch_size=64)
     model = DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -31,7 +31,7 @@ def main(mistakes: set[str], seconds: float) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     pause_s = seconds / (EPOCHS * len(loader))
     for epoch in range(EPOCHS):
-        if sampler is not None and "order" not in mistakes:
+        if "order" not in mistakes:
             sampler.set_epoch(epoch)
         for number, (inputs, targets) in enumerate(loader):
             last = number % ACCUMULATED == ACCUMULATED - 1

@@ -24,15 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
-    IterableDataset,
     TensorDataset,
 )
 
 from hangwatch.agent.call_site import known_prefixes
 from hangwatch.agent.practice.practice import SUFFIX, Practice
-from hangwatch.efficiency import RankFacts, find_costs, parse_facts
+from hangwatch.efficiency.habits import Facts, RankFacts, find_costs, parse_facts
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import Identity, PageGroup, RankPage
@@ -207,27 +205,6 @@ def healthy_order_of_the_data_set(rank: Rank) -> None:
     )
 
 
-class Stream(IterableDataset[Any]):
-    """Gives each rank its own samples."""
-
-    def __init__(self, rank: Rank) -> None:
-        self.samples = rank.data.tensors[0][rank.number :: 2]
-
-    def __iter__(self) -> Iterator[Any]:
-        return ((sample, 0) for sample in self.samples)
-
-
-@way
-def healthy_stream(rank: Rank) -> None:
-    rank.train(DataLoader(Stream(rank), BATCH))
-
-
-@way
-def healthy_part_of_the_data(rank: Rank) -> None:
-    own = TensorDataset(*(tensor[rank.number :: 2] for tensor in rank.data.tensors))
-    rank.train(DataLoader(own, BATCH))
-
-
 class Shards(BatchSampler):
     """Every other batch, as Accelerate's."""
 
@@ -260,49 +237,6 @@ class Resumable(DataLoader[Any]):
 def healthy_resumable(rank: Rank) -> None:
     sampler = rank.sampler()
     rank.train(Resumable(rank.data, BATCH, sampler=sampler), sampler=sampler)
-
-
-@way
-def healthy_whole_batches_split_by_hand(rank: Rank) -> None:
-    model = rank.model()
-    optimizer = rank.optimizer(model)
-    for inputs, _ in DataLoader(rank.data, 2 * BATCH):
-        rank.step(model, optimizer, (inputs[rank.number :: 2],))
-
-
-class Constant(Dataset[torch.Tensor]):
-    """Every sample is the same one, to look at nothing but the speed."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.ones(WIDTH)
-
-
-@way
-def healthy_constant_data(rank: Rank) -> None:
-    model = rank.model()
-    optimizer = rank.optimizer(model)
-    for batch in DataLoader(Constant(), BATCH):
-        rank.step(model, optimizer, (batch,))
-
-
-@way
-def healthy_same_batch_on_purpose(rank: Rank) -> None:
-    """A comparison of both ranks' gradients takes a few steps, not an epoch."""
-    model = rank.model()
-    optimizer = rank.optimizer(model)
-    for number, batch in enumerate(DataLoader(rank.data, BATCH)):
-        rank.step(model, optimizer, batch)
-        if number == 4:
-            break
-
-
-@way
-def healthy_random_samples(rank: Rank) -> None:
-    torch.manual_seed(rank.number)
-    rank.train(DataLoader(rank.data, BATCH, shuffle=True))
 
 
 @alone
@@ -388,17 +322,6 @@ def same_order_with_a_loader_for_each_epoch(rank: Rank) -> None:
             rank.step(model, optimizer, batch)
 
 
-@way
-def same_data(rank: Rank) -> None:
-    rank.train(DataLoader(rank.data, BATCH), epochs=1)
-
-
-@way
-def same_data_shuffled_alike(rank: Rank) -> None:
-    torch.manual_seed(3)
-    rank.train(DataLoader(rank.data, BATCH, shuffle=True))
-
-
 @alone
 def sync_each_batch(rank: Rank) -> None:
     rank.accumulate()
@@ -434,7 +357,8 @@ def seen(name: str, number: int, directory: Path) -> RankFacts:
     if practice.guard.swallowed:
         raise RuntimeError(f"{name}: {practice.guard.last}")
     file = Path(page + SUFFIX)
-    return parse_facts(number, rank_page(number), file.read_bytes() if file.exists() else b"")
+    facts = parse_facts(file.read_bytes()) if file.exists() else Facts((), ())
+    return RankFacts(number, rank_page(number), facts)
 
 
 def rank_page(number: int) -> RankPage:

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from made_pages import WORLD, page
 
-from hangwatch.efficiency import Finding, RankFacts, find_costs, note_of, parse_facts
-from hangwatch.efficiency.facts import LoaderFacts, ReplicaFacts
-from hangwatch.model.calls import GroupKey, Site
+from hangwatch.efficiency.habits import (
+    Facts,
+    Finding,
+    RankFacts,
+    ReplicaFacts,
+    SamplerFacts,
+    find_costs,
+    note_of,
+    parse_facts,
+)
+from hangwatch.model.calls import Site
+from hangwatch.model.codec import CodecError
 from hangwatch.model.kinds import Cost
-from hangwatch.model.page import PageEvent, PageGroup
+from hangwatch.model.page import PageGroup
 
 LOOP = Site("/home/me/train.py", 38, "main")
 MADE = Site("/home/me/train.py", 29, "main")
-DIGESTS = tuple(f"{number:016x}" for number in range(8))
 GROUP = PageGroup(slot=0, name="0", key=WORLD, enqueued=1500, entered=4)
 
 
-def loader(**changes: Any) -> LoaderFacts:
-    """A healthy one: sharded, and in another order in each of three epochs."""
-    return replace(
-        LoaderFacts(LOOP, distributed=True, epochs=3, orders=3, calls=900, digests=(), elements=64),
-        **changes,
-    )
+def loader(**changes: Any) -> SamplerFacts:
+    """A healthy one: another order in each of three epochs."""
+    return replace(SamplerFacts(LOOP, epochs=3, orders=3), **changes)
 
 
 def replica(**changes: Any) -> ReplicaFacts:
     """A healthy one: 1,000 averages for 1,000 steps, by one bucket and without buffers."""
     usual = {
         "site": MADE,
-        "ranks": (0, 1),
         "slot": 0,
         "iteration": 1000,
         "calls": 1010,
@@ -45,8 +48,6 @@ def replica(**changes: Any) -> ReplicaFacts:
         "readings": 30,
         "unused_readings": 0,
         "uneven": False,
-        "plain": True,
-        "elements": 64,
     }
     return ReplicaFacts(**{**usual, **changes})
 
@@ -57,13 +58,9 @@ def job(
     **changes: Any,
 ) -> list[RankFacts]:
     """Two ranks that are alike. changes: fields of their pages."""
-    told = {"groups": (GROUP,), **changes}
-    return [
-        RankFacts(
-            rank, page(rank, **told), (loader(**(loaders or {})),), (replica(**(replicas or {})),)
-        )
-        for rank in (0, 1)
-    ]
+    pages = {"groups": (GROUP,), **changes}
+    facts = Facts((loader(**(loaders or {})),), (replica(**(replicas or {})),))
+    return [RankFacts(rank, page(rank, **pages), facts) for rank in (0, 1)]
 
 
 def costs(ranks: list[RankFacts]) -> list[Cost]:
@@ -82,8 +79,8 @@ def test_the_same_order_in_every_epoch_is_told_with_the_loop() -> None:
 
 @pytest.mark.parametrize(
     "healthy",
-    [{"orders": 2}, {"epochs": 1}, {"distributed": False}, {"site": Site("", 0, "")}],
-    ids=["set_epoch", "one epoch", "another order", "no line"],
+    [{"orders": 2}, {"epochs": 1}, {"site": Site("", 0, "")}],
+    ids=["set_epoch", "one epoch", "no line"],
 )
 def test_an_order_is_not_told(healthy: dict[str, Any]) -> None:
     assert costs(job({"orders": 1, **healthy})) == []
@@ -91,63 +88,8 @@ def test_an_order_is_not_told(healthy: dict[str, Any]) -> None:
 
 def test_an_order_that_only_one_rank_keeps_is_not_told() -> None:
     ranks = job({"orders": 1})
-    ranks[1] = replace(ranks[1], loaders=(loader(),))
+    ranks[1] = replace(ranks[1], facts=replace(ranks[1].facts, loaders=(loader(),)))
     assert costs(ranks) == []
-
-
-def test_equal_batches_on_all_replicas_are_told() -> None:
-    assert costs(job({"digests": DIGESTS})) == [Cost.SAME_DATA]
-
-
-ALIKE = DIGESTS[:1] * 8
-
-
-@pytest.mark.parametrize(
-    ("loaders", "replicas", "pages"),
-    [
-        ({"digests": DIGESTS[:7]}, {}, {}),
-        ({"digests": ALIKE}, {}, {}),
-        ({"digests": ("", *DIGESTS[1:])}, {}, {}),
-        ({"calls": 3}, {}, {}),
-        ({}, {"elements": 32}, {}),
-        ({}, {"elements": 0}, {}),
-        ({}, {"ranks": (0,)}, {}),
-        ({}, {"plain": False}, {}),
-        ({}, {}, {"groups": (GROUP, replace(GROUP, slot=1, key=GroupKey((0, 2))))}),
-        ({}, {}, {"groups": (replace(GROUP, p2p=4),)}),
-        ({}, {}, {"events": (PageEvent(0, 0, "all_to_all_single", "alltoall_base", 1),)}),
-        ({}, {}, {"events": (PageEvent(0, 0, "all_gather_into_tensor", "allgather", 1),)}),
-    ],
-    ids=[
-        "too few batches",
-        "all batches alike",
-        "not in main memory",
-        "a short trial",
-        "split after loading",
-        "no first pass seen",
-        "replicated over others",
-        "tensor parallel",
-        "a group of some ranks",
-        "pipeline",
-        "sequence parallel",
-        "gathered activations",
-    ],
-)
-def test_equal_batches_may_be_right(
-    loaders: dict[str, Any], replicas: dict[str, Any], pages: dict[str, Any]
-) -> None:
-    assert costs(job({"digests": DIGESTS, **loaders}, replicas, **pages)) == []
-
-
-def test_batches_that_differ_between_ranks_are_not_told() -> None:
-    ranks = job({"digests": DIGESTS})
-    other = (*DIGESTS[:7], "f" * 16)
-    ranks[1] = replace(ranks[1], loaders=(loader(digests=other),))
-    assert costs(ranks) == []
-
-
-def test_a_rank_alone_shares_its_data_with_nobody() -> None:
-    assert costs(job({"digests": DIGESTS})[:1]) == []
 
 
 def test_averages_for_each_micro_batch_are_told() -> None:
@@ -200,7 +142,7 @@ def test_what_python_issued_is_no_average() -> None:
 
 def test_of_two_replicas_nobody_knows_whose_averages_they_are() -> None:
     ranks = job(replicas={"steps": 250})
-    ranks[0] = replace(ranks[0], replicas=ranks[0].replicas * 2)
+    ranks[0] = replace(ranks[0], facts=replace(ranks[0].facts, replicas=(replica(),) * 2))
     assert costs(ranks) == []
 
 
@@ -221,7 +163,7 @@ def test_a_search_for_unused_parameters_is_not_told(healthy: dict[str, Any]) -> 
 def test_a_search_that_found_some_on_one_rank_is_not_told() -> None:
     ranks = job(replicas={"find_unused": True, "calls": 2010})
     found = replica(find_unused=True, unused_readings=1)
-    ranks[1] = replace(ranks[1], replicas=(found,))
+    ranks[1] = replace(ranks[1], facts=replace(ranks[1].facts, replicas=(found,)))
     assert costs(ranks) == []
 
 
@@ -243,17 +185,11 @@ def test_a_note_says_what_it_is_what_it_costs_and_what_to_do(cost: Cost) -> None
         b"{}",
         b'{"loaders": [{}], "replicas": []}',
         b'{"loaders": 3}',
+        b'{"loaders": [{"site": {"file": "a", "line": 1, "function": "f"}, "epochs": 1e999}]}',
         b"\xff",
         b"[" * 5000,
     ],
 )
 def test_what_is_not_a_ranks_facts_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 (whatever it says: nothing is told then)
-        parse_facts(0, page(), data)
-
-
-def test_infinite_counts_are_refused() -> None:
-    told = {"file": "a", "line": 1, "function": "f", "distributed": True, "epochs": 1e999}
-    data = json.dumps({"loaders": [{**told, "orders": 1, "calls": 1}], "replicas": []}).encode()
-    with pytest.raises(ValueError):  # noqa: PT011 (as above)
-        parse_facts(0, page(), data)
+    with pytest.raises(CodecError):
+        parse_facts(data)
