@@ -78,7 +78,8 @@ bool is_generated(std::string_view file) {
          !starts_with(file, "<ipython-input") && !starts_with(file, "<python-input");
 }
 
-// The rule of hangwatch/agent/call_site.py and hangwatch/model/frames.py, on the same cases of a test.
+// The rule of hangwatch/agent/call_site.py and hangwatch/model/frames.py, on the same cases of a
+// test.
 bool is_internal(std::string_view file) {
   if (g_prefixes == nullptr) return is_generated(file);
   if (starts_with_any(file, g_prefixes->program)) return false;

@@ -24,7 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
+    IterableDataset,
     TensorDataset,
 )
 
@@ -205,6 +207,27 @@ def healthy_order_of_the_data_set(rank: Rank) -> None:
     )
 
 
+class Stream(IterableDataset[Any]):
+    """Gives each rank its own samples."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.samples = rank.data.tensors[0][rank.number :: 2]
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((sample, 0) for sample in self.samples)
+
+
+@way
+def healthy_stream(rank: Rank) -> None:
+    rank.train(DataLoader(Stream(rank), BATCH))
+
+
+@way
+def healthy_part_of_the_data(rank: Rank) -> None:
+    own = TensorDataset(*(tensor[rank.number :: 2] for tensor in rank.data.tensors))
+    rank.train(DataLoader(own, BATCH))
+
+
 class Shards(BatchSampler):
     """Every other batch, as Accelerate's."""
 
@@ -237,6 +260,49 @@ class Resumable(DataLoader[Any]):
 def healthy_resumable(rank: Rank) -> None:
     sampler = rank.sampler()
     rank.train(Resumable(rank.data, BATCH, sampler=sampler), sampler=sampler)
+
+
+@way
+def healthy_whole_batches_split_by_hand(rank: Rank) -> None:
+    model = rank.model()
+    optimizer = rank.optimizer(model)
+    for inputs, _ in DataLoader(rank.data, 2 * BATCH):
+        rank.step(model, optimizer, (inputs[rank.number :: 2],))
+
+
+class Constant(Dataset[torch.Tensor]):
+    """Every sample is the same one, to look at nothing but the speed."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(WIDTH)
+
+
+@way
+def healthy_constant_data(rank: Rank) -> None:
+    model = rank.model()
+    optimizer = rank.optimizer(model)
+    for batch in DataLoader(Constant(), BATCH):
+        rank.step(model, optimizer, (batch,))
+
+
+@way
+def healthy_same_batch_on_purpose(rank: Rank) -> None:
+    """A comparison of both ranks' gradients takes a few steps, not an epoch."""
+    model = rank.model()
+    optimizer = rank.optimizer(model)
+    for number, batch in enumerate(DataLoader(rank.data, BATCH)):
+        rank.step(model, optimizer, batch)
+        if number == 4:
+            break
+
+
+@way
+def healthy_random_samples(rank: Rank) -> None:
+    torch.manual_seed(rank.number)
+    rank.train(DataLoader(rank.data, BATCH, shuffle=True))
 
 
 @alone
