@@ -60,7 +60,7 @@ def known_prefixes() -> Prefixes:
 
 
 def _is_text(name: str) -> bool:
-    """Return True if a name can be told: that of a file may be no UTF-8."""
+    """Return True if a name can be written: that of a file may be no UTF-8."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 

@@ -33,7 +33,7 @@ FLIGHT_ENTRIES = "2000"
 
 
 def job_environment(environ: Mapping[str, str], run_dir: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the environment in which the supervisor, and nobody else, starts the command.
+    """Return the environment in which the supervisor, and it alone, starts the command.
 
     run_dir is the directory of the run. Raises FileNotFoundError if the
     installation lacks its sitecustomize.
@@ -125,7 +125,7 @@ def enable_flight_recorder(
 def sitecustomize_directory() -> str:
     """Return the real path of the directory to put in front of PYTHONPATH.
 
-    It lies inside the installed package, and beside it in a source tree.
+    It lies inside the installed package, and next to it in a source tree.
     Raises FileNotFoundError.
     """
     package = package_directory()

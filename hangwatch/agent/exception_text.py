@@ -1,7 +1,7 @@
 """The text of an exception, made without running anything of the program's.
 
 An exception's ``__str__`` may take long, ask the store or a device, or raise. Python runs
-it when it prints the traceback; nobody else must. So a text is made of the arguments that
+it when it prints the traceback; nothing else must. So a text is made of the arguments that
 the exception was made with, by the interpreter's own methods.
 """
 
@@ -23,11 +23,11 @@ _SAYS_ITS_FIRST = (ImportError, SyntaxError, BaseExceptionGroup)
 """Classes whose ``__str__`` adds a file, a line or a number to the first argument."""
 _PLAIN = (str, int, float, bool, type(None))
 ITEMS = 20
-"""Most arguments, or items of an argument, that are told."""
+"""Most arguments, or items of an argument, in a text."""
 CHARS = 4000
-"""Longest text that is told. A larger one may be gigabytes that could not be decoded."""
+"""Longest text that is kept. A larger one may be gigabytes that could not be decoded."""
 _MAX_BITS = 64
-"""Largest number that is told: to write out many digits takes long, and Python refuses it."""
+"""Bits of the largest number that is written out: many digits take long, and Python refuses."""
 
 
 def type_name(kind: type) -> str:

@@ -78,7 +78,7 @@ class Ticket:
 
 
 class _Mark:
-    """A turn that somebody has, or had; ``__dict__["next"]`` is the one after, if there is one."""
+    """A turn that is taken, or was; ``__dict__["next"]`` is the one after, if there is one."""
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = weakref.ref(ticket)
@@ -110,7 +110,7 @@ class Turn:
         self._last = _Mark(Ticket())
 
     def take(self, ticket: Ticket) -> bool:
-        """Take the turn until the ticket is over, or gone; return False if somebody else has it."""
+        """Take the turn until the ticket is over, or gone; return False if it is taken."""
         mine = _Mark(ticket)
         while True:
             # Not on from one mark to the next: a handler may add them faster than we walk.

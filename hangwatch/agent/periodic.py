@@ -72,7 +72,7 @@ class Periodic:
     """Calls run every period_s seconds, or when the bell rings; what it raises is the guard's.
 
     Started without the threading module: it shows up in no list of the user's
-    threads, nobody joins it, and the user's tracing does not run in it. Nor do the
+    threads, nothing joins it, and the user's tracing does not run in it. Nor do the
     user's finalizers: Python collects garbage in the thread that makes more objects than
     its threshold, and what they close may be another thread's (sqlite3, Tk). So the bell
     holds the collector while this one works, and it makes none while it waits.

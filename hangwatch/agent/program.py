@@ -39,7 +39,7 @@ _WITH_VALUE = frozenset("cmWX")
 _IMPORT = re.compile(
     rb"^from ([\w.]+) import (\w+)[ \t]*\r?$(?=[\s\S]*\bsys\.exit\(\2\b)", re.MULTILINE
 )
-"""What the script of an entry point consists of, whichever installer has made it."""
+"""The contents of the script of an entry point, as all installers make it."""
 _SCRIPT_BYTES = 4096
 
 

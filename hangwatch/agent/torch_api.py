@@ -38,7 +38,7 @@ NCCL = "_dump_nccl_trace_json"
 GENERAL = "_dump_fr_trace_json"
 _PICKLED = "_dump_nccl_trace"
 _UNREAD = "xccl"
-"""The backend of those that record themselves whose recorder nobody here has seen."""
+"""The backend of those that record themselves whose recorder was never seen here."""
 _FAKE = "fake"
 """One that does nothing."""
 
@@ -47,10 +47,10 @@ OLD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _SIZE_RENAMED_IN = (2, 8)
 
 _WORLD = ("default_pg", "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config")
-"""Attributes of distributed_c10d._World by which groups are told apart."""
+"""Attributes of distributed_c10d._World that distinguish groups."""
 _NO_CALLS = frozenset({"_end_coalescing", "reconfigure"})
 """Methods that return a Work and issue none: the calls between were issued one by one, and a
-group that is made anew is another group."""
+group that is made again is another group."""
 _RETURNS_WORK = re.compile(r"-> *[\w:.]*\bWork\b")
 SHOWN = 4
 
@@ -70,16 +70,16 @@ class Recorders:
         self.pickled: Callable[..., bytes] | None = getattr(core, _PICKLED, None)
         """Dumps NCCL's recorder pickled."""
         self.silent: frozenset[str] = frozenset()
-        """Names of recorders that are not told when a call is complete."""
+        """Names of recorders to which completion is not reported."""
         self.unrecorded: list[str] = []
         """Backends of whose calls no recorder is known."""
         general = self.dumps.get(GENERAL)
         self._hooked = general if "backend" in (getattr(general, "__doc__", "") or "") else None
 
-    def add(self, backend: str, *, told: bool) -> bool:
+    def add(self, backend: str, *, reports_completion: bool) -> bool:
         """Read the recorder of a backend, too. Returns False where it has none of its own.
 
-        told: the backend tells its hooks which calls are complete.
+        reports_completion: the backend reports to its hooks which calls are complete.
         """
         own = backend in RECORD_THEMSELVES
         if backend in (_FAKE, *self.unrecorded) or (own and backend != _UNREAD):
@@ -90,7 +90,7 @@ class Recorders:
         if backend not in self.dumps:
             # Not in place: the sampler's thread may be going through it.
             self.dumps = {**self.dumps, backend: partial(self._hooked, backend=backend)}
-        if not told:
+        if not reports_completion:
             self.silent |= {backend}
         return True
 
@@ -105,7 +105,7 @@ class Recorders:
 def backends(group: Any) -> dict[str, str]:
     """Return the name of the backend for each type of device, such as ``cuda: nccl2``.
 
-    Its own name, which is not that by which it was asked for. Empty where a group does not tell.
+    Its own name, which is not that by which it was asked for. Empty where a group does not say.
     """
     try:
         found = {str(one.type): str(group._get_backend(one).name()) for one in group._device_types}
@@ -116,7 +116,7 @@ def backends(group: Any) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def tells_completion(group: Any) -> bool:
+def reports_completion(group: Any) -> bool:
     """Return True if hooks of the group learn which of its calls are complete."""
     try:
         return bool(group.supports_completion_hooks)

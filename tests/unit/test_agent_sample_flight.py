@@ -167,11 +167,11 @@ class Hooked(Core):
 def test_a_backend_that_tells_no_completion_leaves_it_unknown() -> None:
     core = Hooked()
     recorders = Recorders(core)
-    recorders.add("mine", told=False)
+    recorders.add("mine", reports_completion=False)
     core.status, core.unfinished = {"0": (3, -1)}, ["0"]
     assert FlightRecorder(recorders).progress() == (None, False)
     recorders = Recorders(core)
-    recorders.add("mine", told=True)
+    recorders.add("mine", reports_completion=True)
     assert FlightRecorder(recorders).progress() == (True, True)
 
 
@@ -190,7 +190,7 @@ def test_a_call_that_its_backend_has_refused_is_not_waited_for(clock: Clock) -> 
 
     core = Refusing()
     recorders = Recorders(core)
-    recorders.add("mine", told=True)
+    recorders.add("mine", reports_completion=True)
     flight = FlightRecorder(recorders, clock)
     core.status, core.unfinished = {"0": (3, 3)}, ["0"]
     flight.progress()

@@ -75,20 +75,22 @@ def dump_of(backend: str = "gloo") -> bytes:
 def test_each_backend_has_a_recorder_of_its_own_where_a_hook_records_it() -> None:
     recorders = Recorders(SimpleNamespace(_dump_nccl_trace_json=bytes, _dump_fr_trace_json=dump_of))
     told = {"nccl2": True, "mine": False, "gloo": False, "nccl": False}
-    found = {name: recorders.add(name, told=completes) for name, completes in told.items()}
+    found = {
+        name: recorders.add(name, reports_completion=completes) for name, completes in told.items()
+    }
     assert found == {"nccl2": True, "mine": True, "gloo": False, "nccl": False}
     assert sorted(recorders.dumps) == [GENERAL, NCCL, "mine", "nccl2"]
     assert recorders.dumps["nccl2"]() == b"nccl2"
     assert recorders.silent == {"mine"}
     assert recorders.lack() == ""
-    assert not recorders.add("xccl", told=True)
+    assert not recorders.add("xccl", reports_completion=True)
     assert "through xccl has no name" in recorders.lack()
 
 
 def test_before_that_the_backends_that_nobody_records_are_named() -> None:
     recorders = Recorders(SimpleNamespace(_dump_fr_trace_json=bytes))
     for name in ("gloo", "mpi", "nccl", "ucc", "mpi"):
-        assert not recorders.add(name, told=True)
+        assert not recorders.add(name, reports_completion=True)
     assert list(recorders.dumps) == [GENERAL]
     assert recorders.lack() == (
         "what C++ issues through mpi, ucc has no name: no recorder of its calls is known"

@@ -98,7 +98,7 @@ class Hooks:
     def install(self) -> None:
         """Arm this process. Raises what goes wrong."""
         if self._c10d._world.default_pg is not None:
-            # What came before is in c10d's numbers, and cannot be told apart any more.
+            # Earlier calls are in c10d's numbers already, and cannot be separated from later ones.
             raise RuntimeError(
                 "hangwatch.agent.arm() was called after init_process_group: call it before"
             )
@@ -160,15 +160,15 @@ class Hooks:
                     setattr(module, name, wrapper)
 
     def _follow_threads(self) -> None:
-        """Learn what ends a thread, before those are told who were to be told so far."""
-        told = threading.excepthook
+        """Note what ends a thread, before the hook of the program is called."""
+        former = threading.excepthook
 
         def hook(failed: threading.ExceptHookArgs, /) -> Any:
             process = self._process
             if process is not None and process.active and process.marks.guard.open:
                 with process.marks.guard:
                     process.marks.thread_died(failed)
-            return told(failed)
+            return former(failed)
 
         threading.excepthook = hook
 

@@ -43,7 +43,7 @@ def install(directory: str) -> None:
 
 
 def attach(c10d: ModuleType, directory: str) -> None:
-    """Import the agent from beside this file and hand it the module.
+    """Import the agent from the directory of this file and hand it the module.
 
     Raises nothing of ours: what goes wrong is written to ``agent-<pid>.err`` in the
     directory of the run.
@@ -144,7 +144,7 @@ def _is_foreign(error: Exception) -> bool:
 
 
 def say_unwatched(error: BaseException) -> None:
-    """Say on standard error, once on a node, that nobody watches its ranks.
+    """Say on standard error, once on a node, that its ranks are not watched.
 
     Raises nothing of ours.
     """

@@ -30,7 +30,7 @@ from hangwatch.agent.sample.exceptions import (
 )
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.sample.sampler import PERIOD_S, Sampler
-from hangwatch.agent.torch_api import tells_completion
+from hangwatch.agent.torch_api import reports_completion
 from hangwatch.safety.foreign import Ignoring, is_foreign
 from hangwatch.safety.texts import readable
 
@@ -160,7 +160,7 @@ class Process:
             self._tell(error)
 
     def _tell(self, error: OSError) -> None:
-        """Leave word of ``error`` for the watchdog; where there may be none, print it."""
+        """Leave ``error`` to the watchdog; where there may be none, print it."""
         record_failure(self._directory, error)
         if self._unwrapped is not None and self._directory:
             say_unwatched(error)
@@ -193,7 +193,7 @@ class Process:
         self.marks.attach()
 
     def after_init(self, *, failed: bool) -> None:
-        """Tell that the default group is there, or could not be made."""
+        """Note that the default group exists, or could not be made."""
         if failed:
             if self._phase == "init":
                 self._set_phase(self._phase_before)
@@ -250,16 +250,16 @@ class Process:
         return any(call.destroying for call in self.calls.current())
 
     def _use_backends(self, group: Any, names: Iterable[str]) -> None:
-        """Read the recorders of a group's backends; tell of those that have none."""
+        """Read the recorders of a group's backends; report the backends that have none."""
         known = len(self._recorders.unrecorded)
         for name in names:
-            if self._recorders.add(name, told=tells_completion(group)):
+            if self._recorders.add(name, reports_completion=reports_completion(group)):
                 self._recorder.add_dump(name)
         if len(self._recorders.unrecorded) > known:
             self._tell_lacks()
 
     def _adopt(self, group: Any) -> None:
-        """Record a group whose class is written in Python; tell of what cannot be recorded."""
+        """Record a group whose class is written in Python; report what cannot be recorded."""
         self._adopt_group(group)
         if self._bypasses.take_over(type(group), self._c10d.ProcessGroup, self._c10d):
             self._tell_lacks()
@@ -277,7 +277,7 @@ class Process:
         return "; ".join(filter(None, lacks))
 
     def _leave_out(self, group: Mapping[str, Any]) -> None:
-        """Leave word of a group that the page has no room for, beside it."""
+        """Write a group that the page has no room for into a file next to it."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         with Ignoring(OSError):
             file = os.open(self.page + ".groups", flags | os.O_NONBLOCK, 0o600)
@@ -292,7 +292,7 @@ class Process:
         keep_fault(self._directory, error)
 
     def finish(self) -> None:
-        """Stop everything, as the interpreter is ending, and tell how it ended."""
+        """Stop everything, as the interpreter is ending, and record how it ended."""
         if self.pid != os.getpid() or not self.page:
             return
         raised = self._exceptions.uncaught() is not None or self._exceptions.recorded
@@ -306,7 +306,7 @@ class Process:
             self._set_phase("raised" if raised else "exited")
         self._recorder.stop_heartbeat()
         if raised and self._thread is not None:
-            # Nobody can ask later what C++ had issued, and a mismatch shows only there.
+            # It cannot be asked later what C++ had issued, and a mismatch shows only there.
             self._flight.leave(self.page)
 
     def _end_of_child_raised(self) -> None:
@@ -317,7 +317,7 @@ class Process:
                 self._exceptions.record(error)
 
     def _end_of_child(self) -> None:
-        """Tell that a fork of multiprocessing's ends well: no atexit handler runs in it."""
+        """Record that a fork of multiprocessing ends well: no atexit handler runs in it."""
         with self.guard:
             if fork_ends_well() and not has_other_threads():
                 self.finish()

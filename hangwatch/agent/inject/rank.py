@@ -1,4 +1,4 @@
-"""The rank of this process, as far as its environment tells."""
+"""The rank of this process, as far as its environment shows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """Return how often the launcher has started this rank anew (torchrun counts)."""
+    """Return how often the launcher has restarted this rank (torchrun counts)."""
     return max(0, number(environ, "TORCHELASTIC_RESTART_COUNT", 0))
 
 

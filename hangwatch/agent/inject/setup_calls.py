@@ -1,4 +1,4 @@
-"""What sets a job up: how its ranks meet, and the set-up calls of torch that this process is in."""
+"""The set-up of a job: how its ranks meet, and the set-up calls of torch that are being made."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def new_group(
     c10d: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, Sequence[int]] | None:
-    """(number, ranks) of the group that a call of torch's function makes (see PageNewGroup).
+    """Return (number, ranks) of the group that a call of torch's function makes (see PageNewGroup).
 
-    None where there is no job yet, or no such call. Of ranks only a plain list is read: an
+    None where there is no job yet, or no valid call. Of ranks only a plain list is read: an
     iterator could be read only once.
     """
     world = c10d._world
@@ -62,7 +62,7 @@ class SetupCall(Ticket):
 
 
 class SetupCalls:
-    """The set-up calls that are being made, of which the page tells the outermost one."""
+    """The set-up calls that are being made, of which the page shows the outermost one."""
 
     def __init__(self, recorder: Recorder, prefixes: Prefixes) -> None:
         self._recorder = recorder
@@ -70,7 +70,7 @@ class SetupCalls:
         self._calls: dict[int, weakref.ref[SetupCall]] = {}
         """By id()."""
         self._shown: tuple[str, str, int, str] | None = None
-        """The call that the page tells of: name, file, line and function."""
+        """The call that the page shows: name, file, line and function."""
 
     def current(self) -> list[SetupCall]:
         """Return the calls that are being made."""
@@ -86,7 +86,7 @@ class SetupCalls:
     def show(
         self, call: SetupCall, frame: FrameType | None, new: tuple[int, Sequence[int]] | None
     ) -> None:
-        """Tell of the call, which is in no other one; new: see new_group()."""
+        """Show the call, which is in no other one; new: see new_group()."""
         file, line, function = user_site(frame, self._prefixes)
         if new is not None:
             self._recorder.add_new_group(*new, file, line, function)
@@ -102,7 +102,7 @@ class SetupCalls:
             self._shown = None
 
     def settle(self) -> None:
-        """Tell no more of a call whose wrapper an exception has ended before leave()."""
+        """Withdraw a call whose wrapper an exception has ended before leave()."""
         shown = self._shown
         if shown is not None and not self.current():
             self._recorder.set_in_call("", *NO_SITE)

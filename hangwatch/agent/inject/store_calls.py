@@ -54,7 +54,7 @@ def _wrapper(
             or not process.active
             or not process.marks.guard.open
             or threading.current_thread() is not threading.main_thread()
-            or process.calls.current()  # torch itself, in a call that is told of
+            or process.calls.current()  # torch itself, in a call that is shown
         ):
             return original(self, *args, **kwargs)
         return around(process, name, original, self, *args, **kwargs)
@@ -67,7 +67,7 @@ def _wrapper(
 def _wait(
     process: Process, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Make a call that may block, and tell of it meanwhile."""
+    """Make a call that may block, and show it meanwhile."""
     call = SetupCall(f"store.{name}")
     try:
         with process.marks.guard:
@@ -93,7 +93,7 @@ def _set(
 
 
 def _keys(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """The keys of a call: of the store itself, and then one or several."""
+    """Return the keys of a call, whose first argument is the store."""
     asked = args[1] if len(args) > 1 else kwargs.get("key", kwargs.get("keys", ()))
     several = [asked] if isinstance(asked, str) else asked
     return [key for key in several if isinstance(key, str)] if isinstance(several, list) else []

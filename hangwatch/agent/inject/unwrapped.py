@@ -1,10 +1,10 @@
-"""Sees to it that this node is watched where nobody put ``hangwatch`` before the command.
+"""Starts the watchdog from a rank where the job was not launched through ``hangwatch``.
 
 A launcher on another node has started the ranks here and carried PYTHONPATH along,
 or a pod template or a batch system has set it. The ranks of one job then meet in a
-directory named by what they all know (run/peers.py), and one of them starts the
-caretaker (launch/standalone.py), which stands in for the supervisor: the rank that gets the lock
-on the file ``watch`` there. It hands the lock over, so that a node has one caretaker.
+directory named by what they all know (run/peers.py), and one of them starts
+launch/standalone.py, which stands in for the supervisor: the rank that gets the lock on the file
+``watch`` there. It hands the lock over, so that a node has one of them.
 """
 
 from __future__ import annotations

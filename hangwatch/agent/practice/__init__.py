@@ -1,1 +1,1 @@
-"""Habits of this rank that cost it dear: gathered here, judged by efficiency."""
+"""Facts on inefficient habits of this rank, which efficiency judges."""

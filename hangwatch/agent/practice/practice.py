@@ -57,13 +57,13 @@ class Practice:
         return self.guard.open and self._pid == os.getpid()
 
     def attach(self) -> None:
-        """Have torch's classes tell us of what is made of them. Never raises Exception."""
+        """Follow the constructors of torch's classes. Never raises Exception."""
         _current[:] = [self]
         with self.guard:
             _wrap_classes()
 
     def look(self, page: str) -> None:
-        """Read what torch counts, and write what has changed. Called by the sampler."""
+        """Read the counts of torch, and write the facts that changed. Called by the sampler."""
         if not self.active:
             return
         with self.guard:
@@ -79,7 +79,7 @@ class Practice:
                 self.leave(page)
 
     def leave(self, page: str) -> None:
-        """Write the facts beside the page, where there are any new ones. Raises OSError."""
+        """Write the facts next to the page, where there are new ones. Raises OSError."""
         self._written_at = self._now()
         facts = {"loaders": self.loaders.facts(), "replicas": self.replicas.facts()}
         data = json.dumps(facts).encode()
@@ -101,25 +101,25 @@ class Practice:
 def _wrap_classes() -> None:
     modules: Any = sys.modules
     # First: where it fails nothing is wrapped.
-    leave_alone(_tell.__code__, deep=True)
+    leave_alone(_report.__code__, deep=True)
     parallel = modules["torch.nn.parallel.distributed"].DistributedDataParallel
     _follow(modules["torch.utils.data"].DataLoader, "__iter__", _loop_begins)
     _follow(parallel, "__init__", _module_made)
     _follow(modules["torch.optim.optimizer"].Optimizer, "__init__", _optimizer_made)
 
 
-def _follow(owner: type, name: str, tell: Callable[[Practice, Any, Any], None]) -> None:
-    """Call tell(practice, instance, result) after a method of a class; once."""
-    follow(owner, name, partial(_tell, tell))
+def _follow(owner: type, name: str, report: Callable[[Practice, Any, Any], None]) -> None:
+    """Call report(practice, instance, result) after a method of a class; once."""
+    follow(owner, name, partial(_report, report))
 
 
-def _tell(tell: Callable[[Practice, Any, Any], None], instance: Any, result: Any) -> None:
+def _report(report: Callable[[Practice, Any, Any], None], instance: Any, result: Any) -> None:
     practice = _current[0]
     if practice.active:
         torch: Any = sys.modules["torch"]
         # No mode of the program's (TorchFunctionMode) sees what is asked of tensors.
         with practice.guard, torch._C.DisableTorchFunction():
-            tell(practice, instance, result)
+            report(practice, instance, result)
 
 
 def _loop_begins(practice: Practice, loader: Any, iterator: Any) -> None:

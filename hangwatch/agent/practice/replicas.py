@@ -36,7 +36,7 @@ _BACKWARD = ("/torch/autograd/graph.py", "/torch/autograd/__init__.py")
 
 
 class Progress(NamedTuple):
-    """How far the training has come; -1 where it is not known."""
+    """The progress of the training; -1 where it is not known."""
 
     version: int
     """Changes in place of the parameters."""
@@ -105,7 +105,7 @@ class Replicas:
         """Read what torch counts of each module, unless it is at work just now.
 
         The counts lie behind a lock of the reducer's that a backward pass holds, also
-        one that never ends. So nobody may be in one, and we have the GIL until we ask.
+        one that never ends. So no thread may be in one, and we hold the GIL until we ask.
         """
         self._looks += 1
         enough = all(replica.readings >= ENOUGH_READINGS for replica in self._replicas)
@@ -125,22 +125,22 @@ class Replicas:
         return [module for module in modules if module is not None]
 
     def _read(self, replica: Replica, module: Any) -> None:
-        told = module._get_ddp_logging_data()
-        iteration = int(told.get("iteration", 0))
+        counts = module._get_ddp_logging_data()
+        iteration = int(counts.get("iteration", 0))
         if iteration <= 0 or iteration == replica.facts.get("iteration"):
             return
         searches = bool(module.find_unused_parameters) and not module.static_graph
         if searches:
             self._compare_versions(replica)
         replica.readings += 1
-        replica.unused_readings += bool(told.get("unused_parameter_size", 0))
+        replica.unused_readings += bool(counts.get("unused_parameter_size", 0))
         replica.facts = {
             "site": site_facts(replica.site),
             "slot": replica.slot,
             "iteration": iteration,
             "calls": _calls(module),
             "steps": self._steps(replica),
-            "buckets": int(told.get("num_buckets_reduced", 0)),
+            "buckets": int(counts.get("num_buckets_reduced", 0)),
             "broadcasts": replica.broadcasts,
             "hooked": bool(getattr(module, "_comm_hooks", ())),
             "find_unused": searches,

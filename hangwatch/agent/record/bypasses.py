@@ -1,7 +1,7 @@
 """Finds communication that goes round torch.distributed, so that none of it is recorded.
 
-Such calls cannot be counted, and a rank that waits in one seems to be in its own code: so
-that they are made is said on the page (``RankPage.torch_lacks``).
+These calls cannot be counted, and a rank that waits in one seems to be in its own code. So the
+page says that they are made (``RankPage.torch_lacks``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN = 4
 
 
 class Bypasses:
-    """What the program of this process uses beside torch.distributed."""
+    """Communication of this process that goes round torch.distributed."""
 
     def __init__(self, modules: Mapping[str, ModuleType] = sys.modules) -> None:
         self.found: list[str] = []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def use_current_streams(recorder: Recorder, modules: Mapping[str, Any] = sys.modules) -> None:
-    """Have beacons written, where torch was built for CUDA. For each page anew.
+    """Have beacons written, where torch was built for CUDA. Called for each page.
 
     Uses torch's own function, which the compiler of torch.compile calls as well
     (torch/_inductor): of all ways to the handle the only one with a stable name, 0.1 us a call.

@@ -46,7 +46,7 @@ class Call(Ticket):
 
 
 class CustomCalls:
-    """Records the calls of such groups, each call once however classes call each other.
+    """Records the calls of groups written in Python, each once however classes call each other.
 
     c10d has no number for them, so their sequence numbers are counted here. Their handles
     are of any class, so a wait is not seen: of a call that torch waits for, the
@@ -113,7 +113,7 @@ class CustomCalls:
         self._handles[key] = weakref.ref(result, dropped), call.event
 
     def end_finished_waits(self) -> None:
-        """End the waits for handles that are complete, although somebody keeps them."""
+        """End the waits for handles that are complete, although they are kept."""
         for key in list(self._handles):
             entry = self._handles.get(key)
             if entry is None:

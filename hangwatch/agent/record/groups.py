@@ -7,8 +7,8 @@ used: two ranks may use two such groups in different orders.
 
 A signal handler, or a finalizer that the garbage collector runs, may make and destroy
 groups while we are at it, and raise what strikes between two of our statements. So
-nobody waits here: who comes while another one is at it leaves word that there is more
-to do. And each step can be done again: a slot and an index are used up only together
+no thread waits here: one that comes while another is at work leaves a note that there is
+more to do. And each step can be done again: a slot and an index are used up only together
 with what they were given to.
 """
 

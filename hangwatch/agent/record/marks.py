@@ -1,7 +1,7 @@
-"""Notes on the page what a rank does besides its calls of groups, and how often at which line.
+"""Counts on the page, by line, things that a rank does besides its calls of groups.
 
-How often a rank has done something is held against its peers once the job hangs: it may tell of
-a step long ago in which the rank went another way.
+The counts are compared between ranks once the job hangs: they may show a step long ago in which
+a rank went another way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NO_SYNC = "no_sync"
 """DistributedDataParallel.no_sync was entered: gradients of a backward pass stay local."""
 THREAD_DIED = "thread_died"
-"""An exception has ended a thread; the text tells of both."""
+"""An exception has ended a thread; the text names both."""
 AWAITS_KEY = "awaits_key"
 """A key of a store was waited for; the text is the last one of that line."""
 SETS_KEY = "sets_key"
@@ -56,7 +56,7 @@ class Marks:
         """Place on the page, and how often."""
 
     def attach(self) -> None:
-        """Have torch's classes tell of what they do; once. Never raises Exception."""
+        """Follow methods of torch's classes; once. Never raises Exception."""
         _current[:] = [self]
         modules: Any = sys.modules
         with self.guard:
@@ -84,12 +84,12 @@ class Marks:
             return  # Python says nothing of it either
         name = failed.thread.name if failed.thread is not None else "?"
         site = raised_at(failed.exc_traceback, self._prefixes)
-        self._note(THREAD_DIED, f"{name}: {_told(failed.exc_type, failed.exc_value)}", site)
+        self._note(THREAD_DIED, f"{name}: {_described(failed.exc_type, failed.exc_value)}", site)
 
     def handles(self, error: BaseException) -> None:
         """Note an exception that the main thread is handling for longer than a moment."""
         site = raised_at(_TRACEBACK(error), self._prefixes)
-        self._note(HANDLES, _told(type(error), error), site)
+        self._note(HANDLES, _described(type(error), error), site)
 
     def _note(self, kind: str, text: str, site: CallSite) -> None:
         mark = self._counts.get((kind, site))
@@ -101,7 +101,7 @@ class Marks:
         self._recorder.set_mark(mark[0], kind, text, mark[1], *site)
 
 
-def _told(kind: type, error: BaseException | None) -> str:
+def _described(kind: type, error: BaseException | None) -> str:
     """The exception's type and its text without secrets."""
     from hangwatch.safety import redaction  # as late as possible: it takes 10 ms
 

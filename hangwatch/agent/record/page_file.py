@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 NEW_GROUPS = 32
 MARKS = 16
 RING_EVENTS = 256
-MEMBERS_TOLD = 1024
-"""Members of a group that are told where a page is too small for all; fewer if need be."""
+MEMBERS_SHOWN = 1024
+"""Members of a group that a page shows which is too small for all; fewer if need be."""
 Fields = dict[str, Any]
 
 
@@ -43,7 +43,7 @@ class PageFile:
     def write(
         self, values: Fields, groups: Mapping[int, Fields], events: Mapping[int, Fields]
     ) -> None:
-        """Write the page, unless another thread is at it: the next beat will tell."""
+        """Write the page, unless another thread does: the next beat writes it again."""
         if self.pid != os.getpid():
             return
         ticket = Ticket()
@@ -75,9 +75,9 @@ def _mapped(descriptor: int) -> mmap.mmap:
 def _fitting(values: Fields, groups: list[Fields], events: list[Fields]) -> bytes:
     """Return the page's text with as many of the newest events as there is room for.
 
-    Where not even the groups fit they are told by their first members.
+    Where not even the groups fit, only their first members are kept.
     """
-    told = MEMBERS_TOLD
+    shown = MEMBERS_SHOWN
     while True:
         try:
             return page_format.encode({**values, "groups": groups, "events": events})
@@ -85,18 +85,18 @@ def _fitting(values: Fields, groups: list[Fields], events: list[Fields]) -> byte
             if events:
                 events = events[len(events) // 2 + 1 :]
                 continue
-            if not told:
+            if not shown:
                 raise
-            groups, told = [_shortened(group, told) for group in groups], told // 4
+            groups, shown = [_shortened(group, shown) for group in groups], shown // 4
 
 
-def _shortened(group: Fields, told: int) -> Fields:
-    """Return the group with at most `told` of its members, and how many there are."""
+def _shortened(group: Fields, shown: int) -> Fields:
+    """Return the group with at most ``shown`` of its members, and their number."""
     ranks = group["key"]["ranks"]
-    if len(ranks) <= told:
+    if len(ranks) <= shown:
         return group
     members = group.get("members", len(ranks))
-    key = {**group["key"], "ranks": ranks[:told]}
+    key = {**group["key"], "ranks": ranks[:shown]}
     return {**group, "key": key, "members": members, "truncated": True}
 
 

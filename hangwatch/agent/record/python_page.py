@@ -277,7 +277,7 @@ class PythonPage(FlagBell):
         return index
 
     def set_splits(self, index: int, splits: dict[str, list[int]]) -> None:
-        """Tell how many rows a call sends to each member, and takes from each."""
+        """Record how many rows a call sends to each member, and takes from each."""
         event = self._events.get(index)
         if event is not None:
             event |= splits
@@ -381,7 +381,7 @@ def _site(file: str, line: int, function: str) -> dict[str, Any] | None:
 
 
 class Numbering:
-    """Sequence numbers of one group, whose backends are such as ``cpu:gloo,cuda:gloo``.
+    """Sequence numbers of one group; ``backends`` looks like ``cpu:gloo,cuda:gloo``.
 
     On gloo c10d's number counts point-to-point calls too, on NCCL it does not.
     Elsewhere, and where it cannot be read, the calls that Python issues are

@@ -1,7 +1,7 @@
 """Records in Python where the native module cannot be loaded: wraps torch's own methods.
 
 A wrapper must bear the name of what it wraps also in its code object: where C++
-looks for an override in Python, it tells a call from that very override by the
+looks for an override in Python, it recognises a call from that very override by the
 name of the calling frame (pybind11, get_type_override), and would otherwise call
 it again without end.
 """

@@ -2,7 +2,7 @@
 
 A library warns of its caller: `warnings.warn(..., stacklevel=2)`. A wrapper of ours between
 the two would be that caller, so that the warning names our file, and the user's filters do
-not match it. `warnings` does not count frames of files whose names tell that they belong to
+not match it. `warnings` does not count frames of files whose names show that they belong to
 the import system (`is_internal_frame` in CPython's Python/_warnings.c, 3.3 to the newest).
 
 Programs pass on only what a function takes, by ``inspect.getfullargspec``, which asks no
@@ -58,8 +58,8 @@ def leave_alone(code: CodeType, *, deep: bool) -> None:
     keep_compiler_off(sys.modules[_COMPILER], code, deep=deep)
 
 
-def follow(owner: type, name: str, tell: Callable[[Any, Any], None]) -> None:
-    """Call tell(instance, result), which must not raise, after a method of a class; once."""
+def follow(owner: type, name: str, report: Callable[[Any, Any], None]) -> None:
+    """Call report(instance, result), which must not raise, after a method of a class; once."""
     original: Any = vars(owner)[name]
     if hasattr(original, _MARK):
         return
@@ -68,7 +68,7 @@ def follow(owner: type, name: str, tell: Callable[[Any, Any], None]) -> None:
     @uncounted
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        tell(self, result)
+        report(self, result)
         return result
 
     leave_alone(wrapper.__code__, deep=False)

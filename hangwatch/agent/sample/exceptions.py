@@ -24,8 +24,8 @@ READ_CHARS = 4000
 """Characters of a text that are searched for secrets, which are cut out of it."""
 CHAIN = 100
 """Exceptions that are followed back at most: they may lead back to one another."""
-TOLD = 3
-"""Those of them that are told."""
+RECORDED = 3
+"""The number of them that is recorded."""
 LED_BYTES = 100
 THROWN_BYTES = 200
 """With these bounds all has room in the page's field of 1,024 bytes."""
@@ -214,7 +214,7 @@ def _led_to(error: BaseException) -> list[BaseException]:
             break
         if not hidden or _is_of_torch(before):
             led.append(before)
-    if len(led) <= TOLD:
+    if len(led) <= RECORDED:
         return led
     of_torch = next((index for index, error in enumerate(led) if _is_of_torch(error)), 1)
     return [led[index] for index in sorted({0, of_torch, len(led) - 1})]

@@ -25,7 +25,7 @@ DOUBT_AFTER_S = 0.9
 """Time for which a status stands still before the entries themselves are looked at."""
 LOOK_AGAIN_S = 5.0
 COSTLY_S = 1e-3
-"""Time that a costly status takes: it tells of all groups that ever were."""
+"""Time that an expensive status takes: it covers all groups that ever were."""
 REST = 20
 """A costly status is asked for again after this many times what it took, and not at each group
 that is destroyed."""
@@ -37,7 +37,7 @@ Status = dict[_Key, tuple[int, int]]
 
 
 class _Look(NamedTuple):
-    """What the entries have told."""
+    """The unfinished entries at one look."""
 
     at: float
     of: Status
@@ -80,7 +80,7 @@ class FlightRecorder:
         """Read how far each group has come that ever was."""
         began = self._now()
         groups: Status = {}
-        for name, dump in self._told():
+        for name, dump in self._complete_recorders():
             values = json.loads(dump(includeCollectives=False))
             for pg_id, status in values.get("pg_status", {}).items():
                 enqueued = int(status["last_enqueued_collective"])
@@ -89,7 +89,7 @@ class FlightRecorder:
         self._rested_at = began + took_s * (REST + 1) if took_s >= COSTLY_S else 0.0
         return groups
 
-    def _told(self) -> list[tuple[str, Callable[..., bytes]]]:
+    def _complete_recorders(self) -> list[tuple[str, Callable[..., bytes]]]:
         """Return the recorders that know what is complete."""
         silent = self._recorders.silent
         return [named for named in self._recorders.dumps.items() if named[0] not in silent]
@@ -118,7 +118,7 @@ class FlightRecorder:
             self._ended, self._left = unfinished, []
             return
         still = {key: state for key, state in self._ended.items() if status.get(key) == state}
-        # The entries of NCCL, which tell whose work it is, are not worth asking the device.
+        # The entries of NCCL, which name the work, are not worth asking the device.
         self._ended = still | {key: s for key, s in unfinished.items() if key[0] == NCCL}
         rest = {key: state for key, state in unfinished.items() if key not in self._ended}
         if rest:
@@ -130,7 +130,7 @@ class FlightRecorder:
         if not left:
             return
         owners: dict[tuple[str, str], str] = {}
-        for function, dump in self._told():
+        for function, dump in self._complete_recorders():
             if function != NCCL:
                 entries = json.loads(_with_entries(dump)).get("entries", ())
                 owners |= {(function, str(e["pg_id"])): _name_of(e) for e in entries}
@@ -143,7 +143,7 @@ class FlightRecorder:
         """Return (work is unfinished, it is other work than the last time).
 
         The first is None where that cannot be known: where nothing is recorded, or a backend
-        does not tell its recorder what is complete. The status tells the call
+        does not report to its recorder what is complete. The status names the call
         that was completed last, not how far all are completed: of two that
         overlap on gloo the first may be the last to complete. So a status that
         stands still is checked against the entries, which know it of each call;
@@ -225,9 +225,9 @@ class FlightRecorder:
 
     def _unfinished_groups(self) -> Iterator[_Key]:
         """The groups that were not destroyed and have an entry that is not retired."""
-        for name, dump in self._told():
-            # Where the status tells of nothing unfinished the device need not be asked; and
-            # nobody retires the entries of a job that waits for each call on the host
+        for name, dump in self._complete_recorders():
+            # Where the status shows nothing unfinished the device need not be asked; and
+            # nothing retires the entries of a job that waits for each call on the host
             # (TORCH_NCCL_BLOCKING_WAIT).
             if name == NCCL and not any(
                 _unfinished(state) for key, state in self._last.items() if key[0] == name
@@ -276,7 +276,7 @@ class FlightRecorder:
     def answer(self, page: str) -> bool:
         """Answer the watchdog if it has asked for the recorder (``<page>.req``).
 
-        Whoever removes the request answers it: this, or native/dump.hpp.
+        The one that removes the request answers it: this, or native/dump.hpp.
         """
         request = page + ".req"
         if not os.path.exists(request):
@@ -291,7 +291,7 @@ class FlightRecorder:
         return True
 
     def leave(self, page: str) -> None:
-        """Write the recorder beside the page (``<page>.flight``). Raises OSError."""
+        """Write the recorder next to the page (``<page>.flight``). Raises OSError."""
         draft = page + ".flight.tmp"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -336,7 +336,7 @@ def _with_calls(
 ) -> Iterator[tuple[dict[str, Any], tuple[object, ...]]]:
     """Yield each entry with a key for its call, or for its group of coalesced calls.
 
-    Of such a group only the last entry, which ends it, is ever retired
+    Of a coalesced group only the last entry, which ends it, is ever retired
     (evidence/flight/calls.py). That of sends and recvs is called none of them
     (evidence/flight/recorder.py).
     """
@@ -353,10 +353,10 @@ def _with_calls(
 
 
 def _unfinished(state: tuple[int, int]) -> bool:
-    """Return True if a status may tell of unfinished work: where its two numbers differ.
+    """Return True if a status may show unfinished work: where its two numbers differ.
 
-    NCCL counts collectives and point-to-point calls apart, and the
-    status tells the number of the last one, of whichever kind it was.
+    NCCL counts collectives and point-to-point calls separately, and the
+    status has the number of the last one, of either kind.
     """
     enqueued, completed = state
     return enqueued != completed

@@ -47,11 +47,11 @@ IDLE = 0.05
 """Share of a CPU that a thread which waits may use."""
 
 Position = tuple[tuple[int, int], ...]
-"""How far the groups have come: id and c10d's number of each."""
+"""The progress of the groups: id and c10d's number of each."""
 
 
 def main_thread_cpu_s() -> float:
-    """Return the CPU time of the main thread so far; NaN, never idle, where it is not told.
+    """Return the CPU time of the main thread so far; NaN, never idle, where it is not known.
 
     Its clock is made of its thread id, which is the process id (MAKE_THREAD_CPUCLOCK in Linux'
     include/linux/posix-timers.h): unlike pthread_getcpuclockid() this reads no memory of it.
@@ -129,7 +129,7 @@ class Sampler:
         self._handles = handles
         self._handled = 0
         """The id of the exception that was being handled the last time; no reference is kept."""
-        self._told = 0
+        self._noted = 0
 
     def sample(self) -> None:
         """Read everything once; the beat shows that the GIL can be had."""
@@ -144,8 +144,8 @@ class Sampler:
         before, self._handled = self._handled, id(error)
         if error is None:
             return ""
-        if id(error) == before != self._told:
-            self._told = before
+        if id(error) == before != self._noted:
+            self._noted = before
             self._handles(error)
         return type_name(type(error))
 
