@@ -1,4 +1,4 @@
-// The rank page: the only definition of its layout (DESIGN 4.4).
+// The rank page: the only definition of its layout.
 //
 // A fixed-size file that one process writes and any process reads, also after
 // the writer was killed. Nothing here knows Python. All of it is plain words in

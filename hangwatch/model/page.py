@@ -1,4 +1,4 @@
-"""The rank page (DESIGN 4.4), as its reader returns it."""
+"""The rank page, as its reader returns it."""
 
 from __future__ import annotations
 
