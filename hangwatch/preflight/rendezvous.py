@@ -1,4 +1,4 @@
-"""The place where the ranks meet: does its name resolve, is it here, does somebody listen."""
+"""Checks of the address where the ranks meet: its name, the way there, and its listener."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 
 from hangwatch.preflight.finding import Finding, fail, ok, warn
 from hangwatch.preflight.job import Job
-from hangwatch.preflight.network import Interface, Resolve
+from hangwatch.preflight.network import Address, Interface, Resolve
 from hangwatch.safety import redaction
 
 CHECK = "rendezvous"
 CONNECT_S = 3.0
 _INODE = 9
-"""Place of the inode in a line of /proc/net/tcp."""
+"""Position of the inode in a line of /proc/net/tcp."""
 
 
 class Answer(StrEnum):
-    """What came of an attempt to connect."""
+    """The result of an attempt to connect."""
 
     LISTENS = "listens"
     REFUSED = "refused"
-    """The machine is there, and nobody listens at the port (yet)."""
+    """The machine is there, but no process listens on the port (yet)."""
     SILENT = "silent"
-    """Nothing came back: no such machine, or a firewall that drops."""
+    """No answer: no such machine, or a firewall that drops."""
     UNREACHABLE = "unreachable"
-    """The network says that there is no way."""
+    """The network knows no route."""
 
 
 _UNREACHABLE = frozenset(
@@ -40,14 +40,14 @@ _UNREACHABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the ranks meet, as far as it could be found out."""
+    """The address where the ranks meet, as far as it is known."""
 
     host: str
     port: int
-    addresses: tuple[IPv4Address | IPv6Address, ...]
-    """In the resolver's order; empty where the name does not resolve."""
+    addresses: tuple[Address, ...]
+    """In the resolver's order; empty if the name does not resolve."""
     error: str = ""
-    """Why it does not."""
+    """The reason if it does not."""
     here: bool = False
     """One of them is of this machine."""
     own_name: bool = False
@@ -75,7 +75,7 @@ def connect(address: str, port: int, timeout_s: float = CONNECT_S) -> Answer:
 def place(
     host: str, port: int, present: Sequence[Interface], resolver: Resolve, hostname: str
 ) -> Place:
-    """Look a meeting place up."""
+    """Look up the address where the ranks meet."""
     try:
         addresses = tuple(ip_address(text) for text in resolver(host))
     except (OSError, ValueError) as error:
@@ -87,7 +87,7 @@ def place(
 
 
 def resolution(where: Place, job: Job) -> Finding | None:
-    """What is wrong with the name, None where it is fine.
+    """Return the problem with the name, None if it is fine.
 
     The machine itself may know its own name as 127.0.1.1 (Debian's /etc/hosts): the
     store there listens at all addresses. Any other node would connect to itself.
@@ -115,9 +115,9 @@ def resolution(where: Place, job: Job) -> Finding | None:
 def reachable(
     where: Place, job: Job, probe: Callable[[str, int], Answer], owner: Callable[[int], str]
 ) -> Finding:
-    """Whether a rank of this node would get there.
+    """Check that a rank of this node would get there.
 
-    probe(address, port) connects; owner(port) says which process listens here.
+    probe(address, port) connects; owner(port) names the process that listens here.
     """
     if where.here:
         holder = owner(where.port)
@@ -142,7 +142,7 @@ def reachable(
     if Answer.REFUSED in answers.values():
         return warn(
             CHECK,
-            f"{where} is reached ({shown}), and nobody listens at the port",
+            f"{where} is reached ({shown}), but no process listens on the port",
             "fine before the first node has started; else it has ended, or uses another port",
         )
     why = "no route" if Answer.UNREACHABLE in answers.values() else "no answer"

@@ -1,6 +1,6 @@
-"""All ranks of a trial say in the store that they are there; the nodes try their connections.
+"""The roll call of a trial in its store, and connections between its nodes.
 
-What fails here would hang or fail inside a backend, without a word on who and where.
+The same failures inside a backend would be a hang, or an error that names no rank and no node.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hangwatch.preflight.rendezvous import Answer, connect
 POLL_S = 0.1
 CONNECT_S = 5.0
 ALL_PAIRS = 16
-"""Nodes that all try each other; of more, each tries its neighbours and the first."""
+"""Up to so many nodes all try each other; of more, each tries its neighbours and the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Who is there."""
+    """The ranks that are present, with their facts, and those that are missing."""
 
     ranks: dict[int, dict[str, Any]]
     missing: list[int]
 
     def leaders(self) -> list[int]:
-        """The first rank of each node, in the order of the nodes."""
+        """Return the first rank of each node, in the order of the nodes."""
         first: dict[str, int] = {}
         for rank in sorted(self.ranks):
             first.setdefault(self.ranks[rank]["node"], rank)
@@ -37,18 +37,18 @@ class Roll:
 
 
 def call(store: Any, rank: int, facts: dict[str, Any], world_size: int, within_s: float) -> Roll:
-    """Say that this rank is there, and wait for the others."""
+    """Announce this rank, and wait for the others."""
     store.set(f"rank/{rank}", json.dumps(facts))
-    everybody = range(world_size)
-    missing = await_keys(store, [f"rank/{one}" for one in everybody], within_s)
-    present = [one for one in everybody if f"rank/{one}" not in missing]
-    values = store.multi_get([f"rank/{one}" for one in present])
+    keys = {one: f"rank/{one}" for one in range(world_size)}
+    missing = await_keys(store, list(keys.values()), within_s)
+    present = {one: key for one, key in keys.items() if key not in missing}
+    values = store.multi_get(list(present.values()))
     ranks = {one: json.loads(value) for one, value in zip(present, values, strict=True)}
-    return Roll(ranks, [one for one in everybody if one not in ranks])
+    return Roll(ranks, [one for one in keys if one not in ranks])
 
 
 def await_keys(store: Any, keys: Sequence[str], within_s: float) -> set[str]:
-    """Wait until all keys are set; those that are not, when the time is over."""
+    """Wait until all keys are set; return the keys that are not when the time is over."""
     deadline = time.monotonic() + within_s
     missing = list(keys)
     while True:
@@ -64,7 +64,7 @@ def try_connections(
 ) -> list[dict[str, str]]:
     """Listen at the address that the backend would take, and connect to those of the others.
 
-    For the first rank of each node. Returns what failed, of all nodes.
+    For the first rank of each node. Returns the failures of all nodes.
     """
     leaders = roll.leaders()
     names = {one: str(roll.ranks[one]["host"]) for one in leaders}
@@ -91,16 +91,16 @@ def try_connections(
 
 
 def partners(leaders: Sequence[int], rank: int) -> Iterable[int]:
-    """The nodes that one connects to."""
+    """Return the leaders that one of them connects to."""
     if len(leaders) <= ALL_PAIRS:
         return [one for one in leaders if one != rank]
-    place = leaders.index(rank)
-    near = {leaders[place - 1], leaders[(place + 1) % len(leaders)], leaders[0]}
+    at = leaders.index(rank)
+    near = {leaders[at - 1], leaders[(at + 1) % len(leaders)], leaders[0]}
     return sorted(near - {rank})
 
 
 def _why_not(address: str, port: int) -> str:
-    """Why another node's address is of no use, empty where it answers."""
+    """Return why another node's address cannot be used, empty if it answers."""
     if address.startswith("127.") or address == "::1":
         return "a loopback address, which no other node reaches"
     answer = connect(address, port, CONNECT_S)

@@ -20,10 +20,10 @@ from hangwatch.evidence.processes import PROC, Tree, environment
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
 from hangwatch.preflight import network, rendezvous
-from hangwatch.preflight.contract import out_of_range, same_ranks
 from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.preflight.job import Job, job
 from hangwatch.preflight.network import interfaces
+from hangwatch.preflight.variables import out_of_range, same_ranks
 from hangwatch.watchdog.hello import Hello
 
 PATIENCE_S = 60.0

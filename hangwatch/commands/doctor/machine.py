@@ -1,4 +1,4 @@
-"""Whether hangwatch itself works on this machine, and how well."""
+"""Checks of this machine: hangwatch itself, the jobs that it watches, and their surroundings."""
 
 from __future__ import annotations
 
@@ -10,57 +10,56 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 import hangwatch
 from hangwatch.agent.environment import sitecustomize_directory
+from hangwatch.commands import runs
+from hangwatch.commands.pages import RunPages
+from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.errors import EvidenceError, UsageError
 from hangwatch.evidence.gpu.nvml import NO_DRIVER
 from hangwatch.evidence.gpu.reader import examine_gpus
 from hangwatch.evidence.stacks import find_py_spy, parse, refusal
 from hangwatch.model import native
-from hangwatch.preflight import limits, network, rendezvous
-from hangwatch.preflight.contract import contract
+from hangwatch.preflight import machine, network, rendezvous
 from hangwatch.preflight.finding import Finding, fail, ok, warn
-from hangwatch.preflight.job import Job, devices
-from hangwatch.preflight.limits import ptrace
-from hangwatch.preflight.network import Interface, Resolve, interfaces
-from hangwatch.preflight.timeouts import timeouts
+from hangwatch.preflight.job import Job
+from hangwatch.preflight.network import Interface, Resolve
+from hangwatch.preflight.variables import contract, timeouts
 from hangwatch.run import rundir
 from hangwatch.settings import options
+from hangwatch.text import counted
 
 _NO_LIBRARY = "cannot open shared object file"
-"""What dlopen says of a library that is not there."""
+"""The message of dlopen for a library that is not there."""
 OLDEST_TORCH = (2, 4)
 PY_SPY_S = 20.0
+RESOLVE_S = 10.0
+_DEVICE = re.compile(r"nvidia[0-9]+")
 
 
 def installation(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at everything, one finding after the other."""
+    """Check that hangwatch itself works on this machine, and how well."""
     where = Path(hangwatch.__file__).parent
     yield ok("hangwatch", f"{hangwatch.__version__} in {where}")
     yield ok("python", f"{platform.python_version()} ({sys.executable})")
     for name, look, remedy in (
         ("torch", _torch, "pip install torch, or run the doctor in the job's environment"),
-        ("injection", _injection, "pip install hangwatch anew"),
+        ("injection", lambda: f"by {sitecustomize_directory()}", "reinstall hangwatch"),
         ("recorder", _recorder, "install hangwatch where there is a C++ compiler"),
         ("beacons", _beacons, ""),
         ("stacks", _stacks, ""),
         ("gpus", examine_gpus, ""),
     ):
-        yield _finding(name, look, remedy)
+        try:
+            yield ok(name, look())
+        except (EvidenceError, OSError, ImportError, LookupError) as error:
+            yield warn(name, str(error), remedy)
     yield _pages(environ)
-
-
-def _finding(name: str, look: Callable[[], str], remedy: str) -> Finding:
-    """What look returns is good; what it raises is worth a note."""
-    try:
-        return ok(name, look())
-    except (EvidenceError, OSError, ImportError, LookupError) as error:
-        return warn(name, str(error), remedy)
 
 
 def _torch() -> str:
@@ -76,10 +75,6 @@ def _torch() -> str:
     return version
 
 
-def _injection() -> str:
-    return f"by {sitecustomize_directory()}"
-
-
 def _recorder() -> str:
     try:
         module = native.load()
@@ -89,7 +84,7 @@ def _recorder() -> str:
 
 
 def _beacons() -> str:
-    """Whether GPUs could tell how far their streams have come."""
+    """Return the number of GPUs that can show the progress of their streams."""
     try:
         module = native.load()
     except ImportError:
@@ -98,8 +93,8 @@ def _beacons() -> str:
     if _NO_LIBRARY in why:
         return f"none: {NO_DRIVER}"
     if why:
-        raise LookupError(f"none, how far a GPU has come is not known: {why}")
-    return f"{devices} GPU{'s' if devices > 1 else ''} can tell how far streams have come"
+        raise LookupError(f"none, the progress of GPUs is not known: {why}")
+    return f"{counted(devices, 'GPU')} can show the progress of their streams"
 
 
 def _stacks() -> str:
@@ -131,7 +126,7 @@ def _stacks() -> str:
 
 
 def _pages(environ: Mapping[str, str]) -> Finding:
-    """Where pages go: the first base with room."""
+    """Check the directory for pages: the first base with room."""
     tried = []
     for base in rundir.bases(environ):
         try:
@@ -148,61 +143,96 @@ def _pages(environ: Mapping[str, str]) -> Finding:
     return warn("pages", "; ".join(tried), "set HANGWATCH_DIR to a directory with 16 MiB and more")
 
 
-RESOLVE_S = 10.0
-_DEVICE = re.compile(r"nvidia[0-9]+")
+def watched_jobs(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that all ranks of the watched jobs of this node are recorded, and how well."""
+    active = runs.find(environ)
+    if not active:
+        yield ok("jobs", "no job is watched here")
+    for run in active:
+        yield from _watched_job(run)
+
+
+def _watched_job(run: runs.Run) -> Iterator[Finding]:
+    with RunPages(run.path) as pages:
+        ranks = {rank: seen.light for rank, seen in pages.look().seen.items()}
+        unrecorded = sorted(set(pages.unrecorded))
+    degraded = False
+    for field, problem, remedy in (
+        (
+            "recorder_reason",
+            " recorded by Python, a few times a second",
+            "install hangwatch with its native module for the job's interpreter",
+        ),
+        ("disarmed", " no longer recorded", "the job itself goes on"),
+        (
+            "torch_lacks",
+            ", by their torch and libraries",
+            "docs/compatibility.md and docs/limits.md say what is seen with which",
+        ),
+    ):
+        reasons = {rank: reason for rank, page in ranks.items() if (reason := getattr(page, field))}
+        for reason in sorted(set(reasons.values())):
+            degraded = True
+            affected = the_ranks(rank for rank, why in reasons.items() if why == reason)
+            yield warn("jobs", f"{run.name}: {affected}{problem}: {reason}", remedy)
+    for reason in unrecorded:
+        degraded = True
+        what = f"{run.name}: a rank is not recorded: {reason}"
+        yield warn("jobs", what, "the job itself goes on")
+    if not degraded:
+        shown = f"{counted(len(ranks), 'rank')} recorded natively" if ranks else "no rank yet"
+        yield ok("jobs", f"{run.name}: {shown}")
 
 
 def surroundings(environ: Mapping[str, str], job: Job) -> Iterator[Finding]:
-    """One finding after the other; looks names up and connects to the rendezvous."""
-    yield ptrace()
+    """Check the machine for a job; resolves names and connects to the rendezvous."""
+    yield machine.ptrace()
     gpus = gpus_seen()
-    yield from devices(environ, gpus, job.local_ranks)
-    yield limits.shared_memory()
-    yield limits.memory(job.local_ranks)
-    yield limits.open_files(_world_size(environ, job))
-    yield limits.cores()
-    yield from _timeouts(environ)
+    yield from machine.devices(environ, gpus, job.local_ranks)
+    yield machine.shared_memory()
+    yield machine.memory(job.local_ranks)
+    yield machine.open_files(_world_size(environ, job))
+    yield machine.cores()
+    try:
+        yield from timeouts(environ, options.settings({}, environ).suspect_after_s)
+    except UsageError as error:
+        yield fail("timeouts", str(error), "correct or unset the variable")
     yield from contract(environ, job)
     try:
-        present = interfaces()
+        present = network.interfaces()
     except OSError as error:
         yield warn("interfaces", f"cannot be listed: {error.strerror}", "")
         return
     hostname = socket.gethostname()
-    yield from meeting_place(job, present, hostname)
+    yield _meeting_place(job, present, hostname)
     gloo = network.gloo_choice(environ, present, hostname, in_time)
     yield network.gloo(gloo, job, present, used=not gpus)
     nccl = network.nccl_choice(network.nccl_environment(environ, str(Path.home())), present)
     yield network.nccl(nccl, job, present, used=gpus > 0)
 
 
-def meeting_place(job: Job, present: Sequence[Interface], hostname: str) -> Iterator[Finding]:
-    """Where the ranks, or their launchers, would meet."""
+def _meeting_place(job: Job, present: Sequence[Interface], hostname: str) -> Finding:
+    """Check the address where the ranks, or their launchers, would meet."""
+    if job.host and job.port is not None:
+        place = rendezvous.place(job.host, job.port, present, in_time, hostname)
+        return rendezvous.resolution(place, job) or rendezvous.reachable(
+            place, job, rendezvous.connect, rendezvous.listener
+        )
     if job.nodes == 1 and not job.host:
-        yield ok(rendezvous.CHECK, "one node: the launcher finds a place")
-        return
-    if not job.host or job.port is None:
-        if job.several_nodes:
-            yield fail(
-                rendezvous.CHECK,
-                f"{job.nodes} nodes, and nothing says where they meet",
-                "name the first node: --rdzv-endpoint or --master-addr, or MASTER_ADDR",
-            )
-        else:
-            yield ok(rendezvous.CHECK, "no MASTER_ADDR and MASTER_PORT: the launcher sets them")
-        return
-    where = rendezvous.place(job.host, job.port, present, in_time, hostname)
-    wrong = rendezvous.resolution(where, job)
-    if wrong:
-        yield wrong
-    else:
-        yield rendezvous.reachable(where, job, rendezvous.connect, rendezvous.listener)
+        return ok(rendezvous.CHECK, "one node: the launcher chooses an address")
+    if job.several_nodes:
+        return fail(
+            rendezvous.CHECK,
+            f"{job.nodes} nodes, and no address where they meet",
+            "name the first node: --rdzv-endpoint or --master-addr, or MASTER_ADDR",
+        )
+    return ok(rendezvous.CHECK, "no MASTER_ADDR and MASTER_PORT: the launcher sets them")
 
 
 def in_time(
     name: str, within_s: float = RESOLVE_S, resolver: Resolve = network.resolve
 ) -> Sequence[str]:
-    """The addresses of a name, without waiting for a dead name server. Raises OSError."""
+    """Return the addresses of a name, without waiting for a dead name server. Raises OSError."""
     answers: queue.SimpleQueue[Sequence[str] | OSError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -222,19 +252,11 @@ def in_time(
 
 
 def gpus_seen(directory: str = "/dev") -> int:
-    """How many GPUs of NVIDIA's this container or machine has."""
+    """Return the number of NVIDIA GPUs of this container or machine."""
     try:
         return sum(bool(_DEVICE.fullmatch(path.name)) for path in Path(directory).iterdir())
     except OSError:
         return 0
-
-
-def _timeouts(environ: Mapping[str, str]) -> list[Finding]:
-    try:
-        settings = options.settings({}, environ)
-    except UsageError as error:
-        return [fail("timeouts", str(error), "correct or unset the variable")]
-    return timeouts(environ, settings.suspect_after_s)
 
 
 def _world_size(environ: Mapping[str, str], job: Job) -> int | None:

@@ -1,39 +1,48 @@
-"""``hangwatch analyze``: judges a job from what its ranks left behind.
+"""``hangwatch analyze``: judges a job from Flight Recorder dumps and rank pages.
 
-Takes Flight Recorder dumps and rank pages, as files or directories (an incident's too),
-makes the snapshot that the watchdog would make, and asks the same diagnosis.
+Takes files or directories (an incident's too), makes the snapshot that the watchdog would
+make, and calls the same diagnosis.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
 from hangwatch import __version__
+from hangwatch.commands import Arguments, print_lines
+from hangwatch.console import say
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import FlightError, PageError, UsageError
 from hangwatch.evidence.flight import job_snapshot, newest, parse_dump
 from hangwatch.evidence.page import MAX_WORLD, parse_page
+from hangwatch.evidence.pages.finder import SUFFIX
 from hangwatch.evidence.snapshot import rank_snapshot
 from hangwatch.model.codec import CodecError, decode
 from hangwatch.model.flight import FlightDump
 from hangwatch.model.kinds import Certainty, Phase, State
 from hangwatch.model.page import RankPage
 from hangwatch.model.report import Evidence, RunInfo
-from hangwatch.model.snapshot import JobSnapshot, ProcessState, RankSnapshot, Thresholds
+from hangwatch.model.snapshot import JobSnapshot, ProcessState, Thresholds
 from hangwatch.model.verdict import Verdict
+from hangwatch.report import build_report, format_verdict
+from hangwatch.report.files import REPORT
 from hangwatch.report.schema import SCHEMA
+from hangwatch.report.terminal import Style
 from hangwatch.safety import untrusted
-from hangwatch.text import fold_ranks
+from hangwatch.text import named_ranks
 
-PAGE_SUFFIX = ".page"
-REPORT = "report.json"
+DESCRIPTION = """\
+Judge Flight Recorder dumps (pickle or JSON; any name that ends in the rank), rank pages, or
+the incident of a report. The exit code is 0 whether or not there is a verdict."""
 MAX_FILE_BYTES = 64 << 20
 MAX_FILES = 100_000
 MAX_DEPTH = 4
@@ -42,90 +51,111 @@ MAX_ALL_ENTRIES = 2_000_000
 """Recorder entries kept in memory, of all files together."""
 LEAST_ENTRIES = 500
 LONGEST_S = 86400.0
-"""A file written so long after its last call was copied since, and tells no time."""
+"""A file written so long after its last call was copied since, and shows no time."""
 SUSPECT_AFTER_S = 1.0
 HANG_AFTER_S = 3.0
-"""Shorter than live: who asks has seen it stuck. What was made just before a dump still runs."""
+"""Shorter than live: the user has seen it stuck. A call made just before a dump still runs."""
 
 _RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)?$")
 _NO_DUMP = {".txt", ".html", ".log", ".md", ".py", ".csv", ".out", ".err"}
 """Files in a directory that are not tried although their names may end in a number."""
-_OVER = {Phase.EXITED: 0, Phase.RAISED: 1}
+_EXIT_CODES = {Phase.EXITED: 0, Phase.RAISED: 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A Flight Recorder dump and when its file was written."""
+    """A Flight Recorder dump and the time its file was written."""
 
     content: FlightDump
     written_unix_ns: int
 
 
 @dataclass(slots=True)
-class Found:
-    """All that could be read."""
+class Inputs:
+    """All files that could be read."""
 
     dumps: dict[int, Dump] = field(default_factory=dict)
     pages: dict[int, RankPage] = field(default_factory=dict)
     processes: dict[int, ProcessState] = field(default_factory=dict)
-    """What the report of an incident says of the processes whose pages lie beside it."""
+    """The processes of an incident, from the report that lies next to their pages."""
     unreadable: list[str] = field(default_factory=list)
-    """What is wrong with which file."""
+    """Files that could not be read, each with the reason."""
 
 
-def analyze(paths: Sequence[Path]) -> tuple[Evidence, tuple[str, ...]]:
-    """Judge what lies at paths; also returns what could not be read of it, and why.
+def analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Judge what a job has left. Raises UsageError, and FlightError if nothing can be read."""
+    parser = Arguments("analyze", DESCRIPTION)
+    parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="file or directory")
+    parser.add_argument("--json", action="store_true", help="print a report.json")
+    given = parser.parse_args(words)
+    evidence, unreadable = judge(given.paths)
+    content = build_report(evidence)
+    if given.json or content["verdict"]["state"] == "ok":  # else they are in what is printed
+        for reason in unreadable:
+            say(reason)
+    if given.json:
+        print_lines([json.dumps(content, indent=1)])
+    else:
+        print_lines(format_verdict(content, style=Style.of(sys.stdout, environ), stored=False))
+    return 0
 
-    Raises UsageError where nothing could.
+
+def judge(paths: Sequence[Path]) -> tuple[Evidence, tuple[str, ...]]:
+    """Judge the files at paths; also return those that could not be read, with the reasons.
+
+    Raises UsageError if none could.
     """
-    found = read(paths)
-    if not found.dumps and not found.pages:
+    inputs = _read(paths)
+    if not inputs.dumps and not inputs.pages:
         raise UsageError(
-            found.unreadable[0]
-            if found.unreadable
+            inputs.unreadable[0]
+            if inputs.unreadable
             else f"{paths[0]} holds no Flight Recorder dump and no rank page: the name of a dump "
             "ends in its rank, such as nccl_trace_rank_3, rank_3.json or trace_3.pkl"
         )
-    job, timed = snapshot(found)
+    job, timed = _snapshot(inputs)
     thresholds = Thresholds(SUSPECT_AFTER_S, HANG_AFTER_S) if timed else Thresholds(0.0, 0.0)
-    verdicts = _without_the_unknown(diagnose(job, thresholds), job)
+    known = {rank.rank for rank in job.ranks}
+    verdicts = _without_the_unknown(diagnose(job, thresholds), known)
     if verdicts[0].state is State.OK:
-        # That nothing shows in what was left behind is no proof.
+        # The files may just not show it: that is no proof.
         verdicts = (replace(verdicts[0], certainty=Certainty.LIKELY),)
-    at = max((dump.written_unix_ns for dump in found.dumps.values()), default=0) / 1e9
+    absent = [rank for rank in range(job.world_size) if rank not in known]
+    no_data = [f"no data for {named_ranks(absent)}"] if absent else []
+    at = max((dump.written_unix_ns for dump in inputs.dumps.values()), default=0) / 1e9
     detected = datetime.fromtimestamp(at, UTC) if at else datetime.now(UTC)
     evidence = Evidence(
         run=RunInfo(str(paths[0]), (), "", {"hangwatch": __version__}),
-        job=replace(job, unseen=(*job.unseen, *found.unreadable, *_not_there(job))),
+        job=replace(job, unseen=(*job.unseen, *inputs.unreadable, *no_data)),
         verdicts=verdicts,
         detected_at=detected.isoformat(timespec="milliseconds"),
         detected_after_s=verdicts[0].stuck_age_s,
     )
-    return evidence, tuple(found.unreadable)
+    return evidence, tuple(inputs.unreadable)
 
 
-def read(paths: Sequence[Path]) -> Found:
-    """Read every file, and keep going where one cannot be read. Raises UsageError."""
+def _read(paths: Sequence[Path]) -> Inputs:
+    """Read every file, and go on if one cannot be read. Raises UsageError."""
     named = frozenset(paths)
     files = list(islice(_files(paths), MAX_FILES))
-    found = Found()
+    inputs = Inputs()
     keep = max(LEAST_ENTRIES, MAX_ALL_ENTRIES // max(1, len(files)))
     for path in files:
         try:
-            # What the operator has named may be a link; what lies beside it leads nowhere.
+            # A path that the user has named may be a link; the files found below may not.
             content, written_ns = _content(path, follow=path in named)
             if path.name == REPORT:
-                found.processes |= _processes(content)
-            elif path.suffix == PAGE_SUFFIX:
-                _keep_page(found.pages, parse_page(content))
+                inputs.processes |= _processes(content)
+            elif path.suffix == SUFFIX:
+                _keep_page(inputs.pages, parse_page(content))
             else:
                 dump = Dump(parse_dump(content, keep), written_ns)
-                _keep_dump(found.dumps, _rank_of(path), dump)
+                _keep_dump(inputs.dumps, _rank_of(path), dump)
         except (FlightError, PageError, CodecError) as error:
-            found.unreadable.append(f"{path}: {error}")
+            inputs.unreadable.append(f"{path}: {error}")
         except OSError as error:
-            found.unreadable.append(f"{path} cannot be read: {error.strerror or error}")
-    return found
+            inputs.unreadable.append(f"{path} cannot be read: {error.strerror or error}")
+    return inputs
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -134,7 +164,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield from _within(path)
         elif not path.exists():
             raise UsageError(f"{path} does not exist")
-        elif path.suffix != PAGE_SUFFIX and path.name != REPORT and _RANK.search(path.name) is None:
+        elif path.suffix != SUFFIX and path.name != REPORT and _RANK.search(path.name) is None:
             raise UsageError(
                 f"{path}: the name of a dump has to end in its rank, such as rank_3 or rank_3.json"
             )
@@ -143,20 +173,20 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _within(top: Path) -> Iterator[Path]:
-    """The files below a directory that may be dumps or pages, in the order of their names."""
+    """Yield the files below a directory that may be dumps or pages, in the order of their names."""
     for where, directories, names in os.walk(top):
         depth = len(Path(where).relative_to(top).parts)
         directories[:] = sorted(directories) if depth < MAX_DEPTH else []
         for name in sorted(names):
             path = Path(where, name)
             dump = path.suffix not in _NO_DUMP and _RANK.search(name) is not None
-            ours = path.suffix == PAGE_SUFFIX or name == REPORT
+            ours = path.suffix == SUFFIX or name == REPORT
             if not name.startswith(".") and (dump or ours):
                 yield path
 
 
 def _content(path: Path, *, follow: bool) -> tuple[bytes, int]:
-    """The bytes of a file, and when it was written. Raises OSError and FlightError."""
+    """Return the bytes of a file, and its time in ns. Raises OSError and FlightError."""
     fd = untrusted.open_file(path, follow=follow)
     try:
         info = os.fstat(fd)
@@ -173,7 +203,7 @@ def _content(path: Path, *, follow: bool) -> tuple[bytes, int]:
 
 
 def _processes(data: bytes) -> dict[int, ProcessState]:
-    """The processes of a report.json, by rank. Raises CodecError."""
+    """Return the processes of a report.json, by rank. Raises CodecError."""
     try:
         report = untrusted.parse_json(data)
     except ValueError as error:
@@ -198,7 +228,7 @@ def _rank_of(path: Path) -> int:
 
 
 def _keep_dump(dumps: dict[int, Dump], rank: int, dump: Dump) -> None:
-    """Of two dumps of a rank the newer one counts, then the one that tells more."""
+    """Keep the newer of two dumps of a rank, then the one with more in it."""
     other = dumps.get(rank)
     if other is None or _worth(dump) > _worth(other):
         dumps[rank] = dump
@@ -210,7 +240,7 @@ def _worth(dump: Dump) -> tuple[int, bool, int]:
 
 
 def _keep_page(pages: dict[int, RankPage], page: RankPage) -> None:
-    """Of two pages of a rank that of the later restart counts, then the newer one."""
+    """Keep the page of the later restart of a rank, then the newer one."""
     other = pages.get(page.identity.rank)
     if other is None or _age_order(page) > _age_order(other):
         pages[page.identity.rank] = page
@@ -220,73 +250,53 @@ def _age_order(page: RankPage) -> tuple[int, bool, int]:
     return page.identity.restart, page.phase is not Phase.BORN, page.created_ns
 
 
-def snapshot(found: Found) -> tuple[JobSnapshot, bool]:
-    """The job, and whether its ages are to be relied on."""
-    dumps = {rank: dump.content for rank, dump in found.dumps.items()}
-    taken = _taken(found.dumps)
-    if not found.pages:
+def _snapshot(inputs: Inputs) -> tuple[JobSnapshot, bool]:
+    """Return the job, and True if its ages are reliable."""
+    dumps = {rank: dump.content for rank, dump in inputs.dumps.items()}
+    taken = _taken(inputs.dumps)
+    if not inputs.pages:
         return job_snapshot(dumps, taken), bool(taken)
-    # All pages of a node count from its last boot; of several nodes each has its own newest.
+    # All pages of a node count from its last boot; each of several nodes has its own newest.
     now_ns: dict[str, int] = defaultdict(int)
-    for page in found.pages.values():
-        now_ns[page.identity.host] = max(now_ns[page.identity.host], _last_ns(page))
+    for page in inputs.pages.values():
+        last_ns = max(page.heartbeat_ns, page.gil_ns, page.phase_ns, page.created_ns)
+        now_ns[page.identity.host] = max(now_ns[page.identity.host], last_ns)
     ranks = {
         rank: rank_snapshot(
             page,
-            found.processes.get(rank)
-            or ProcessState(alive=page.phase not in _OVER, exit_code=_OVER.get(page.phase)),
+            inputs.processes.get(rank)
+            or ProcessState(page.phase not in _EXIT_CODES, exit_code=_EXIT_CODES.get(page.phase)),
             page.identity.host,
             now_ns[page.identity.host],
             flight=dumps.get(rank),
         )
-        for rank, page in found.pages.items()
+        for rank, page in inputs.pages.items()
     }
-    size = max(page.identity.world_size for page in found.pages.values())
+    size = max(page.identity.world_size for page in inputs.pages.values())
     rest = {rank: dump for rank, dump in dumps.items() if rank not in ranks}
     others = job_snapshot(rest, taken) if rest else JobSnapshot(0, ())
-    return (
-        JobSnapshot(
-            world_size=max(size, others.world_size),
-            ranks=tuple(sorted([*ranks.values(), *others.ranks], key=_number)),
-            restart=max(page.identity.restart for page in found.pages.values()),
-            unseen=("pages hold calls, not stacks", *others.unseen),
-        ),
-        True,
+    everyone = sorted([*ranks.values(), *others.ranks], key=lambda rank: rank.rank)
+    job = JobSnapshot(
+        world_size=max(size, others.world_size),
+        ranks=tuple(everyone),
+        restart=max(page.identity.restart for page in inputs.pages.values()),
+        unseen=("pages hold calls, not stacks", *others.unseen),
     )
+    return job, True
 
 
 def _taken(dumps: Mapping[int, Dump]) -> dict[int, int]:
-    """When each dump was taken, as far as its file tells; nothing if one was copied since."""
-    found = {}
-    for rank, dump in dumps.items():
+    """Return the time of each dump, by its file; nothing if one was copied since."""
+    for dump in dumps.values():
         last_ns = newest(dump.content)
         if last_ns and not 0 <= dump.written_unix_ns - last_ns <= LONGEST_S * 1e9:
             return {}
-        found[rank] = dump.written_unix_ns
-    return found
+    return {rank: dump.written_unix_ns for rank, dump in dumps.items()}
 
 
-def _last_ns(page: RankPage) -> int:
-    """The newest moment that a page tells of: it was alive then."""
-    return max(page.heartbeat_ns, page.gil_ns, page.phase_ns, page.created_ns)
-
-
-def _number(rank: RankSnapshot) -> int:
-    return rank.rank
-
-
-def _without_the_unknown(verdicts: tuple[Verdict, ...], job: JobSnapshot) -> tuple[Verdict, ...]:
-    """Leave out ranks of which nothing is known, where others explain the hang."""
-    known = {rank.rank for rank in job.ranks}
+def _without_the_unknown(verdicts: tuple[Verdict, ...], known: set[int]) -> tuple[Verdict, ...]:
+    """Leave out verdicts on ranks without any data, if others explain the hang."""
     explained = tuple(
         verdict for verdict in verdicts if not verdict.culprits or known & set(verdict.culprits)
     )
-    guilty = any(verdict.culprits for verdict in explained)
-    return explained if guilty else verdicts
-
-
-def _not_there(job: JobSnapshot) -> Iterable[str]:
-    known = {rank.rank for rank in job.ranks}
-    absent = [rank for rank in range(job.world_size) if rank not in known]
-    if absent:
-        yield f"nothing is there of rank{'s' * (len(absent) > 1)} {fold_ranks(absent)}"
+    return explained if any(verdict.culprits for verdict in explained) else verdicts
