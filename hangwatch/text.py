@@ -27,7 +27,7 @@ def ranges(ranks: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def named_ranks(ranks: Iterable[int]) -> str:
+def ranks_text(ranks: Iterable[int]) -> str:
     """Ranks with their noun: ``rank 2``, ``ranks 0, 1, 3-7``."""
     folded = fold_ranks(ranks)
     return f"rank {folded}" if folded.isdecimal() else f"ranks {folded}"

@@ -38,7 +38,7 @@ from hangwatch.report.files import REPORT
 from hangwatch.report.schema import SCHEMA
 from hangwatch.report.terminal import Style
 from hangwatch.safety import untrusted
-from hangwatch.text import named_ranks
+from hangwatch.text import ranks_text
 
 DESCRIPTION = """\
 Judge Flight Recorder dumps (pickle or JSON; any name that ends in the rank), rank pages, or
@@ -121,7 +121,7 @@ def judge(paths: Sequence[Path]) -> tuple[Evidence, tuple[str, ...]]:
         # The files may just not show it: that is no proof.
         verdicts = (replace(verdicts[0], certainty=Certainty.LIKELY),)
     absent = [rank for rank in range(job.world_size) if rank not in known]
-    no_data = [f"no data for {named_ranks(absent)}"] if absent else []
+    no_data = [f"no data for {ranks_text(absent)}"] if absent else []
     at = max((dump.written_unix_ns for dump in inputs.dumps.values()), default=0) / 1e9
     detected = datetime.fromtimestamp(at, UTC) if at else datetime.now(UTC)
     evidence = Evidence(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,9 @@ from ipaddress import ip_address
 from hangwatch.preflight.finding import Finding, fail, ok, warn
 from hangwatch.preflight.job import Job
 from hangwatch.preflight.network import Address, Interface, Resolve
-from hangwatch.safety import redaction
 
 CHECK = "rendezvous"
 CONNECT_S = 3.0
-_INODE = 9
-"""Position of the inode in a line of /proc/net/tcp."""
 
 
 class Answer(StrEnum):
@@ -159,96 +155,3 @@ def _way(where: Place, job: Job) -> str:
     port = f"port {where.port} and, for the ranks, all ports above 1024"
     nodes = "between the nodes" if job.several_nodes else "to it"
     return f"check the address and the {only}route, and let the firewall pass {port} {nodes}"
-
-
-def listener(port: int, proc: str = "/proc") -> str:
-    """Who listens at a port of this network namespace: ``process PID (command)``, or empty.
-
-    A process of another user's has no name: then it is "another process".
-    """
-    inodes = {one.inode for one in _sockets(proc) if one.listens and one.local[1] == port}
-    if not inodes:
-        return ""
-    for name in _pids(proc):
-        if inodes & _open_sockets(f"{proc}/{name}/fd"):
-            line = " ".join(redaction.command(_read(f"{proc}/{name}/cmdline").split("\0"))).strip()
-            return f"process {name} ({line[:60]})" if line else f"process {name}"
-    return "another process"
-
-
-def listens_at(pid: int, address: str, proc: str = "/proc") -> bool:
-    """Whether a process listens at an address, whatever the port."""
-    own = _open_sockets(f"{proc}/{pid}/fd")
-    found = _sockets(f"{proc}/{pid}")
-    return any(one.listens and one.local[0] == address and one.inode in own for one in found)
-
-
-def peers(port: int, proc: str = "/proc") -> list[str]:
-    """The addresses that are connected to a port of this machine, without its own."""
-    found = [one for one in _sockets(proc) if one.connected and one.local[1] == port]
-    return sorted({one.remote[0] for one in found if one.remote[0] != one.local[0]})
-
-
-@dataclass(frozen=True, slots=True)
-class _Socket:
-    """A line of /proc/net/tcp (proc_net_tcp.rst)."""
-
-    local: tuple[str, int]
-    remote: tuple[str, int]
-    state: str
-    inode: str
-
-    @property
-    def listens(self) -> bool:
-        return self.state == "0A"
-
-    @property
-    def connected(self) -> bool:
-        return self.state == "01"
-
-
-def _sockets(root: str) -> list[_Socket]:
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in _read(f"{root}/net/{table}").splitlines()[1:]:
-            words = line.split()
-            if len(words) > _INODE:
-                ends = _end(words[1]), _end(words[2])
-                found.append(_Socket(*ends, words[3], words[_INODE]))
-    return found
-
-
-def _end(text: str) -> tuple[str, int]:
-    """Address and port: the address in words of four bytes, each in the host's order."""
-    address, _, port = text.partition(":")
-    raw = bytes.fromhex(address)
-    read = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))
-    mapped = getattr(read, "ipv4_mapped", None)
-    return str(mapped or read), int(port, 16)
-
-
-def _open_sockets(directory: str) -> set[str]:
-    found = set()
-    try:
-        for name in os.listdir(directory):  # noqa: PTH208 (names only)
-            target = os.readlink(f"{directory}/{name}")  # noqa: PTH115 (as above)
-            if target.startswith("socket:["):
-                found.add(target[len("socket:[") : -1])
-    except OSError:
-        return found
-    return found
-
-
-def _pids(proc: str) -> list[str]:
-    try:
-        return [name for name in os.listdir(proc) if name.isdecimal()]  # noqa: PTH208 (names only)
-    except OSError:
-        return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 (many)
-            return file.read()
-    except OSError:
-        return ""

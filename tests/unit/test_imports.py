@@ -26,8 +26,8 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("record", "sample", "practice", "inject"),
     ),
     "evidence": (
-        *("page", "flight", "gpu", "nccl", "threads", "processes", "exits", "stacks"),
-        *("sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
+        *("page", "flight", "gpu", "threads", "processes", "sockets", "nccl", "exits"),
+        *("stacks", "sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
     "watchdog": (

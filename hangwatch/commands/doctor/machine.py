@@ -23,6 +23,7 @@ from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.errors import EvidenceError, UsageError
 from hangwatch.evidence.gpu.nvml import NO_DRIVER
 from hangwatch.evidence.gpu.reader import examine_gpus
+from hangwatch.evidence.sockets import listener
 from hangwatch.evidence.stacks import find_py_spy, parse, refusal
 from hangwatch.model import native
 from hangwatch.preflight import machine, network, rendezvous
@@ -216,7 +217,7 @@ def _meeting_place(job: Job, present: Sequence[Interface], hostname: str) -> Fin
     if job.host and job.port is not None:
         place = rendezvous.place(job.host, job.port, present, in_time, hostname)
         return rendezvous.resolution(place, job) or rendezvous.reachable(
-            place, job, rendezvous.connect, rendezvous.listener
+            place, job, rendezvous.connect, listener
         )
     if job.nodes == 1 and not job.host:
         return ok(rendezvous.CHECK, "one node: the launcher chooses an address")

@@ -24,8 +24,8 @@ from hangwatch.commands.doctor import outcome
 from hangwatch.commands.doctor.outcome import Outcome
 from hangwatch.commands.runs import DIRECTORY
 from hangwatch.errors import UsageError
+from hangwatch.evidence.sockets import peers
 from hangwatch.preflight.job import Job, parse_command
-from hangwatch.preflight.rendezvous import peers
 from hangwatch.safety import redaction
 from hangwatch.settings.config import PREFIX
 

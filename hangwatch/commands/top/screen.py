@@ -15,7 +15,7 @@ from rich.text import Text
 from hangwatch.commands.top.rows import Trouble, arrange, known_rates, merged, rate_text
 from hangwatch.console import fold_command, printable
 from hangwatch.diagnosis.text import phrases
-from hangwatch.text import counted, duration, fold_ranks, named_ranks
+from hangwatch.text import counted, duration, fold_ranks, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -225,7 +225,7 @@ def _at(row: Row, *, source: bool) -> str:
 
 def _row_text(row: Row) -> str:
     """Return a row as a line for a log has it."""
-    ranks = named_ranks(row.ranks)
+    ranks = ranks_text(row.ranks)
     if row.waits_s is not None:
         what = f"{ranks} in {_in(row, group=True)}, {duration(row.waits_s)}"
     else:

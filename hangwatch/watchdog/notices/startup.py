@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from hangwatch.console import News
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.processes import PROC, Tree, environment
+from hangwatch.evidence.sockets import listens_at
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
 from hangwatch.preflight import network, rendezvous
@@ -244,7 +245,7 @@ def _gloo_on_loopback(start: Start, told: Job, resolver: network.Resolve) -> Ite
     address = str(choice.address)
     errors = [page.exception.story for page in start.ranks if page.exception]
     if any(f"[{address}]" in error for error in errors) or any(
-        rendezvous.listens_at(page.identity.pid, address, start.proc) for page in start.ranks
+        listens_at(page.identity.pid, address, start.proc) for page in start.ranks
     ):
         yield network.gloo(choice, told, present, used=True)
 
