@@ -11,11 +11,12 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from hangwatch import __version__
 from hangwatch.commands import Arguments, print_lines
@@ -60,6 +61,9 @@ _RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)?$")
 _NO_DUMP = {".txt", ".html", ".log", ".md", ".py", ".csv", ".out", ".err"}
 """Files in a directory that are not tried although their names may end in a number."""
 _EXIT_CODES = {Phase.EXITED: 0, Phase.RAISED: 1}
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +151,11 @@ def _read(paths: Sequence[Path]) -> Inputs:
             if path.name == REPORT:
                 inputs.processes |= _processes(content)
             elif path.suffix == SUFFIX:
-                _keep_page(inputs.pages, parse_page(content))
+                page = parse_page(content)
+                _keep(inputs.pages, page.identity.rank, page, _page_worth)
             else:
                 dump = Dump(parse_dump(content, keep), written_ns)
-                _keep_dump(inputs.dumps, _rank_of(path), dump)
+                _keep(inputs.dumps, _rank_of(path), dump, _dump_worth)
         except (FlightError, PageError, CodecError) as error:
             inputs.unreadable.append(f"{path}: {error}")
         except OSError as error:
@@ -227,26 +232,20 @@ def _rank_of(path: Path) -> int:
     return int(digits[1])
 
 
-def _keep_dump(dumps: dict[int, Dump], rank: int, dump: Dump) -> None:
-    """Keep the newer of two dumps of a rank, then the one with more in it."""
-    other = dumps.get(rank)
-    if other is None or _worth(dump) > _worth(other):
-        dumps[rank] = dump
+def _keep(best: dict[int, T], rank: int, item: T, worth: Callable[[T], tuple[int, ...]]) -> None:
+    """Keep the better of two dumps or pages of a rank."""
+    if rank not in best or worth(item) > worth(best[rank]):
+        best[rank] = item
 
 
-def _worth(dump: Dump) -> tuple[int, bool, int]:
+def _dump_worth(dump: Dump) -> tuple[int, ...]:
+    """Prefer the newer dump, then the one with more in it."""
     entries = dump.content.entries
     return newest(dump.content), any(entry.frames for entry in entries), len(entries)
 
 
-def _keep_page(pages: dict[int, RankPage], page: RankPage) -> None:
-    """Keep the page of the later restart of a rank, then the newer one."""
-    other = pages.get(page.identity.rank)
-    if other is None or _age_order(page) > _age_order(other):
-        pages[page.identity.rank] = page
-
-
-def _age_order(page: RankPage) -> tuple[int, bool, int]:
+def _page_worth(page: RankPage) -> tuple[int, ...]:
+    """Prefer the page of the later restart, then the newer one."""
     return page.identity.restart, page.phase is not Phase.BORN, page.created_ns
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hangwatch.commands import MALFORMED, Arguments, print_lines
 from hangwatch.console import fold_command, printable
@@ -20,6 +20,7 @@ from hangwatch.errors import ReportError
 from hangwatch.model.codec import CodecError, decode
 from hangwatch.report import format_verdict, load, render_page
 from hangwatch.report.files import LATEST, latest, read_run
+from hangwatch.report.schema import Report
 from hangwatch.report.terminal import Style
 from hangwatch.safety import untrusted
 from hangwatch.settings.config import Config
@@ -63,7 +64,7 @@ def report(words: Sequence[str], environ: Mapping[str, str]) -> int:
     style = Style.of(sys.stdout, environ)
     try:
         if given.list or (path.is_dir() and latest(path) is None and _is_report_directory(path)):
-            print_lines(_list_lines(_stored_runs(path), style))
+            print_lines(_list_lines(path, style))
             return 0
         where, content = load(path)
         if given.json:
@@ -98,35 +99,11 @@ def _write(text: str, file: str | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredIncident:
-    """One incident of a run; ``damage`` says why it cannot be read."""
-
-    name: str
-    state: str = ""
-    certainty: str = ""
-    headline: str = ""
-    at: datetime | None = None
-    damage: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class NodeEnd:
     """The end of a run on one node, from its run.json."""
 
     exit_code: int
     duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """The directory of a run."""
-
-    path: Path
-    command: tuple[str, ...]
-    began: datetime | None
-    ends: tuple[NodeEnd, ...]
-    """Of each node; none if the run is active, or its supervisor was killed."""
-    incidents: tuple[StoredIncident, ...]
 
 
 def _is_report_directory(path: Path) -> bool:
@@ -148,59 +125,84 @@ def _is_run(path: Path) -> bool:
     return False
 
 
-def _stored_runs(path: Path) -> list[StoredRun]:
-    """Return the runs of a report directory, or the one run, newest first. Raises ReportError."""
+def _list_lines(path: Path, style: Style) -> Iterator[str]:
+    """Yield the runs of a report directory, or the one run, newest first. Raises ReportError."""
     if not path.is_dir():
         raise ReportError(f"{path} is no directory: name one with reports")
     paths = [path] if _is_run(path) else [below for below in _directories(path) if _is_run(below)]
     if not paths:
         raise ReportError(f"{path} holds no runs: name a report directory")
-    earliest = datetime.min.replace(tzinfo=UTC)
-    return sorted(map(_stored_run, paths), key=lambda run: run.began or earliest, reverse=True)
+    runs = [_run_lines(run, style) for run in paths]
+    for number, (_, lines) in enumerate(sorted(runs, key=lambda run: run[0], reverse=True)):
+        yield from [""] * bool(number)
+        yield from lines
 
 
-def _stored_run(path: Path) -> StoredRun:
+def _run_lines(path: Path, style: Style) -> tuple[datetime, list[str]]:
+    """Return the start of a run, and its lines in the list: with those of its incidents."""
     names = sorted(untrusted.names(path, follow=True))
     described: list[dict[str, Any]] = []
     for name in filter(_RUN.fullmatch, names):
         with suppress(OSError, *MALFORMED):
             described.append(dict(read_run(path / name)))
-    ends = []
+    ends: list[NodeEnd] = []
     for content in described:
         with suppress(CodecError):
             ends.append(decode(NodeEnd, content, lenient=True))
-    read = [_stored_incident(path / name) for name in names if _INCIDENT.fullmatch(name)]
+    incidents: dict[str, Report | str] = {}
+    for name in filter(_INCIDENT.fullmatch, names):
+        try:
+            _, incidents[name] = load(path / name)
+        except (ReportError, OSError) as error:
+            incidents[name] = str(error)
     # A run that has not ended is described by its incidents alone.
-    described += [run for _, run in read]
+    for report in incidents.values():
+        with suppress(*MALFORMED):
+            described.append(dict(cast("Report", report)["run"]))
     commands = (run.get("command") for run in described)
     command = next((words for words in commands if isinstance(words, list) and words), [])
     starts = [at for run in described if (at := _time(run.get("started_at")))]
-    return StoredRun(
-        path,
-        tuple(map(str, command)),
-        min(starts, default=None),
-        tuple(ends),
-        tuple(incident for incident, _ in read),
-    )
+    began = min(starts, default=None)
+    when = f"  {began.astimezone():%Y-%m-%d %H:%M}" if began else ""
+    outcome = _outcome(ends) + ("" if incidents or not ends else ", no incident")
+    lines = [f"{style.paint(printable(path.name), '1')}{when}  {outcome}"]
+    if command:
+        lines.append(f"  {style.paint(fold_command([str(word) for word in command]), '2')}")
+    for name, report in incidents.items():
+        lines += _incident_lines(name, report, began, style)
+    return began or datetime.min.replace(tzinfo=UTC), lines
 
 
-def _stored_incident(path: Path) -> tuple[StoredIncident, dict[str, Any]]:
-    """Return an incident and its run, as its report describes them."""
-    try:
-        _, content = load(path)
-        verdict = content["verdict"]
-        incident = StoredIncident(
-            path.name,
-            str(verdict["state"]),
-            str(verdict["certainty"]),
-            str(verdict["headline"]),
-            _time(verdict["detected_at"]),
-        )
-        return incident, dict(content["run"])
-    except (ReportError, OSError) as error:
-        return StoredIncident(path.name, damage=str(error)), {}
-    except MALFORMED as error:
-        return StoredIncident(path.name, damage=f"its report.json is damaged: {error!r}"), {}
+def _outcome(ends: Sequence[NodeEnd]) -> str:
+    if not ends:
+        return "not ended, or its supervisor was killed"
+    codes = ", ".join(map(str, sorted({end.exit_code for end in ends})))
+    lasted = duration(max(end.duration_s for end in ends))
+    return f"{lasted}, exit code {codes}" + (f", {len(ends)} nodes" if len(ends) > 1 else "")
+
+
+def _incident_lines(
+    name: str, report: Report | str, began: datetime | None, style: Style
+) -> list[str]:
+    """Return the lines of an incident. report: it, or the reason why it cannot be read."""
+    name = f"  {name:{_NAME_COLUMNS}}"
+    damage = report
+    if not isinstance(report, str):
+        try:
+            verdict = report["verdict"]
+            state, certainty = str(verdict["state"]), printable(str(verdict["certainty"]))
+            when = ""
+            if at := _time(verdict["detected_at"]):
+                after_s = (at - began).total_seconds() if began else -1.0
+                when = f"  {at.astimezone():%H:%M:%S}"
+                when += f", {duration(after_s)} after the start" if after_s >= 0 else ""
+            word = style.paint(printable(state.upper()), _COLOURS.get(state, "1"))
+            headline = printable(str(verdict["headline"]))
+            lines = textwrap.wrap(headline, style.columns - 4, break_on_hyphens=False)
+            return [f"{name}{word} ({certainty}){when}", *(f"    {line}" for line in lines)]
+        except MALFORMED as error:
+            damage = f"its report.json is damaged: {error!r}"
+    return [f"{name}{style.paint('unreadable', '1;33')}  {printable(str(damage))}"]
 
 
 def _time(text: object) -> datetime | None:
@@ -208,43 +210,3 @@ def _time(text: object) -> datetime | None:
         at = datetime.fromisoformat(str(text))
         return at if at.tzinfo else at.replace(tzinfo=UTC)
     return None
-
-
-def _list_lines(runs: Sequence[StoredRun], style: Style) -> Iterator[str]:
-    """Yield the lines of the list: each run, then its incidents."""
-    for number, run in enumerate(runs):
-        if number:
-            yield ""
-        began = f"  {run.began.astimezone():%Y-%m-%d %H:%M}" if run.began else ""
-        yield f"{style.paint(printable(run.path.name), '1')}{began}  {_outcome(run)}"
-        if run.command:
-            yield f"  {style.paint(fold_command(run.command), '2')}"
-        for incident in run.incidents:
-            yield from _incident_lines(incident, run, style)
-
-
-def _outcome(run: StoredRun) -> str:
-    if not run.ends:
-        return "not ended, or its supervisor was killed"
-    codes = ", ".join(map(str, sorted({end.exit_code for end in run.ends})))
-    lasted = duration(max(end.duration_s for end in run.ends))
-    nodes = f", {len(run.ends)} nodes" if len(run.ends) > 1 else ""
-    return f"{lasted}, exit code {codes}{nodes}{'' if run.incidents else ', no incident'}"
-
-
-def _incident_lines(incident: StoredIncident, run: StoredRun, style: Style) -> Iterator[str]:
-    name = f"  {incident.name:{_NAME_COLUMNS}}"
-    if incident.damage:
-        yield f"{name}{style.paint('unreadable', '1;33')}  {printable(incident.damage)}"
-        return
-    when = ""
-    if incident.at:
-        after_s = (incident.at - run.began).total_seconds() if run.began else -1.0
-        when = f"  {incident.at.astimezone():%H:%M:%S}"
-        when += f", {duration(after_s)} after the start" if after_s >= 0 else ""
-    colour = _COLOURS.get(incident.state, "1")
-    word = style.paint(printable(incident.state.upper()), colour)
-    yield f"{name}{word} ({printable(incident.certainty)}){when}"
-    headline = printable(incident.headline)
-    lines = textwrap.wrap(headline, style.columns - 4, break_on_hyphens=False)
-    yield from (f"    {line}" for line in lines)

@@ -32,7 +32,8 @@ GLOO, NCCL = "gloo", "nccl"
 _GLOO_VARIABLE, _NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc")
 """Bridges to the containers of this machine: no other machine is behind them."""
-_FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
+_VERSIONS = {"AF_INET": 4, "AF_INET6": 6}
+"""Of IP, by the values of NCCL_SOCKET_FAMILY."""
 _AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 MAX_CONF_BYTES = 1 << 20
 """Of a nccl.conf so much is read."""
@@ -49,11 +50,6 @@ class Interface:
     address: Address
     up: bool = True
     """Up and with a carrier."""
-
-    @property
-    def family(self) -> int:
-        """AF_INET or AF_INET6."""
-        return socket.AF_INET if self.address.version == 4 else socket.AF_INET6  # noqa: PLR2004
 
     def __str__(self) -> str:
         return f"{self.name} ({self.address})"
@@ -145,12 +141,12 @@ def gloo_choice(
 
 def nccl_choice(environ: Mapping[str, str], present: Sequence[Interface]) -> Choice:
     """Return the address at which NCCL would meet; data may take others, or InfiniBand."""
-    family = _FAMILIES.get(environ.get("NCCL_SOCKET_FAMILY", ""))
+    family = environ.get("NCCL_SOCKET_FAMILY", "")
     usable = [
         one
         for one in present
         if one.up
-        and (family is None or one.family == family)
+        and one.address.version == _VERSIONS.get(family, one.address.version)
         and not (one.address.version == 6 and one.address.is_loopback)  # noqa: PLR2004
     ]
     wanted = environ.get(_NCCL_VARIABLE, "")
@@ -161,10 +157,9 @@ def nccl_choice(environ: Mapping[str, str], present: Sequence[Interface]) -> Cho
     for pattern in patterns:
         if fitting := matching(pattern, usable):
             return Choice(fitting[0].address, fitting[0].name, why)
-    if len(wanted) > 1:
-        return Choice(None, "", why)
-    family_set = environ.get("NCCL_SOCKET_FAMILY", "")
-    why = f"NCCL_SOCKET_FAMILY={family_set}" if family is not None else "there is no interface"
+    if len(wanted) <= 1:
+        known = family in _VERSIONS
+        why = f"NCCL_SOCKET_FAMILY={family}" if known else "there is no interface"
     return Choice(None, "", why)
 
 

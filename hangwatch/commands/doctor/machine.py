@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
-import queue
 import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from hangwatch.evidence.gpu.nvml import NO_DRIVER
 from hangwatch.evidence.gpu.reader import examine_gpus
 from hangwatch.evidence.sockets import listener
 from hangwatch.evidence.stacks import find_py_spy, parse, refusal
+from hangwatch.evidence.threads import in_thread
 from hangwatch.model import native
 from hangwatch.preflight import machine, network, rendezvous
 from hangwatch.preflight.finding import Finding, fail, ok, warn
@@ -195,9 +196,11 @@ def surroundings(environ: Mapping[str, str], job: Job) -> Iterator[Finding]:
     yield machine.open_files(_world_size(environ, job))
     yield machine.cores()
     try:
-        yield from timeouts(environ, options.settings({}, environ).suspect_after_s)
+        suspect_after_s = options.settings({}, environ).suspect_after_s
     except UsageError as error:
         yield fail("timeouts", str(error), "correct or unset the variable")
+    else:
+        yield from timeouts(environ, suspect_after_s)
     yield from contract(environ, job)
     try:
         present = network.interfaces()
@@ -234,22 +237,10 @@ def in_time(
     name: str, within_s: float = RESOLVE_S, resolver: Resolve = network.resolve
 ) -> Sequence[str]:
     """Return the addresses of a name, without waiting for a dead name server. Raises OSError."""
-    answers: queue.SimpleQueue[Sequence[str] | OSError] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put(resolver(name))
-        except OSError as error:
-            answers.put(error)
-
-    threading.Thread(target=ask, daemon=True).start()
     try:
-        answer = answers.get(timeout=within_s)
-    except queue.Empty:
+        return asyncio.run(in_thread(partial(resolver, name), within_s))
+    except TimeoutError:
         raise TimeoutError(f"no answer within {within_s:g} s") from None
-    if isinstance(answer, OSError):
-        raise answer
-    return answer
 
 
 def gpus_seen(directory: str = "/dev") -> int:
