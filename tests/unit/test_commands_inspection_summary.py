@@ -15,7 +15,7 @@ from hangwatch.commands.inspection.summary import (
     doing,
     sentences,
 )
-from hangwatch.commands.pages import BlockingCall
+from hangwatch.commands.runs import BlockingCall
 from hangwatch.model.kinds import Phase
 from hangwatch.model.snapshot import Child, Frame, ProcessState, RankSnapshot
 

@@ -34,7 +34,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("hello", "state", "cadence", "peers", "incident", "joining", "notices", "telemetry"),
         *("monitor", "daemon", "__main__"),
     ),
-    "commands": ("runs", "pages", "top", "inspection", "doctor", "demo", "report", "analyze"),
+    "commands": ("runs", "top", "inspection", "doctor", "demo", "report", "analyze"),
 }
 """The same inside rooms that have rooms."""
 ONLY: dict[str, frozenset[str]] = {

@@ -331,7 +331,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("run/rundir.py", "_parent"): "names in a directory that was just seen to be ours",
     ("run/rundir.py", "_private_parent"): "names in a base, and a directory made anew",
     ("commands/report.py", "_write"): TOLD,
-    ("commands/pages.py", "__init__"): NULL,
+    ("commands/runs.py", "__init__"): NULL,
     ("watchdog/__main__.py", "_own_stderr"): NEW,
     ("watchdog/incident/aborting.py", "first"): OURS,
     ("watchdog/incident/actions.py", "_output"): NEW,

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from hangwatch.commands.doctor.outcome import Outcome, Stage
@@ -51,17 +52,13 @@ def trial_findings(trial: Trial, job: Job) -> Iterator[Finding]:
 def figures(trial: Trial) -> dict[str, Any]:
     """Return the trial for JSON."""
     outcome = _furthest(trial)
+    values = asdict(outcome) if outcome else {}
     return {
         "command": trial.command,
         "exit_code": trial.exit_code,
         "seconds": round(trial.seconds, 3),
-        "stage": outcome.stage if outcome else None,
-        "world_size": outcome.world_size if outcome else None,
-        "backend": outcome.backend or None if outcome else None,
-        "missing": outcome.missing if outcome else [],
-        "broken": outcome.broken if outcome else [],
-        "ranks": outcome.ranks if outcome else [],
-        "times": outcome.times or None if outcome else None,
+        **{name: values.get(name) or None for name in ("stage", "world_size", "backend", "times")},
+        **{name: values.get(name, []) for name in ("missing", "broken", "ranks")},
         "verdicts": [report["verdict"]["headline"] for report in trial.reports],
         "output": trial.output,
     }

@@ -18,7 +18,7 @@ from pathlib import Path
 import hangwatch
 from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.commands import runs
-from hangwatch.commands.pages import RunPages
+from hangwatch.commands.runs import RunPages
 from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.errors import EvidenceError, UsageError
 from hangwatch.evidence.gpu.nvml import NO_DRIVER

@@ -38,18 +38,9 @@ RANKS = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 ALIKE = (
-    "NCCL_ALGO",
-    "NCCL_BUFFSIZE",
-    "NCCL_COLLNET_ENABLE",
-    "NCCL_CUMEM_ENABLE",
-    "NCCL_IB_DISABLE",
-    "NCCL_NET",
-    "NCCL_NVLS_ENABLE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_PROTO",
-    "NCCL_SHM_DISABLE",
-    "NCCL_SOCKET_FAMILY",
-    "TORCH_NCCL_BLOCKING_WAIT",
+    *("NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_COLLNET_ENABLE", "NCCL_CUMEM_ENABLE"),
+    *("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_PROTO"),
+    *("NCCL_SHM_DISABLE", "NCCL_SOCKET_FAMILY", "TORCH_NCCL_BLOCKING_WAIT"),
 )
 """Variables that must be the same on all ranks."""
 _OVERTIME_S = 5.0
@@ -80,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         trial.run()
     except Exception as error:  # noqa: BLE001 (the doctor wants anything that torch raises)
         trial.outcome.error = _first_line(error)
-        trial.leave()
+        trial.outcome.leave(directory)
         sys.stderr.write(f"rank {known[0]}: {error}\n")
         sys.stderr.flush()
         os._exit(1)
@@ -111,15 +102,16 @@ def facts(environ: Mapping[str, str]) -> dict[str, Any]:
             "python": platform.python_version(),
         },
         "gpus": gpus,
-        "device": _device_name(environ, gpus),
+        "device": _gpu_name(_gpu_index(environ, gpus)) if gpus else "",
         "environment": {name: environ[name] for name in ALIKE if name in environ},
     }
 
 
-def _device_name(environ: Mapping[str, str], gpus: int) -> str:
-    if not gpus:
-        return ""
-    index = (number(environ, "LOCAL_RANK") or 0) % gpus
+def _gpu_index(environ: Mapping[str, str], gpus: int) -> int:
+    return (number(environ, "LOCAL_RANK") or 0) % gpus
+
+
+def _gpu_name(index: int) -> str:
     return str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
 
 
@@ -133,7 +125,7 @@ class _Trial:
     def run(self) -> None:
         rank, size = self.outcome.rank, self.outcome.world_size
         own = facts(os.environ)
-        self.leave()
+        self._at(Stage.STORE)
         store = self._store()
         self._at(Stage.ROLL_CALL)
         roll = roll_call.call(store, rank, own, size, self.patience_s)
@@ -148,8 +140,7 @@ class _Trial:
         self._connect(store, roll)
         self._at(Stage.INIT)
         if backend == "nccl":
-            index = (number(os.environ, "LOCAL_RANK") or 0) % own["gpus"]
-            self.device = torch.device("cuda", index)
+            self.device = torch.device("cuda", _gpu_index(os.environ, own["gpus"]))
             torch.cuda.set_device(self.device)
         dist.init_process_group(
             backend,
@@ -170,12 +161,9 @@ class _Trial:
         dist.barrier()  # rank 0 may have the store
         dist.destroy_process_group()
 
-    def leave(self) -> None:
-        self.outcome.leave(self.directory)
-
     def _at(self, stage: Stage) -> None:
         self.outcome.stage = stage
-        self.leave()
+        self.outcome.leave(self.directory)
 
     def _store(self) -> Any:
         """Make or join the job's own store, as init_process_group("env://") would."""

@@ -13,8 +13,7 @@ from functools import partial
 
 from hangwatch.commands.inspection.processes import Process
 from hangwatch.commands.inspection.summary import Member, doing
-from hangwatch.commands.pages import BlockingCall, RunPages, blocking_call
-from hangwatch.commands.runs import Run
+from hangwatch.commands.runs import BlockingCall, Run, RunPages, blocking_call
 from hangwatch.diagnosis.facts.activity import activity
 from hangwatch.errors import EvidenceError
 from hangwatch.evidence import sources

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from hangwatch.commands.pages import BlockingCall
+from hangwatch.commands.runs import BlockingCall
 from hangwatch.diagnosis.facts.activity import Activity, activity, waits_in_collective
 from hangwatch.diagnosis.text import phrases
 from hangwatch.diagnosis.text.phrases import capital, the_ranks, verb

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from hangwatch.commands import MALFORMED
@@ -17,7 +18,7 @@ from hangwatch.errors import ReportError
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Phase
 from hangwatch.report import schema
-from hangwatch.report.files import load, read_run, run_files
+from hangwatch.report.files import REPORT, load, read_run, run_files
 from hangwatch.report.schema import Report
 from hangwatch.watchdog import state
 from hangwatch.watchdog.incident.incidents import Stage
@@ -70,25 +71,19 @@ def read_state(run_dir: Path) -> IncidentState:
     return IncidentState()
 
 
-class ReportCache:
-    """Reads the report of an incident again only after it has changed."""
+def read_report(current: IncidentState) -> StoredReport | None:
+    """Return the report of the current incident, None if there is none to read."""
+    if current.ongoing and current.report is not None:
+        with suppress(ReportError, OSError, RecursionError):
+            return _read_report(current.report, (current.report / REPORT).lstat().st_mtime)
+    return None
 
-    def __init__(self) -> None:
-        self._last: StoredReport | None = None
 
-    def of(self, current: IncidentState) -> StoredReport | None:
-        """Return the report of the current incident, None if there is none to read."""
-        if not current.ongoing or current.report is None:
-            return None
-        try:
-            written = (current.report / "report.json").lstat().st_mtime
-            last = self._last
-            if last is None or (last.directory, last.written) != (current.report, written):
-                directory, content = load(current.report)
-                self._last = StoredReport(directory, written, content)
-        except (ReportError, OSError, RecursionError):
-            return None
-        return self._last
+@lru_cache(maxsize=1)
+def _read_report(directory: Path, written: float) -> StoredReport:
+    """Read a report, but only once as long as it does not change. Raises as load()."""
+    directory, content = load(directory)
+    return StoredReport(directory, written, content)
 
 
 def headline(current: IncidentState, report: StoredReport | None) -> tuple[str, str]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from hangwatch.commands.pages import RunPages
-from hangwatch.commands.runs import Run, is_active
+from hangwatch.commands.runs import Run, RunPages, is_active
 from hangwatch.commands.top import incident
 from hangwatch.commands.top.incident import IncidentState, StoredReport
 from hangwatch.commands.top.rows import RankTracker, Row, Trouble, known_rates, rate_text
@@ -87,7 +86,6 @@ class RunView:
         self._now = now
         self._pages = RunPages(run.path, now_ns)
         self._ranks = RankTracker(self._pages.state)
-        self._reports = incident.ReportCache()
         self._lines = SourceLines(run.started_s or now())
 
     def __enter__(self) -> Self:
@@ -102,7 +100,7 @@ class RunView:
         now = self._now()
         rows = self._ranks.rows(look)
         current = incident.read_state(self.run.path)
-        report = self._reports.of(current)
+        report = incident.read_report(current)
         if report is not None:
             rows = incident.with_report(rows, report, now)
         rows = [self._with_line(row) for row in rows]

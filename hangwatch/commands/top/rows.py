@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from hangwatch.commands.pages import BlockingCall, blocking_call
+from hangwatch.commands.runs import BlockingCall, blocking_call
 from hangwatch.evidence.pages.finder import Seen
 from hangwatch.evidence.pages.look import QUIET_S, Look
 from hangwatch.model.calls import GroupKey, Site

@@ -153,7 +153,7 @@ def _table(rows: Sequence[Row], width: int, *, nodes: bool) -> Table:
     gap = 2 if width >= WIDE else 1
     cells = [[printable(column.cell(row)) for column in columns] for row in rows]
     widths = _widths(columns, cells, width - gap * len(columns))
-    drawn = Table(box=None, padding=0, pad_edge=False, header_style="bold dim")
+    drawn = Table(box=None, padding=(0, gap, 0, 0), header_style="bold dim")
     for column, taken in zip(columns, widths, strict=True):
         drawn.add_column(
             Text(column.heading),
@@ -162,14 +162,13 @@ def _table(rows: Sequence[Row], width: int, *, nodes: bool) -> Table:
             no_wrap=True,
             overflow="ellipsis",
         )
-        drawn.add_column("", width=gap)
     for row, texts in zip(rows, cells, strict=True):
         style = _STYLES[row.trouble]
         shown = [
             _end_of(text, taken) if column.keep_end else text
             for column, taken, text in zip(columns, widths, texts, strict=True)
         ]
-        drawn.add_row(*(part for text in shown for part in (Text(text, style), "")))
+        drawn.add_row(*(Text(text, style) for text in shown))
     return drawn
 
 
