@@ -67,7 +67,7 @@ _DEEPSPEED = _Launcher(
         }
     ),
 )
-_LAUNCHERS = {one.name: one for one in (_TORCHRUN, _ACCELERATE, _DEEPSPEED)}
+_LAUNCHERS = {launcher.name: launcher for launcher in (_TORCHRUN, _ACCELERATE, _DEEPSPEED)}
 _PROGRAMS = {
     "torchrun": _TORCHRUN,
     "accelerate-launch": _ACCELERATE,
@@ -236,11 +236,11 @@ def number(values: Mapping[str, str], name: str, otherwise: str = "") -> int | N
 
 def endpoint(text: str, otherwise: int) -> tuple[str, int]:
     """Return the host and port of ``host[:port]``, ``[ip6][:port]`` or an IPv6 address alone."""
-    found = _ENDPOINT.fullmatch(text)
-    if found is None:
+    match = _ENDPOINT.fullmatch(text)
+    if match is None:
         return text, otherwise
-    port = found["port"] or found["port6"]
-    return found["host"] or found["ip6"], int(port) if port else otherwise
+    port = match["port"] or match["port6"]
+    return match["host"] or match["ip6"], int(port) if port else otherwise
 
 
 def _launched_job(line: Line, environ: Mapping[str, str]) -> Job:

@@ -74,19 +74,19 @@ def interfaces() -> tuple[Interface, ...]:
     if libc.getifaddrs(ctypes.byref(first)):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    found = []
+    addresses = []
     try:
         entry = first
         while entry:
-            one = entry.contents
-            address = _address(one.addr) if one.addr else None
+            content = entry.contents
+            address = _address(content.addr) if content.addr else None
             if address is not None:
-                up = one.flags & (_UP | _RUNNING) == _UP | _RUNNING
-                found.append(Interface(one.name.decode("utf-8", "replace"), address, up))
-            entry = one.next
+                up = content.flags & (_UP | _RUNNING) == _UP | _RUNNING
+                addresses.append(Interface(content.name.decode("utf-8", "replace"), address, up))
+            entry = content.next
     finally:
         libc.freeifaddrs(first)
-    return tuple(found)
+    return tuple(addresses)
 
 
 def _address(where: int) -> Address | None:
@@ -110,8 +110,8 @@ class Choice:
 
 def resolve(name: str) -> tuple[str, ...]:
     """Return the addresses of a name as getaddrinfo(3) orders them. Raises OSError."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+    answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(answer[4][0]).partition("%")[0] for answer in answers))
 
 
 def gloo_choice(
@@ -121,7 +121,7 @@ def gloo_choice(
     wanted = environ.get(_GLOO_VARIABLE, "")
     if len(wanted) > 1:  # as torch counts it
         why, names = f"{_GLOO_VARIABLE}={wanted}", wanted.split(",")
-        first = {one.name: one.address for one in reversed(present)}
+        first = {interface.name: interface.address for interface in reversed(present)}
         absent = next((name for name in names if name not in first), None)
         if absent is not None:
             return Choice(None, absent, why)
@@ -143,11 +143,11 @@ def nccl_choice(environ: Mapping[str, str], present: Sequence[Interface]) -> Cho
     """Return the address at which NCCL would meet; data may take others, or InfiniBand."""
     family = environ.get("NCCL_SOCKET_FAMILY", "")
     usable = [
-        one
-        for one in present
-        if one.up
-        and one.address.version == _VERSIONS.get(family, one.address.version)
-        and not (one.address.version == 6 and one.address.is_loopback)  # noqa: PLR2004
+        interface
+        for interface in present
+        if interface.up
+        and interface.address.version == _VERSIONS.get(family, interface.address.version)
+        and not (interface.address.version == 6 and interface.address.is_loopback)  # noqa: PLR2004
     ]
     wanted = environ.get(_NCCL_VARIABLE, "")
     patterns: Sequence[str] = _AUTOMATIC
@@ -172,7 +172,7 @@ def matching(pattern: str, present: Sequence[Interface]) -> list[Interface]:
     def fits(name: str) -> bool:
         return name in names if exact else name.startswith(tuple(names))
 
-    return [one for one in present if not names or fits(one.name) is not without]
+    return [interface for interface in present if not names or fits(interface.name) is not without]
 
 
 def nccl_environment(
@@ -197,7 +197,7 @@ def gloo(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) 
     """Check gloo's choice. used: jobs on this machine need gloo."""
     bad = fail if used else warn
     if choice.address is None:
-        names = ", ".join(dict.fromkeys(one.name for one in present)) or "none"
+        names = ", ".join(dict.fromkeys(interface.name for interface in present)) or "none"
         return bad(
             GLOO,
             f"{choice.why}: there is no interface {choice.interface or repr('')} here",
@@ -218,7 +218,10 @@ def nccl(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) 
     """Check NCCL's choice. used: jobs on this machine have GPUs."""
     bad = fail if used else warn
     if choice.address is None:
-        names = ", ".join(dict.fromkeys(one.name for one in present if one.up)) or "none"
+        names = (
+            ", ".join(dict.fromkeys(interface.name for interface in present if interface.up))
+            or "none"
+        )
         return bad(
             NCCL,
             f"{choice.why}: no interface that is up fits",
@@ -252,20 +255,20 @@ def _naming(variable: str, present: Sequence[Interface]) -> str:
 
 def _suggestion(present: Sequence[Interface]) -> str:
     """Return the interface that other nodes most likely reach, empty if there is none."""
-    for one in present:
-        address = one.address
+    for interface in present:
+        address = interface.address
         if (
-            one.up
+            interface.up
             and not (address.is_loopback or address.is_link_local)
-            and not one.name.startswith((*_VIRTUAL, "veth", "lo"))
+            and not interface.name.startswith((*_VIRTUAL, "veth", "lo"))
         ):
-            return one.name
+            return interface.name
     return ""
 
 
 def _owner(address: Address, present: Sequence[Interface]) -> str:
     """Return the interface that has an address, empty if none has: bind(2) would fail."""
-    for one in present:
-        if one.address == address:
-            return one.name
+    for interface in present:
+        if interface.address == address:
+            return interface.name
     return "lo" if address.version == 4 and address.is_loopback else ""  # noqa: PLR2004

@@ -35,7 +35,7 @@ _UNREACHABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """The address where the ranks meet, as far as it is known."""
 
     host: str
@@ -58,9 +58,9 @@ def connect(address: str, port: int, timeout_s: float = CONNECT_S) -> Answer:
     """Connect over TCP and close at once: a store takes that for a client that left."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as one:
-            one.settimeout(timeout_s)
-            one.connect((address, port))
+        with socket.socket(family, socket.SOCK_STREAM) as client:
+            client.settimeout(timeout_s)
+            client.connect((address, port))
     except TimeoutError:
         return Answer.SILENT
     except OSError as error:
@@ -68,21 +68,21 @@ def connect(address: str, port: int, timeout_s: float = CONNECT_S) -> Answer:
     return Answer.LISTENS
 
 
-def place(
+def look_up(
     host: str, port: int, present: Sequence[Interface], resolver: Resolve, hostname: str
-) -> Place:
+) -> Endpoint:
     """Look up the address where the ranks meet."""
     try:
         addresses = tuple(ip_address(text) for text in resolver(host))
     except (OSError, ValueError) as error:
-        return Place(host, port, (), getattr(error, "strerror", None) or str(error))
-    own = {one.address for one in present}
+        return Endpoint(host, port, (), getattr(error, "strerror", None) or str(error))
+    own = {interface.address for interface in present}
     here = any(address in own or address.is_loopback for address in addresses)
     named = host in (hostname, hostname.partition(".")[0]) or host.startswith(f"{hostname}.")
-    return Place(host, port, addresses, here=here, own_name=named)
+    return Endpoint(host, port, addresses, here=here, own_name=named)
 
 
-def resolution(where: Place, job: Job) -> Finding | None:
+def resolution(where: Endpoint, job: Job) -> Finding | None:
     """Return the problem with the name, None if it is fine.
 
     The machine itself may know its own name as 127.0.1.1 (Debian's /etc/hosts): the
@@ -109,7 +109,7 @@ def resolution(where: Place, job: Job) -> Finding | None:
 
 
 def reachable(
-    where: Place, job: Job, probe: Callable[[str, int], Answer], owner: Callable[[int], str]
+    where: Endpoint, job: Job, probe: Callable[[str, int], Answer], owner: Callable[[int], str]
 ) -> Finding:
     """Check that a rank of this node would get there.
 
@@ -124,10 +124,10 @@ def reachable(
                 "fine if that is this job; if it is another one, use another port",
             )
         return ok(CHECK, f"{where} is this machine, and the port is free")
-    answers = {str(one): probe(str(one), where.port) for one in where.addresses}
+    answers = {str(address): probe(str(address), where.port) for address in where.addresses}
     shown = ", ".join(answers)
     if Answer.LISTENS in answers.values():
-        silent = [one for one, answer in answers.items() if answer is not Answer.LISTENS]
+        silent = [address for address, answer in answers.items() if answer is not Answer.LISTENS]
         if silent and next(iter(answers.values())) is not Answer.LISTENS:
             return warn(
                 CHECK,
@@ -149,7 +149,7 @@ def reachable(
     )
 
 
-def _way(where: Place, job: Job) -> str:
+def _way(where: Endpoint, job: Job) -> str:
     family = {address.version for address in where.addresses}
     only = "IPv6 " if family == {6} else ""
     port = f"port {where.port} and, for the ranks, all ports above 1024"

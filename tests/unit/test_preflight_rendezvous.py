@@ -12,7 +12,7 @@ from hangwatch.preflight import rendezvous
 from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.preflight.job import Job
 from hangwatch.preflight.network import Interface
-from hangwatch.preflight.rendezvous import Answer, Place, connect
+from hangwatch.preflight.rendezvous import Answer, Endpoint, connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ def resolve(name: str) -> Sequence[str]:
     return NAMES[name]
 
 
-def place(host: str) -> Place:
-    return rendezvous.place(host, 29500, HERE, resolve, "me")
+def place(host: str) -> Endpoint:
+    return rendezvous.look_up(host, 29500, HERE, resolve, "me")
 
 
 def judged(host: str, answers: Mapping[str, Answer], job: Job = SEVERAL) -> Finding:

@@ -67,7 +67,9 @@ def figures(trial: Trial) -> dict[str, Any]:
 def _furthest(trial: Trial) -> Outcome | None:
     """Return the outcome of the first rank that is done, else of the first rank."""
     outcomes = trial.outcomes
-    return min(outcomes, key=lambda one: (one.stage is not Stage.DONE, one.rank), default=None)
+    return min(
+        outcomes, key=lambda known: (known.stage is not Stage.DONE, known.rank), default=None
+    )
 
 
 def _no_rank(trial: Trial, job: Job) -> Finding:
@@ -138,10 +140,10 @@ def _broken(outcome: Outcome) -> Iterator[Finding]:
     """Yield the connections that fail, one finding for each target and reason."""
     variable = "NCCL_SOCKET_IFNAME" if outcome.backend == "nccl" else "GLOO_SOCKET_IFNAME"
     targets = Counter(
-        (one["to"], one["address"].partition("%")[0], one["why"]) for one in outcome.broken
+        (link["to"], link["address"].partition("%")[0], link["why"]) for link in outcome.broken
     )
     for (name, address, why), _ in targets.most_common(SHOWN):
-        sources = sorted({one["from"] for one in outcome.broken if one["to"] == name})
+        sources = sorted({link["from"] for link in outcome.broken if link["to"] == name})
         yield fail(
             CHECK,
             f"{_shortened(sources)} cannot connect to {name}, where {outcome.backend} listens at"
@@ -158,7 +160,7 @@ def _differences(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     versions = [rank["versions"] for rank in ranks]
     if not versions:
         return
-    differing = [name for name in versions[0] if len({one.get(name) for one in versions}) > 1]
+    differing = [name for name in versions[0] if len({of.get(name) for of in versions}) > 1]
     for name in differing:
         grade = fail if name in _MUST_AGREE else warn
         shown = _by_host(ranks, lambda rank, name=name: str(rank["versions"].get(name)))
@@ -202,9 +204,9 @@ def _times(outcome: Outcome) -> Iterator[Finding]:
     shown = [f"barrier {_time(times['barrier_s'])}"]
     shown.append(f"all_reduce of {small['bytes']} B {_time(small['seconds'])}")
     shown += [
-        f"of {one['bytes'] >> 20} MiB {_time(one['seconds'])}"
-        + (f" ({one['bus_bytes_per_s'] / 1e9:.2g} GB/s)" if one["bus_bytes_per_s"] else "")
-        for one in large[-1:]
+        f"of {timed['bytes'] >> 20} MiB {_time(timed['seconds'])}"
+        + (f" ({timed['bus_bytes_per_s'] / 1e9:.2g} GB/s)" if timed["bus_bytes_per_s"] else "")
+        for timed in large[-1:]
     ]
     yield ok(TIMES, ", ".join(shown))
     pairs = times["pairs"]
@@ -217,7 +219,7 @@ def _times(outcome: Outcome) -> Iterator[Finding]:
         yield warn(
             LINKS,
             f"between {low} and {high}: {_link(pair)}, {SLOW:g} times the others' or more",
-            "look at cable, switch port and MTU of the node that is in several such pairs",
+            "look at cable, switch port and MTU of the node that is in several of these pairs",
         )
     if not slow:
         worst = max(pairs, key=lambda pair: float(pair["round_trip_s"]))

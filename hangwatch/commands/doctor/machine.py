@@ -208,19 +208,19 @@ def surroundings(environ: Mapping[str, str], job: Job) -> Iterator[Finding]:
         yield warn("interfaces", f"cannot be listed: {error.strerror}", "")
         return
     hostname = socket.gethostname()
-    yield _meeting_place(job, present, hostname)
+    yield _meeting_point(job, present, hostname)
     gloo = network.gloo_choice(environ, present, hostname, in_time)
     yield network.gloo(gloo, job, present, used=not gpus)
     nccl = network.nccl_choice(network.nccl_environment(environ, str(Path.home())), present)
     yield network.nccl(nccl, job, present, used=gpus > 0)
 
 
-def _meeting_place(job: Job, present: Sequence[Interface], hostname: str) -> Finding:
+def _meeting_point(job: Job, present: Sequence[Interface], hostname: str) -> Finding:
     """Check the address where the ranks, or their launchers, would meet."""
     if job.host and job.port is not None:
-        place = rendezvous.place(job.host, job.port, present, in_time, hostname)
-        return rendezvous.resolution(place, job) or rendezvous.reachable(
-            place, job, rendezvous.connect, listener
+        where = rendezvous.look_up(job.host, job.port, present, in_time, hostname)
+        return rendezvous.resolution(where, job) or rendezvous.reachable(
+            where, job, rendezvous.connect, listener
         )
     if job.nodes == 1 and not job.host:
         return ok(rendezvous.CHECK, "one node: the launcher chooses an address")

@@ -130,11 +130,11 @@ class _Trial:
         self._at(Stage.ROLL_CALL)
         roll = roll_call.call(store, rank, own, size, self.patience_s)
         leaders = roll.leaders()
-        self.outcome.ranks = [{"rank": one, **roll.ranks[one]} for one in sorted(roll.ranks)]
+        self.outcome.ranks = [{"rank": n, **known} for n, known in sorted(roll.ranks.items())]
         self.outcome.missing = roll.missing
         if roll.missing:
             raise RuntimeError(f"{len(roll.missing)} of {size} ranks have not come")
-        backend = "nccl" if all(one["gpus"] for one in roll.ranks.values()) else "gloo"
+        backend = "nccl" if all(known["gpus"] for known in roll.ranks.values()) else "gloo"
         self.outcome.backend = backend
         self._at(Stage.CONNECTIONS)
         self._connect(store, roll)

@@ -23,7 +23,7 @@ ALL_PAIRS = 16
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """The ranks that are present, with their facts, and those that are missing."""
+    """The ranks that are present, with their facts, and the missing ones."""
 
     ranks: dict[int, dict[str, Any]]
     missing: list[int]
@@ -39,12 +39,12 @@ class Roll:
 def call(store: Any, rank: int, facts: dict[str, Any], world_size: int, within_s: float) -> Roll:
     """Announce this rank, and wait for the others."""
     store.set(f"rank/{rank}", json.dumps(facts))
-    keys = {one: f"rank/{one}" for one in range(world_size)}
-    missing = await_keys(store, list(keys.values()), within_s)
-    present = {one: key for one, key in keys.items() if key not in missing}
-    values = store.multi_get(list(present.values()))
-    ranks = {one: json.loads(value) for one, value in zip(present, values, strict=True)}
-    return Roll(ranks, [one for one in keys if one not in ranks])
+    keys = {f"rank/{member}": member for member in range(world_size)}
+    missing = await_keys(store, list(keys), within_s)
+    present = [key for key in keys if key not in missing]
+    values = store.multi_get(present)
+    ranks = {keys[key]: json.loads(value) for key, value in zip(present, values, strict=True)}
+    return Roll(ranks, [member for key, member in keys.items() if key in missing])
 
 
 def await_keys(store: Any, keys: Sequence[str], within_s: float) -> set[str]:
@@ -67,7 +67,7 @@ def try_connections(
     For the first rank of each node. Returns the failures of all nodes.
     """
     leaders = roll.leaders()
-    names = {one: str(roll.ranks[one]["host"]) for one in leaders}
+    names = {leader: str(roll.ranks[leader]["host"]) for leader in leaders}
     with socket.create_server(
         (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
     ) as server:
@@ -84,7 +84,7 @@ def try_connections(
                     {"from": names[rank], "to": names[other], "address": its_address, "why": why}
                 )
         store.set(f"connected/{rank}", json.dumps(failed))
-        keys = [f"connected/{one}" for one in leaders]
+        keys = [f"connected/{leader}" for leader in leaders]
         silent = await_keys(store, keys, within_s)
         answers = store.multi_get([key for key in keys if key not in silent])
     return [failure for answer in answers for failure in json.loads(answer)]
@@ -93,7 +93,7 @@ def try_connections(
 def partners(leaders: Sequence[int], rank: int) -> Iterable[int]:
     """Return the leaders that one of them connects to."""
     if len(leaders) <= ALL_PAIRS:
-        return [one for one in leaders if one != rank]
+        return [leader for leader in leaders if leader != rank]
     at = leaders.index(rank)
     near = {leaders[at - 1], leaders[(at + 1) % len(leaders)], leaders[0]}
     return sorted(near - {rank})

@@ -1,4 +1,4 @@
-"""What each rank does at this moment, from its stack, its process and its page, in words.
+"""The activity of each rank at this moment, from its stack, its process and its page, in words.
 
 A snapshot is no verdict: it shows where a rank is, not that it is stuck there.
 """
@@ -50,7 +50,7 @@ class Where(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What a rank does, and at which line: ``one`` follows ``it``, ``several`` ``they``."""
+    """The activity of a rank, and its line: ``one`` follows ``it``, ``several`` ``they``."""
 
     where: Where
     one: str

@@ -60,13 +60,13 @@ def read_state(run_dir: Path) -> IncidentState:
         judge, reporter = values["judge"], values["reporter"]
         incidents = judge["incidents"]
         stage = Stage(incidents["stage"])
-        told = reporter.get("elsewhere") if judge["told_elsewhere"] else None
-        where = str(told["report"] if told else reporter["report"])
+        elsewhere = reporter.get("elsewhere") if judge["told_elsewhere"] else None
+        where = str(elsewhere["report"] if elsewhere else reporter["report"])
         return IncidentState(
             stage,
             int(incidents["number"]),
             Path(where) if where else None,
-            f"{told['headline']} (reported by {told['node']})" if told else "",
+            f"{elsewhere['headline']} (reported by {elsewhere['node']})" if elsewhere else "",
         )
     return IncidentState()
 

@@ -224,7 +224,7 @@ def certain(start: Start, resolver: network.Resolve = network.resolve) -> Iterat
 
 
 def _meeting_place(told: Job, resolver: network.Resolve) -> Iterator[Finding]:
-    place = rendezvous.place(
+    place = rendezvous.look_up(
         told.host, told.port or 0, interfaces(), resolver, socket.gethostname()
     )
     finding = rendezvous.resolution(place, told)

@@ -16,7 +16,7 @@ def load_package() -> None:
     """Make ``hangwatch`` importable, unless the agent has done so."""
     if "hangwatch" in sys.modules:
         return
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     spec = spec_from_file_location(
         "hangwatch", root / "__init__.py", submodule_search_locations=[str(root)]
     )
