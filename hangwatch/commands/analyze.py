@@ -225,9 +225,7 @@ def _processes(data: bytes) -> dict[int, ProcessState]:
 
 def _rank_of(path: Path) -> int:
     digits = _RANK.search(path.name)
-    if digits is None:
-        raise FlightError("its name does not end in a rank")
-    if int(digits[1]) >= MAX_WORLD:
+    if digits is None or int(digits[1]) >= MAX_WORLD:
         raise FlightError(f"its name ends in no rank: no job has more than {MAX_WORLD}")
     return int(digits[1])
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -197,7 +197,7 @@ def gloo(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) 
     """Check gloo's choice. used: jobs on this machine need gloo."""
     bad = fail if used else warn
     if choice.address is None:
-        names = ", ".join(dict.fromkeys(interface.name for interface in present)) or "none"
+        names = _names(present)
         return bad(
             GLOO,
             f"{choice.why}: there is no interface {choice.interface or repr('')} here",
@@ -218,10 +218,7 @@ def nccl(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) 
     """Check NCCL's choice. used: jobs on this machine have GPUs."""
     bad = fail if used else warn
     if choice.address is None:
-        names = (
-            ", ".join(dict.fromkeys(interface.name for interface in present if interface.up))
-            or "none"
-        )
+        names = _names(interface for interface in present if interface.up)
         return bad(
             NCCL,
             f"{choice.why}: no interface that is up fits",
@@ -234,6 +231,10 @@ def nccl(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) 
             return bad(NCCL, f"{shown}: other nodes cannot connect to that", remedy)
         return ok(NCCL, shown)
     return _local_only(NCCL, shown, choice, job, remedy)
+
+
+def _names(interfaces: Iterable[Interface]) -> str:
+    return ", ".join(dict.fromkeys(interface.name for interface in interfaces)) or "none"
 
 
 def _local_only(check: str, shown: str, choice: Choice, job: Job, remedy: str) -> Finding:

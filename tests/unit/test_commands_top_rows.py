@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from hangwatch.commands.top.rows import Row, Trouble, arrange, merged, rate_text
 from hangwatch.model.calls import Site
-from hangwatch.text import counted, duration
 
 SITE = Site("/home/ada/train.py", 41, "main")
 
@@ -79,24 +78,6 @@ def test_every_rank_is_shown_or_counted_and_the_lines_fit(rows: list[Row], room:
 
 
 @pytest.mark.parametrize(
-    ("age_s", "text"),
-    [
-        (-1, "0.0 s"),
-        (0.26, "0.3 s"),
-        (9.94, "9.9 s"),
-        (42.4, "42 s"),
-        (179, "179 s"),
-        (181, "3 min"),
-        (3599, "59 min"),
-        (12_060, "3 h 21 min"),
-        (200_000, "2 d 7 h"),
-    ],
-)
-def test_ages_are_as_exact_as_one_needs(age_s: float, text: str) -> None:
-    assert duration(age_s) == text
-
-
-@pytest.mark.parametrize(
     ("low", "high", "text"),
     [
         (None, None, ""),
@@ -110,7 +91,3 @@ def test_ages_are_as_exact_as_one_needs(age_s: float, text: str) -> None:
 )
 def test_rates_are_short(low: float | None, high: float | None, text: str) -> None:
     assert rate_text(low, high) == text
-
-
-def test_counts_read_well() -> None:
-    assert [counted(n, "rank") for n in (0, 1, 2)] == ["no ranks", "1 rank", "2 ranks"]

@@ -66,10 +66,8 @@ def figures(trial: Trial) -> dict[str, Any]:
 
 def _furthest(trial: Trial) -> Outcome | None:
     """Return the outcome of the first rank that is done, else of the first rank."""
-    outcomes = trial.outcomes
-    return min(
-        outcomes, key=lambda known: (known.stage is not Stage.DONE, known.rank), default=None
-    )
+    done = [outcome for outcome in trial.outcomes if outcome.stage is Stage.DONE]
+    return next(iter(done or trial.outcomes), None)
 
 
 def _no_rank(trial: Trial, job: Job) -> Finding:
@@ -160,7 +158,9 @@ def _differences(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     versions = [rank["versions"] for rank in ranks]
     if not versions:
         return
-    differing = [name for name in versions[0] if len({of.get(name) for of in versions}) > 1]
+    differing = [
+        name for name in versions[0] if len({rank["versions"].get(name) for rank in ranks}) > 1
+    ]
     for name in differing:
         grade = fail if name in _MUST_AGREE else warn
         shown = _by_host(ranks, lambda rank, name=name: str(rank["versions"].get(name)))

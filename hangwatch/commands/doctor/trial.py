@@ -53,7 +53,7 @@ class Trial:
     """None if the doctor ended it."""
     seconds: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
-    """Of the ranks of this node."""
+    """Of the ranks of this node, in their order."""
     reports: list[dict[str, Any]] = field(default_factory=list)
     """The report.json of each incident of the trial."""
     output: list[str] = field(default_factory=list)

@@ -14,14 +14,8 @@ from hangwatch.evidence.processes import PROC, Stat, Tree, environment, read_sta
 
 _NAMES = frozenset(
     {
-        "RANK",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RUN_ID",
-        DIRECTORY,
+        *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_RUN_ID", DIRECTORY),
     }
 )
 _DIGITS = 10
