@@ -84,6 +84,8 @@ _PYTHON = frozenset("bBdEhiIOPqsSuvVx?")
 """Letters of python's options without a value; -W and -X take one, -c and -m end them."""
 _IS_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 _HELP = frozenset({"-h", "--help"})
+_DIGITS = 19
+"""A number of more has nothing to do with a job."""
 _ENDPOINT = re.compile(r"\[(?P<ip6>[^]]+)\](?::(?P<port6>\d+))?|(?P<host>[^:]+)(?::(?P<port>\d+))?")
 
 
@@ -231,7 +233,8 @@ def job(environ: Mapping[str, str], command: Sequence[str] = ()) -> Job:
 def number(values: Mapping[str, str], name: str, otherwise: str = "") -> int | None:
     """Return a variable or an option as a number, None if it is none."""
     text = values.get(name, otherwise)
-    return int(text) if text.isascii() and text.isdecimal() else None
+    sane = text.isascii() and text.isdecimal() and len(text) < _DIGITS
+    return int(text) if sane else None
 
 
 def endpoint(text: str, otherwise: int) -> tuple[str, int]:

@@ -34,24 +34,22 @@ def contract(environ: Mapping[str, str], job: Job) -> list[Finding]:
     if job.launched:
         what = f"{', '.join(given)}: set here, and {job.launcher} sets them for its ranks"
         return [ok(CONTRACT, what)]
-    findings = [*_numbers(given), *_order(given), *_address(given)]
+    findings = list(_contradictions(given))
     if not any(finding.grade is Grade.FAIL for finding in findings):
         findings += _missing(given)
     shown = " ".join(f"{name}={value}" for name, value in given.items())
     return findings or [ok(CONTRACT, shown)]
 
 
-def _numbers(given: Mapping[str, str]) -> Iterator[Finding]:
+def _contradictions(given: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield values that are wrong alone, or do not fit each other."""
     for name in NUMBERS:
         if name in given and number(given, name) is None:
             yield fail(CONTRACT, f"{name}={given[name]} is not a number", f"set {name} to a number")
     port = number(given, "MASTER_PORT")
     if port is not None and not 0 < port <= MAX_PORT:
         yield fail(CONTRACT, f"MASTER_PORT={port} is not a port", f"use 1 to {MAX_PORT}")
-
-
-def _order(given: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that ranks count from 0, and that no node has more ranks than the job."""
+    # Ranks count from 0, and no node has more ranks than the job.
     for low, high in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         rank, size = number(given, low), number(given, high)
         if rank is not None and size is not None:
@@ -64,6 +62,13 @@ def _order(given: Mapping[str, str]) -> Iterator[Finding]:
                 f"{low}={less} is more than {high}={more}: they cannot be of one job",
                 "let one launcher set all of them; an old `export` may be left in this shell",
             )
+    host = given.get("MASTER_ADDR", "")
+    if host.startswith("[") or "://" in host or (host.count(":") == 1):
+        yield fail(
+            CONTRACT,
+            f"MASTER_ADDR={host} is more than a name or an address",
+            "leave out brackets, scheme and port; the port goes into MASTER_PORT",
+        )
 
 
 def out_of_range(
@@ -75,16 +80,6 @@ def out_of_range(
             CONTRACT,
             f"{low}={rank} with {high}={size}: ranks count from 0 to {max(size - 1, 0)}",
             f"start each rank with a {low} of its own below {high}",
-        )
-
-
-def _address(given: Mapping[str, str]) -> Iterator[Finding]:
-    host = given.get("MASTER_ADDR", "")
-    if host.startswith("[") or "://" in host or (host.count(":") == 1):
-        yield fail(
-            CONTRACT,
-            f"MASTER_ADDR={host} is more than a name or an address",
-            "leave out brackets, scheme and port; the port goes into MASTER_PORT",
         )
 
 

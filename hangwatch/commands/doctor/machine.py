@@ -24,16 +24,17 @@ from hangwatch.errors import EvidenceError, UsageError
 from hangwatch.evidence.gpu.nvml import NO_DRIVER
 from hangwatch.evidence.gpu.reader import examine_gpus
 from hangwatch.evidence.sockets import listener
-from hangwatch.evidence.stacks import find_py_spy, parse, refusal
+from hangwatch.evidence.stacks import PySpy, find_py_spy
 from hangwatch.evidence.threads import in_thread
 from hangwatch.model import native
 from hangwatch.preflight import machine, network, rendezvous
 from hangwatch.preflight.finding import Finding, fail, ok, warn
-from hangwatch.preflight.job import Job
+from hangwatch.preflight.job import Job, number
 from hangwatch.preflight.network import Interface, Resolve
 from hangwatch.preflight.variables import contract, timeouts
 from hangwatch.run import rundir
 from hangwatch.settings import options
+from hangwatch.settings.config import Stacks
 from hangwatch.text import counted
 
 _NO_LIBRARY = "cannot open shared object file"
@@ -101,30 +102,18 @@ def _beacons() -> str:
 
 def _stacks() -> str:
     """Take the stack of a process that is started for it, as the watchdog does of a rank."""
-    binary = find_py_spy()
-    if binary is None:
-        raise EvidenceError("py-spy was not found: pip install py-spy")
-    sleeper = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-Sc", "print(flush=True); input()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    )
-    try:
-        if sleeper.stdout:
-            sleeper.stdout.readline()
-        command = [binary, "dump", "--json", "--pid", str(sleeper.pid)]
-        done = subprocess.run(  # noqa: S603 (py-spy, as the watchdog starts it)
-            command, capture_output=True, timeout=PY_SPY_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise EvidenceError(f"py-spy did not answer within {PY_SPY_S:g} s") from None
-    finally:
-        sleeper.kill()
-        sleeper.communicate()
-    if done.returncode:
-        raise refusal(done.stderr.decode("utf-8", "replace"))
-    parse(done.stdout, sleeper.pid)
-    return f"{binary} may read other processes"
+    ) as sleeper:
+        try:
+            if sleeper.stdout:
+                sleeper.stdout.readline()
+            asyncio.run(PySpy(Stacks.PYTHON).dump(sleeper.pid, PY_SPY_S))
+        finally:
+            sleeper.kill()
+    return f"{find_py_spy()} may read other processes"
 
 
 def _pages(environ: Mapping[str, str]) -> Finding:
@@ -193,7 +182,8 @@ def surroundings(environ: Mapping[str, str], job: Job) -> Iterator[Finding]:
     yield from machine.devices(environ, gpus, job.local_ranks)
     yield machine.shared_memory()
     yield machine.memory(job.local_ranks)
-    yield machine.open_files(_world_size(environ, job))
+    all_ranks = job.nodes * job.local_ranks if job.nodes and job.local_ranks else None
+    yield machine.open_files(number(environ, "WORLD_SIZE") or all_ranks)
     yield machine.cores()
     try:
         suspect_after_s = options.settings({}, environ).suspect_after_s
@@ -249,10 +239,3 @@ def gpus_seen(directory: str = "/dev") -> int:
         return sum(bool(_DEVICE.fullmatch(path.name)) for path in Path(directory).iterdir())
     except OSError:
         return 0
-
-
-def _world_size(environ: Mapping[str, str], job: Job) -> int | None:
-    text = environ.get("WORLD_SIZE", "")
-    if text.isdecimal():
-        return int(text)
-    return job.nodes * job.local_ranks if job.nodes and job.local_ranks else None
