@@ -141,5 +141,7 @@ def timeouts(environ: Mapping[str, str], suspect_after_s: float | None) -> list[
                 "unset it; hangwatch reports either way, and --on-hang abort ends the ranks",
             )
         )
-    what = f"a wait is announced within {announced_s:g} s; by default NCCL would end the job after"
-    return findings or [ok(TIMEOUTS, f"{what} {NCCL_S:g} s")]
+    what = f"a wait is announced within {announced_s:g} s"
+    return findings or [
+        ok(TIMEOUTS, f"{what}; NCCL would end the job after {NCCL_S:g} s by default")
+    ]
