@@ -51,9 +51,6 @@ class Interface:
     up: bool = True
     """Up and with a carrier."""
 
-    def __str__(self) -> str:
-        return f"{self.name} ({self.address})"
-
 
 class _IfAddrs(ctypes.Structure):
     """The first fields of struct ifaddrs of getifaddrs(3)."""

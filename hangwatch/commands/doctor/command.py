@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import socket
 import sys
@@ -16,7 +17,7 @@ from hangwatch import __version__
 from hangwatch.commands import Arguments, print_lines
 from hangwatch.commands.doctor.findings import figures, trial_findings
 from hangwatch.commands.doctor.machine import installation, surroundings, watched_jobs
-from hangwatch.commands.doctor.trial import PATIENCE_S, no_script, run
+from hangwatch.commands.doctor.trial import PATIENCE_S, run
 from hangwatch.console import printable
 from hangwatch.errors import UsageError
 from hangwatch.preflight.finding import Finding, Grade
@@ -39,8 +40,12 @@ def doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
         at = own.index("--")
         own, command = own[:at], own[at + 1 :]
     arguments = _arguments().parse_args(own)
-    if command and parse_command(command) is None:
-        raise UsageError(no_script(command))
+    line = parse_command(command)
+    if command and line is None:
+        raise UsageError(
+            f"no Python script found in: {shlex.join(command)}; give the whole line, such as:"
+            " hangwatch doctor -- torchrun --nproc-per-node=8 train.py"
+        )
     expected = job(environ, command)
     findings: list[Finding] = []
     measured = None
@@ -54,8 +59,8 @@ def doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
     add(installation(environ))
     add(watched_jobs(environ))
     add(surroundings(environ, expected))
-    if command:
-        trial = run(command, environ, expected, arguments.timeout)
+    if line:
+        trial = run(line, environ, expected, arguments.timeout)
         add(trial_findings(trial, expected))
         measured = figures(trial)
     if arguments.json:

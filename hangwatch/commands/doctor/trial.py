@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +22,8 @@ from typing import Any
 from hangwatch.commands.doctor import outcome
 from hangwatch.commands.doctor.outcome import Outcome
 from hangwatch.commands.runs import DIRECTORY
-from hangwatch.errors import UsageError
 from hangwatch.evidence.sockets import peers
-from hangwatch.preflight.job import Job, parse_command
+from hangwatch.preflight.job import Job, Line
 from hangwatch.safety import redaction
 from hangwatch.settings.config import PREFIX
 
@@ -62,22 +60,11 @@ class Trial:
     """Addresses connected to the rendezvous at the end, if that is on this machine."""
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], job: Job, patience_s: float) -> Trial:
-    """Run the line. Raises UsageError if there is no script in it, or no such command."""
-    line = parse_command(command)
-    if line is None:
-        raise UsageError(no_script(command))
+def run(line: Line, environ: Mapping[str, str], job: Job, patience_s: float) -> Trial:
+    """Run a launcher's line as a trial."""
     with tempfile.TemporaryDirectory(prefix="hangwatch-doctor-") as directory:
         words = line.with_script(str(PROGRAM), directory, f"{patience_s:g}")
         return _watched(words, environ, job, patience_s, Path(directory))
-
-
-def no_script(command: Sequence[str]) -> str:
-    """Return the error for a launcher's line that cannot be tried."""
-    return (
-        f"no Python script found in: {shlex.join(command)}; give the whole line, such"
-        " as: hangwatch doctor -- torchrun --nproc-per-node=8 train.py"
-    )
 
 
 def _watched(
