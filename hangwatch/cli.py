@@ -26,7 +26,7 @@ usage: hangwatch [OPTIONS] COMMAND [ARG...]      run COMMAND under watch
        hangwatch report [PATH]                   print stored reports: text, JSON, HTML, a list
        hangwatch analyze PATH... [--json]        judge Flight Recorder dumps or rank pages
        hangwatch demo                            see it find a planted hang
-       hangwatch doctor [-- COMMAND...]          what would make a job hang here, or COMMAND
+       hangwatch doctor [-- COMMAND...]          find causes of hangs here, or in COMMAND
        hangwatch path                            directory for PYTHONPATH, with HANGWATCH=1,
                                                  where no COMMAND can be put below hangwatch
 `hangwatch top --help`, and so on, says more of each.
@@ -90,7 +90,7 @@ def _watch(words: Sequence[str], config: Config, environ: Mapping[str, str]) -> 
 
 
 def _report(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.commands.offline.stored import report  # noqa: PLC0415 (not needed to watch)
+    from hangwatch.commands.report import report  # noqa: PLC0415 (not needed to watch)
 
     return report(words, environ)
 
@@ -108,7 +108,7 @@ def _inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.commands.offline.stored import analyze  # noqa: PLC0415 (as above)
+    from hangwatch.commands.analyze import analyze  # noqa: PLC0415 (as above)
 
     return analyze(words, environ)
 

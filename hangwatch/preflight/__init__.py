@@ -1,5 +1,5 @@
-"""What makes a job hang at its start, found before it does: small checks with explicit inputs.
+"""Checks for the causes of hangs at the start of a job: small, with explicit inputs.
 
-Each takes what it looks at (an environment, a root of /proc, a resolver) and returns
+Each takes its evidence (an environment, a root of /proc, a resolver) and returns
 findings. Nothing here imports torch or changes anything.
 """

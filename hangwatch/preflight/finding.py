@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""The finding of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Grade(IntEnum):
-    """How bad it is; the worst counts."""
+    """The severity of a finding; the worst counts."""
 
     OK = 0
     WARN = 1
@@ -17,33 +17,33 @@ class Grade(IntEnum):
 
     @property
     def word(self) -> str:
-        """As people and JSON see it."""
+        """The grade for people and JSON."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     """Stable name of the check, one word."""
     grade: Grade
     what: str
-    """What was found, and why that is so."""
+    """The fact, and its reason."""
     remedy: str = ""
-    """What to do about it; empty where it is fine."""
+    """Empty if it is fine."""
 
 
 def ok(check: str, what: str) -> Finding:
-    """It is fine."""
+    """Return a finding that is fine."""
     return Finding(check, Grade.OK, what)
 
 
 def warn(check: str, what: str, remedy: str) -> Finding:
-    """It may be meant so, or cost something."""
+    """Return a finding that may be meant so, or costs something."""
     return Finding(check, Grade.WARN, what, remedy)
 
 
 def fail(check: str, what: str, remedy: str) -> Finding:
-    """A job for which it holds does not work."""
+    """Return a finding for which a job does not work."""
     return Finding(check, Grade.FAIL, what, remedy)

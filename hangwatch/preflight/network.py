@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -27,29 +27,33 @@ from hangwatch.safety import untrusted
 
 _UP, _RUNNING = 0x1, 0x40  # net/if.h
 _AT4, _AT6 = 4, 8
-"""Where the address stands in sockaddr_in and sockaddr_in6 (ip(7), ipv6(7))."""
+"""Offsets of the address in sockaddr_in and sockaddr_in6 (ip(7), ipv6(7))."""
+GLOO, NCCL = "gloo", "nccl"
+_GLOO_VARIABLE, _NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+_VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc")
+"""Bridges to the containers of this machine: no other machine is behind them."""
+_VERSIONS = {"AF_INET": 4, "AF_INET6": 6}
+"""Of IP, by the values of NCCL_SOCKET_FAMILY."""
+_AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+MAX_CONF_BYTES = 1 << 20
+"""Of a nccl.conf so much is read."""
+Address = IPv4Address | IPv6Address
+Resolve = Callable[[str], Sequence[str]]
+"""Returns the addresses of a name, in the resolver's order. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """An address of an interface: one with several addresses is there several times."""
+    """One address of an interface; an interface with several addresses has several of these."""
 
     name: str
-    address: IPv4Address | IPv6Address
+    address: Address
     up: bool = True
     """Up and with a carrier."""
 
-    @property
-    def family(self) -> int:
-        """AF_INET or AF_INET6."""
-        return socket.AF_INET if self.address.version == 4 else socket.AF_INET6  # noqa: PLR2004
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.address})"
-
 
 class _IfAddrs(ctypes.Structure):
-    """struct ifaddrs of getifaddrs(3), as far as it is read."""
+    """The first fields of struct ifaddrs of getifaddrs(3)."""
 
 
 _IfAddrs._fields_ = (
@@ -61,28 +65,28 @@ _IfAddrs._fields_ = (
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """All addresses of this machine. Raises OSError."""
+    """Return all addresses of this machine. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_IfAddrs)()
     if libc.getifaddrs(ctypes.byref(first)):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    found = []
+    addresses = []
     try:
         entry = first
         while entry:
-            one = entry.contents
-            address = _address(one.addr) if one.addr else None
+            content = entry.contents
+            address = _address(content.addr) if content.addr else None
             if address is not None:
-                up = one.flags & (_UP | _RUNNING) == _UP | _RUNNING
-                found.append(Interface(one.name.decode("utf-8", "replace"), address, up))
-            entry = one.next
+                up = content.flags & (_UP | _RUNNING) == _UP | _RUNNING
+                addresses.append(Interface(content.name.decode("utf-8", "replace"), address, up))
+            entry = content.next
     finally:
         libc.freeifaddrs(first)
-    return tuple(found)
+    return tuple(addresses)
 
 
-def _address(where: int) -> IPv4Address | IPv6Address | None:
+def _address(where: int) -> Address | None:
     family = ctypes.cast(where, ctypes.POINTER(ctypes.c_ushort)).contents.value
     if family == socket.AF_INET:
         return ip_address(ctypes.string_at(where + _AT4, 4))
@@ -91,47 +95,34 @@ def _address(where: int) -> IPv4Address | IPv6Address | None:
     return None
 
 
-Resolve = Callable[[str], Sequence[str]]
-"""The addresses of a name, in the resolver's order. Raises OSError."""
-
-GLOO, NCCL = "gloo", "nccl"
-_VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc")
-"""Bridges to the containers of this machine: no other machine is behind them."""
-_FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
-_AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
-
-
-MAX_CONF_BYTES = 1 << 20
-"""Of a nccl.conf so much is read."""
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a backend would take."""
+    """The address that a backend would use."""
 
-    address: IPv4Address | IPv6Address | None
-    """None: nothing, it raises."""
+    address: Address | None
+    """None if there is none: the backend raises."""
     interface: str
     why: str
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """The addresses of a name as getaddrinfo(3) orders them. Raises OSError."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+    """Return the addresses of a name as getaddrinfo(3) orders them. Raises OSError."""
+    answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(answer[4][0]).partition("%")[0] for answer in answers))
 
 
 def gloo_choice(
     environ: Mapping[str, str], present: Sequence[Interface], hostname: str, resolver: Resolve
 ) -> Choice:
-    """What gloo would listen at."""
-    wanted = environ.get("GLOO_SOCKET_IFNAME", "")
+    """Return the address at which gloo would listen."""
+    wanted = environ.get(_GLOO_VARIABLE, "")
     if len(wanted) > 1:  # as torch counts it
-        for name in wanted.split(","):
-            if not any(one.name == name for one in present):
-                return Choice(None, name, f"GLOO_SOCKET_IFNAME={wanted}")
-        first = next(one for one in present if one.name == wanted.split(",")[0])
-        return Choice(first.address, first.name, f"GLOO_SOCKET_IFNAME={wanted}")
+        why, names = f"{_GLOO_VARIABLE}={wanted}", wanted.split(",")
+        first = {interface.name: interface.address for interface in reversed(present)}
+        absent = next((name for name in names if name not in first), None)
+        if absent is not None:
+            return Choice(None, absent, why)
+        return Choice(first[names[0]], names[0], why)
     try:
         addresses = [ip_address(text) for text in resolver(hostname)]
     except (OSError, ValueError):
@@ -146,31 +137,31 @@ def gloo_choice(
 
 
 def nccl_choice(environ: Mapping[str, str], present: Sequence[Interface]) -> Choice:
-    """What NCCL would meet at; the data may use more interfaces, or InfiniBand."""
-    family = _FAMILIES.get(environ.get("NCCL_SOCKET_FAMILY", ""))
+    """Return the address at which NCCL would meet; data may take others, or InfiniBand."""
+    family = environ.get("NCCL_SOCKET_FAMILY", "")
     usable = [
-        one
-        for one in present
-        if one.up
-        and (family is None or one.family == family)
-        and not (one.address.version == 6 and one.address.is_loopback)  # noqa: PLR2004
+        interface
+        for interface in present
+        if interface.up
+        and interface.address.version == _VERSIONS.get(family, interface.address.version)
+        and not (interface.address.version == 6 and interface.address.is_loopback)  # noqa: PLR2004
     ]
-    wanted = environ.get("NCCL_SOCKET_IFNAME", "")
+    wanted = environ.get(_NCCL_VARIABLE, "")
+    patterns: Sequence[str] = _AUTOMATIC
+    why = f"{_NCCL_VARIABLE} is not set"
     if len(wanted) > 1:
-        found = matching(wanted, usable)
-        why = f"NCCL_SOCKET_IFNAME={wanted}"
-        return Choice(found[0].address, found[0].name, why) if found else Choice(None, "", why)
-    for pattern in _AUTOMATIC:
-        found = matching(pattern, usable)
-        if found:
-            return Choice(found[0].address, found[0].name, "NCCL_SOCKET_IFNAME is not set")
-    family_set = environ.get("NCCL_SOCKET_FAMILY", "")
-    why = f"NCCL_SOCKET_FAMILY={family_set}" if family is not None else "there is no interface"
+        patterns, why = (wanted,), f"{_NCCL_VARIABLE}={wanted}"
+    for pattern in patterns:
+        if fitting := matching(pattern, usable):
+            return Choice(fitting[0].address, fitting[0].name, why)
+    if len(wanted) <= 1:
+        known = family in _VERSIONS
+        why = f"NCCL_SOCKET_FAMILY={family}" if known else "there is no interface"
     return Choice(None, "", why)
 
 
 def matching(pattern: str, present: Sequence[Interface]) -> list[Interface]:
-    """The interfaces of NCCL_SOCKET_IFNAME, in their own order."""
+    """Return the interfaces that fit a pattern of NCCL_SOCKET_IFNAME, in their own order."""
     without = pattern.startswith("^")
     exact = pattern[without:].startswith("=")
     names = [name for name in pattern[without + exact :].split(",") if name]
@@ -178,15 +169,15 @@ def matching(pattern: str, present: Sequence[Interface]) -> list[Interface]:
     def fits(name: str) -> bool:
         return name in names if exact else name.startswith(tuple(names))
 
-    return [one for one in present if not names or fits(one.name) is not without]
+    return [interface for interface in present if not names or fits(interface.name) is not without]
 
 
 def nccl_environment(
     environ: Mapping[str, str], home: str, system: str = "/etc/nccl.conf"
 ) -> dict[str, str]:
-    """The variables of NCCL, its files too: the environment wins, then the user's file."""
+    """Return NCCL's variables, its files too: the environment wins, then the user's file."""
     own = environ.get("NCCL_CONF_FILE") or str(Path(home, ".nccl.conf"))
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for path in (system, own):
         try:
             content = untrusted.read(Path(path), MAX_CONF_BYTES, follow=True)
@@ -195,15 +186,15 @@ def nccl_environment(
         for line in content.decode("utf-8", "replace").splitlines():
             name, equals, value = line.strip().partition("=")
             if equals and name.startswith("NCCL_"):
-                found[name] = value
-    return {**found, **environ}
+                settings[name] = value
+    return {**settings, **environ}
 
 
 def gloo(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) -> Finding:
-    """What there is to say of gloo's choice. used: jobs on this machine need gloo."""
+    """Check gloo's choice. used: jobs on this machine need gloo."""
     bad = fail if used else warn
     if choice.address is None:
-        names = ", ".join(dict.fromkeys(one.name for one in present)) or "none"
+        names = _names(present)
         return bad(
             GLOO,
             f"{choice.why}: there is no interface {choice.interface or repr('')} here",
@@ -211,48 +202,46 @@ def gloo(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) 
         )
     shown = f"gloo would use {choice.address} on {choice.interface} ({choice.why})"
     if choice.address.is_loopback:
-        better = _suggestion(present)
-        remedy = f"{_naming('GLOO_SOCKET_IFNAME', present)}, or correct /etc/hosts"
+        remedy = f"{_naming(_GLOO_VARIABLE, present)}, or correct /etc/hosts"
         if job.several_nodes:
             return bad(GLOO, f"{shown}: ranks of other nodes cannot connect to that", remedy)
-        if job.nodes is None and better:
+        if job.nodes is None and _suggestion(present):
             return warn(GLOO, f"{shown}: fine on one node, not on several", remedy)
         return ok(GLOO, shown)
-    return _virtual(GLOO, choice, job, present, "GLOO_SOCKET_IFNAME") or ok(GLOO, shown)
+    return _local_only(GLOO, shown, choice, job, _naming(_GLOO_VARIABLE, present))
 
 
 def nccl(choice: Choice, job: Job, present: Sequence[Interface], *, used: bool) -> Finding:
-    """What there is to say of NCCL's choice. used: jobs on this machine have GPUs."""
+    """Check NCCL's choice. used: jobs on this machine have GPUs."""
     bad = fail if used else warn
     if choice.address is None:
-        names = ", ".join(dict.fromkeys(one.name for one in present if one.up)) or "none"
+        names = _names(interface for interface in present if interface.up)
         return bad(
             NCCL,
             f"{choice.why}: no interface that is up fits",
-            f"those that are up: {names}; eth0 is a prefix, =eth0 a whole name, ^docker leaves out",
+            f"up are: {names}; eth0 is a prefix, =eth0 a whole name, ^docker leaves out",
         )
     shown = f"NCCL would meet at {choice.address} on {choice.interface} ({choice.why})"
+    remedy = _naming(_NCCL_VARIABLE, present)
     if choice.address.is_loopback:
-        remedy = _naming("NCCL_SOCKET_IFNAME", present)
         if job.several_nodes:
             return bad(NCCL, f"{shown}: other nodes cannot connect to that", remedy)
         return ok(NCCL, shown)
-    return _virtual(NCCL, choice, job, present, "NCCL_SOCKET_IFNAME") or ok(NCCL, shown)
+    return _local_only(NCCL, shown, choice, job, remedy)
 
 
-def _virtual(
-    check: str, choice: Choice, job: Job, present: Sequence[Interface], variable: str
-) -> Finding | None:
-    """A bridge to containers, or an address of the link alone, where other nodes must come in."""
-    if job.nodes == 1 or choice.address is None:
-        return None
-    shown = f"{check} would use {choice.address} on {choice.interface} ({choice.why})"
-    remedy = _naming(variable, present)
-    if choice.interface.startswith(_VIRTUAL):
-        return warn(check, f"{shown}: a bridge of this machine, which others do not reach", remedy)
-    if choice.address.is_link_local:
+def _names(interfaces: Iterable[Interface]) -> str:
+    return ", ".join(dict.fromkeys(interface.name for interface in interfaces)) or "none"
+
+
+def _local_only(check: str, shown: str, choice: Choice, job: Job, remedy: str) -> Finding:
+    """Warn of a bridge to containers, or a link-local address, if other nodes must come in."""
+    if job.nodes != 1 and choice.interface.startswith(_VIRTUAL):
+        what = f"{shown}: a bridge of this machine, which others do not reach"
+        return warn(check, what, remedy)
+    if job.nodes != 1 and choice.address is not None and choice.address.is_link_local:
         return warn(check, f"{shown}: an address of the link alone", remedy)
-    return None
+    return ok(check, shown)
 
 
 def _naming(variable: str, present: Sequence[Interface]) -> str:
@@ -263,21 +252,21 @@ def _naming(variable: str, present: Sequence[Interface]) -> str:
 
 
 def _suggestion(present: Sequence[Interface]) -> str:
-    """The interface that other nodes most likely reach, empty where there is none."""
-    for one in present:
-        address = one.address
+    """Return the interface that other nodes most likely reach, empty if there is none."""
+    for interface in present:
+        address = interface.address
         if (
-            one.up
+            interface.up
             and not (address.is_loopback or address.is_link_local)
-            and not one.name.startswith((*_VIRTUAL, "veth", "lo"))
+            and not interface.name.startswith((*_VIRTUAL, "veth", "lo"))
         ):
-            return one.name
+            return interface.name
     return ""
 
 
-def _owner(address: IPv4Address | IPv6Address, present: Sequence[Interface]) -> str:
-    """The interface that has an address, empty where none has: bind(2) would fail."""
-    for one in present:
-        if one.address == address:
-            return one.name
+def _owner(address: Address, present: Sequence[Interface]) -> str:
+    """Return the interface that has an address, empty if none has: bind(2) would fail."""
+    for interface in present:
+        if interface.address == address:
+            return interface.name
     return "lo" if address.version == 4 and address.is_loopback else ""  # noqa: PLR2004

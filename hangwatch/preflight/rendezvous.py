@@ -1,36 +1,32 @@
-"""The place where the ranks meet: does its name resolve, is it here, does somebody listen."""
+"""Checks of the address where the ranks meet: its name, the way there, and its listener."""
 
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 
 from hangwatch.preflight.finding import Finding, fail, ok, warn
 from hangwatch.preflight.job import Job
-from hangwatch.preflight.network import Interface, Resolve
-from hangwatch.safety import redaction
+from hangwatch.preflight.network import Address, Interface, Resolve
 
 CHECK = "rendezvous"
 CONNECT_S = 3.0
-_INODE = 9
-"""Place of the inode in a line of /proc/net/tcp."""
 
 
 class Answer(StrEnum):
-    """What came of an attempt to connect."""
+    """The result of an attempt to connect."""
 
     LISTENS = "listens"
     REFUSED = "refused"
-    """The machine is there, and nobody listens at the port (yet)."""
+    """The machine is there, but no process listens on the port (yet)."""
     SILENT = "silent"
-    """Nothing came back: no such machine, or a firewall that drops."""
+    """No answer: no such machine, or a firewall that drops."""
     UNREACHABLE = "unreachable"
-    """The network says that there is no way."""
+    """The network knows no route."""
 
 
 _UNREACHABLE = frozenset(
@@ -39,15 +35,15 @@ _UNREACHABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the ranks meet, as far as it could be found out."""
+class Endpoint:
+    """The address where the ranks meet, as far as it is known."""
 
     host: str
     port: int
-    addresses: tuple[IPv4Address | IPv6Address, ...]
-    """In the resolver's order; empty where the name does not resolve."""
+    addresses: tuple[Address, ...]
+    """In the resolver's order; empty if the name does not resolve."""
     error: str = ""
-    """Why it does not."""
+    """The reason if it does not."""
     here: bool = False
     """One of them is of this machine."""
     own_name: bool = False
@@ -62,9 +58,9 @@ def connect(address: str, port: int, timeout_s: float = CONNECT_S) -> Answer:
     """Connect over TCP and close at once: a store takes that for a client that left."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as one:
-            one.settimeout(timeout_s)
-            one.connect((address, port))
+        with socket.socket(family, socket.SOCK_STREAM) as client:
+            client.settimeout(timeout_s)
+            client.connect((address, port))
     except TimeoutError:
         return Answer.SILENT
     except OSError as error:
@@ -72,22 +68,22 @@ def connect(address: str, port: int, timeout_s: float = CONNECT_S) -> Answer:
     return Answer.LISTENS
 
 
-def place(
+def look_up(
     host: str, port: int, present: Sequence[Interface], resolver: Resolve, hostname: str
-) -> Place:
-    """Look a meeting place up."""
+) -> Endpoint:
+    """Look up the address where the ranks meet."""
     try:
         addresses = tuple(ip_address(text) for text in resolver(host))
     except (OSError, ValueError) as error:
-        return Place(host, port, (), getattr(error, "strerror", None) or str(error))
-    own = {one.address for one in present}
+        return Endpoint(host, port, (), getattr(error, "strerror", None) or str(error))
+    own = {interface.address for interface in present}
     here = any(address in own or address.is_loopback for address in addresses)
     named = host in (hostname, hostname.partition(".")[0]) or host.startswith(f"{hostname}.")
-    return Place(host, port, addresses, here=here, own_name=named)
+    return Endpoint(host, port, addresses, here=here, own_name=named)
 
 
-def resolution(where: Place, job: Job) -> Finding | None:
-    """What is wrong with the name, None where it is fine.
+def resolution(where: Endpoint, job: Job) -> Finding | None:
+    """Return the problem with the name, None if it is fine.
 
     The machine itself may know its own name as 127.0.1.1 (Debian's /etc/hosts): the
     store there listens at all addresses. Any other node would connect to itself.
@@ -113,11 +109,11 @@ def resolution(where: Place, job: Job) -> Finding | None:
 
 
 def reachable(
-    where: Place, job: Job, probe: Callable[[str, int], Answer], owner: Callable[[int], str]
+    where: Endpoint, job: Job, probe: Callable[[str, int], Answer], owner: Callable[[int], str]
 ) -> Finding:
-    """Whether a rank of this node would get there.
+    """Check that a rank of this node would get there.
 
-    probe(address, port) connects; owner(port) says which process listens here.
+    probe(address, port) connects; owner(port) names the process that listens here.
     """
     if where.here:
         holder = owner(where.port)
@@ -128,10 +124,10 @@ def reachable(
                 "fine if that is this job; if it is another one, use another port",
             )
         return ok(CHECK, f"{where} is this machine, and the port is free")
-    answers = {str(one): probe(str(one), where.port) for one in where.addresses}
+    answers = {str(address): probe(str(address), where.port) for address in where.addresses}
     shown = ", ".join(answers)
     if Answer.LISTENS in answers.values():
-        silent = [one for one, answer in answers.items() if answer is not Answer.LISTENS]
+        silent = [address for address, answer in answers.items() if answer is not Answer.LISTENS]
         if silent and next(iter(answers.values())) is not Answer.LISTENS:
             return warn(
                 CHECK,
@@ -142,7 +138,7 @@ def reachable(
     if Answer.REFUSED in answers.values():
         return warn(
             CHECK,
-            f"{where} is reached ({shown}), and nobody listens at the port",
+            f"{where} is reached ({shown}), but no process listens on the port",
             "fine before the first node has started; else it has ended, or uses another port",
         )
     why = "no route" if Answer.UNREACHABLE in answers.values() else "no answer"
@@ -153,102 +149,9 @@ def reachable(
     )
 
 
-def _way(where: Place, job: Job) -> str:
+def _way(where: Endpoint, job: Job) -> str:
     family = {address.version for address in where.addresses}
     only = "IPv6 " if family == {6} else ""
     port = f"port {where.port} and, for the ranks, all ports above 1024"
     nodes = "between the nodes" if job.several_nodes else "to it"
     return f"check the address and the {only}route, and let the firewall pass {port} {nodes}"
-
-
-def listener(port: int, proc: str = "/proc") -> str:
-    """Who listens at a port of this network namespace: ``process PID (command)``, or empty.
-
-    A process of another user's has no name: then it is "another process".
-    """
-    inodes = {one.inode for one in _sockets(proc) if one.listens and one.local[1] == port}
-    if not inodes:
-        return ""
-    for name in _pids(proc):
-        if inodes & _open_sockets(f"{proc}/{name}/fd"):
-            line = " ".join(redaction.command(_read(f"{proc}/{name}/cmdline").split("\0"))).strip()
-            return f"process {name} ({line[:60]})" if line else f"process {name}"
-    return "another process"
-
-
-def listens_at(pid: int, address: str, proc: str = "/proc") -> bool:
-    """Whether a process listens at an address, whatever the port."""
-    own = _open_sockets(f"{proc}/{pid}/fd")
-    found = _sockets(f"{proc}/{pid}")
-    return any(one.listens and one.local[0] == address and one.inode in own for one in found)
-
-
-def peers(port: int, proc: str = "/proc") -> list[str]:
-    """The addresses that are connected to a port of this machine, without its own."""
-    found = [one for one in _sockets(proc) if one.connected and one.local[1] == port]
-    return sorted({one.remote[0] for one in found if one.remote[0] != one.local[0]})
-
-
-@dataclass(frozen=True, slots=True)
-class _Socket:
-    """A line of /proc/net/tcp (proc_net_tcp.rst)."""
-
-    local: tuple[str, int]
-    remote: tuple[str, int]
-    state: str
-    inode: str
-
-    @property
-    def listens(self) -> bool:
-        return self.state == "0A"
-
-    @property
-    def connected(self) -> bool:
-        return self.state == "01"
-
-
-def _sockets(root: str) -> list[_Socket]:
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in _read(f"{root}/net/{table}").splitlines()[1:]:
-            words = line.split()
-            if len(words) > _INODE:
-                ends = _end(words[1]), _end(words[2])
-                found.append(_Socket(*ends, words[3], words[_INODE]))
-    return found
-
-
-def _end(text: str) -> tuple[str, int]:
-    """Address and port: the address in words of four bytes, each in the host's order."""
-    address, _, port = text.partition(":")
-    raw = bytes.fromhex(address)
-    read = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))
-    mapped = getattr(read, "ipv4_mapped", None)
-    return str(mapped or read), int(port, 16)
-
-
-def _open_sockets(directory: str) -> set[str]:
-    found = set()
-    try:
-        for name in os.listdir(directory):  # noqa: PTH208 (names only)
-            target = os.readlink(f"{directory}/{name}")  # noqa: PTH115 (as above)
-            if target.startswith("socket:["):
-                found.add(target[len("socket:[") : -1])
-    except OSError:
-        return found
-    return found
-
-
-def _pids(proc: str) -> list[str]:
-    try:
-        return [name for name in os.listdir(proc) if name.isdecimal()]  # noqa: PTH208 (names only)
-    except OSError:
-        return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 (many)
-            return file.read()
-    except OSError:
-        return ""

@@ -104,7 +104,7 @@ def test_a_rank_that_is_stuck_in_the_trial_is_named_by_the_watch(tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--", "make", "train"], "no Python script is to be seen in: make train"),
+        (["--", "make", "train"], "no Python script found in: make train"),
         (["--timeout=x"], "argument --timeout: x: use 1 to 3600 seconds"),
         (["train.py"], "unrecognized arguments: train.py"),
     ],

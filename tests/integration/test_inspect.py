@@ -75,7 +75,7 @@ def test_an_unwatched_job_is_told_apart_by_what_its_ranks_do(stalled: Job) -> No
     assert lines[0].startswith("Job: 3 ranks, store at ")
     assert lines[1].strip() == STALLED
     assert lines[2].strip() == "Ranks 0 and 2 wait in all_reduce at looked_at.py:43."
-    assert "no verdict" in said
+    assert "not a verdict" in said
     assert said.count("        dist.all_reduce(over)") == 1, "identical stacks are merged"
     assert re.search(r"^ranks 0 and 2 \(pid \d+, \d+\) wait in all_reduce", said, re.MULTILINE)
 

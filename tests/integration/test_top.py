@@ -113,7 +113,7 @@ def test_ctrl_c_ends_the_view_and_not_the_job(lasting: Job) -> None:
         terminal.press("\x03")
         code, left = terminal.wait()
     assert code == 0
-    assert left[-1] == "the run goes on"
+    assert left[-1] == "the run continues"
     assert "Traceback" not in terminal.output
     assert lasting.process.poll() is None
 
@@ -155,7 +155,7 @@ def test_a_supervisor_that_is_killed_ends_the_view(healthy: Job) -> None:
         healthy.process.kill()
         code, left = terminal.wait()
     assert code == 0
-    assert left[-1] == "the supervisor is gone: 3 ranks of it live on, unwatched"
+    assert left[-1] == "the supervisor is gone; 3 ranks still run, unwatched"
 
 
 def test_one_picture_where_there_is_no_terminal(hung: Job) -> None:

@@ -181,7 +181,7 @@ def test_a_rank_of_which_nothing_is_there_is_named_only_where_nothing_else_expla
     report = report_of(capsys, tmp_path)
     assert report["verdict"]["culprits"] == [1]
     assert report["also"] == []
-    assert "nothing is there of rank 2" in report["unseen"]
+    assert "no data for rank 2" in report["unseen"]
 
 
 def test_of_two_dumps_of_a_rank_the_newer_one_counts(

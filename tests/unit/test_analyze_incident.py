@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from made_pages import event, group, page, write
 
-from hangwatch.commands.offline.analyze import analyze
+from hangwatch.commands.analyze import judge
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, OpState, State
 from hangwatch.report.schema import SCHEMA
@@ -38,14 +38,14 @@ def report(incident: Path, process: object, schema: str = SCHEMA) -> None:
 
 
 def test_pages_alone_do_not_say_how_a_process_ended(incident: Path) -> None:
-    evidence, _ = analyze([incident])
+    evidence, _ = judge([incident])
     assert evidence.verdicts[0].kind is Kind.NEVER_ENTERED
     assert evidence.verdicts[0].culprits == (1,)
 
 
 def test_the_report_beside_them_does(incident: Path) -> None:
     report(incident, {"alive": False, "signal": 9, "gone_age_s": 9.0})
-    evidence, unreadable = analyze([incident])
+    evidence, unreadable = judge([incident])
     assert unreadable == ()
     assert evidence.verdicts[0].kind is Kind.DIED
     assert evidence.verdicts[0].culprits == (1,)
@@ -54,7 +54,7 @@ def test_the_report_beside_them_does(incident: Path) -> None:
 
 def test_a_report_of_another_program_is_left_alone(incident: Path) -> None:
     report(incident, {"alive": False, "signal": 9}, schema="other/1")
-    evidence, unreadable = analyze([incident])
+    evidence, unreadable = judge([incident])
     assert unreadable == ()
     assert evidence.verdicts[0].kind is Kind.NEVER_ENTERED
 
@@ -62,13 +62,13 @@ def test_a_report_of_another_program_is_left_alone(incident: Path) -> None:
 @pytest.mark.parametrize("process", [None, 7, {"alive": "yes"}, {"state": "S"}])
 def test_a_damaged_report_is_named_and_the_rest_judged(incident: Path, process: object) -> None:
     report(incident, process)
-    evidence, unreadable = analyze([incident])
+    evidence, unreadable = judge([incident])
     assert "report.json" in unreadable[0]
     assert evidence.verdicts[0].culprits == (1,)
 
 
 def test_that_nothing_shows_is_no_proof(tmp_path: Path) -> None:
     write(tmp_path, page(0, groups=(group(0, key=KEY),), events=()))
-    evidence, _ = analyze([tmp_path])
+    evidence, _ = judge([tmp_path])
     assert evidence.verdicts[0].state is State.OK
     assert evidence.verdicts[0].certainty is Certainty.LIKELY

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hangwatch.commands.offline.analyze import analyze
+from hangwatch.commands.analyze import judge
 from hangwatch.commands.top.incident import StoredReport, with_report
 from hangwatch.errors import HangwatchError, PageError
 from hangwatch.evidence.page import MAX_WORLD, parse_page
@@ -57,7 +57,7 @@ def judged(**files: bytes) -> None:
         for name, data in files.items():
             Path(directory, name.replace("__", ".")).write_bytes(data)
         with suppress(HangwatchError):
-            evidence, _ = analyze([Path(directory)])
+            evidence, _ = judge([Path(directory)])
             content = json.loads(json.dumps(build_report(evidence)))
             assert list(format_verdict(content))
 

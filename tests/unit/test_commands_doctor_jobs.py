@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from made_pages import page, write
 
-from hangwatch.commands.doctor.jobs import jobs
+from hangwatch.commands.doctor.machine import watched_jobs
 from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.run import rundir, runfacts
 
@@ -41,7 +41,7 @@ def held(environ: dict[str, str]) -> Iterator[rundir.RunDir]:
 
 def of_it(environ: dict[str, str]) -> list[Finding]:
     """What is said of the run of the test; /dev/shm may have others."""
-    return [finding for finding in jobs(environ) if finding.what.startswith("night-7: ")]
+    return [finding for finding in watched_jobs(environ) if finding.what.startswith("night-7: ")]
 
 
 def test_a_job_without_ranks_yet(environ: dict[str, str], held: rundir.RunDir) -> None:
@@ -67,7 +67,7 @@ def test_why_ranks_are_not_recorded_better(environ: dict[str, str], held: rundir
     assert all(finding.grade is Grade.WARN for finding in found)
     assert [finding.what for finding in found] == [
         "night-7: rank 0 recorded by Python, a few times a second: no module of ours",
-        "night-7: rank 1 recorded no more: too many errors",
+        "night-7: rank 1 no longer recorded: too many errors",
         "night-7: ranks 2 and 3, by their torch and libraries: calls of gather_all are not seen",
         "night-7: a rank is not recorded: process 77 is not recorded: OSError: full",
     ]

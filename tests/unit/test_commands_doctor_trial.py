@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hangwatch.commands.doctor import outcome, roll_call, shown
-from hangwatch.commands.doctor.judgement import figures, judge, slow_pairs
+from hangwatch.commands.doctor import command, outcome, roll_call
+from hangwatch.commands.doctor.findings import figures, slow_pairs, trial_findings
+from hangwatch.commands.doctor.machine import gpus_seen, in_time, surroundings
 from hangwatch.commands.doctor.outcome import Outcome, Stage
-from hangwatch.commands.doctor.surroundings import gpus_seen, in_time, surroundings
 from hangwatch.commands.doctor.trial import Trial
 from hangwatch.preflight.finding import Finding, Grade, fail, ok, warn
 from hangwatch.preflight.job import Job, job
@@ -65,12 +65,14 @@ def stopped(stage: Stage, **changes: Any) -> Trial:
 
 
 def told(trial: Trial, check: str, grade: Grade) -> list[Finding]:
-    return [one for one in judge(trial, TWO_NODES) if (one.check, one.grade) == (check, grade)]
+    return [
+        one for one in trial_findings(trial, TWO_NODES) if (one.check, one.grade) == (check, grade)
+    ]
 
 
 def test_a_trial_that_went_well_is_all_fine() -> None:
     trial = done([rank(number) for number in range(4)])
-    assert {finding.grade for finding in judge(trial, TWO_NODES)} == {Grade.OK}
+    assert {finding.grade for finding in trial_findings(trial, TWO_NODES)} == {Grade.OK}
     (met,) = told(trial, "trial", Grade.OK)
     assert met.what == "4 ranks on 2 nodes met and reduced by nccl, 3.2 s in all"
     (taken,) = told(trial, "times", Grade.OK)
@@ -150,21 +152,21 @@ def test_what_sticks_later_is_told_with_the_verdict_of_the_watch() -> None:
 
 def test_a_launcher_that_starts_no_rank() -> None:
     ended = Trial(COMMAND, 2, 1.0, output=["usage: ...", "torchrun: error: no such option"])
-    (finding,) = judge(ended, TWO_NODES)
-    assert finding.what.endswith("before a rank came: torchrun: error: no such option")
+    (finding,) = trial_findings(ended, TWO_NODES)
+    assert finding.what.endswith("before any rank started: torchrun: error: no such option")
     waits = Trial(COMMAND, None, 120.0, peers=["10.77.0.2"])
-    (finding,) = judge(waits, TWO_NODES)
+    (finding,) = trial_findings(waits, TWO_NODES)
     assert finding.what == (
-        "torchrun has started no rank within 120 s: it waits for 2 nodes; connected to this one:"
+        "torchrun started no rank within 120 s: it waits for 2 nodes; connected to this one:"
         " 10.77.0.2"
     )
     sleeps = Trial(COMMAND, None, 120.0, output=["one moment"])
-    (finding,) = judge(sleeps, Job("torchrun", 1, 0))
+    (finding,) = trial_findings(sleeps, Job("torchrun", 1, 0))
     assert finding.what == (
-        "torchrun has started no rank within 120 s, and no other node has to come: one moment"
+        "torchrun started no rank within 120 s, and does not wait for another node: one moment"
     )
     alone = Trial(COMMAND, 0, 1.0, [Outcome(-1, 0, error="no rank")])
-    (finding,) = judge(alone, Job("python"))
+    (finding,) = trial_findings(alone, Job("python"))
     assert (finding.grade, finding.what) == (Grade.WARN, "no rank")
 
 
@@ -177,7 +179,7 @@ def test_the_figures_are_plain_json() -> None:
 
 def test_each_key_is_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
-    answer = shown.as_json([ok("a", "b")], figures(done([rank(0), rank(2)])))
+    answer = command.as_json([ok("a", "b")], figures(done([rank(0), rank(2)])))
     keys = {*answer, *answer["findings"][0], *answer["trial"], *answer["trial"]["ranks"][0]}
     measured = answer["trial"]["times"]
     keys |= {*measured, *measured["all_reduce"][1], *measured["pairs"][0], *Stage}
@@ -239,23 +241,23 @@ def test_nodes_connect_to_all_others_unless_they_are_many() -> None:
 
 def test_a_finding_is_a_line_in_a_log_and_folded_on_a_terminal() -> None:
     finding = warn("gloo", "one two three " * 10, "do this")
-    line, remedy = shown.lines(finding, None)
+    line, remedy = command.finding_lines(finding, None)
     assert line.startswith("warn  gloo       one two")
     assert remedy == f"{'-> do this':>27}"
-    folded = list(shown.lines(finding, 60))
+    folded = list(command.finding_lines(finding, 60))
     assert len(folded) == 5
     assert all(len(line) <= 60 for line in folded)
-    assert shown.columns(io.StringIO()) is None
+    assert command.columns(io.StringIO()) is None
 
 
 def test_the_summary_counts_and_the_worst_grade_counts() -> None:
     found = [ok("a", "x"), warn("b", "y", "z"), fail("c", "y", "z"), warn("d", "y", "z")]
-    assert shown.summary(found) == "1 fail, 2 warn"
-    assert shown.summary(found[:1]) == "all is well"
-    content = shown.as_json(found, None)
+    assert command.summary(found) == "1 fail, 2 warn"
+    assert command.summary(found[:1]) == "all is well"
+    content = command.as_json(found, None)
     assert (content["schema"], content["grade"]) == ("hangwatch.doctor/1", "fail")
     assert content["findings"][0] == {"check": "a", "grade": "ok", "what": "x", "remedy": None}
-    assert shown.as_json([], None)["grade"] == "ok"
+    assert command.as_json([], None)["grade"] == "ok"
 
 
 def test_a_name_server_that_is_silent_is_not_waited_for() -> None:
@@ -284,5 +286,5 @@ def test_several_nodes_without_a_place_to_meet_fail() -> None:
     environ = {"HANGWATCH_SUSPECT_AFTER": "soon"}
     found = list(surroundings(environ, job(environ, ["torchrun", "--nnodes=2", "a.py"])))
     failed = {finding.check: finding.what for finding in found if finding.grade is Grade.FAIL}
-    assert failed["rendezvous"] == "2 nodes, and nothing says where they meet"
+    assert failed["rendezvous"] == "2 nodes, and no address where they meet"
     assert "HANGWATCH_SUSPECT_AFTER soon" in failed["timeouts"]

@@ -15,7 +15,7 @@ from hangwatch.commands.inspection.summary import (
     doing,
     sentences,
 )
-from hangwatch.commands.top.ranks import Call
+from hangwatch.commands.runs import BlockingCall
 from hangwatch.model.kinds import Phase
 from hangwatch.model.snapshot import Child, Frame, ProcessState, RankSnapshot
 
@@ -34,11 +34,11 @@ def snapshot(
     )
 
 
-def says(one: RankSnapshot, call: Call | None = None, **sources: str) -> str:
+def says(one: RankSnapshot, call: BlockingCall | None = None, **sources: str) -> str:
     return doing(one, call, {TRAIN: sources["text"]} if sources else {}).one
 
 
-def member(one: RankSnapshot, call: Call | None = None, waits_s: float = 0.0) -> Member:
+def member(one: RankSnapshot, call: BlockingCall | None = None, waits_s: float = 0.0) -> Member:
     return Member(one, doing(one, call, {}), waits_s)
 
 
@@ -83,7 +83,7 @@ def test_a_stack_tells_what_a_rank_waits_in(frames: tuple[Frame, ...], said: str
 
 
 def test_a_page_knows_better_than_a_stack() -> None:
-    call = Call("all_reduce #46", "default_pg", BACKWARD)
+    call = BlockingCall("all_reduce #46", "default_pg", BACKWARD)
     said = says(snapshot(0, *WAITING), call)
     assert said == "waits in all_reduce #46 of default_pg at train.py:9"
 
@@ -149,7 +149,7 @@ def test_a_stopped_rank_comes_before_all_others() -> None:
 
 
 def test_a_page_tells_how_long() -> None:
-    call = Call("all_reduce #46", "default_pg", BACKWARD)
+    call = BlockingCall("all_reduce #46", "default_pg", BACKWARD)
     waiting = [member(snapshot(rank, *WAITING), call, 9.0 + rank) for rank in (0, 1)]
     assert next(sentences(waiting)).endswith("of default_pg at train.py:9, for 10 s.")
 
@@ -160,7 +160,7 @@ def test_identical_stacks_are_merged_whatever_the_load_address() -> None:
         for rank in range(3)
     ]
     stacks = by_stack(members(*native, snapshot(3, MAIN)))
-    assert [[one.rank for one in stack.members] for stack in stacks] == [[3], [0, 1, 2]]
+    assert [[one.rank for one in same] for same in stacks] == [[3], [0, 1, 2]]
 
 
 def test_ten_thousand_ranks_take_a_moment_and_few_words() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import made_pages
 import pytest
 
-from hangwatch.commands.top import runs
+from hangwatch.commands import runs
 from hangwatch.commands.top.command import EXIT_UNCLEAR, top
 from hangwatch.errors import UsageError
 from hangwatch.run import rundir, runfacts
@@ -63,17 +63,17 @@ def test_a_run_is_found_while_its_supervisor_holds_it(environ: dict[str, str]) -
     held = make("night-7", environ)
     (run,) = ours(environ)
     assert run.name == "night-7"
-    assert runs.going_on(run)
+    assert runs.is_active(run)
     os.close(held.lock)
     assert ours(environ) == []
-    assert not runs.going_on(run)
+    assert not runs.is_active(run)
 
 
 def test_looking_at_a_run_leaves_its_lock_alone(
     environ: dict[str, str], held: rundir.RunDir
 ) -> None:
     for _ in range(3):
-        assert runs.going_on(runs.describe(held.path))
+        assert runs.is_active(runs.describe(held.path))
     make("other", environ).remove()  # sweeps what nobody holds
     assert held.path.exists()
 
@@ -125,7 +125,7 @@ def test_a_directory_with_pages_will_do(tmp_path: Path) -> None:
     made_pages.write(tmp_path, made_pages.page())
     run = runs.choose(str(tmp_path), {})
     assert (run.name, run.facts) == (tmp_path.name, None)
-    assert runs.going_on(run)
+    assert runs.is_active(run)
 
 
 def test_a_run_whose_directory_was_deleted_goes_on_as_long_as_its_supervisor(
@@ -134,10 +134,10 @@ def test_a_run_whose_directory_was_deleted_goes_on_as_long_as_its_supervisor(
     held = make("night-7", environ)
     (run,) = ours(environ)
     held.remove()
-    assert runs.going_on(run)
+    assert runs.is_active(run)
     assert run.facts is not None
     gone = replace(run, facts=replace(run.facts, supervisor_pid=1 << 22))
-    assert not runs.going_on(gone)
+    assert not runs.is_active(gone)
 
 
 def test_a_shared_run_goes_on_until_the_last_of_its_commands(environ: dict[str, str]) -> None:
@@ -147,7 +147,7 @@ def test_a_shared_run_goes_on_until_the_last_of_its_commands(environ: dict[str, 
     companion.enter(os.getpid())
     (run,) = ours(environ)
     companion.leave(0)
-    assert not runs.going_on(run)
+    assert not runs.is_active(run)
     held.remove()
 
 

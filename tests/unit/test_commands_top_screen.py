@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from hangwatch.commands.top import runs
+from hangwatch.commands import runs
+from hangwatch.commands.top.picture import Picture, RunView
+from hangwatch.commands.top.rows import Row, Trouble
 from hangwatch.commands.top.screen import draw, line
-from hangwatch.commands.top.source import Picture, Source
-from hangwatch.commands.top.view import Row, Trouble
 from hangwatch.evidence.processes import read_stat
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import OpState
@@ -62,7 +62,7 @@ PICTURE = Picture(
     at=1_767_323_045.0,
     rows=HEALTHY,
     state="going on",
-    says="8 ranks here, 41 calls/s each",
+    summary="8 ranks here, 41 calls/s each",
     alarming=False,
     report=None,
     notes=(),
@@ -71,7 +71,7 @@ INCIDENT = replace(
     PICTURE,
     rows=HUNG,
     state="HANG (likely)",
-    says="Rank 2 never entered all_reduce #46 of group default_pg: it is loading data.",
+    summary="Rank 2 never entered all_reduce #46 of group default_pg: it is loading data.",
     alarming=True,
     report=Path("reports/night-7/incident-001"),
 )
@@ -152,7 +152,7 @@ def test_hostile_text_stays_text_on_its_line() -> None:
         PICTURE,
         run=runs.Run(Path(HOSTILE), facts),
         rows=(row, replace(row, ranks=(1,), node="")),
-        says=HOSTILE,
+        summary=HOSTILE,
         notes=(HOSTILE,),
         report=Path(HOSTILE),
     )
@@ -212,13 +212,12 @@ def test_a_thousand_pages_fit_and_are_read_in_time(tmp_path: Path) -> None:
         changes = {"events": (call,), "groups": (group,)} if rank else {}
         page = made_pages.page(rank, start_ticks=stat.start_ticks, world_size=1000, **changes)
         made_pages.write(tmp_path, page)
-    source = Source(runs.describe(tmp_path))
-    source.picture()
-    began = time.process_time()
-    for _ in range(3):
-        lines = drawn(source.picture(), 80, 24)
-    spent_s = (time.process_time() - began) / 3
-    source.close()
+    with RunView(runs.describe(tmp_path)) as view:
+        view.picture()
+        began = time.process_time()
+        for _ in range(3):
+            lines = drawn(view.picture(), 80, 24)
+        spent_s = (time.process_time() - began) / 3
     assert len(lines) < 24
     assert any(one.startswith("1-999 ") for one in lines)
     assert spent_s < 2.0, "of a core, each second: three times what it takes here"

@@ -28,15 +28,15 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("record", "sample", "practice", "inject"),
     ),
     "evidence": (
-        *("page", "flight", "gpu", "nccl", "threads", "processes", "exits", "stacks"),
-        *("sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
+        *("page", "flight", "gpu", "threads", "processes", "sockets", "nccl", "exits"),
+        *("stacks", "sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
     "watchdog": (
         *("hello", "state", "cadence", "peers", "incident", "joining", "notices", "telemetry"),
         *("monitor", "daemon", "__main__"),
     ),
-    "commands": ("top", "inspection", "doctor", "demo", "offline"),
+    "commands": ("runs", "top", "inspection", "doctor", "demo", "report", "analyze"),
 }
 """The same inside rooms that have rooms."""
 ONLY: dict[str, frozenset[str]] = {

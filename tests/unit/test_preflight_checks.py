@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch.preflight import limits
-from hangwatch.preflight.contract import contract, same_ranks
+from hangwatch.preflight import machine
 from hangwatch.preflight.finding import Finding, Grade
-from hangwatch.preflight.job import Job, devices, job
-from hangwatch.preflight.limits import ptrace
-from hangwatch.preflight.timeouts import timeouts
+from hangwatch.preflight.job import Job, job
+from hangwatch.preflight.machine import devices, ptrace
+from hangwatch.preflight.variables import contract, same_ranks, timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,8 +56,8 @@ def test_a_whole_contract_is_fine_and_so_is_none() -> None:
         ({"LOCAL_RANK": "2", "RANK": "3"}, "LOCAL_RANK=2 with LOCAL_WORLD_SIZE=2"),
         ({"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE=8 is more than WORLD_SIZE=4"),
         ({"RANK": "0"}, "LOCAL_RANK=1 is more than RANK=0"),
-        ({"WORLD_SIZE": "four"}, "WORLD_SIZE=four is no number"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
+        ({"WORLD_SIZE": "four"}, "WORLD_SIZE=four is not a number"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port"),
         ({"MASTER_ADDR": "[fd77::1]"}, "MASTER_ADDR=[fd77::1] is more than"),
         ({"MASTER_ADDR": "tcp://node-0"}, "more than a name"),
         ({"MASTER_ADDR": "node-0:29500"}, "more than a name"),
@@ -131,12 +130,12 @@ def space(total: int, free: int) -> os.statvfs_result:
 
 
 def test_the_shared_memory_of_docker_is_too_small() -> None:
-    found = limits.shared_memory(statvfs=lambda _: space(64 << 20, 60 << 20))
+    found = machine.shared_memory(statvfs=lambda _: space(64 << 20, 60 << 20))
     assert found.grade is Grade.WARN
     assert "64 MiB, 60 MiB free" in found.what
     assert "--shm-size" in found.remedy
-    assert limits.shared_memory(statvfs=lambda _: space(8 * GIB, 7 * GIB)).grade is Grade.OK
-    assert limits.shared_memory("/nowhere/at/all").grade is Grade.WARN
+    assert machine.shared_memory(statvfs=lambda _: space(8 * GIB, 7 * GIB)).grade is Grade.OK
+    assert machine.shared_memory("/nowhere/at/all").grade is Grade.WARN
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_the_shared_memory_of_docker_is_too_small() -> None:
 def test_open_files_have_to_do_for_all_ranks(
     soft: int, world_size: int | None, grade: Grade
 ) -> None:
-    found = limits.open_files(world_size, limit=lambda _: (soft, 4096 if soft > 0 else soft))
+    found = machine.open_files(world_size, limit=lambda _: (soft, 4096 if soft > 0 else soft))
     assert found.grade is grade
     assert ("ulimit -n" in found.remedy) is (grade is Grade.WARN)
 
@@ -160,10 +159,10 @@ def test_what_a_crash_leaves(tmp_path: Path) -> None:
     pattern = tmp_path / "core_pattern"
     pattern.write_text("core.%p\n")
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    assert "all of its memory to core.%p" in limits.cores(str(pattern), lambda _: unlimited).what
-    assert "no core file" in limits.cores(str(pattern), lambda _: (0, 0)).what
+    assert "all of its memory to core.%p" in machine.cores(str(pattern), lambda _: unlimited).what
+    assert "no core file" in machine.cores(str(pattern), lambda _: (0, 0)).what
     pattern.write_text("|/usr/lib/systemd/systemd-coredump %P\n")
-    assert "handed to /usr/lib/systemd/systemd-coredump" in limits.cores(str(pattern)).what
+    assert "handed to /usr/lib/systemd/systemd-coredump" in machine.cores(str(pattern)).what
 
 
 @pytest.mark.parametrize(
@@ -177,13 +176,13 @@ def test_the_limit_of_a_container_counts_from_whatever_level(
     where = tmp_path / "cgroup" / group
     where.mkdir(parents=True)
     cgroups = str(tmp_path / "cgroup")
-    assert limits.memory(8, proc, cgroups).what.startswith("no limit")
+    assert machine.memory(8, proc, cgroups).what.startswith("no limit")
     names = ("limit_in_bytes", "usage_in_bytes") if "memory:" in line else ("max", "current")
     for name, value in zip(names, (4 * GIB, GIB), strict=True):
         (where / f"memory.{name}").write_text(f"{value}\n")
-    found = limits.memory(2, proc, cgroups)
+    found = machine.memory(2, proc, cgroups)
     assert (found.grade, found.what) == (Grade.OK, "limited to 4.0 GiB, 1.0 GiB in use")
-    assert limits.memory(8, proc, cgroups).grade is Grade.WARN
+    assert machine.memory(8, proc, cgroups).grade is Grade.WARN
 
 
 @pytest.mark.parametrize(

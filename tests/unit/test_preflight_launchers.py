@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangwatch.preflight.job import Job, endpoint, job
-from hangwatch.preflight.launchers import read
+from hangwatch.preflight.job import Job, endpoint, job, parse_command
 
 ACCELERATE = (
     "accelerate launch --num_machines 2 --machine_rank 0 --num_processes 8"
@@ -70,7 +69,7 @@ ACCELERATE = (
     ],
 )
 def test_our_program_takes_the_place_of_the_script(line: str, ours: str) -> None:
-    found = read(line.split())
+    found = parse_command(line.split())
     assert found
     assert found.with_script("OURS") == ours.split()
 
@@ -79,7 +78,7 @@ def test_our_program_takes_the_place_of_the_script(line: str, ours: str) -> None
     "line", ["", "torchrun", "torchrun --nnodes 2", "python -c pass", "make", "python -m"]
 )
 def test_a_line_without_a_script_is_none(line: str) -> None:
-    assert read(line.split()) is None
+    assert parse_command(line.split()) is None
 
 
 @pytest.mark.parametrize(

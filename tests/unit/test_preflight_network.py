@@ -151,4 +151,4 @@ def test_the_interfaces_of_this_machine_are_those_of_the_kernel() -> None:
     loopback = [one for one in found if one.address in ip_network("127.0.0.0/8")]
     assert loopback
     assert loopback[0].up
-    assert loopback[0].family == socket.AF_INET
+    assert loopback[0].address.version == 4

@@ -1,4 +1,4 @@
-"""Whether the meeting place can be found and reached, and who is there."""
+"""Whether the meeting place can be found and reached."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from hangwatch.preflight import rendezvous
 from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.preflight.job import Job
 from hangwatch.preflight.network import Interface
-from hangwatch.preflight.rendezvous import Answer, Place, connect, listener, peers
+from hangwatch.preflight.rendezvous import Answer, Endpoint, connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 HERE = [Interface("lo", ip_address("127.0.0.1")), Interface("eth0", ip_address("10.0.0.5"))]
 SEVERAL = Job("torchrun", 2)
@@ -35,8 +34,8 @@ def resolve(name: str) -> Sequence[str]:
     return NAMES[name]
 
 
-def place(host: str) -> Place:
-    return rendezvous.place(host, 29500, HERE, resolve, "me")
+def place(host: str) -> Endpoint:
+    return rendezvous.look_up(host, 29500, HERE, resolve, "me")
 
 
 def judged(host: str, answers: Mapping[str, Answer], job: Job = SEVERAL) -> Finding:
@@ -99,40 +98,3 @@ def test_two_jobs_on_one_port() -> None:
     taken = rendezvous.reachable(place("node-5"), Job(), connect, lambda _: "process 7 (python)")
     assert taken.grade is Grade.WARN
     assert "process 7 (python) listens there" in taken.what
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_who_listens_and_who_is_connected(family: socket.AddressFamily) -> None:
-    address = "127.0.0.1" if family == socket.AF_INET else "::1"
-    with socket.create_server((address, 0), family=family) as server:
-        port = server.getsockname()[1]
-        assert "pytest" in listener(port) or "python" in listener(port)
-        assert connect(address, port) is Answer.LISTENS
-        with socket.create_connection((address, port)):
-            assert peers(port) == []  # this machine itself does not count
-    assert listener(port) == ""
-    assert connect(address, port) is Answer.REFUSED
-
-
-def test_addresses_of_the_kernels_tables(tmp_path: Path) -> None:
-    header = (
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt uid inode\n"
-    )
-    tail = "00000000:00000000 00:00000000 00000000 0 0 {} 1\n"
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net" / "tcp").write_text(
-        f"{header}   0: 0100000A:72D8 0200000A:9C40 01 {tail.format(11)}"
-        f"   1: 00000000:72D8 00000000:0000 0A {tail.format(12)}"
-    )
-    mapped = "0000000000000000FFFF00000300000A"
-    here = "0000000000000000FFFF00000100000A"
-    six = "000077FD000000000000000001000000"
-    (tmp_path / "net" / "tcp6").write_text(
-        f"{header}   0: {here}:72D8 {mapped}:9C40 01 {tail.format(13)}"
-        f"   1: {six}:72D8 {six[:-8]}02000000:9C41 01 {tail.format(14)}"
-        f"   2: {six}:72D8 {six}:9C42 01 {tail.format(15)}"
-    )
-    assert peers(29400, str(tmp_path)) == ["10.0.0.2", "10.0.0.3", "fd77::2"]
-    assert peers(29401, str(tmp_path)) == []
-    assert listener(29400, str(tmp_path)) == "another process"
-    assert listener(29401, str(tmp_path)) == ""

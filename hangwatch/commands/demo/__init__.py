@@ -24,9 +24,9 @@ EXIT_MISSED = 1
 
 
 def demonstrate(environ: Mapping[str, str]) -> int:
-    """Run the job under watch; 0 if the verdict named what was planted, else 1.
+    """Run the job under watch; return 0 if the verdict names the planted fault, else 1.
 
-    Raises UsageError where torch is not installed.
+    Raises UsageError if torch is not installed.
     """
     if find_spec("torch") is None:
         raise UsageError("the demo trains a small model: pip install torch first")
@@ -59,13 +59,13 @@ def demonstrate(environ: Mapping[str, str]) -> int:
 
 
 def _torchrun() -> list[str]:
-    """The torchrun of this Python; its module where the script is not installed."""
+    """Return the torchrun of this Python; its module if the script is not installed."""
     script = Path(sys.executable).with_name("torchrun")
     return [str(script)] if script.exists() else [sys.executable, "-m", "torch.distributed.run"]
 
 
 def _judge(run_dir: Path) -> int:
-    """Compare the last verdict with what was planted."""
+    """Compare the last verdict with the planted fault."""
     _say(f"planted: rank {CULPRIT}, {REASON}: a worker of its loader sleeps in {PROGRAM.name}")
     try:
         where, report = load(run_dir)

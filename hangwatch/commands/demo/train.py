@@ -30,7 +30,7 @@ class Samples:
 
 
 def main() -> None:
-    """Train until the data ends, or does not come any more."""
+    """Train until the data ends, or no more comes."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))

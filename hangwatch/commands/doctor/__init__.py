@@ -1,1 +1,1 @@
-"""``hangwatch doctor``: what of this machine, and of a launcher's line, would make a job hang."""
+"""``hangwatch doctor``: checks a machine, or a launcher's line, for causes of hangs."""

@@ -1,59 +1,77 @@
-"""The command: ``hangwatch doctor [--json] [--timeout S] [-- LAUNCHER...]``."""
+"""``hangwatch doctor [--json] [--timeout S] [-- LAUNCHER...]``."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import socket
 import sys
+import textwrap
 from argparse import ArgumentTypeError
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TextIO
 
-from hangwatch.commands import Arguments
-from hangwatch.commands.doctor import shown
-from hangwatch.commands.doctor.jobs import jobs
-from hangwatch.commands.doctor.judgement import figures, judge
-from hangwatch.commands.doctor.surroundings import installation, surroundings
-from hangwatch.commands.doctor.trial import PATIENCE_S, no_script, run
+from hangwatch import __version__
+from hangwatch.commands import Arguments, print_lines
+from hangwatch.commands.doctor.findings import figures, trial_findings
+from hangwatch.commands.doctor.machine import installation, surroundings, watched_jobs
+from hangwatch.commands.doctor.trial import PATIENCE_S, run
+from hangwatch.console import printable
 from hangwatch.errors import UsageError
 from hangwatch.preflight.finding import Finding, Grade
-from hangwatch.preflight.job import job
-from hangwatch.preflight.launchers import read
+from hangwatch.preflight.job import job, parse_command
 
+SCHEMA = "hangwatch.doctor/1"
 EXIT_FAILS = 1
 LONGEST_S = 3600.0
+_CHECK = 10
+"""Characters of the longest name of a check."""
+_INDENT = 6 + _CHECK + 1
+_LEAST, _MOST = 60, 110
+"""Columns; a path or a command that is longer stays in one piece."""
 
 
 def doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Look, say what was found, and return 1 if something fails, else 0. Raises UsageError."""
-    own, command = _split(words)
+    """Print findings; return 1 if one of them fails, else 0. Raises UsageError."""
+    own, command = list(words), []
+    if "--" in own:
+        at = own.index("--")
+        own, command = own[:at], own[at + 1 :]
     arguments = _arguments().parse_args(own)
-    if command and read(command) is None:
-        raise UsageError(no_script(command))
-    told = job(environ, command)
+    line = parse_command(command)
+    if command and line is None:
+        raise UsageError(
+            f"no Python script found in: {shlex.join(command)}; give the whole line, such as:"
+            " hangwatch doctor -- torchrun --nproc-per-node=8 train.py"
+        )
+    expected = job(environ, command)
     findings: list[Finding] = []
     measured = None
 
-    def note(found: Iterable[Finding]) -> None:
-        for finding in found:
+    def add(more: Iterable[Finding]) -> None:
+        for finding in more:
             findings.append(finding)
             if not arguments.json:
-                _print(shown.lines(finding, shown.columns(sys.stdout)))
+                print_lines(finding_lines(finding, columns(sys.stdout)))
 
-    note(installation(environ))
-    note(jobs(environ))
-    note(surroundings(environ, told))
-    if command:
-        trial = run(command, environ, told, arguments.timeout)
-        note(judge(trial, told))
+    add(installation(environ))
+    add(watched_jobs(environ))
+    add(surroundings(environ, expected))
+    if line:
+        trial = run(line, environ, expected, arguments.timeout)
+        add(trial_findings(trial, expected))
         measured = figures(trial)
     if arguments.json:
-        _print([json.dumps(shown.as_json(findings, measured), indent=2)])
+        print_lines([json.dumps(as_json(findings, measured), indent=2)])
     else:
-        _print(["", shown.summary(findings)])
-    return EXIT_FAILS if shown.worst(findings) is Grade.FAIL else 0
+        print_lines(["", summary(findings)])
+    return EXIT_FAILS if _worst(findings) is Grade.FAIL else 0
 
 
 def _arguments() -> Arguments:
-    parser = Arguments("doctor", "Say what on this machine would make a job hang, or would help.")
+    parser = Arguments("doctor", "Check this machine, or COMMAND, for causes of hangs.")
     parser.add_argument("--json", action="store_true", help="print JSON (hangwatch.doctor/1)")
     parser.add_argument(
         "--timeout",
@@ -81,16 +99,54 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What is for the doctor, and the launcher's line after ``--``."""
-    own = list(words)
-    if "--" not in own:
-        return own, []
-    place = own.index("--")
-    return own[:place], own[place + 1 :]
+def columns(stream: TextIO) -> int | None:
+    """Return the width of a line; None for no terminal: a line stays one line in a log."""
+    if not stream.isatty():
+        return None
+    return max(_LEAST, min(_MOST, shutil.get_terminal_size().columns))
 
 
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+def finding_lines(finding: Finding, width: int | None) -> Iterator[str]:
+    """Yield a finding, and below it its remedy."""
+    yield from _folded(f"{finding.grade.word:4}  {finding.check:{_CHECK}} ", finding.what, width)
+    if finding.remedy:
+        yield from _folded(" " * _INDENT + "-> ", finding.remedy, width)
+
+
+def _folded(head: str, text: str, width: int | None) -> list[str]:
+    if width is None:
+        return [head + printable(text)]
+    return textwrap.wrap(
+        printable(text),
+        width,
+        initial_indent=head,
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _worst(findings: Sequence[Finding]) -> Grade:
+    return max((finding.grade for finding in findings), default=Grade.OK)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return the number of failures and warnings, in one line."""
+    grades = [finding.grade for finding in findings]
+    counts = {grade.word: grades.count(grade) for grade in (Grade.FAIL, Grade.WARN)}
+    return ", ".join(f"{n} {word}" for word, n in counts.items() if n) or "all is well"
+
+
+def as_json(findings: Sequence[Finding], trial: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the whole answer; trial: measured by a trial of a launcher's line."""
+    return {
+        "schema": SCHEMA,
+        "hangwatch": __version__,
+        "node": socket.gethostname(),
+        "grade": _worst(findings).word,
+        "findings": [
+            {**asdict(finding), "grade": finding.grade.word, "remedy": finding.remedy or None}
+            for finding in findings
+        ],
+        "trial": trial,
+    }

@@ -1,4 +1,4 @@
-"""What one rank of a trial leaves for the doctor that started it: a JSON file.
+"""The outcome of one rank of a trial: a JSON file for the doctor that started it.
 
 Standard library only: it is written in the job's own interpreter.
 """
@@ -14,22 +14,22 @@ from typing import Any
 
 PATTERN = "outcome-*.json"
 STEP_S = 20.0
-"""For what the store is asked for, once all ranks are there."""
+"""For each request to the store, once all ranks are there."""
 _LEAST_INIT_S = 15.0
 
 
 def init_s(patience_s: float) -> float:
-    """The timeout of the process group of a trial: thousands of ranks take their time."""
+    """Return the timeout of a trial's process group: thousands of ranks take their time."""
     return max(_LEAST_INIT_S, patience_s / 2)
 
 
 def longest_s(patience_s: float) -> float:
-    """When a rank of a trial ends by itself, whatever hangs."""
+    """Return the time after which a rank of a trial ends by itself, whatever hangs."""
     return patience_s + 2 * init_s(patience_s) + 2 * STEP_S
 
 
 class Stage(StrEnum):
-    """How far a rank has come."""
+    """The stage that a rank has reached."""
 
     STORE = "store"
     """It connects to the store at MASTER_ADDR and MASTER_PORT."""
@@ -45,7 +45,7 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Outcome:
-    """What a rank has seen."""
+    """Everything that a rank has seen."""
 
     rank: int
     world_size: int
@@ -55,14 +55,14 @@ class Outcome:
     missing: list[int] = field(default_factory=list)
     """Ranks that have not come to the roll call."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
-    """What each rank is, by rank: see rank.facts()."""
+    """The facts of each rank, by rank: see rank.facts()."""
     broken: list[dict[str, str]] = field(default_factory=list)
-    """Connections that did not come about: from, to, address, why."""
+    """Connections that failed: from, to, address, why."""
     times: dict[str, Any] = field(default_factory=dict)
-    """See timing.py."""
+    """See rank.measure()."""
 
     def leave(self, directory: str) -> None:
-        """Write it for the doctor; whoever started it elsewhere has no such directory."""
+        """Write it for the doctor; a node without the doctor has no such directory."""
         if not os.path.isdir(directory):  # noqa: PTH112 (as the other lines, without pathlib)
             return
         path = Path(directory, f"outcome-{self.rank}.json")
@@ -72,9 +72,7 @@ class Outcome:
 
 
 def read(directory: Path) -> list[Outcome]:
-    """What the ranks of this machine have left, by rank."""
-    found = []
-    for path in directory.glob(PATTERN):
-        content = json.loads(path.read_bytes())
-        found.append(Outcome(**{**content, "stage": Stage(content["stage"])}))
-    return sorted(found, key=lambda outcome: outcome.rank)
+    """Return the outcomes of the ranks of this machine, by rank."""
+    contents = [json.loads(path.read_bytes()) for path in directory.glob(PATTERN)]
+    outcomes = [Outcome(**{**content, "stage": Stage(content["stage"])}) for content in contents]
+    return sorted(outcomes, key=lambda outcome: outcome.rank)

@@ -1,6 +1,6 @@
-"""All ranks of a trial say in the store that they are there; the nodes try their connections.
+"""The roll call of a trial in its store, and connections between its nodes.
 
-What fails here would hang or fail inside a backend, without a word on who and where.
+The same failures inside a backend would be a hang, or an error that names no rank and no node.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hangwatch.preflight.rendezvous import Answer, connect
 POLL_S = 0.1
 CONNECT_S = 5.0
 ALL_PAIRS = 16
-"""Nodes that all try each other; of more, each tries its neighbours and the first."""
+"""Up to so many nodes all try each other; of more, each tries its neighbours and the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Who is there."""
+    """The ranks that are present, with their facts, and the missing ones."""
 
     ranks: dict[int, dict[str, Any]]
     missing: list[int]
 
     def leaders(self) -> list[int]:
-        """The first rank of each node, in the order of the nodes."""
+        """Return the first rank of each node, in the order of the nodes."""
         first: dict[str, int] = {}
         for rank in sorted(self.ranks):
             first.setdefault(self.ranks[rank]["node"], rank)
@@ -37,18 +37,18 @@ class Roll:
 
 
 def call(store: Any, rank: int, facts: dict[str, Any], world_size: int, within_s: float) -> Roll:
-    """Say that this rank is there, and wait for the others."""
+    """Announce this rank, and wait for the others."""
     store.set(f"rank/{rank}", json.dumps(facts))
-    everybody = range(world_size)
-    missing = await_keys(store, [f"rank/{one}" for one in everybody], within_s)
-    present = [one for one in everybody if f"rank/{one}" not in missing]
-    values = store.multi_get([f"rank/{one}" for one in present])
-    ranks = {one: json.loads(value) for one, value in zip(present, values, strict=True)}
-    return Roll(ranks, [one for one in everybody if one not in ranks])
+    keys = {f"rank/{member}": member for member in range(world_size)}
+    missing = await_keys(store, list(keys), within_s)
+    present = [key for key in keys if key not in missing]
+    values = store.multi_get(present)
+    ranks = {keys[key]: json.loads(value) for key, value in zip(present, values, strict=True)}
+    return Roll(ranks, [member for key, member in keys.items() if key in missing])
 
 
 def await_keys(store: Any, keys: Sequence[str], within_s: float) -> set[str]:
-    """Wait until all keys are set; those that are not, when the time is over."""
+    """Wait until all keys are set; return the keys that are not when the time is over."""
     deadline = time.monotonic() + within_s
     missing = list(keys)
     while True:
@@ -64,10 +64,10 @@ def try_connections(
 ) -> list[dict[str, str]]:
     """Listen at the address that the backend would take, and connect to those of the others.
 
-    For the first rank of each node. Returns what failed, of all nodes.
+    For the first rank of each node. Returns the failures of all nodes.
     """
     leaders = roll.leaders()
-    names = {one: str(roll.ranks[one]["host"]) for one in leaders}
+    names = {leader: str(roll.ranks[leader]["host"]) for leader in leaders}
     with socket.create_server(
         (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
     ) as server:
@@ -84,23 +84,23 @@ def try_connections(
                     {"from": names[rank], "to": names[other], "address": its_address, "why": why}
                 )
         store.set(f"connected/{rank}", json.dumps(failed))
-        keys = [f"connected/{one}" for one in leaders]
+        keys = [f"connected/{leader}" for leader in leaders]
         silent = await_keys(store, keys, within_s)
         answers = store.multi_get([key for key in keys if key not in silent])
     return [failure for answer in answers for failure in json.loads(answer)]
 
 
 def partners(leaders: Sequence[int], rank: int) -> Iterable[int]:
-    """The nodes that one connects to."""
+    """Return the leaders that one of them connects to."""
     if len(leaders) <= ALL_PAIRS:
-        return [one for one in leaders if one != rank]
-    place = leaders.index(rank)
-    near = {leaders[place - 1], leaders[(place + 1) % len(leaders)], leaders[0]}
+        return [leader for leader in leaders if leader != rank]
+    at = leaders.index(rank)
+    near = {leaders[at - 1], leaders[(at + 1) % len(leaders)], leaders[0]}
     return sorted(near - {rank})
 
 
 def _why_not(address: str, port: int) -> str:
-    """Why another node's address is of no use, empty where it answers."""
+    """Return why another node's address cannot be used, empty if it answers."""
     if address.startswith("127.") or address == "::1":
         return "a loopback address, which no other node reaches"
     answer = connect(address, port, CONNECT_S)

@@ -1,4 +1,4 @@
-"""Runs a launcher's line with a small program of ours in the place of the user's script.
+"""Runs a launcher's line with a small program in the place of the user's script.
 
 It runs under watch, so that a trial that hangs is explained like any other job, and it
 is bounded: the ranks end by themselves, and the launcher is ended.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +21,9 @@ from typing import Any
 
 from hangwatch.commands.doctor import outcome
 from hangwatch.commands.doctor.outcome import Outcome
-from hangwatch.commands.top.runs import DIRECTORY
-from hangwatch.errors import UsageError
-from hangwatch.preflight.job import Job
-from hangwatch.preflight.launchers import read
-from hangwatch.preflight.rendezvous import peers
+from hangwatch.commands.runs import DIRECTORY
+from hangwatch.evidence.sockets import peers
+from hangwatch.preflight.job import Job, Line
 from hangwatch.safety import redaction
 from hangwatch.settings.config import PREFIX
 
@@ -36,7 +33,7 @@ PATIENCE_S = 120.0
 starts the line on each."""
 START_S = 60.0
 """A launcher's start and two imports of torch may take this long on several nodes, however short
-the patience. On one node nobody else has to come, and PATIENCE_S is the least."""
+the patience. On one node there is no other to wait for, and PATIENCE_S is the least."""
 GRACE_S = 10.0
 KEPT_LINES = 40
 _LOOK_S = 0.1
@@ -46,39 +43,28 @@ _LEAST_S = 5.0
 
 @dataclass(slots=True)
 class Trial:
-    """What came of it."""
+    """A trial that has ended."""
 
     command: list[str]
-    """What was started, without secrets."""
+    """The line that was started, without secrets."""
     exit_code: int | None = None
-    """None where it was ended by us."""
+    """None if the doctor ended it."""
     seconds: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
-    """Of the ranks of this node."""
+    """Of the ranks of this node, in their order."""
     reports: list[dict[str, Any]] = field(default_factory=list)
-    """report.json of what hangwatch has said of it."""
+    """The report.json of each incident of the trial."""
     output: list[str] = field(default_factory=list)
-    """The end of what launcher and ranks printed."""
+    """The last lines that launcher and ranks printed."""
     peers: list[str] = field(default_factory=list)
-    """Who was connected to the meeting place at the end, where that is this machine."""
+    """Addresses connected to the rendezvous at the end, if that is on this machine."""
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], job: Job, patience_s: float) -> Trial:
-    """Run the line. Raises UsageError where there is no script in it, or no such command."""
-    line = read(command)
-    if line is None:
-        raise UsageError(no_script(command))
+def run(line: Line, environ: Mapping[str, str], job: Job, patience_s: float) -> Trial:
+    """Run a launcher's line as a trial."""
     with tempfile.TemporaryDirectory(prefix="hangwatch-doctor-") as directory:
         words = line.with_script(str(PROGRAM), directory, f"{patience_s:g}")
         return _watched(words, environ, job, patience_s, Path(directory))
-
-
-def no_script(command: Sequence[str]) -> str:
-    """Return the error that says why the launcher's line cannot be tried."""
-    return (
-        f"no Python script is to be seen in: {shlex.join(command)}; give the whole line, such"
-        " as: hangwatch doctor -- torchrun --nproc-per-node=8 train.py"
-    )
 
 
 def _watched(
@@ -121,7 +107,7 @@ def _watched(
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's, less what is set for the watch of a real job: its hook and the like."""
+    """Return the user's environment without the settings for watching a real job."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -133,7 +119,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 def _wait(
     process: subprocess.Popen[bytes], directory: Path, patience_s: float, start_s: float
 ) -> None:
-    """Wait until the trial has ended or its time is over: less where no rank has come at all."""
+    """Wait until the trial has ended or its time is over: sooner if no rank has started at all."""
     began = time.monotonic()
     while process.poll() is None:
         waited_s = time.monotonic() - began

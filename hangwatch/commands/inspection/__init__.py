@@ -1,1 +1,1 @@
-"""``hangwatch inspect``: where the ranks of any torch job on this node are at this moment."""
+"""``hangwatch inspect``: where the ranks of any torch job on this node are now."""

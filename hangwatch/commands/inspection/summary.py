@@ -1,6 +1,6 @@
-"""What a rank is doing at this moment: from its stack, its process and its page, if it has one.
+"""The activity of each rank at this moment, from its stack, its process and its page, in words.
 
-One moment is no verdict: what is said is where a rank is, not that it is stuck there.
+A snapshot is no verdict: it shows where a rank is, not that it is stuck there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from hangwatch.commands.top.ranks import Call
-from hangwatch.commands.top.view import seconds
+from hangwatch.commands.runs import BlockingCall
 from hangwatch.diagnosis.facts.activity import Activity, activity, waits_in_collective
 from hangwatch.diagnosis.text import phrases
 from hangwatch.diagnosis.text.phrases import capital, the_ranks, verb
 from hangwatch.model.frames import innermost_user_site, is_user_frame, program_thread
 from hangwatch.model.kinds import Reason
 from hangwatch.model.snapshot import Child, Frame, RankSnapshot, ThreadStack
+from hangwatch.text import duration
 
 _C10D = re.compile(r"/torch/distributed/distributed_c10d\.py$")
 _DISTRIBUTED = re.compile(
@@ -27,10 +27,19 @@ _DISTRIBUTED = re.compile(
 )
 _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$|/torch/_tensor\.py$")
 _STOPPED = frozenset({Reason.STOPPED, Reason.DEBUGGER})
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+SNAPSHOT = (
+    "This is a snapshot, not a verdict: run it again and see which ranks have not moved. A rank "
+    "that others wait for may only be slow."
+)
+ALL_WAIT = (
+    "If they are still there later, they wait for something elsewhere: a rank on another node, a "
+    "rank that is gone, or the network."
+)
 
 
 class Where(IntEnum):
-    """What kind of place a rank is in; those worth looking at come first."""
+    """The kinds of places that a rank may be in; the most interesting comes first."""
 
     STOPPED = 0
     ELSEWHERE = 1
@@ -41,7 +50,7 @@ class Where(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What a rank does, and at which line: ``one`` follows ``it``, ``several`` ``they``."""
+    """The activity of a rank, and its line: ``one`` follows ``it``, ``several`` ``they``."""
 
     where: Where
     one: str
@@ -50,8 +59,8 @@ class Doing:
     """Pid of the data worker that explains it, 0 if none does."""
 
 
-def doing(rank: RankSnapshot, call: Call | None, sources: Mapping[str, str]) -> Doing:
-    """What a living rank does. call: what it waits in, as its page says."""
+def doing(rank: RankSnapshot, call: BlockingCall | None, sources: Mapping[str, str]) -> Doing:
+    """Return what a living rank does. call: it waits in this, by its page."""
     act = activity(rank, sources)
     thread = program_thread(rank)
     frames = thread.frames if thread else ()
@@ -59,29 +68,21 @@ def doing(rank: RankSnapshot, call: Call | None, sources: Mapping[str, str]) -> 
     if act.reason in _STOPPED:
         return _is(Where.STOPPED, phrases.doing(act))
     if call is not None:
-        return _waits(f"{call.text}{phrases.at_line(call.site) or at}")
+        return _waits(f"{call}{phrases.at_line(call.site) or at}")
     if not frames:
         return _without_stack(rank)
-    if act.compiling is not None:
-        return _is(Where.ELSEWHERE, phrases.doing(act))
-    return _in_library(rank, frames, at) or _elsewhere(rank, act, at, sources)
-
-
-def _in_library(rank: RankSnapshot, frames: Sequence[Frame], at: str) -> Doing | None:
-    """What its stack says where it is inside torch, in which ranks wait."""
-    name = _collective(frames)
-    if name:
-        return _waits(f"{name}{at}")
-    if any(_BACKWARD.search(frame.file) for frame in _inside(frames)):
-        where = Where.ELSEWHERE if rank.process.state == "R" else Where.WAITS
-        return _is(where, f"in backward{at}, in which gradients are reduced")
-    return None
+    if act.compiling is None:
+        if name := _collective(frames):
+            return _waits(f"{name}{at}")
+        if any(_BACKWARD.search(frame.file) for frame in _library_frames(frames)):
+            where = Where.ELSEWHERE if rank.process.state == "R" else Where.WAITS
+            return _is(where, f"in backward{at}, in which gradients are reduced")
+    return _elsewhere(rank, act, at, sources)
 
 
 def _elsewhere(rank: RankSnapshot, act: Activity, at: str, sources: Mapping[str, str]) -> Doing:
-    if act.reason is not Reason.USER_CODE:
-        what = phrases.doing(act)
-        return Doing(Where.ELSEWHERE, f"is {what}", f"are {what}", act.worker)
+    if act.compiling is not None or act.reason is not Reason.USER_CODE:
+        return _is(Where.ELSEWHERE, phrases.doing(act), act.worker)
     if waits_in_collective(rank, sources):
         return _is(Where.WAITS, f"waiting for work that it has enqueued{at}")
     if rank.process.state == "R":
@@ -89,8 +90,8 @@ def _elsewhere(rank: RankSnapshot, act: Activity, at: str, sources: Mapping[str,
     return Doing(Where.ELSEWHERE, f"is in its own code{at}", f"are in their own code{at}")
 
 
-def _is(where: Where, what: str) -> Doing:
-    return Doing(where, f"is {what}", f"are {what}")
+def _is(where: Where, what: str, worker: int = 0) -> Doing:
+    return Doing(where, f"is {what}", f"are {what}", worker)
 
 
 def _waits(what: str) -> Doing:
@@ -105,39 +106,24 @@ def _without_stack(rank: RankSnapshot) -> Doing:
     return _is(Where.UNKNOWN, f"asleep{kernel}; no stack could be taken")
 
 
-def _inside(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames inside the innermost one of the user's."""
-    inside = []
-    for frame in frames:
-        if is_user_frame(frame):
-            break
-        inside.append(frame)
-    return inside
+def _library_frames(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the frames inside the innermost one of the user's."""
+    outer = next((at for at, frame in enumerate(frames) if is_user_frame(frame)), len(frames))
+    return list(frames[:outer])
 
 
 def _collective(frames: Sequence[Frame]) -> str:
-    """The function of torch.distributed that a rank is inside of, empty for none.
+    """Return the function of torch.distributed that a rank is inside of, empty for none.
 
     The outermost public one of distributed_c10d.py is the one that people know
     (``all_gather_object`` calls ``all_gather``); without one, the innermost of any module.
     """
-    inside = [frame for frame in _inside(frames) if _DISTRIBUTED.search(frame.file)]
+    inside = [frame for frame in _library_frames(frames) if _DISTRIBUTED.search(frame.file)]
     known = [f for f in inside if _C10D.search(f.file) and not f.function.startswith("_")]
     if known:
         return known[-1].function
     named = [f for f in inside if not f.function.endswith("wrapper")]
     return f"{named[0].function} of torch.distributed" if named else ""
-
-
-ONE_MOMENT = (
-    "This is one moment, and no verdict: look again, and see who has not moved. A rank that "
-    "others wait for may only be slow."
-)
-ALL_WAIT = (
-    "Should they stay there, then what they wait for is elsewhere: a rank on another node, a rank "
-    "that is gone, or the network."
-)
-_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,21 +133,16 @@ class Member:
     snapshot: RankSnapshot
     doing: Doing
     waits_s: float = 0.0
-    """How long it has waited, by its page; 0 where that is not known."""
+    """Age of its wait, by its page; 0 if not known."""
 
     @property
     def rank(self) -> int:
-        """Its number, -1 where it is not known."""
+        """Its number, -1 if not known."""
         return self.snapshot.rank
 
     @property
-    def place(self) -> tuple[object, ...]:
-        """What two ranks have in common that do the same in the same place."""
-        return self.doing.where, self.doing.one
-
-    @property
     def worker(self) -> Child | None:
-        """The data worker that it waits for, if that is known."""
+        """The data worker that it waits for, if known."""
         children = self.snapshot.children
         return next((child for child in children if child.pid == self.doing.worker), None)
 
@@ -171,53 +152,45 @@ class Member:
         return program_thread(self.snapshot)
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The members that have one stack."""
-
-    members: tuple[Member, ...]
-
-    @property
-    def first(self) -> Member:
-        """One that stands for all."""
-        return self.members[0]
-
-
 def sentences(members: Sequence[Member]) -> Iterator[str]:
-    """Where they are, one sentence for each place."""
-    places = by_place(members)
+    """Yield one sentence for each place in which members are."""
+    places = _by_place(members)
     if len(places) == 1 and len(members) > 1:
         yield f"All {len(members)} {_does(members)}."
         if members[0].doing.where is Where.WAITS:
             yield ALL_WAIT
         return
+    anyone_waits = any(member.doing.where is Where.WAITS for member in members)
     for group in places:
-        yield _sentence(group, members)
+        outlier = group[0].doing.where is Where.ELSEWHERE and len(group) <= len(members) / 2
+        if outlier and anyone_waits:
+            count = [member.rank for member in group]
+            be, they = verb(count, "is", "are"), verb(count, "it", "they")
+            yield (f"{capital(named(group))} {be} not where the others are: {they} {_does(group)}.")
+        else:
+            yield f"{capital(named(group))} {_does(group)}."
 
 
-def by_place(members: Sequence[Member]) -> list[list[Member]]:
-    """The members of each place: first who is stopped, or where few are and nobody waits."""
-    alike: defaultdict[tuple[object, ...], list[Member]] = defaultdict(list)
+def _by_place(members: Sequence[Member]) -> list[list[Member]]:
+    """Return the members of each place: first the stopped ones, then places with few ranks."""
+    alike: defaultdict[tuple[Where, str], list[Member]] = defaultdict(list)
     for member in members:
-        alike[member.place].append(member)
+        alike[member.doing.where, member.doing.one].append(member)
     return sorted(alike.values(), key=lambda group: (group[0].doing.where, len(group)))
 
 
-def by_stack(members: Sequence[Member]) -> list[Stack]:
-    """Members with the same stack and the same thing to do, in the order of their places."""
-    found = []
-    for group in by_place(members):
+def by_stack(members: Sequence[Member]) -> list[list[Member]]:
+    """Return members with the same stack that do the same, in the order of their places."""
+    stacks: list[list[Member]] = []
+    for group in _by_place(members):
         alike: defaultdict[object, list[Member]] = defaultdict(list)
         for member in group:
-            alike[_stack_key(member)].append(member)
-        found += [Stack(tuple(same)) for same in alike.values()]
-    return found
-
-
-def _stack_key(member: Member) -> tuple[object, ...]:
-    """Where a library lies in memory, which py-spy says of frames without a name, tells nothing."""
-    frames = member.main.frames if member.main else ()
-    return tuple((f.file, f.line, _ADDRESS.sub("", f.function)) for f in frames)
+            # py-spy names a frame without a symbol by its address, which differs between ranks.
+            frames = member.main.frames if member.main else ()
+            key = tuple((f.file, f.line, _ADDRESS.sub("", f.function)) for f in frames)
+            alike[key].append(member)
+        stacks += alike.values()
+    return stacks
 
 
 def named(members: Sequence[Member]) -> str:
@@ -229,26 +202,7 @@ def named(members: Sequence[Member]) -> str:
     return f"process{'' if len(pids) == 1 else 'es'} {', '.join(pids)}"
 
 
-def _sentence(group: Sequence[Member], everyone: Sequence[Member]) -> str:
-    first = group[0]
-    waiting = sum(1 for member in everyone if member.doing.where is Where.WAITS)
-    others = len(everyone) - len(group)
-    outlier = first.doing.where is Where.ELSEWHERE and waiting and len(group) <= others
-    if not outlier:
-        return f"{capital(_are(group))}."
-    who, they = named(group), verb([m.rank for m in group], "it", "they")
-    return f"{capital(who)} {_be(group)} not where the others are: {they} {_does(group)}."
-
-
-def _are(group: Sequence[Member]) -> str:
-    return f"{named(group)} {_does(group)}"
-
-
 def _does(group: Sequence[Member]) -> str:
     text = group[0].doing.one if len(group) == 1 else group[0].doing.several
     longest_s = max(member.waits_s for member in group)
-    return f"{text}, for {seconds(longest_s)}" if longest_s else text
-
-
-def _be(group: Sequence[Member]) -> str:
-    return "is" if len(group) == 1 else "are"
+    return f"{text}, for {duration(longest_s)}" if longest_s else text

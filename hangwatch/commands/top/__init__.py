@@ -1,1 +1,1 @@
-"""``hangwatch top``: a live view of the ranks of a run. It reads, and writes nothing there."""
+"""``hangwatch top``: a live view of the ranks of a run. It only reads."""

@@ -1,4 +1,4 @@
-"""``hangwatch top``: chooses the run, and looks at it until it ends."""
+"""``hangwatch top``: chooses the run, and shows it until it ends."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
-from hangwatch.commands import Arguments
-from hangwatch.commands.top.runs import UnclearError, choose
+from hangwatch.commands import Arguments, print_lines
+from hangwatch.commands.runs import UnclearError, choose
+from hangwatch.commands.top.picture import RunView
 from hangwatch.commands.top.screen import draw, line
-from hangwatch.commands.top.source import Source
 from hangwatch.console import printable, say
 
 DESCRIPTION = """\
-A live view of the ranks of a watched run on this node: how fast they go, who is behind,
+A live view of the ranks of a watched run on this node: how fast they go, which are behind,
 what each waits in, since when and at which line; at an incident also the ranks of the
-other nodes, as its report has them. Where the output is no terminal: a line each few
+other nodes, from its report. If the output is not a terminal, it prints a line every few
 seconds. Nothing is written, and the job is not disturbed. It ends with the run; Ctrl-C
 ends it earlier."""
 EXIT_UNCLEAR = 2
 LIVE_S = 1.0
 LINE_S = 5.0
 ONCE_S = 1.0
-"""Between the first look and one that can be printed: a rate is seen between two."""
+"""Between the first look and one that can be printed: a rate takes two looks."""
 PLAIN_WIDTH = 120
-"""Of a picture that goes into a file."""
+"""Columns of a picture that goes into a file."""
+LEAST_S, MOST_S = 0.1, 3600.0
 
 
 def top(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Show a run until it ends; the exit code. Raises UsageError."""
+    """Show a run until it ends; return the exit code. Raises UsageError."""
     parser = Arguments("top", DESCRIPTION)
     parser.add_argument(
         "run", metavar="RUN", nargs="?", default="", help="a run id, a run directory or a pid"
@@ -43,72 +44,66 @@ def top(words: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--once", action="store_true", help="show one picture and end")
     parser.add_argument("--interval", metavar="S", type=float, help="seconds between two looks")
     given = parser.parse_args(words)
-    if given.interval is not None and not 0.1 <= given.interval <= 3600:  # noqa: PLR2004 (as said)
-        parser.error(f"--interval {given.interval:g}: use 0.1 to 3600 seconds")
+    if given.interval is not None and not LEAST_S <= given.interval <= MOST_S:
+        parser.error(f"--interval {given.interval:g}: use {LEAST_S:g} to {MOST_S:g} seconds")
     try:
-        source = Source(choose(given.run, environ))
+        run = choose(given.run, environ)
     except UnclearError as error:
         say(str(error))
-        for run in error.runs:
-            sys.stderr.write(f"  {run}\n")
+        for candidate in error.runs:
+            sys.stderr.write(f"  {candidate}\n")
         return EXIT_UNCLEAR
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
-    try:
+        console.width = PLAIN_WIDTH
+    with RunView(run) as view:
         if given.once:
-            _once(source, console)
+            view.picture()
+            time.sleep(ONCE_S)
+            console.print(draw(view.picture(), console.width, None))
         elif console.is_terminal:
-            _live(source, console, given.interval or LIVE_S)
+            _live(view, console, given.interval or LIVE_S)
         else:
-            _lines(source, given.interval or LINE_S)
-    finally:
-        source.close()
+            _lines(view, given.interval or LINE_S)
     return 0
 
 
-def _once(source: Source, console: Console) -> None:
-    source.picture()
+def _lines(view: RunView, interval_s: float) -> None:
+    ending, due_s = "", 0.0
+    view.picture()
     time.sleep(ONCE_S)
-    console.print(draw(source.picture(), console.width, None))
-
-
-def _lines(source: Source, interval_s: float) -> None:
-    over, due_s = "", 0.0
-    source.picture()
-    time.sleep(ONCE_S)
-    while not over:
+    while not ending:
         if time.monotonic() >= due_s:
             due_s = time.monotonic() + interval_s
-            _say(line(source.picture()))
+            print_lines([line(view.picture())])
         time.sleep(min(LIVE_S, interval_s))
-        over = source.over()
-    _say(over)
+        ending = view.ending()
+    print_lines([printable(ending)])
 
 
-def _live(source: Source, console: Console, interval_s: float) -> None:
-    """Until the run ends or Ctrl-C; the last picture stays on the terminal."""
-    picture, over = source.picture(), ""
+def _live(view: RunView, console: Console, interval_s: float) -> None:
+    """Draw until the run ends or Ctrl-C; the last picture stays on the terminal."""
+    picture, ending = view.picture(), ""
     try:
         with _resizes() as resized, Live(console=console, screen=True, auto_refresh=False) as live:
-            while not over:
+            while not ending:
                 width, height = console.size
                 live.update(draw(picture, width, height), refresh=True)
                 if select.select([resized], [], [], interval_s)[0]:
                     os.read(resized, 512)
                     continue
-                over, picture = source.over(), source.picture()
+                ending, picture = view.ending(), view.picture()
     except KeyboardInterrupt:
-        over = "the run goes on"
+        ending = "the run continues"
     console.print(draw(picture, *console.size))
-    console.print(printable(over))
+    console.print(printable(ending))
 
 
 @contextmanager
 def _resizes() -> Iterator[int]:
-    """A file descriptor that can be read once the terminal has another size.
+    """Yield a file descriptor that becomes readable when the terminal is resized.
 
-    SIGTERM ends the process as ever, but gives the terminal back first.
+    SIGTERM still ends the process, but gives the terminal back first.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -124,8 +119,3 @@ def _resizes() -> Iterator[int]:
         signal.set_wakeup_fd(woken)
         os.close(reading)
         os.close(writing)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{printable(text)}\n")
-    sys.stdout.flush()

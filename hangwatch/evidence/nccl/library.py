@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from hangwatch.evidence.nccl.ras import open_files
+from hangwatch.evidence.sockets import open_files
 
 MAX_SHOWN = 16
 _NCCL = re.compile(r"(/\S.*/)nvidia/nccl/lib/libnccl\.so")

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from hangwatch.console import News
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.processes import PROC, Tree, environment
+from hangwatch.evidence.sockets import listens_at
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
 from hangwatch.preflight import network, rendezvous
-from hangwatch.preflight.contract import out_of_range, same_ranks
 from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.preflight.job import Job, job
 from hangwatch.preflight.network import interfaces
+from hangwatch.preflight.variables import out_of_range, same_ranks
 from hangwatch.watchdog.hello import Hello
 
 PATIENCE_S = 60.0
@@ -223,7 +224,7 @@ def certain(start: Start, resolver: network.Resolve = network.resolve) -> Iterat
 
 
 def _meeting_place(told: Job, resolver: network.Resolve) -> Iterator[Finding]:
-    place = rendezvous.place(
+    place = rendezvous.look_up(
         told.host, told.port or 0, interfaces(), resolver, socket.gethostname()
     )
     finding = rendezvous.resolution(place, told)
@@ -244,7 +245,7 @@ def _gloo_on_loopback(start: Start, told: Job, resolver: network.Resolve) -> Ite
     address = str(choice.address)
     errors = [page.exception.story for page in start.ranks if page.exception]
     if any(f"[{address}]" in error for error in errors) or any(
-        rendezvous.listens_at(page.identity.pid, address, start.proc) for page in start.ranks
+        listens_at(page.identity.pid, address, start.proc) for page in start.ranks
     ):
         yield network.gloo(choice, told, present, used=True)
 

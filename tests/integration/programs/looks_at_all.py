@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from hangwatch import cli
-from hangwatch.commands.doctor.jobs import jobs
+from hangwatch.commands.doctor.machine import watched_jobs
 from hangwatch.commands.top import command
 
 BOUND_S = 20
@@ -29,7 +29,7 @@ def late(*_):
 
 
 def doctor_jobs(*_):
-    for finding in jobs(os.environ):
+    for finding in watched_jobs(os.environ):
         sys.stdout.write(f"{finding}\n")
     return 0
 

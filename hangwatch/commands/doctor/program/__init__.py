@@ -1,1 +1,1 @@
-"""What a trial starts; alone here, since Python puts its directory first in sys.path."""
+"""The program of a trial; alone here, since Python puts its directory first in sys.path."""

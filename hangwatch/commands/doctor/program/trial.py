@@ -1,4 +1,4 @@
-"""What ``hangwatch doctor -- LAUNCHER...`` starts in the place of the user's script.
+"""The program that ``hangwatch doctor -- LAUNCHER...`` starts in the place of the user's script.
 
 The job's interpreter may be that of an environment without hangwatch, so the package that
 this file belongs to is loaded from its place.

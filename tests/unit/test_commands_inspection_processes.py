@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch.commands.inspection.found import JobKey, absent, find, jobs
+from hangwatch.commands.inspection.processes import JobKey, absent, find, jobs
 
 if TYPE_CHECKING:
     from pathlib import Path

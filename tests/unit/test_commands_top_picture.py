@@ -16,9 +16,9 @@ import pytest
 from incident import EVIDENCE
 from incident import rank as snapshot
 
-from hangwatch.commands.top import runs
-from hangwatch.commands.top.source import Source
-from hangwatch.commands.top.view import Row, Trouble
+from hangwatch.commands import runs
+from hangwatch.commands.top.picture import RunView
+from hangwatch.commands.top.rows import Row, Trouble
 from hangwatch.evidence.processes import read_stat
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import ExceptionRecord
@@ -61,11 +61,8 @@ def page(rank: int, **changes: Any) -> RankPage:
 
 
 def picture(run_dir: Path, **changes: Any) -> Any:
-    source = Source(runs.describe(run_dir), **{"now_ns": time.monotonic_ns, **changes})
-    try:
-        return source.picture()
-    finally:
-        source.close()
+    with RunView(runs.describe(run_dir), **{"now_ns": time.monotonic_ns, **changes}) as view:
+        return view.picture()
 
 
 def rows(run_dir: Path) -> dict[int, Row]:
@@ -102,8 +99,8 @@ def test_a_rank_behind_that_waits_for_nothing_is_late(run_dir: Path) -> None:
     assert (row.trouble, row.behind, row.behind_in) == (Trouble.LATE, 3, "default_pg")
     shown = picture(run_dir)
     assert shown.state == "waiting"
-    assert shown.says.startswith("1 rank of 2 here for 9.")
-    assert shown.says.endswith("; 1 rank late")
+    assert shown.summary.startswith("1 rank of 2 here for 9.")
+    assert shown.summary.endswith("; 1 rank late")
 
 
 def test_a_short_wait_is_nothing_to_look_at(run_dir: Path) -> None:
@@ -144,7 +141,7 @@ def test_what_cpp_has_issued_is_named_by_its_number(run_dir: Path) -> None:
             Trouble.ODD,
         ),
         ({"start_ticks": 7}, "gone", Trouble.ODD),
-        ({"disarmed": "too many errors"}, "not recorded any more", Trouble.ODD),
+        ({"disarmed": "too many errors"}, "no longer recorded", Trouble.ODD),
     ],
 )
 def test_the_phase_of_a_rank(
@@ -172,13 +169,12 @@ def test_a_stopped_rank_is_odd(run_dir: Path) -> None:
 
 def test_the_rate_is_that_of_the_last_seconds(run_dir: Path) -> None:
     clock = [time.monotonic_ns()]
-    source = Source(runs.describe(run_dir), now_ns=lambda: clock[0])
     seen = []
-    for count in (100, 110, 120, 300, 300, 300, 300, 300, 300, 300):
-        made_pages.write(run_dir, page(0, groups=(made_pages.group(count),)))
-        seen.append(source.picture().rows[0].rate)
-        clock[0] += SECOND
-    source.close()
+    with RunView(runs.describe(run_dir), now_ns=lambda: clock[0]) as view:
+        for count in (100, 110, 120, 300, 300, 300, 300, 300, 300, 300):
+            made_pages.write(run_dir, page(0, groups=(made_pages.group(count),)))
+            seen.append(view.picture().rows[0].rate)
+            clock[0] += SECOND
     assert seen[:3] == [None, 10.0, 10.0]
     assert seen[-1] == 0.0
 
@@ -194,18 +190,15 @@ def test_the_newest_start_of_the_job_is_shown(run_dir: Path) -> None:
 def test_garbage_for_a_page_is_passed_over(run_dir: Path, content: bytes) -> None:
     made_pages.write(run_dir, page(0))
     (run_dir / "r0-1-1.page").write_bytes(content)
-    source = Source(runs.describe(run_dir))
-    assert [row.ranks for row in source.picture().rows] == [(0,)]
-    source.close()
+    assert [row.ranks for row in picture(run_dir).rows] == [(0,)]
 
 
 def test_a_page_that_is_cut_short_while_it_is_shown_is_passed_over(run_dir: Path) -> None:
     path = made_pages.write(run_dir, page(0))
-    source = Source(runs.describe(run_dir))
-    assert source.picture().rows
-    os.truncate(path, TRUNCATED)
-    assert source.picture().rows == ()
-    source.close()
+    with RunView(runs.describe(run_dir)) as view:
+        assert view.picture().rows
+        os.truncate(path, TRUNCATED)
+        assert view.picture().rows == ()
 
 
 def test_root_may_look_at_the_run_of_another_user(run_dir: Path) -> None:
@@ -259,7 +252,7 @@ def test_the_verdict_at_hand_is_the_headline(run_dir: Path, incident: Path) -> N
     kept(run_dir, str(incident))
     shown = picture(run_dir)
     assert (shown.state, shown.alarming) == ("HANG (likely)", True)
-    assert shown.says == EVIDENCE.verdicts[0].headline
+    assert shown.summary == EVIDENCE.verdicts[0].headline
     assert shown.report == incident
 
 
@@ -295,7 +288,7 @@ def test_a_culprit_on_another_node_is_marked_too(run_dir: Path, incident: Path) 
 def test_a_verdict_of_another_node_is_told_without_its_report(run_dir: Path) -> None:
     kept(run_dir, "", headline="Rank 9 is stuck.", node="node-b", report="/nowhere/incident-001")
     shown = picture(run_dir)
-    assert (shown.state, shown.says) == ("HANG", "Rank 9 is stuck. (said node-b)")
+    assert (shown.state, shown.summary) == ("HANG", "Rank 9 is stuck. (reported by node-b)")
 
 
 def test_an_incident_that_is_over_is_only_counted(run_dir: Path, incident: Path) -> None:
@@ -350,12 +343,9 @@ def facts(report_dir: Path | None, pid: int = 1 << 22) -> dict[str, Any]:
     }
 
 
-def over(run_dir: Path) -> str:
-    source = Source(runs.describe(run_dir))
-    try:
-        return source.over()
-    finally:
-        source.close()
+def ending(run_dir: Path) -> str:
+    with RunView(runs.describe(run_dir)) as view:
+        return view.ending()
 
 
 def test_how_the_run_ended_comes_from_its_run_file(run_dir: Path, incident: Path) -> None:
@@ -370,11 +360,11 @@ def test_how_the_run_ended_comes_from_its_run_file(run_dir: Path, incident: Path
         exit_code=75,
     )
     said = f"the run has ended, exit code 75, 1 incident; see hangwatch report {incident.parent}"
-    assert over(run_dir) == said
+    assert ending(run_dir) == said
 
 
 def test_a_supervisor_that_is_gone_may_leave_ranks_behind(run_dir: Path) -> None:
     runfacts.keep(run_dir, facts(None))
-    assert over(run_dir) == "the run has ended, and nobody saw how"
+    assert ending(run_dir) == "the run has ended; its exit code is not known"
     made_pages.write(run_dir, page(0))
-    assert over(run_dir) == "the supervisor is gone: 1 rank of it live on, unwatched"
+    assert ending(run_dir) == "the supervisor is gone; 1 rank still runs, unwatched"

@@ -8,66 +8,61 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hangwatch.commands.runs import DIRECTORY
 from hangwatch.evidence.page import MAX_WORLD
 from hangwatch.evidence.processes import PROC, Stat, Tree, environment, read_stat
 
 _NAMES = frozenset(
     {
-        "RANK",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RUN_ID",
-        "HANGWATCH_DIR",
+        *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_RUN_ID", DIRECTORY),
     }
 )
 _DIGITS = 10
 MAX_MAPS_BYTES = 32 << 20
 _TORCH = re.compile(rb"/libtorch(?:_\w+)?\.so")
-"""As it shows in /proc/PID/maps of a process that has loaded torch."""
+"""A line of /proc/PID/maps of a process that has loaded torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """What tells the jobs of one node apart."""
+    """The identity of a job among those of its node."""
 
     master: str = ""
     """``ADDRESS:PORT`` of its store."""
     elastic_id: str = ""
     """torchrun's --rdzv-id."""
     launcher: int = 0
-    """Pid of what started the ranks, where the environment tells nothing."""
+    """Pid of the process that started the ranks, if the environment names no store."""
 
     def __str__(self) -> str:
-        """For people."""
-        told = [f"store at {self.master}"] if self.master else []
+        """The key for people."""
+        parts = [f"store at {self.master}"] if self.master else []
         if self.elastic_id and self.elastic_id != "none":
-            told.append(f"rendezvous id {self.elastic_id}")
+            parts.append(f"rendezvous id {self.elastic_id}")
         if self.launcher:
-            told.append(f"started by pid {self.launcher}")
-        return ", ".join(told)
+            parts.append(f"started by pid {self.launcher}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that is looked at."""
+    """A process to inspect."""
 
     pid: int
     start_ticks: int
     job: JobKey
     rank: int = -1
-    """-1 where its environment has none."""
+    """-1 if its environment has none."""
     local_rank: int = -1
     world_size: int = 0
     local_world_size: int = 0
     run_dir: str = ""
-    """Of the run that it is watched in, empty where it is not."""
+    """Of the run that it is watched in, empty if it is not."""
 
 
 def has_torch(pid: int, proc: str = PROC) -> bool:
-    """Whether a process has loaded torch; not so where it is somebody else's."""
+    """Return True if a process has loaded torch; False if its memory map cannot be read."""
     try:
         with Path(proc, str(pid), "maps").open("rb") as file:
             return _TORCH.search(file.read(MAX_MAPS_BYTES)) is not None
@@ -78,59 +73,50 @@ def has_torch(pid: int, proc: str = PROC) -> bool:
 def find(
     pids: Sequence[int], also: Collection[int] = (), proc: str = PROC
 ) -> tuple[list[Process], Tree]:
-    """The ranks of this node, and the tree of all its processes.
+    """Return the ranks of this node, and the tree of all its processes.
 
-    pids: only those, and the ranks below them (below torchrun); none: all that may be
+    pids: only these, and the ranks below them (below torchrun); none: all that may be
     read. also: pids that are ranks although their environment does not say so.
     """
     tree = Tree(proc)
-    below = {pid: list(_below(pid, tree, proc)) for pid in _existing(pids or (0,), proc)}
+    if pids:
+        roots = {pid: stat for pid in pids if (stat := read_stat(pid, proc)) and not stat.ended}
+        below = {pid: [stat, *tree.descendants(pid)] for pid, stat in roots.items()}
+    else:
+        below = {0: list(tree.descendants(0))}
     every = {stat.pid: stat for stats in below.values() for stat in stats}
     known = {process.pid: process for process in _ranks(every.values(), proc)}
     for pid in every.keys() & set(also) - known.keys():
         known[pid] = _process(every[pid], proc)
     for pid, stats in below.items():
         if pid and not any(stat.pid in known for stat in stats):
-            job = JobKey(launcher=pid)
-            for stat in _plain(pid, tree, proc):
-                known[stat.pid] = Process(stat.pid, stat.start_ticks, job)
-    return sorted(known.values(), key=lambda one: (one.rank, one.pid)), tree
+            # No launcher started it as a rank: show it, and its children that have torch.
+            children = [stat for stat in tree.children(pid) if has_torch(stat.pid, proc)]
+            for stat in (stats[0], *children):
+                known[stat.pid] = Process(stat.pid, stat.start_ticks, JobKey(launcher=pid))
+    return sorted(known.values(), key=lambda process: (process.rank, process.pid)), tree
 
 
 def jobs(processes: Iterable[Process]) -> list[list[Process]]:
-    """The processes of each job, the largest job first."""
-    found: defaultdict[JobKey, list[Process]] = defaultdict(list)
+    """Return the processes of each job, the largest job first."""
+    members: defaultdict[JobKey, list[Process]] = defaultdict(list)
     for process in processes:
-        found[process.job].append(process)
-    return sorted(found.values(), key=lambda members: (-len(members), members[0].pid))
+        members[process.job].append(process)
+    return sorted(members.values(), key=lambda same: (-len(same), same[0].pid))
 
 
 def absent(members: Sequence[Process]) -> list[int]:
-    """Local ranks of a job that have no process here: they have ended, or never began."""
+    """Return the local ranks of a job that have no process here."""
     expected = max(member.local_world_size for member in members)
     return sorted(set(range(expected)) - {member.local_rank for member in members})
 
 
-def _existing(pids: Iterable[int], proc: str) -> Iterator[int]:
-    for pid in pids:
-        stat = read_stat(pid, proc) if pid else None
-        if pid == 0 or (stat is not None and not stat.ended):
-            yield pid
-
-
-def _below(pid: int, tree: Tree, proc: str) -> Iterator[Stat]:
-    stat = read_stat(pid, proc) if pid else None
-    if stat is not None:
-        yield stat
-    yield from tree.descendants(pid)
-
-
 def _ranks(stats: Iterable[Stat], proc: str) -> Iterator[Process]:
-    """The processes that are ranks, of jobs in which somebody has loaded torch.
+    """Yield the processes that are ranks, of jobs in which some process has loaded torch.
 
-    What a rank starts (data workers, compilers) inherits its RANK, and so does the
+    Processes that a rank starts (data workers, compilers) inherit its RANK, and so does the
     program from the shell that a launcher started. The rank is the outermost of them
-    that has torch; where none has come so far, the innermost.
+    that has torch; if none has loaded it yet, the innermost.
     """
     claims: defaultdict[JobKey, defaultdict[int, list[tuple[Stat, Process]]]]
     claims = defaultdict(lambda: defaultdict(list))
@@ -153,20 +139,12 @@ def _ranks(stats: Iterable[Stat], proc: str) -> Iterator[Process]:
 
 
 def _outermost(claimed: Sequence[tuple[Stat, Process]]) -> Iterator[Process]:
-    """Those that no other one of them has started, directly or not; parents come first."""
+    """Yield the processes that none of the others has started; parents come first."""
     inside: set[int] = set()
     for stat, process in claimed:
         if stat.ppid not in inside:
             yield process
         inside.add(stat.pid)
-
-
-def _plain(pid: int, tree: Tree, proc: str) -> Iterator[Stat]:
-    """A process that no launcher started as a rank, and its children that have torch."""
-    stat = read_stat(pid, proc)
-    if stat is not None:
-        yield stat
-        yield from (child for child in tree.children(pid) if has_torch(child.pid, proc))
 
 
 def _process(stat: Stat, proc: str) -> Process:
@@ -178,15 +156,15 @@ def _process(stat: Stat, proc: str) -> Process:
         stat.pid,
         stat.start_ticks,
         JobKey(master, elastic_id, 0 if master else stat.ppid),
-        _number(variables.get("RANK"), -1),
-        _number(variables.get("LOCAL_RANK"), -1),
-        _number(variables.get("WORLD_SIZE"), 0),
-        _number(variables.get("LOCAL_WORLD_SIZE"), 0),
-        variables.get("HANGWATCH_DIR", ""),
+        _number(variables.get("RANK", ""), -1),
+        _number(variables.get("LOCAL_RANK", ""), -1),
+        _number(variables.get("WORLD_SIZE", ""), 0),
+        _number(variables.get("LOCAL_WORLD_SIZE", ""), 0),
+        variables.get(DIRECTORY, ""),
     )
 
 
-def _number(text: str | None, otherwise: int) -> int:
-    """A number of a variable, which anybody may set: no larger than any job."""
-    sane = text and text.isascii() and text.isdecimal() and len(text) < _DIGITS
-    return int(text) if text and sane and int(text) <= MAX_WORLD else otherwise
+def _number(text: str, otherwise: int) -> int:
+    """Return the number in a variable, which anyone may set: no larger than any job."""
+    sane = text.isascii() and text.isdecimal() and len(text) < _DIGITS
+    return int(text) if sane and int(text) <= MAX_WORLD else otherwise

@@ -1,1 +1,0 @@
-"""``hangwatch report`` and ``analyze``: what was stored, printed or judged anew."""
