@@ -1,7 +1,6 @@
 """The options of the command line, each of them also a HANGWATCH_* variable.
 
-A parser of its own: argparse has no way to stop at the first word that is no
-option and leave all that follows, options too, to COMMAND.
+Read without argparse, whose import alone takes a good part of the start of a command.
 """
 
 from __future__ import annotations
@@ -9,10 +8,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from hangwatch.errors import UsageError
-from hangwatch.settings.config import PREFIX, Config, parse_seconds
+from hangwatch.settings.config import PREFIX, Config, OnHang, Stacks, parse_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Option:
     field: str
     """Of Config."""
     read: Callable[[str, str], Any]
-    """Makes the value from its text; the second argument names where it is from."""
+    """Makes the value from its text; the second argument names its source in errors."""
     help: str
 
     @property
@@ -35,12 +35,12 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A command line: settings, and what follows the options."""
+    """A command line: settings by field of Config, and the words after the options."""
 
     values: dict[str, Any]
     words: list[str]
     wants: str = ""
-    """``help`` or ``version`` where that was asked for."""
+    """``help`` or ``version`` if that was asked for."""
 
 
 def _text(text: str, name: str) -> str:
@@ -66,14 +66,18 @@ def _switch_off(text: str, name: str) -> bool:
     return not _switch(text, name)
 
 
+def _one_of(kind: type[StrEnum]) -> Callable[[str, str], StrEnum]:
+    def read(text: str, name: str) -> StrEnum:
+        try:
+            return kind(text)
+        except ValueError:
+            raise UsageError(f"{name} {text}: use one of {', '.join(kind)}") from None
+
+    return read
+
+
 OPTIONS = (
-    Option(
-        "--report-dir",
-        "DIR",
-        "report_dir",
-        _text,
-        "where reports go (hangwatch-reports)",
-    ),
+    Option("--report-dir", "DIR", "report_dir", _text, "where reports go (hangwatch-reports)"),
     Option("--run-id", "ID", "run_id", _text, "name of this run (date, time and pid)"),
     Option(
         "--suspect-after",
@@ -94,7 +98,7 @@ OPTIONS = (
         "--on-hang",
         "ACTION",
         "on_hang",
-        _text,
+        _one_of(OnHang),
         "report, or abort: end the hung ranks; exit code 75 if the job ends of it",
     ),
     Option("--hook", "CMD", "hook", _text, "command to run at a verdict, with the report's path"),
@@ -103,7 +107,7 @@ OPTIONS = (
         "--stacks",
         "HOW",
         "stacks",
-        _text,
+        _one_of(Stacks),
         "python, native (C and C++ frames too, slower), or off",
     ),
     Option(
@@ -122,7 +126,7 @@ _ASKED = {"-h": "help", "--help": "help", "--version": "version"}
 
 
 def parse(argv: Sequence[str]) -> Parsed:
-    """Read options up to the first word that is none. Raises UsageError."""
+    """Read the options before the first word that is none. Raises UsageError."""
     values: dict[str, Any] = {}
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -146,7 +150,7 @@ def parse(argv: Sequence[str]) -> Parsed:
 
 
 def settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """The settings of flags, then HANGWATCH_* variables. Raises UsageError.
+    """Make the settings from flags, then from HANGWATCH_* variables. Raises UsageError.
 
     A variable that is set but empty counts as not set.
     """
@@ -155,7 +159,7 @@ def settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         for option in OPTIONS
         if option.field not in values and environ.get(option.variable)
     }
-    return Config.from_dict({**merged, **values})
+    return Config(**{**merged, **values})
 
 
 def _meant(flag: str) -> str:
@@ -164,7 +168,7 @@ def _meant(flag: str) -> str:
 
 
 def describe() -> str:
-    """The options as --help shows them."""
+    """Return the options as --help shows them."""
     lines = []
     for option in OPTIONS:
         first, *more = option.help.splitlines()

@@ -26,9 +26,9 @@ from hangwatch.metrics.server import listen
 from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitState
 from hangwatch.metrics.targets import Targets
 from hangwatch.model.page import RankPage
+from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import parse_address
 from hangwatch.watchdog.cadence import Cadence
-from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.evidence import local_size
 from hangwatch.watchdog.incident.incidents import Incidents
 from hangwatch.watchdog.notices.stragglers import Furthest, Rings

@@ -1,4 +1,4 @@
-"""The walls of the house: who may import whom, and that nothing runs back up (DESIGN, 2)."""
+"""The walls of the house: who may import whom, and that nothing runs back up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
     "watchdog": (
-        *("hello", "state", "cadence", "peers", "incident", "joining", "notices", "telemetry"),
+        *("state", "cadence", "peers", "incident", "joining", "notices", "telemetry"),
         *("monitor", "daemon", "__main__"),
     ),
     "commands": ("top", "inspection", "doctor", "demo", "offline"),

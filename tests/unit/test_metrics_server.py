@@ -137,7 +137,7 @@ def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int] | N
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--metrics-addr"):
-        Config(metrics_addr=text).checked()
+        Config(metrics_addr=text)
 
 
 MODE = 0o1777 if os.getuid() == 0 else 0o755

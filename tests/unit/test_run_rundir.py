@@ -102,7 +102,7 @@ def test_a_link_in_the_place_of_our_directory_is_not_followed(tmp_path: Path) ->
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"hangwatch-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     held = make(tmp_path)
-    assert "belongs to somebody else" in held.lost
+    assert "belongs to another user" in held.lost
     assert list((tmp_path / "elsewhere").iterdir()) == []
     held.remove()
 

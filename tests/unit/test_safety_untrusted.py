@@ -298,7 +298,7 @@ ALLOWED: dict[tuple[str, str], str] = {
         "commands/offline/analyze.py",
         "_within",
     ): "below what the operator has named, not followed",
-    ("launch/standalone.py", "start_afresh"): OURS,
+    ("launch/standalone.py", "forget_ended_job"): OURS,
     ("cli.py", "main"): NULL,
     ("commands/doctor/jobs.py", "_job"): NULL,
     ("commands/doctor/outcome.py", "leave"): OURS,
@@ -329,7 +329,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("preflight/rendezvous.py", "_open_sockets"): PROC,
     ("preflight/rendezvous.py", "_pids"): PROC,
     ("preflight/rendezvous.py", "_read"): PROC,
-    ("launch/signals.py", "in_foreground"): PROC,
+    ("launch/signals.py", "_in_foreground"): PROC,
     ("report/files.py", "write_incident"): NEW,
     ("report/files.py", "_write"): NEW,
     ("report/files.py", "_swap"): NEW,
@@ -361,8 +361,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("evidence/sources.py", "_imported"): "the nodes of a syntax tree",
     ("evidence/sources.py", "_listed"): "the names beside a file of the user's, opened by none",
     ("evidence/stacks.py", "refusal"): PROC,
-    ("launch/signal_origin.py", "_watch"): PROC,
-    ("launch/signal_origin.py", "_state"): PROC,
+    ("launch/signals.py", "_observe"): PROC,
+    ("launch/signals.py", "_state"): PROC,
 }
 """(module, function) of what opens a path by itself, and why that is right."""
 PURE = frozenset({"diagnosis", "efficiency"})

@@ -13,9 +13,9 @@ from hangwatch.console import fold_command, printable
 from hangwatch.errors import UsageError
 from hangwatch.evidence.pages.finder import SUFFIX
 from hangwatch.evidence.processes import PROC, Tree, environment, read_stat
-from hangwatch.run import peers, runfacts
+from hangwatch.run import peers
+from hangwatch.run.handshake import RunFacts, read_facts
 from hangwatch.run.rundir import LOCK, PARENT, bases
-from hangwatch.run.runfacts import RunFacts
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 
@@ -57,7 +57,7 @@ class Run:
 
 def describe(path: Path) -> Run:
     """The run of a directory."""
-    return Run(path, runfacts.read(path))
+    return Run(path, read_facts(path))
 
 
 def going_on(run: Run, proc: str = PROC) -> bool:
@@ -96,7 +96,7 @@ def choose(word: str, environ: Mapping[str, str], proc: str = PROC) -> Run:
     if word and Path(word).is_dir():
         return _of_directory(Path(word))
     own = environ.get(DIRECTORY)
-    if not word and own and runfacts.read(Path(own)):
+    if not word and own and read_facts(Path(own)):
         return describe(Path(own))  # called from inside a job
     runs = find(environ)
     if word.isdecimal() and (run := _of_pid(int(word), runs, proc)):

@@ -11,9 +11,9 @@ from typing import Any
 
 from hangwatch.console import News
 from hangwatch.model.verdict import Verdict
+from hangwatch.run.handshake import Hello
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.settings.config import OnHang
-from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.abort import Abort, restored
 from hangwatch.watchdog.incident.ending import end_ranks
 from hangwatch.watchdog.incident.evidence import Gatherer
