@@ -66,7 +66,7 @@ class RunDir:
                 shutil.rmtree(self.path, ignore_errors=True)
                 if not os.path.lexists(self.path):
                     break
-        elif _locked(self.lock, fcntl.LOCK_EX):
+        elif untrusted.take_lock(self.lock, fcntl.LOCK_EX):
             shutil.rmtree(self.path, ignore_errors=True)  # once: it may be another's again
         with suppress(OSError):
             os.close(self.lock)
@@ -145,10 +145,10 @@ def _join(path: Path) -> RunDir:
         joined = False
         try:
             # A deleted lock file says nothing about a directory that was made since.
-            if _locked(lock, fcntl.LOCK_EX) and _is_at(lock, path / LOCK):
+            if untrusted.take_lock(lock, fcntl.LOCK_EX) and untrusted.is_at(lock, path / LOCK):
                 empty(path)  # no one else is here: the files were left behind
             # A process that has it alone for an instant empties or removes it.
-            joined = _locked(lock, fcntl.LOCK_SH) and _is_at(lock, path / LOCK)
+            joined = untrusted.take_lock(lock, fcntl.LOCK_SH) and untrusted.is_at(lock, path / LOCK)
         finally:
             if not joined:
                 os.close(lock)
@@ -156,21 +156,6 @@ def _join(path: Path) -> RunDir:
             return RunDir(path, lock, shared=True)
         time.sleep(_PAUSE_S)
     raise OSError(f"{path.name} cannot be joined")
-
-
-def _locked(lock: int, kind: int) -> bool:
-    """Take or change a lock without waiting; True if that succeeded."""
-    with Ignoring(OSError):
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    """Return True if an open file still lies at a path."""
-    with Ignoring(OSError):
-        return os.path.samestat(os.fstat(handle), path.lstat())
-    return False
 
 
 def empty(path: Path, *, keep: Collection[str] = (LOCK,)) -> None:
@@ -214,7 +199,7 @@ def _private_parent(base: Path) -> Path:
     handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(_LOCK_TRIES):  # others may hold it for as long as they like
-            if _locked(handle, fcntl.LOCK_EX):
+            if untrusted.take_lock(handle, fcntl.LOCK_EX):
                 break
             time.sleep(_PAUSE_S)
         with os.scandir(base) as entries:
@@ -261,7 +246,7 @@ def remove_abandoned(path: Path) -> bool:
         shutil.rmtree(path, ignore_errors=True)
         return True
     try:
-        free = _locked(handle, fcntl.LOCK_EX)
+        free = untrusted.take_lock(handle, fcntl.LOCK_EX)
         if free:
             shutil.rmtree(path, ignore_errors=True)
         return free

@@ -189,6 +189,21 @@ def open_to_lock(path: Path, *, create: bool = False) -> int:
     return handle
 
 
+def take_lock(handle: int, kind: int) -> bool:
+    """Take or change a lock (flock(2)) without waiting; True if that succeeded."""
+    with Ignoring(OSError):
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def is_at(handle: int, path: Path) -> bool:
+    """Return True if an open file still lies at a path."""
+    with Ignoring(OSError):
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    return False
+
+
 def create(path: Path) -> int:
     """Return a file descriptor to write a new file by, which nobody else may read. Raises OSError.
 

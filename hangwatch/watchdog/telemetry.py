@@ -20,11 +20,10 @@ from hangwatch.evidence.environment import torch_version
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.pages.waits import moved_ns
 from hangwatch.evidence.threads import in_thread
-from hangwatch.metrics.collector import NodeCollector
+from hangwatch.metrics.families import NodeCollector
 from hangwatch.metrics.labels import GroupLabels
-from hangwatch.metrics.server import listen
+from hangwatch.metrics.server import Targets, listen
 from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitState
-from hangwatch.metrics.targets import Targets
 from hangwatch.model.page import RankPage
 from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import parse_address
