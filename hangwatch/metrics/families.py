@@ -118,8 +118,8 @@ def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield from _rank_infos(ranks)
     groups = [((rank, label), group) for rank, one in ranks for label, group in one.groups]
     for name, help_text, count in _OF_GROUPS:
-        rows = [(labels, count(group)) for labels, group in groups]
-        yield family(name, help_text, ("rank", "group"), rows)
+        counts = [(labels, count(group)) for labels, group in groups]
+        yield family(name, help_text, ("rank", "group"), counts)
     yield family(
         "group_lag_collectives",
         "How many collectives the rank has issued less than the furthest of the group's members "
