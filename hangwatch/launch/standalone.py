@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from hangwatch.agent.environment import CARRIED, carried
@@ -27,12 +26,7 @@ from hangwatch.errors import HangwatchError
 from hangwatch.evidence.local_ranks import SUFFIX, LocalRanks, launcher_of
 from hangwatch.evidence.processes import command_words
 from hangwatch.launch.command import Signals
-from hangwatch.launch.watchdog_process import (
-    CONCLUDE_S,
-    WatchdogProcess,
-    make_hello,
-    open_reports,
-)
+from hangwatch.launch.watchdog_process import CONCLUDE_S, WatchdogProcess, introduce, start_now
 from hangwatch.model.codec import decode
 from hangwatch.run import rundir
 from hangwatch.run.handshake import Hello
@@ -154,31 +148,17 @@ class StandaloneSupervisor:
         """Make the message to the watchdog. Raises HangwatchError."""
         settings, run_id = find_settings(self.environ)
         command = command_words(self.rank_pid)
-        lost: list[str] = []
-
-        def lose(what: str) -> None:
-            lost.append(what)
-            say(what)
-
         program = [Path(word).name for word in command[:1]]
-        report_dir = open_reports(
-            settings,
-            run_id,
-            self.environ,
-            lose,
-            watched=f"the ranks of {fold_command([*program, *command[1:]])} on this node",
-            option="HANGWATCH_REPORT_DIR",
-        )
-        return make_hello(
+        return introduce(
             self.held,
             settings,
-            run_id=run_id,
+            self.environ,
+            start=start_now(run_id),
             command=command,
             command_pid=self.rank_pid,
-            report_dir=report_dir,
-            started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            started_ns=time.monotonic_ns(),
-            lost=lost,
+            watched=f"the ranks of {fold_command([*program, *command[1:]])} on this node",
+            lost=[],
+            option="HANGWATCH_REPORT_DIR",
             self_started=True,
         )
 

@@ -6,13 +6,11 @@ that the job writes. A failure of our own is printed once, and COMMAND runs on.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 
 from hangwatch.agent.environment import (
@@ -23,7 +21,7 @@ from hangwatch.agent.environment import (
     outside_environment,
     packed,
 )
-from hangwatch.console import fold_command, say
+from hangwatch.console import fold_command
 from hangwatch.errors import ReportError
 from hangwatch.launch.command import Signals, StarvedError, become, keep_streams_closed, start
 from hangwatch.launch.signals import (
@@ -40,16 +38,16 @@ from hangwatch.launch.signals import (
 from hangwatch.launch.watchdog_process import (
     CONCLUDE_S,
     WatchdogProcess,
-    make_hello,
-    open_reports,
+    introduce,
+    record_loss,
+    start_now,
 )
 from hangwatch.report.files import write_log, write_run
 from hangwatch.run import rundir
 from hangwatch.run.handshake import Hello, to_other_nodes
-from hangwatch.run.peers import SharedRun, job_name
+from hangwatch.run.peers import SharedRun, Start, job_name
 from hangwatch.run.rundir import RunDir
 from hangwatch.run.test_hooks import reach
-from hangwatch.safety import redaction
 from hangwatch.safety.faultlog import log_fault, logged
 from hangwatch.settings.config import Config, new_run_id
 
@@ -80,7 +78,8 @@ def supervise(
     """
     keep_streams_closed()
     before = before or Signals.block(FORWARDED)
-    run = _Run(list(command), settings, dict(environ), before)
+    began = start_now(settings.run_id or new_run_id())
+    run = _Run(list(command), settings, dict(environ), before, began)
     try:
         return run.execute()
     finally:
@@ -95,7 +94,7 @@ class _Run:
     settings: Config
     environ: dict[str, str]
     before: Signals
-    run_id: str = ""
+    began: Start
     lost: list[str] = field(default_factory=list)
     held: RunDir | None = None
     shared: SharedRun | None = None
@@ -104,16 +103,11 @@ class _Run:
     hello: Hello | None = None
     watchdog: WatchdogProcess | None = None
     """None if another supervisor of a shared run has it."""
-    started_at: str = ""
-    started_ns: int = 0
 
     def execute(self) -> int:
-        self.run_id = self.settings.run_id or new_run_id()
         self._reach("supervisor-starting")
         self._attempt(self._make_run_dir)
         self._attempt(self._make_observer)
-        self.started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self.started_ns = began_ns = time.monotonic_ns()
         environ = self._environment()
         self._reach("supervisor-spawning")
         child = self._start(environ)
@@ -126,8 +120,7 @@ class _Run:
         code = exit_code(child.wait())
         self._reach("supervisor-ended")
         self._attempt(lambda: self._conclude(code, child.pid))
-        duration_s = (time.monotonic_ns() - began_ns) / 1e9
-        self._attempt(lambda: self._write_run_file(code, duration_s))
+        self._attempt(lambda: self._write_run_file(code))
         self._reach("supervisor-leaving")
         return EXIT_ABORTED if code and self._was_aborted() else code
 
@@ -171,35 +164,17 @@ class _Run:
         """Start the watchdog unless another supervisor has one."""
         if not self.held or (self.shared and not self.shared.take_watch()):
             return
-        first = True
+        own = self.began
         if self.shared:
-            own = {
-                "run_id": self.run_id,
-                "started_at": self.started_at,
-                "started_ns": self.started_ns,
-                "pid": os.getpid(),
-            }
-            job = self.shared.job(**own)
-            first = job == own
-            self.run_id, self.started_at = str(job["run_id"]), str(job["started_at"])
-            self.started_ns = int(job["started_ns"])
-        report_dir = open_reports(
-            self.settings,
-            self.run_id,
-            self.environ,
-            self._lose,
-            watched=fold_command(self.command) if first else "",
-            option="--report-dir",
-        )
-        self.hello = make_hello(
+            self.began = self.shared.agree(own)
+        self.hello = introduce(
             self.held,
             self.settings,
-            run_id=self.run_id,
+            self.environ,
+            start=self.began,
             command=self.command,
             command_pid=command_pid,
-            report_dir=report_dir,
-            started_at=self.started_at,
-            started_ns=self.started_ns,
+            watched=fold_command(self.command) if self.began == own else "",
             lost=self.lost,
         )
         self.watchdog = WatchdogProcess(
@@ -223,7 +198,7 @@ class _Run:
     def _make_run_dir(self) -> None:
         try:
             job = job_name(self.environ, self.settings.run_id)
-            join = partial(rundir.join, job) if job else partial(rundir.make, self.run_id)
+            join = partial(rundir.join, job) if job else partial(rundir.make, self.began.run_id)
             self.held = join(self.environ)
         except OSError as error:
             self._lose(f"no directory for the ranks' pages ({error}): the job runs unwatched")
@@ -243,15 +218,13 @@ class _Run:
             self._lose(f"signals for the whole job may reach COMMAND twice: {error}")
 
     def _lose(self, what: str) -> None:
-        """Print what hangwatch cannot do in this run, and keep it for the report."""
-        self.lost.append(redaction.text(what))
-        say(what)
+        record_loss(self.lost, what)
 
     def _environment(self) -> dict[str, str]:
         if not self.held:
             return self.environ
         try:
-            carried = to_other_nodes(self.settings, self.run_id, self.held.path)
+            carried = to_other_nodes(self.settings, self.began.run_id, self.held.path)
             named = {CARRIED: packed(carried)}
             if self.settings.run_id:
                 named[RUN_ID] = self.settings.run_id
@@ -316,7 +289,7 @@ class _Run:
             return self.watchdog.gone()
         return self.shared is None or self.shared.take_watch()
 
-    def _write_run_file(self, code: int, duration_s: float) -> None:
+    def _write_run_file(self, code: int) -> None:
         """Write run.json if the watchdog could not."""
         hello = self.hello
         if hello and hello.facts.report_dir and not (self.watchdog and self.watchdog.succeeded()):
@@ -329,7 +302,7 @@ class _Run:
                     run_id=hello.run.run_id,
                     command=hello.run.command,
                     started_at=hello.run.started_at,
-                    duration_s=duration_s,
+                    duration_s=(time.monotonic_ns() - hello.started_ns) / 1e9,
                     exit_code=code,
                     lost=[*self.lost, "the watchdog did not run to the end"],
                 )

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from hangwatch import __version__
@@ -28,6 +29,7 @@ from hangwatch.errors import UNUSABLE, ReportError
 from hangwatch.launch.command import Signals
 from hangwatch.report.files import open_run
 from hangwatch.run.handshake import Hello, RunFacts
+from hangwatch.run.peers import Start
 from hangwatch.run.rundir import RunDir
 from hangwatch.safety import redaction
 from hangwatch.safety.faultlog import logged
@@ -46,74 +48,66 @@ COMMAND_BYTES = 32 << 10
 """Most bytes of a command line in a Hello, so that no pipe ever fills."""
 
 
-def open_reports(  # noqa: PLR0913 (all that it prints comes by keyword)
-    config: Config,
-    run_id: str,
-    environ: Mapping[str, str],
-    lose: Callable[[str], None],
-    *,
-    watched: str,
-    option: str,
-) -> Path | None:
-    """Open the directory for the reports of a run and print where it is, or why there is none.
+def start_now(run_id: str) -> Start:
+    """Return the start of a run that begins now."""
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return Start(run_id, started_at, time.monotonic_ns(), os.getpid())
 
-    lose: takes what cannot be done. watched: the command, for people; empty to print no more
-    than that. option: the setting that names another directory.
+
+def record_loss(lost: list[str], what: str) -> None:
+    """Print what hangwatch cannot do in this run, and keep it for the report."""
+    lost.append(redaction.text(what))
+    say(what)
+
+
+def introduce(  # noqa: PLR0913 (all by keyword)
+    held: RunDir,
+    config: Config,
+    environ: Mapping[str, str],
+    *,
+    start: Start,
+    command: Sequence[str],
+    command_pid: int,
+    watched: str,
+    lost: list[str],
+    option: str = "--report-dir",
+    self_started: bool = False,
+) -> Hello:
+    """Open the reports of a run, and describe it to its watchdog and to other readers.
+
+    watched: the command, to be printed with the place of the reports; empty to print neither.
+    lost: what cannot be done in this run; more may be added. option: the setting that names
+    another place for the reports.
     """
-    shown = f"{config.report_dir.rstrip('/')}/{run_id}"
+    shown = f"{config.report_dir.rstrip('/')}/{start.run_id}"
     report_dir = None
     try:
-        report_dir = open_run(Path(config.report_dir), run_id)
+        report_dir = open_run(Path(config.report_dir), start.run_id)
     except ReportError as error:
         shown = "none"
-        lose(f"{error}: verdicts are shown here only; see {option}")
+        record_loss(lost, f"{error}: verdicts are shown here only; see {option}")
     if watched:
         say(f"watching {watched} (reports: {shown})", version=__version__)
     if trouble := hook_trouble(config.hook, environ):
-        lose(trouble)
-    return report_dir
-
-
-def make_hello(  # noqa: PLR0913 (all by keyword)
-    held: RunDir,
-    config: Config,
-    *,
-    run_id: str,
-    command: Sequence[str],
-    command_pid: int,
-    report_dir: Path | None,
-    started_at: str,
-    started_ns: int,
-    lost: Sequence[str],
-    self_started: bool = False,
-) -> Hello:
-    """Describe a run to its watchdog, and in its directory to other readers."""
+        record_loss(lost, trouble)
     node = socket.gethostname()
     facts = RunFacts(
-        run_id=run_id,
+        run_id=start.run_id,
         command=shortened(redaction.command(command)),
         command_pid=command_pid,
         supervisor_pid=os.getpid(),
         shared=held.shared,
-        started_at=started_at,
+        started_at=start.started_at,
         node=node,
         report_dir=report_dir,
         watch=f"{readable(node)}:{held.path.name}",
     )
     with suppress(OSError):  # `hangwatch top` will know less
         facts.keep(held.path)
+    python, kernel = platform.python_version(), platform.release()
+    versions = {"hangwatch": __version__, "python": python, "kernel": kernel}
     return Hello(
-        facts,
-        held.path,
-        config,
-        started_ns,
-        {
-            "hangwatch": __version__,
-            "python": platform.python_version(),
-            "kernel": platform.release(),
-        },
-        self_started,
-        tuple(lost),
+        facts, held.path, config, start.started_ns, versions, self_started, lost=tuple(lost)
     )
 
 

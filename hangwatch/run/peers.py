@@ -20,9 +20,9 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.safety import untrusted
 from hangwatch.safety.foreign import Ignoring
@@ -70,6 +70,19 @@ def overall_exit_code(ended: list[Command]) -> int | None:
     failed = [command for command in known if command.exit_code]
     first = min(failed or known, key=lambda command: command.ended_ns, default=None)
     return first.exit_code if first else None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a run, the same for all supervisors that share it."""
+
+    run_id: str
+    started_at: str
+    """UTC, ISO 8601."""
+    started_ns: int
+    """``started_at`` by time.monotonic_ns(): the wall clock may be set meanwhile."""
+    pid: int
+    """Of the supervisor that was the first."""
 
 
 class SharedRun:
@@ -121,13 +134,15 @@ class SharedRun:
         """Return True if a watchdog has reported the end of all commands."""
         return (self._run_dir / CONCLUDED).exists()
 
-    def job(self, **values: Any) -> dict[str, Any]:
-        """Return the values that the first supervisor with the watch gave; ours if we are it."""
+    def agree(self, own: Start) -> Start:
+        """Return the start of the first supervisor that had the watch; ours if we are it."""
         path = self._run_dir / JOB
-        with suppress(OSError, ValueError, TypeError):
-            return dict(untrusted.read_json(path, _JOB_BYTES, Owner.DIRECTORY))
-        untrusted.replace(path, json.dumps(values).encode())
-        return values
+        with suppress(OSError, *_ODD):
+            job = untrusted.read_json(path, _JOB_BYTES, Owner.DIRECTORY)
+            numbers = int(job["started_ns"]), int(job["pid"])
+            return Start(str(job["run_id"]), str(job["started_at"]), *numbers)
+        untrusted.replace(path, json.dumps(asdict(own)).encode())
+        return own
 
     def _write(self, exit_code: int | None) -> None:
         if self._own is not None:

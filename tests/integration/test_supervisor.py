@@ -379,7 +379,7 @@ def test_the_command_outlives_a_supervisor_that_was_killed(
     [
         "rundir.make",
         "GroupObserver",
-        "open_reports",
+        "introduce",
         "WatchdogProcess.start",
         "WatchdogProcess.check",
         "WatchdogProcess.command_ended",
@@ -392,7 +392,7 @@ def test_an_error_that_nobody_has_thought_of_costs_only_the_watch(
 import sys
 from hangwatch import cli
 from hangwatch.launch import supervisor
-def fail(*_):
+def fail(*_, **__):
     raise RuntimeError("nobody has thought of this")
 supervisor.{broken} = fail
 sys.exit(cli.main(["sh", "-c", "sleep 0.2; echo done; exit 7"]))

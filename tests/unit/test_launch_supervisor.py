@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.launch import supervisor
 from hangwatch.launch.command import Signals
+from hangwatch.launch.watchdog_process import start_now
 from hangwatch.settings.config import Config
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def test_a_watchdog_that_is_stuck_is_ended_and_told(monkeypatch: pytest.MonkeyPa
         kill=lambda: done.append("ended"),
     )
     run = supervisor._Run(  # noqa: SLF001 (a run without its processes)
-        ["true"], Config(), {}, Signals(set(), None), watchdog=watchdog
+        ["true"], Config(), {}, Signals(set(), None), start_now("r"), watchdog=watchdog
     )
     run._conclude(0, 7)  # noqa: SLF001
     assert done == ["told", "ended"]

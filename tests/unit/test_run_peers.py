@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hangwatch
-from hangwatch.run.peers import Command, SharedRun, commands, overall_exit_code
+from hangwatch.run.peers import Command, SharedRun, Start, commands, overall_exit_code
 
 HOME = Path(hangwatch.__file__).parents[1]
 OTHER = f"""
@@ -89,8 +89,9 @@ def test_a_watchdog_keeps_the_watch_when_its_supervisor_lets_it_go(tmp_path: Pat
 
 
 def test_the_first_ones_values_hold_for_all(tmp_path: Path) -> None:
-    assert SharedRun(tmp_path).job(run_id="a") == {"run_id": "a"}
-    assert SharedRun(tmp_path).job(run_id="b") == {"run_id": "a"}
+    first, second = Start("a", "now", 5, 77), Start("b", "then", 6, 78)
+    assert SharedRun(tmp_path).agree(first) == first
+    assert SharedRun(tmp_path).agree(second) == first
 
 
 def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
