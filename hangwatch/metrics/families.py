@@ -20,12 +20,14 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from hangwatch.console import cut
 from hangwatch.evidence.pages.arrivals import BOUNDS_S, GroupArrivals
-from hangwatch.metrics.labels import command_label, cut, rank_label
+from hangwatch.metrics.labels import command_label, label
 from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState
 from hangwatch.model.page import PageGroup, RankPage
 from hangwatch.model.report import RunInfo
 from hangwatch.safety.texts import readable, readable_all
+from hangwatch.text import fold_ranks
 
 Row = tuple[tuple[str, ...], float | None]
 
@@ -73,7 +75,7 @@ class NodeCollector(Collector):
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._run = run
-        self.constant = {"run": cut(run.run_id, 128), "node": cut(readable(node))}
+        self.constant = {"run": cut(run.run_id, 128), "node": label(readable(node))}
         """Labels that all series have."""
         self._interval_s = interval_s
         self._snapshot = snapshot
@@ -94,7 +96,7 @@ class NodeCollector(Collector):
         snapshot = self._snapshot()
         version = self._run.versions.get("hangwatch", "")
         torch = snapshot.torch if snapshot else ""
-        row = (version, command_label(self._run.command), cut(torch))
+        row = (version, command_label(self._run.command), label(torch))
         yield info("run", "The job that is watched.", ("version", "command", "torch"), [row])
         if snapshot is not None:
             # The watchdog may have got stuck since.
@@ -116,7 +118,7 @@ def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
         rows = [((rank,), value(one, snapshot.at_ns)) for rank, one in ranks]
         yield family(name, help_text, ("rank",), rows)
     yield from _rank_infos(ranks)
-    groups = [((rank, label), group) for rank, one in ranks for label, group in one.groups]
+    groups = [((rank, name), group) for rank, one in ranks for name, group in one.groups]
     for name, help_text, count in _OF_GROUPS:
         counts = [(labels, count(group)) for labels, group in groups]
         yield family(name, help_text, ("rank", "group"), counts)
@@ -126,8 +128,8 @@ def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
         "on this node had a second ago: who is only counted a little later has no lag.",
         ("rank", "group"),
         [
-            ((rank, label), max(0, snapshot.reached.get(label, 0) - group.enqueued))
-            for (rank, label), group in groups
+            ((rank, name), max(0, snapshot.reached.get(name, 0) - group.enqueued))
+            for (rank, name), group in groups
         ],
     )
     yield from _arrivals(snapshot.arrivals)
@@ -248,14 +250,14 @@ def _rank_infos(ranks: Sequence[tuple[str, RankState]]) -> Iterator[Metric]:
         "rank_wait",
         "What the rank waits in, while it waits.",
         ("rank", "group", "op"),
-        [(rank, one.wait.group, cut(one.wait.op)) for rank, one in ranks if one.wait],
+        [(rank, one.wait.group, label(one.wait.op)) for rank, one in ranks if one.wait],
     )
 
 
 def _rank_labels(page: RankPage) -> Iterator[str]:
     identity = page.identity
     known = (identity.local_rank, identity.pid, page.phase, page.recorder, page.recorder_reason)
-    return (cut(str(value)) for value in (*known, page.beacons, page.torch_lacks))
+    return (label(value) for value in (*known, page.beacons, page.torch_lacks))
 
 
 def _arrivals(arrivals: Iterable[GroupArrivals]) -> Iterator[Metric]:
@@ -299,7 +301,7 @@ def _verdicts(snapshot: NodeSnapshot) -> Iterator[Metric]:
                 one.reason,
                 one.cause.what if one.cause else "",
                 one.certainty,
-                rank_label(one.culprits),
+                label(fold_ranks(one.culprits)),
             )
             for one in snapshot.verdicts
         ],
@@ -308,7 +310,7 @@ def _verdicts(snapshot: NodeSnapshot) -> Iterator[Metric]:
         "verdicts_total",
         "Verdicts that were announced.",
         ("state", "kind"),
-        [((state, kind or ""), count) for (state, kind), count in snapshot.told.items()],
+        [((state, kind or ""), count) for (state, kind), count in snapshot.announced.items()],
     )
 
 
@@ -336,5 +338,5 @@ def _own(own: OwnState) -> Iterator[Metric]:
         "watchdog_lost",
         "What the watchdog could not do, counted by what it is about.",
         ("what",),
-        [((cut(what),), count) for what, count in own.lost.items()],
+        [((label(what),), count) for what, count in own.lost.items()],
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import Metric
 
 from hangwatch.metrics.families import Row, family, info
-from hangwatch.metrics.labels import cut
+from hangwatch.metrics.labels import label
 from hangwatch.model.gpu import THROTTLE_REASONS, GpuState, NodeGpus
 from hangwatch.model.kinds import GpuHealth
 
@@ -18,13 +18,13 @@ from hangwatch.model.kinds import GpuHealth
 def gpu_metrics(node: NodeGpus) -> Iterator[Metric]:
     """Yield all families. A figure that NVML does not give has no sample."""
     yield family("nvml_up", "Whether the GPUs can be read by NVML.", (), [((), not node.off)])
-    yield info("nvml", "Why they cannot, empty if they can.", ("reason",), [(cut(node.off),)])
-    units = {cut(gpu.uuid): gpu for gpu in node.gpus}
+    yield info("nvml", "Why they cannot, empty if they can.", ("reason",), [(label(node.off),)])
+    units = {label(gpu.uuid): gpu for gpu in node.gpus}
     yield info(
         "gpu",
         "What the GPU, or MIG device, is.",
         ("gpu", "index", "model"),
-        [(uuid, str(gpu.index), cut(gpu.name)) for uuid, gpu in units.items()],
+        [(uuid, str(gpu.index), label(gpu.name)) for uuid, gpu in units.items()],
     )
     yield info(
         "gpu_rank",
@@ -32,7 +32,7 @@ def gpu_metrics(node: NodeGpus) -> Iterator[Metric]:
         ("gpu", "rank"),
         [(uuid, str(rank)) for uuid, gpu in units.items() for rank in gpu.ranks],
     )
-    wholes = {cut(gpu.parent or gpu.uuid): gpu for gpu in node.gpus}
+    wholes = {label(gpu.parent or gpu.uuid): gpu for gpu in node.gpus}
     for gpus, made in ((units, _OF_UNITS), (wholes, _OF_GPUS)):
         for name, help_text, labels, rows in made:
             yield family(

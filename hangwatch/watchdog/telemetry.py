@@ -133,7 +133,7 @@ class Telemetry:
             reached=self._furthest.of(look.now_ns, ranks, self._labels.members),
             arrivals=self._rings.arrivals,
             verdicts=incidents.standing,
-            told=dict(incidents.told),
+            announced=dict(incidents.told),
             own=OwnState(
                 self._own.looks,
                 self._own.look_s,
