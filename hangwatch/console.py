@@ -19,7 +19,7 @@ SHOWN_COMMAND = 60
 """Most characters of a command line that are shown."""
 
 WAIT_S = 0.5
-"""How long one message waits for room in a standard error that no one reads."""
+"""Longest wait of one message for room in a standard error that no one reads."""
 
 
 def say(text: str, *, version: str = "") -> None:
@@ -88,7 +88,7 @@ class News:
         self._said: dict[str, None] = {}
         self.lost: list[str] = []
         self.losses: Counter[str] = Counter()
-        """How many there are of each sort, which is the part of a key before its colon."""
+        """Number of losses of each sort, which is the part of a key before its colon."""
         self.run_dir: Path | None = None
         """The place for tracebacks, None while it is unknown."""
 

@@ -40,14 +40,14 @@ _CANCELLED = {int(signal.SIGCONT): JOB_CONTROL} | {
 """Signal to those pending ones that the kernel discards when a process is sent it."""
 
 STOP_FOLLOWS_S = 5.0
-"""How long COMMAND may tidy up (its terminal) before it stops as it was asked to."""
+"""Time for COMMAND to tidy up (its terminal) before it stops as it was asked to."""
 GRACE_S = 0.05
-"""How much later than the supervisor the observer may get the same signal: a
+"""Longest delay after which the observer gets the same signal as the supervisor: a
 batch system signals one process after the other."""
 STALE_S = 1.0
 """Age of a report that cannot be about the signal at hand."""
 LATE_S = 5.0
-"""How long the supervisor waits for an observer that gets no processor."""
+"""Longest wait for an observer that gets no processor."""
 _LOOK_S = 0.005
 """Time between two looks at an observer that is about to report."""
 _SLICE_S = 0.02
@@ -117,7 +117,7 @@ class Forwarder:
     early: list[int] = field(default_factory=list)
     """Signals from before COMMAND, which is started with them pending."""
     early_stops: list[int] = field(default_factory=list)
-    """Those of them that stop a process: one that has not become COMMAND yet must not stop."""
+    """Stop signals among them: a process that has not become COMMAND yet must not stop."""
     stop_asked: float | None = None
     """time.monotonic() of a stop signal that COMMAND may be about to follow."""
     asked_to_end_ns: int = 0

@@ -98,7 +98,7 @@ class StandaloneSupervisor:
     held: rundir.RunDir
     environ: dict[str, str]
     rank_pid: int
-    """Of a rank: the one that has started this, or one that has come later."""
+    """The rank that has started this, or one that has come later."""
     before: Signals
     """The signals to start the watchdog with."""
     ranks: LocalRanks = field(init=False)

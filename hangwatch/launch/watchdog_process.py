@@ -40,7 +40,7 @@ PROGRAM = (sys.executable, "-P", "-W", "ignore", "-m", "hangwatch.watchdog")
 """-P: nothing in the job's working directory may shadow what the watchdog imports.
 -W: a job that makes errors of its warnings (PYTHONWARNINGS) does not mean ours."""
 CONCLUDE_S = 15.0
-"""How long the watchdog may take to write its report after the command has ended."""
+"""Time for the watchdog to write its report after the command has ended."""
 MAX_DEATHS = 5
 DEATHS_WITHIN_S = 60.0
 FIRST_BACKOFF_S = 0.25

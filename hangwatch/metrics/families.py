@@ -56,7 +56,7 @@ def info(
 
 
 class NodeCollector(Collector):
-    """What a scrape reads, in whatever thread it is answered.
+    """Makes the metrics of a scrape, in any thread.
 
     snapshot: the last one, None before there is any. extra: makers of further
     families, which need not have the labels ``run`` and ``node``; if one fails

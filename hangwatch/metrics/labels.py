@@ -12,7 +12,7 @@ from hangwatch.model.page import PageGroup, RankPage
 from hangwatch.text import fold_ranks
 
 MAX_CHARS = 64
-"""Of a label's value."""
+"""Longest value of a label."""
 MAX_DESC_CHARS = 48
 MAX_MEMBERS_CHARS = 32
 MAX_GROUPS = 512

@@ -35,7 +35,7 @@ from hangwatch.safety import untrusted
 MAX_THREADS = 64
 """Threads of the process above which requests are refused: each request takes one."""
 REQUEST_S = 10.0
-"""How long a client may take to send its request."""
+"""Time for a client to send its request."""
 _WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 (what is compared with, not listened on)
 _LOOPBACK = "127.0.0.1"
 SUFFIX = ".json"
@@ -137,7 +137,7 @@ class Targets:
         self._base = base
         self._directory = base / DIRECTORY
         self.refused = ""
-        """Why the directory that Prometheus knows is not used, empty if it is."""
+        """The reason why Prometheus' own directory is not used, empty if it is."""
         self._name = f"{os.getuid()}-{name}"
         self._lock: int | None = None
 

@@ -47,7 +47,7 @@ class OwnState:
     look_s: float = 0.0
     """Seconds spent looking, in all."""
     late_s: float = 0.0
-    """How much later than it should the last look began."""
+    """Delay of the last look."""
     failures: int = 0
     lost: Mapping[str, int] = field(default_factory=dict)
     """Number of losses of each sort."""

@@ -35,7 +35,7 @@ class RunFacts:
     """Without secrets, and without the arguments that would not fit into a pipe."""
     command_pid: int
     supervisor_pid: int
-    """Of the supervisor that started the watchdog."""
+    """The supervisor that started the watchdog."""
     shared: bool
     """Several supervisors, one for each rank, have put their commands into the directory."""
     started_at: str
@@ -61,7 +61,7 @@ class Hello:
     started_ns: int = 0
     """``facts.started_at`` by time.monotonic_ns(): the wall clock may be set meanwhile."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of hangwatch, Python and the kernel."""
+    """Versions of hangwatch, Python and the kernel."""
     self_started: bool = False
     """By a rank, on a node without a supervisor (launch/standalone.py)."""
     lost: tuple[str, ...] = ()

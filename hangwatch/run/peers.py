@@ -82,7 +82,7 @@ class Start:
     started_ns: int
     """``started_at`` by time.monotonic_ns(): the wall clock may be set meanwhile."""
     pid: int
-    """Of the supervisor that was the first."""
+    """The first supervisor."""
 
 
 class SharedRun:

@@ -1,4 +1,4 @@
-"""The settings of a run. Each has a flag and a HANGWATCH_* variable (options.py)."""
+"""The settings of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from hangwatch.errors import UsageError
 
@@ -39,6 +40,14 @@ class Stacks(StrEnum):
     OFF = "off"
 
 
+def _option(default: Any, metavar: str, text: str) -> Any:
+    """Describe a field of Config that is an option of the command line (options.py).
+
+    metavar: for its value in ``--help``, empty for a switch. text: its help.
+    """
+    return field(default=default, metadata={"metavar": metavar, "help": text})
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """The settings of one run. Durations in seconds; None means ``auto``.
@@ -46,19 +55,35 @@ class Config:
     Raises UsageError for values that make no sense, alone or together.
     """
 
-    report_dir: str = "hangwatch-reports"
-    run_id: str = ""
-    suspect_after_s: float | None = None
-    hang_after_s: float | None = None
-    on_hang: OnHang = OnHang.REPORT
-    hook: str = ""
-    interval_s: float = 0.5
-    stacks: Stacks = Stacks.PYTHON
-    verbose: bool = False
-    metrics_addr: str = "127.0.0.1:9853"
-    """HOST:PORT, or ``off``; see parse_address."""
-    gpu: bool = True
-    """Read the figures of the GPUs by NVML."""
+    report_dir: str = _option("hangwatch-reports", "DIR", "where reports go (hangwatch-reports)")
+    run_id: str = _option("", "ID", "name of this run (date, time and pid)")
+    suspect_after_s: float | None = _option(
+        None, "S", "seconds of waiting until it is called slow (auto: learnt from the job)"
+    )
+    hang_after_s: float | None = _option(
+        None,
+        "S",
+        "seconds of waiting until it is called a hang (auto); what can be proved is\n"
+        "called so at once",
+    )
+    on_hang: OnHang = _option(  # noqa: RUF009 (it makes a field)
+        OnHang.REPORT,
+        "ACTION",
+        "report, or abort: end the hung ranks; exit code 75 if the job ends of it",
+    )
+    hook: str = _option("", "CMD", "command to run at a verdict, with the report's path")
+    interval_s: float = _option(0.5, "S", "seconds between two looks (0.5)")
+    stacks: Stacks = _option(  # noqa: RUF009 (as above)
+        Stacks.PYTHON, "HOW", "python, native (C and C++ frames too, slower), or off"
+    )
+    metrics_addr: str = _option(
+        "127.0.0.1:9853",
+        "ADDR",
+        "HOST:PORT to serve Prometheus metrics at (127.0.0.1:9853; a free port\n"
+        "where it is taken), or off",
+    )
+    gpu: bool = _option(default=True, metavar="", text="ask the GPUs for no figures")
+    verbose: bool = _option(default=False, metavar="", text="say more; also -v")
 
     def __post_init__(self) -> None:
         """Check the values."""
