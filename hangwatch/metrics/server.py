@@ -212,7 +212,7 @@ def _make(directory: Path) -> None:
 
 def _remove_abandoned(path: Path) -> None:
     """Remove a file that is not locked. Raises OSError."""
-    handle = untrusted.open_to_lock(path)
+    handle = untrusted.open_ours(path)
     try:
         # It may have been replaced just now.
         if untrusted.take_lock(handle, fcntl.LOCK_EX) and untrusted.is_at(handle, path):

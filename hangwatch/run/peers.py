@@ -106,7 +106,7 @@ class SharedRun:
 
     def take_watch(self) -> bool:
         """Take the lock on the watch; True if it was free."""
-        fd = untrusted.open_to_lock(self._run_dir / WATCH, create=True)
+        fd = untrusted.open_ours(self._run_dir / WATCH, create=True)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -158,11 +158,7 @@ def _read(path: Path) -> Command:
         pid, code = int(record["pid"]), record["exit_code"]
         if code is not None:
             return Command(pid, running=False, exit_code=int(code), ended_ns=int(record["ns"]))
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return Command(pid, running=True)
-        return Command(pid, running=False)
+        return Command(pid, running=not untrusted.take_lock(fd, fcntl.LOCK_SH))
     finally:
         os.close(fd)
 

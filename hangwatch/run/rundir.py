@@ -139,7 +139,7 @@ def _join(path: Path) -> RunDir:
         with Ignoring(FileExistsError):
             path.mkdir(mode=0o700)
         try:
-            lock = untrusted.open_to_lock(path / LOCK, create=True)
+            lock = untrusted.open_ours(path / LOCK, create=True)
         except FileNotFoundError:
             continue  # its last holder has just removed it
         joined = False
@@ -241,7 +241,7 @@ def remove_abandoned(path: Path) -> bool:
     One without a lock was never finished.
     """
     try:
-        handle = untrusted.open_to_lock(path / LOCK)
+        handle = untrusted.open_ours(path / LOCK)
     except FileNotFoundError:
         shutil.rmtree(path, ignore_errors=True)
         return True

@@ -29,7 +29,7 @@ class Point(StrEnum):
     WATCHING = "watching"
     """It has read the Hello, and is about to look for the first time."""
     SUSPECTED = "suspected"
-    """A rank waits for too long; nothing is printed yet."""
+    """A rank waits for others; nothing is printed yet."""
     CLAIMED = "claimed"
     """The incident is this node's among several, and the others are about to be asked."""
     ASKED = "asked"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 import time
 import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from hangwatch.safety import untrusted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,32 +52,20 @@ def log_fault(run_dir: Path | None, what: str, error: BaseException) -> str:
 
 def open_log(run_dir: Path) -> int:
     """Open the log, to be appended to. Raises OSError."""
-    return _open(run_dir, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    return untrusted.open_ours(run_dir / FILE, os.O_RDWR | os.O_APPEND, create=True)
 
 
 def logged(run_dir: Path | None) -> bytes:
     """Return the content of the log, empty if there is none."""
     if run_dir is None:
         return b""
-    try:
-        fd = _open(run_dir, os.O_RDONLY)
-    except OSError:
-        return b""
-    try:
-        return os.pread(fd, MAX_BYTES, max(0, os.fstat(fd).st_size - MAX_BYTES))
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
-
-
-def _open(run_dir: Path, flags: int) -> int:
-    fd = os.open(run_dir / FILE, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(fd)
-        raise OSError(f"{FILE} is no file of ours")
-    return fd
+    with suppress(OSError):
+        fd = untrusted.open_ours(run_dir / FILE, os.O_RDONLY)
+        try:
+            return os.pread(fd, MAX_BYTES, max(0, os.fstat(fd).st_size - MAX_BYTES))
+        finally:
+            os.close(fd)
+    return b""
 
 
 def _site(error: BaseException) -> str:

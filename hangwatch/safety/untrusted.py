@@ -173,9 +173,9 @@ def is_locked(path: Path, owner: Owner = Owner.DIRECTORY) -> bool:
     return False
 
 
-def open_to_lock(path: Path, *, create: bool = False) -> int:
-    """Return a file descriptor of a file of ours to lock, empty where it is new. Raises OSError."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+def open_ours(path: Path, flags: int = os.O_RDWR, *, create: bool = False) -> int:
+    """Return a file descriptor of a file of this user, empty if it is new. Raises OSError."""
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if create:
         with Ignoring(FileExistsError):
             return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)

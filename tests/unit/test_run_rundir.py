@@ -160,12 +160,12 @@ def test_who_holds_the_lock_of_a_directory_that_is_gone_empties_no_other_one(
     second = rundir.join("job-1", environ)
     page = second.path / "r0-0-1.page"
     page.touch()
-    usual = untrusted.open_to_lock
+    usual = untrusted.open_ours
 
-    def open_to_lock(path: Path, *, create: bool) -> int:
+    def open_ours(path: Path, *, create: bool) -> int:
         return next(opened, None) or usual(path, create=create)
 
-    monkeypatch.setattr(untrusted, "open_to_lock", open_to_lock)
+    monkeypatch.setattr(untrusted, "open_ours", open_ours)
     third = rundir.join("job-1", environ)
     assert next(opened, None) is None
     assert page.exists()

@@ -86,7 +86,7 @@ class Unwrapped:
         try:
             if not wanted:
                 return
-            watch = untrusted.open_to_lock(held.path / WATCH, create=True)
+            watch = untrusted.open_ours(held.path / WATCH, create=True)
             try:
                 with Ignoring(BlockingIOError):
                     fcntl.flock(watch, fcntl.LOCK_EX | fcntl.LOCK_NB)
