@@ -26,6 +26,7 @@ from hangwatch.errors import HangwatchError
 from hangwatch.evidence.local_ranks import SUFFIX, LocalRanks, launcher_of
 from hangwatch.evidence.processes import command_words
 from hangwatch.launch.command import Signals
+from hangwatch.launch.signals import ENDING
 from hangwatch.launch.watchdog_process import CONCLUDE_S, WatchdogProcess, introduce, start_now
 from hangwatch.model.codec import decode
 from hangwatch.run import rundir
@@ -37,7 +38,6 @@ from hangwatch.settings.config import Config, new_run_id
 
 LOOK_S = 0.2
 """Time between two looks at the ranks and the watchdog."""
-MEANT_FOR_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
     arguments: the directory, and the pid of the rank that has started this.
     """
-    for number in MEANT_FOR_THE_JOB:
+    for number in ENDING:  # meant for the job
         signal.signal(number, signal.SIG_IGN)
     for fd in (WATCH_FD, LOCK_FD):
         fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)

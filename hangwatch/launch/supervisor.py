@@ -45,7 +45,7 @@ from hangwatch.launch.watchdog_process import (
 from hangwatch.report.files import write_log, write_run
 from hangwatch.run import rundir
 from hangwatch.run.handshake import Hello, to_other_nodes
-from hangwatch.run.peers import SharedRun, Start, job_name
+from hangwatch.run.peers import ABORTED, SharedRun, Start, job_name
 from hangwatch.run.rundir import RunDir
 from hangwatch.run.test_hooks import reach
 from hangwatch.safety.faultlog import log_fault, logged
@@ -57,8 +57,6 @@ SHARED_LOOK_S = 0.05
 """Time between two looks whether another supervisor's watchdog has ended."""
 EXIT_ABORTED = 75
 """EX_TEMPFAIL of sysexits.h: the hung ranks were ended, running again may help."""
-ABORTED = "aborted"
-"""File that the watchdog leaves in the run directory once it has ended ranks."""
 RUN_ID = "HANGWATCH_RUN_ID"
 """Distinguishes the ranks of all nodes from those of other runs; a flag sets it too."""
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 PREFIX = "command-"
 WATCH = "watch"
 JOB = "job.json"
+ABORTED = "aborted"
+"""File that the watchdog leaves once it has ended ranks."""
 CONCLUDED = "concluded"
 """File that the watchdog leaves once it has reported the end of all commands."""
 _BYTES = 128

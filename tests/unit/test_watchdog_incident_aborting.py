@@ -20,8 +20,9 @@ from hangwatch.evidence.processes import read_stat
 from hangwatch.evidence.stacks import PySpy
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.verdict import Verdict
+from hangwatch.run.peers import ABORTED
 from hangwatch.settings.config import Config, OnHang, Stacks
-from hangwatch.watchdog.incident.aborting import ABORTED, Aborting
+from hangwatch.watchdog.incident.aborting import Aborting
 from hangwatch.watchdog.incident.evidence import Gatherer
 
 if TYPE_CHECKING:
