@@ -276,7 +276,7 @@ def _opened_again(path: Path, name: str, directory: int | None, seen: os.stat_re
     handle = os.open(name, _READ, dir_fd=directory)
     if not os.path.samestat(os.fstat(handle), seen):
         os.close(handle)
-        raise RefusedError("it was replaced while it was looked at", path)
+        raise RefusedError("it was replaced while it was opened", path)
     return handle
 
 

@@ -157,8 +157,8 @@ def hook_trouble(text: str, environ: Mapping[str, str]) -> str:
     program = parse_hook(text)[0] if text else ""
     if not program or shutil.which(program, path=environ.get("PATH")):
         return ""
-    where = "it is no program that can be run" if Path(program).exists() else "no such program"
-    return f"--hook {text}: {where} ({program}); the job runs, and verdicts come without it"
+    where = "not executable" if Path(program).exists() else "no such program"
+    return f"--hook {text}: {where} ({program}); the job runs without the hook"
 
 
 def enabled(environ: Mapping[str, str] = os.environ) -> bool:

@@ -50,7 +50,7 @@ class Option:
                 return choices(text)
             case str():
                 if not text:
-                    raise UsageError(f"{source}: an empty value makes no sense")
+                    raise UsageError(f"{source}: the value is empty")
                 return text
         value = parse_seconds(text, source)
         if value is None and self.default is not None:

@@ -470,7 +470,7 @@ def test_what_makes_no_sense_is_answered_in_one_line_with_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("hook", "why"), [("./nowhere --to ops", "no such program"), ("./plain.sh", "is no program")]
+    ("hook", "why"), [("./nowhere --to ops", "no such program"), ("./plain.sh", "not executable")]
 )
 def test_a_hook_that_could_not_be_run_is_said_at_the_start_and_the_job_runs(
     tmp_path: Path, hook: str, why: str
