@@ -24,8 +24,7 @@ WAIT_S = 0.5
 
 def say(text: str, *, version: str = "") -> None:
     """Print one line on standard error, without secrets; a closed one is no error."""
-    name = f"hangwatch {version}" if version else "hangwatch"
-    line = f"{name}: {printable(redaction.text(text))}\n"
+    line = _line(text, version)
     with suppress(OSError, ValueError, AttributeError):
         encoding = sys.stderr.encoding or "ascii"
         data = line.encode(encoding, "backslashreplace")
@@ -36,6 +35,11 @@ def say(text: str, *, version: str = "") -> None:
             sys.stderr.write(data.decode(encoding))
         else:
             write(fd, data)
+
+
+def _line(text: str, version: str = "") -> str:
+    name = f"hangwatch {version}" if version else "hangwatch"
+    return f"{name}: {printable(redaction.text(text))}\n"
 
 
 def write(fd: int, data: bytes) -> bool:
@@ -71,7 +75,6 @@ def fold_command(command: Sequence[str]) -> str:
     return cut(shlex.join(redaction.command(command)), SHOWN_COMMAND)
 
 
-PREFIX = "hangwatch: "
 UNREAD = "standard error is full and no one reads it: some lines are missing there"
 
 
@@ -105,7 +108,7 @@ class News:
 
     def say(self, text: str) -> None:
         """Print one line of news, without secrets."""
-        self.write(f"{PREFIX}{printable(redaction.text(text))}\n")
+        self.write(_line(text))
 
     def once(self, key: str, text: str) -> None:
         """Print one line of news unless one of this key was printed before."""

@@ -34,7 +34,7 @@ from hangwatch.run.handshake import Hello
 from hangwatch.run.peers import WATCH, SharedRun
 from hangwatch.safety.faultlog import log_fault
 from hangwatch.settings import options
-from hangwatch.settings.config import Config, new_run_id
+from hangwatch.settings.config import Config
 
 LOOK_S = 0.2
 """Time between two looks at the ranks and the watchdog."""
@@ -80,15 +80,15 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def find_settings(environ: Mapping[str, str]) -> tuple[Config, str]:
-    """Return settings and run id: of the supervisor on another node, else of variables.
+    """Return settings and run id, if any: of the supervisor on another node, else of variables.
 
     Raises HangwatchError.
     """
     packed = carried(environ)
     if isinstance(packed.get("config"), dict):
-        return decode(Config, packed["config"]), str(packed.get("run_id") or new_run_id())
+        return decode(Config, packed["config"]), str(packed.get("run_id") or "")
     settings = options.settings({}, environ)
-    return settings, settings.run_id or new_run_id()
+    return settings, settings.run_id
 
 
 @dataclass(slots=True)

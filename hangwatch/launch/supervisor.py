@@ -49,7 +49,7 @@ from hangwatch.run.peers import ABORTED, SharedRun, Start, job_name
 from hangwatch.run.rundir import RunDir
 from hangwatch.run.test_hooks import reach
 from hangwatch.safety.faultlog import log_fault, logged
-from hangwatch.settings.config import Config, new_run_id
+from hangwatch.settings.config import Config
 
 LOOK_S = 5.0
 """Time between two looks when no signal wakes the supervisor."""
@@ -76,8 +76,7 @@ def supervise(
     """
     keep_streams_closed()
     before = before or Signals.block(FORWARDED)
-    began = start_now(settings.run_id or new_run_id())
-    run = _Run(list(command), settings, dict(environ), before, began)
+    run = _Run(list(command), settings, dict(environ), before, start_now(settings.run_id))
     try:
         return run.execute()
     finally:

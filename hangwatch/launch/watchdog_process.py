@@ -34,7 +34,7 @@ from hangwatch.run.rundir import RunDir
 from hangwatch.safety import redaction
 from hangwatch.safety.faultlog import logged
 from hangwatch.safety.texts import readable
-from hangwatch.settings.config import Config, hook_trouble
+from hangwatch.settings.config import Config, hook_trouble, new_run_id
 
 PROGRAM = (sys.executable, "-P", "-W", "ignore", "-m", "hangwatch.watchdog")
 """-P: nothing in the job's working directory may shadow what the watchdog imports.
@@ -49,9 +49,9 @@ COMMAND_BYTES = 32 << 10
 
 
 def start_now(run_id: str) -> Start:
-    """Return the start of a run that begins now."""
+    """Return the start of a run that begins now. run_id: empty for a new one."""
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return Start(run_id, started_at, time.monotonic_ns(), os.getpid())
+    return Start(run_id or new_run_id(), started_at, time.monotonic_ns(), os.getpid())
 
 
 def record_loss(lost: list[str], what: str) -> None:

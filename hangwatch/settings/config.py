@@ -166,7 +166,6 @@ def enabled(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("HANGWATCH", "1") != "0"
 
 
-def new_run_id(now: float | None = None) -> str:
+def new_run_id() -> str:
     """Make a run id that sorts by time: UTC date, time and the pid."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
-    return f"{stamp}-{os.getpid()}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
