@@ -1,4 +1,4 @@
-"""The command line: ``hangwatch [OPTIONS] COMMAND...`` and a few words of its own."""
+"""The command line: ``hangwatch [OPTIONS] COMMAND...`` and the subcommands."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 
 from hangwatch import __version__
 from hangwatch.console import say
 from hangwatch.errors import HangwatchError, UsageError
 from hangwatch.launch.command import become
 from hangwatch.settings import options
-from hangwatch.settings.config import Config, enabled
+from hangwatch.settings.config import enabled
+
+Subcommand = Callable[[Sequence[str], Mapping[str, str]], int]
+"""Gets its arguments and the environment; returns the exit code."""
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -26,9 +30,9 @@ usage: hangwatch [OPTIONS] COMMAND [ARG...]      run COMMAND under watch
        hangwatch report [PATH]                   print stored reports: text, JSON, HTML, a list
        hangwatch analyze PATH... [--json]        judge Flight Recorder dumps or rank pages
        hangwatch demo                            see it find a planted hang
-       hangwatch doctor [-- COMMAND...]          find causes of hangs here, or in COMMAND
+       hangwatch doctor [-- COMMAND...]          check this machine (or COMMAND) for causes of hangs
        hangwatch path                            directory for PYTHONPATH, with HANGWATCH=1,
-                                                 where no COMMAND can be put below hangwatch
+                                                 if hangwatch cannot start COMMAND
 `hangwatch top --help`, and so on, says more of each.
 
 hangwatch names the rank that hung a distributed PyTorch job: COMMAND is what you
@@ -54,7 +58,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not flush to it.
+        # The reader of our output has gone; the interpreter must not flush to it.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -68,7 +72,9 @@ def _main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     words = parsed.words
     own = OWN_COMMANDS.get(words[0]) if words else None
     if own:
-        _print_whatever_it_is()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Reports quote code in any language, and a terminal may know ASCII alone.
+            sys.stdout.reconfigure(errors="backslashreplace")
         return own(words[1:], environ)
     if words[:1] == ["run"]:
         words = words[2:] if words[1:2] == ["--"] else words[1:]
@@ -76,51 +82,27 @@ def _main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError("name the COMMAND to watch, e.g. hangwatch torchrun train.py; see --help")
     if not enabled(environ):
         become(words, environ)
-    return _watch(words, options.settings(parsed.values, environ), environ)
-
-
-def _watch(words: Sequence[str], config: Config, environ: Mapping[str, str]) -> int:
+    settings = options.settings(parsed.values, environ)
     try:
-        # Not needed for the other words.
-        from hangwatch.launch.supervisor import supervise  # noqa: PLC0415
+        from hangwatch.launch.supervisor import supervise  # noqa: PLC0415 (subcommands need none)
     except Exception as error:  # noqa: BLE001 (too little memory, files that cannot be read)
         say(f"the job runs unwatched: {type(error).__name__}: {error}")
         become(words, environ)
-    return supervise(words, config, environ)
+    return supervise(words, settings, environ)
 
 
-def _report(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.commands.report import report  # noqa: PLC0415 (not needed to watch)
+def _late(module: str, name: str) -> Subcommand:
+    """Return a subcommand that is imported when it is called: a watched job needs none."""
 
-    return report(words, environ)
+    def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
+        subcommand: Subcommand = getattr(import_module(module), name)
+        return subcommand(words, environ)
 
-
-def _top(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.commands.top.command import top  # noqa: PLC0415 (as above)
-
-    return top(words, environ)
-
-
-def _inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.commands.inspection.command import inspect  # noqa: PLC0415 (as above)
-
-    return inspect(words, environ)
-
-
-def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.commands.analyze import analyze  # noqa: PLC0415 (as above)
-
-    return analyze(words, environ)
-
-
-def _doctor(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.commands.doctor.command import doctor  # noqa: PLC0415 (as above)
-
-    return doctor(words, environ)
+    return run
 
 
 def _demo(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from hangwatch.commands import Arguments  # noqa: PLC0415 (as above)
+    from hangwatch.commands import Arguments  # noqa: PLC0415 (as those of _late)
     from hangwatch.commands.demo import demonstrate  # noqa: PLC0415
 
     Arguments("demo", "Run a small job in which one rank stalls, under watch.").parse_args(words)
@@ -144,21 +126,15 @@ def _path(words: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
-OWN_COMMANDS: dict[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
-    "top": _top,
-    "inspect": _inspect,
-    "report": _report,
-    "analyze": _analyze,
-    "doctor": _doctor,
+OWN_COMMANDS: dict[str, Subcommand] = {
+    "top": _late("hangwatch.commands.top.command", "top"),
+    "inspect": _late("hangwatch.commands.inspection.command", "inspect"),
+    "report": _late("hangwatch.commands.report", "report"),
+    "analyze": _late("hangwatch.commands.analyze", "analyze"),
+    "doctor": _late("hangwatch.commands.doctor.command", "doctor"),
     "demo": _demo,
     "path": _path,
 }
-
-
-def _print_whatever_it_is() -> None:
-    """Reports quote code in any language, and a terminal may know ASCII alone."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _print(text: str) -> None:

@@ -21,9 +21,9 @@ from hangwatch.model.calls import Site
 from hangwatch.model.kinds import OpState
 from hangwatch.model.page import PageEvent
 from hangwatch.report.sites import group_label
-from hangwatch.run import peers, runfacts
+from hangwatch.run import peers
+from hangwatch.run.handshake import RunFacts, read_facts
 from hangwatch.run.rundir import LOCK, PARENT, bases
-from hangwatch.run.runfacts import RunFacts
 from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 
@@ -73,7 +73,7 @@ class Run:
 
 def describe(path: Path) -> Run:
     """Return the run of a directory."""
-    return Run(path, runfacts.read(path))
+    return Run(path, read_facts(path))
 
 
 def is_active(run: Run) -> bool:
@@ -114,7 +114,7 @@ def choose(word: str, environ: Mapping[str, str]) -> Run:
     if word and Path(word).is_dir():
         return _in_directory(Path(word))
     own = environ.get(DIRECTORY)
-    if not word and own and runfacts.read(Path(own)):
+    if not word and own and read_facts(Path(own)):
         return describe(Path(own))  # called from inside a job
     runs = find(environ)
     if word.isdecimal() and (run := _of_pid(int(word), runs)):

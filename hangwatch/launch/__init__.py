@@ -1,1 +1,1 @@
-"""Starts COMMAND under watch, or the watch beside ranks that were started without it."""
+"""Runs COMMAND under watch, or the watchdog of ranks that were started without hangwatch."""

@@ -1,4 +1,4 @@
-"""Starts COMMAND with the signals that the supervisor was itself started with."""
+"""Starts COMMAND with the signal mask and dispositions that the supervisor got."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ STDERR = 2
 SCARCE = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.E2BIG, errno.ENOSPC}
 )
-"""What start() may meet for want of what COMMAND alone would not have needed."""
+"""Errors of a start that COMMAND alone, without a process next to it, might not meet."""
 
 
 class StarvedError(Exception):
-    """There is not enough (processes, memory, files, room for variables) to run beside COMMAND."""
+    """Too few processes, files, memory or bytes for variables to run next to COMMAND."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
     """Signal mask and SIGCHLD's disposition from before the supervisor changed them.
 
-    The dispositions of all other signals are never touched, so what was
-    ignored (``nohup``) stays ignored in COMMAND.
+    The dispositions of all other signals are never touched, so an ignored
+    signal (``nohup``) stays ignored in COMMAND.
     """
 
     mask: set[signal.Signals | int]
     child: Any
-    """What signal.getsignal returned; None where it was not set by Python."""
+    """As signal.getsignal returned it; None if it was not set by Python."""
 
     @classmethod
     def block(cls, wanted: Collection[int]) -> Signals:
-        """Block wanted and SIGCHLD, and return what was in force before.
+        """Block wanted and SIGCHLD, and return mask and disposition from before.
 
         An ignored SIGCHLD would have the kernel throw exit codes away.
         """
@@ -53,13 +53,13 @@ class Signals:
         return before
 
     def restore(self) -> None:
-        """Put back what was in force before; also for use between fork and exec."""
+        """Restore mask and disposition; also for use between fork and exec."""
         if self.child is not None:
             signal.signal(signal.SIGCHLD, self.child)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
     def forget(self) -> None:
-        """Drop what has arrived and was not taken, and restore."""
+        """Drop pending signals, and restore."""
         while signal.sigtimedwait(signal.valid_signals(), 0) is not None:
             pass
         self.restore()
@@ -67,7 +67,7 @@ class Signals:
     def hand_over(self, arrived: Iterable[int] = ()) -> None:
         """Restore between fork and exec, where Python must not handle SIGINT by itself.
 
-        arrived: signals that were taken from what is to be started, which gets them now.
+        arrived: signals for the program that is started; it has them pending.
         """
         for number in arrived:
             os.kill(os.getpid(), number)
@@ -77,9 +77,9 @@ class Signals:
 
 
 def keep_streams_closed() -> None:
-    """Have no file of ours take the place of a standard stream that is closed.
+    """Keep our files off the descriptors of standard streams that are closed.
 
-    The program that is started then finds it closed, as without us.
+    COMMAND then finds them closed, as it would without us.
     """
     with suppress(OSError):
         while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= STDERR:
@@ -92,9 +92,8 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start command in our process group, on our terminal, with our open files.
 
-    arrived: signals that it is to have got before it runs. Raises UsageError, with what to
-    do about it, if it cannot be started, and StarvedError where it may be started in the
-    place of this process (become).
+    arrived: signals that it is to have pending. Raises UsageError, which names a remedy, if it
+    cannot be started, and StarvedError if it could be started in place of this process (become).
     """
     try:
         # The supervisor has no threads, so preexec_fn is safe here.
@@ -120,8 +119,8 @@ def become(
 ) -> NoReturn:
     """Become command, as if hangwatch were not there. Raises UsageError.
 
-    before: the signals that this process was started with, where it has changed them.
-    arrived: those that were taken meanwhile and are meant for command.
+    before: the signals that this process was started with, if it has changed them.
+    arrived: as for start().
     """
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)
@@ -134,7 +133,7 @@ def become(
 
 
 def refusal(command: Sequence[str], error: Exception, environ: Mapping[str, str]) -> str:
-    """One line on why command cannot be started and what to do about it."""
+    """Return one line that says why command cannot be started, and names a remedy."""
     name = command[0]
     if not isinstance(error, OSError):
         return f"{name}: {error}"

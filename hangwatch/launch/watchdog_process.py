@@ -1,45 +1,134 @@
-"""Keeps a watchdog process running beside COMMAND, and speaks to it.
+"""Starts the watchdog process of a run, keeps it running, and writes to it.
 
-The watchdog reads JSON lines on its standard input. The first says what to
-watch (launch/handshake.py), the last ``{"ended": EXIT_CODE, ...}`` that
-COMMAND has ended; end of file means that the supervisor is gone. It runs in a
-session of its own, so that nothing sent to the job's terminal or process group
-reaches it, and never writes to standard output.
+The watchdog reads JSON lines on its standard input: first a Hello (run/handshake.py), at the
+end ``{"ended": EXIT_CODE, ...}`` once COMMAND has ended; end of file means that the supervisor
+is gone. It runs in a session of its own, so that nothing sent to the job's terminal or process
+group reaches it, and never writes to standard output.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from hangwatch import __version__
 from hangwatch.console import say
-from hangwatch.errors import UNUSABLE
+from hangwatch.errors import UNUSABLE, ReportError
 from hangwatch.launch.command import Signals
+from hangwatch.report.files import open_run
+from hangwatch.run.handshake import Hello, RunFacts
+from hangwatch.run.peers import Start
+from hangwatch.run.rundir import RunDir
+from hangwatch.safety import redaction
 from hangwatch.safety.faultlog import logged
+from hangwatch.safety.texts import readable
+from hangwatch.settings.config import Config, hook_trouble, new_run_id
 
 PROGRAM = (sys.executable, "-P", "-W", "ignore", "-m", "hangwatch.watchdog")
 """-P: nothing in the job's working directory may shadow what the watchdog imports.
 -W: a job that makes errors of its warnings (PYTHONWARNINGS) does not mean ours."""
+CONCLUDE_S = 15.0
+"""Time for the watchdog to write its report after the command has ended."""
 MAX_DEATHS = 5
 DEATHS_WITHIN_S = 60.0
 FIRST_BACKOFF_S = 0.25
+COMMAND_BYTES = 32 << 10
+"""Most bytes of a command line in a Hello, so that no pipe ever fills."""
 
 
-class Guardian:
-    """The watchdog process and its restarts. Its methods never raise OSError."""
+def start_now(run_id: str) -> Start:
+    """Return the start of a run that begins now. run_id: empty for a new one."""
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return Start(run_id or new_run_id(), started_at, time.monotonic_ns(), os.getpid())
+
+
+def record_loss(lost: list[str], what: str) -> None:
+    """Print what hangwatch cannot do in this run, and keep it for the report."""
+    lost.append(redaction.text(what))
+    say(what)
+
+
+def introduce(  # noqa: PLR0913 (all by keyword)
+    held: RunDir,
+    config: Config,
+    environ: Mapping[str, str],
+    *,
+    start: Start,
+    command: Sequence[str],
+    command_pid: int,
+    watched: str,
+    lost: list[str],
+    option: str = "--report-dir",
+    self_started: bool = False,
+) -> Hello:
+    """Open the reports of a run, and describe it to its watchdog and to other readers.
+
+    watched: the command, to be printed with the place of the reports; empty to print neither.
+    lost: what cannot be done in this run; more may be added. option: the setting that names
+    another place for the reports.
+    """
+    shown = f"{config.report_dir.rstrip('/')}/{start.run_id}"
+    report_dir = None
+    try:
+        report_dir = open_run(Path(config.report_dir), start.run_id)
+    except ReportError as error:
+        shown = "none"
+        record_loss(lost, f"{error}: verdicts are shown here only; see {option}")
+    if watched:
+        say(f"watching {watched} (reports: {shown})", version=__version__)
+    if trouble := hook_trouble(config.hook, environ):
+        record_loss(lost, trouble)
+    node = socket.gethostname()
+    facts = RunFacts(
+        run_id=start.run_id,
+        command=shortened(redaction.command(command)),
+        command_pid=command_pid,
+        supervisor_pid=os.getpid(),
+        shared=held.shared,
+        started_at=start.started_at,
+        node=node,
+        report_dir=report_dir,
+        watch=f"{readable(node)}:{held.path.name}",
+    )
+    with suppress(OSError):  # `hangwatch top` will know less
+        facts.keep(held.path)
+    python, kernel = platform.python_version(), platform.release()
+    versions = {"hangwatch": __version__, "python": python, "kernel": kernel}
+    return Hello(
+        facts, held.path, config, start.started_ns, versions, self_started, lost=tuple(lost)
+    )
+
+
+def shortened(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command for people, up to COMMAND_BYTES of JSON."""
+    kept: list[str] = []
+    size = 0
+    for word in map(readable, command):
+        size += 6 * len(word) + 4  # 6: a character as \\uXXXX
+        if size > COMMAND_BYTES:
+            return (*kept, "...")
+        kept.append(word)
+    return tuple(kept)
+
+
+class WatchdogProcess:
+    """The watchdog process and its restarts. The methods never raise OSError."""
 
     def __init__(  # noqa: PLR0913 (what tests hand in comes by keyword)
         self,
-        hello: Mapping[str, Any],
+        hello: Hello,
         environ: Mapping[str, str],
         before: Signals,
         *,
@@ -47,7 +136,7 @@ class Guardian:
         pass_fds: Sequence[int] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """pass_fds: what the watchdog inherits beside its standard streams."""
+        """pass_fds: descriptors that the watchdog inherits in addition to its streams."""
         self._hello = hello
         self._environ = environ
         self._before = before
@@ -58,11 +147,11 @@ class Guardian:
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS + 1)
         self._due: float | None = None
         self._logged_before = 0
+        self._restarts = 0
         self.given_up = False
-        self.restarts = 0
 
     def start(self) -> None:
-        """Start the watchdog and tell it what to watch."""
+        """Start the watchdog and send it the Hello."""
         self._due = None
         self._logged_before = self._logged()
         try:
@@ -81,78 +170,75 @@ class Guardian:
             return
         if self._process.stdin:
             os.set_blocking(self._process.stdin.fileno(), False)
-        self._send(self._hello)
+        self._send(self._hello.line())
 
     def check(self) -> None:
-        """Notice that it died, and start it again once its time has come."""
+        """Notice the watchdog's death, and restart it once that is due."""
         if self._process and self._process.poll() is not None:
             code = self._process.returncode
             if code == UNUSABLE:
-                self._hang_up()
-                self._process = None
+                self.let_go()
                 self.given_up = True
                 return
             kept = ", traceback in watchdog.log" if self._logged() > self._logged_before else ""
             self._died(how_it_ended(code) + kept)
         if self._due is not None and self._now() >= self._due:
-            self.restarts += 1
+            self._restarts += 1
             self.start()
 
     def due_in(self) -> float | None:
-        """Seconds until the next restart; None if there is nothing to wait for."""
+        """Return the seconds until the next restart; None if none is due."""
         return None if self._due is None else max(0.0, self._due - self._now())
 
-    def farewell(self, code: int, asked_to_end_ns: int = 0) -> None:
-        """Say that COMMAND ended; one that is just being restarted starts at once.
+    def command_ended(self, code: int, asked_to_end_ns: int = 0) -> None:
+        """Report the end of COMMAND to the watchdog; one about to be restarted starts at once.
 
-        asked_to_end_ns: when it was asked to (Relay.asked_to_end_ns).
+        asked_to_end_ns: as Forwarder.asked_to_end_ns.
         """
         self.check()
         if self._due is not None:
             self.start()
         self._due = None
-        self._send({"ended": code, "asked_to_end_ns": asked_to_end_ns})
+        ended = {"ended": code, "asked_to_end_ns": asked_to_end_ns}
+        self._send(json.dumps(ended).encode() + b"\n")
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now, 0 if there is none."""
+        """The pid of the process that runs now, 0 if there is none."""
         return self._process.pid if self._process else 0
 
     def gone(self) -> bool:
-        """Whether the process has ended (or never was)."""
+        """Return True if the process has ended, or was never started."""
         return self._process is None or self._process.poll() is not None
 
     def succeeded(self) -> bool:
-        """Whether the watchdog did its work to the end."""
+        """Return True if the watchdog did its work to the end."""
         return self._process is not None and self._process.poll() == 0
 
     def let_go(self) -> None:
-        """Leave it to itself."""
+        """Close our end of the pipe, and let the process run on if it does."""
         self._hang_up()
         self._process = None
 
     def kill(self) -> None:
-        """End it and what it started (its session), if it has not ended."""
+        """Kill the process and its session, if it has not ended."""
         if self._process and self._process.poll() is None:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._hang_up()
 
-    def _logged(self) -> int:
-        """Bytes of the tracebacks that the watchdog has left so far."""
-        run_dir = self._hello.get("run_dir")
-        return len(logged(Path(run_dir))) if run_dir else 0
-
     def _hang_up(self) -> None:
-        """Close our end of the pipe."""
         if self._process and self._process.stdin:
             with suppress(OSError):
                 self._process.stdin.close()
 
+    def _logged(self) -> int:
+        """Return the bytes of tracebacks that the watchdog has left so far."""
+        return len(logged(self._hello.run_dir))
+
     def _died(self, how: str) -> None:
-        self._hang_up()
-        self._process = None
+        self.let_go()
         now = self._now()
         self._deaths.append(now)
         if len(self._deaths) > MAX_DEATHS and now - self._deaths[0] <= DEATHS_WITHIN_S:
@@ -161,19 +247,18 @@ class Guardian:
             return
         recent = sum(now - death <= DEATHS_WITHIN_S for death in self._deaths)
         self._due = now + FIRST_BACKOFF_S * 2 ** (recent - 1)
-        if self.restarts == 0:
+        if self._restarts == 0:
             what = f"the watchdog {how} and is started again"
             say(what)
-            self._hello = {**self._hello, "lost": [*self._hello.get("lost", ()), what]}
+            self._hello = replace(self._hello, lost=(*self._hello.lost, what))
 
-    def _send(self, message: Mapping[str, Any]) -> None:
-        """Write one line; a watchdog that does not read is never waited for.
+    def _send(self, line: bytes) -> None:
+        """Write one line, without waiting for a watchdog that does not read.
 
-        One that got a part of it, or nothing, would wait for the rest for ever: it is ended,
-        and check() starts another.
+        One that got only a part of it would wait for the rest for ever: it is killed, and
+        check() starts another.
         """
         if self._process and self._process.stdin and not self._process.stdin.closed:
-            line = json.dumps(message).encode() + b"\n"
             written = 0
             with suppress(OSError):
                 written = os.write(self._process.stdin.fileno(), line)
@@ -182,7 +267,7 @@ class Guardian:
 
 
 def how_it_ended(returncode: int) -> str:
-    """Popen's returncode as the end of a sentence."""
+    """Return the end of a sentence for Popen's returncode."""
     if returncode < 0:
         return f"was killed by signal {-returncode}"
     return f"ended with exit code {returncode}"

@@ -1,1 +1,1 @@
-"""What people watch a running job by: Prometheus metrics of one node's ranks."""
+"""Serves Prometheus metrics of one node's ranks."""

@@ -1,8 +1,13 @@
-"""The metric families of one snapshot, without the labels that all of them have."""
+"""The metric families of one node, made from its last snapshot.
+
+A row is the values of a family's labels, and its value; rows whose value is None are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -13,25 +18,120 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
+from prometheus_client.registry import Collector
 
+from hangwatch.console import cut
 from hangwatch.evidence.pages.arrivals import BOUNDS_S, GroupArrivals
-from hangwatch.metrics.labels import cut, rank_label
+from hangwatch.metrics.labels import command_label, label
 from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState
+from hangwatch.model.page import PageGroup, RankPage
+from hangwatch.model.report import RunInfo
+from hangwatch.safety.texts import readable, readable_all
+from hangwatch.text import fold_ranks
 
-Row = tuple[tuple[str, ...], float]
-"""Label values, and a value."""
+Row = tuple[tuple[str, ...], float | None]
 
 NAMESPACE = "hangwatch_"
 _BOUNDS = (*map(str, BOUNDS_S), "+Inf")
 
 
+def family(name: str, help_text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
+    """Make a counter if the name ends in ``_total``, else a gauge."""
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    made = kind(NAMESPACE + name, help_text, labels=labels)
+    for values, number in rows:
+        if number is not None:
+            made.add_metric(values, number)
+    return made
+
+
+def info(
+    name: str, help_text: str, labels: tuple[str, ...], rows: Iterable[tuple[str, ...]]
+) -> Metric:
+    """Make an info, whose rows have no value. ``name``: without the ``_info`` of its series."""
+    made = InfoMetricFamily(NAMESPACE + name, help_text, labels=labels)
+    for values in rows:
+        made.add_metric(values, {})
+    return made
+
+
+class NodeCollector(Collector):
+    """Makes the metrics of a scrape, in any thread.
+
+    snapshot: the last one, None before there is any. extra: makers of further
+    families, which need not have the labels ``run`` and ``node``; if one fails
+    its families are missing, and on_error gets the exception.
+    """
+
+    def __init__(  # noqa: PLR0913 (all by keyword)
+        self,
+        *,
+        run: RunInfo,
+        node: str,
+        interval_s: float,
+        snapshot: Callable[[], NodeSnapshot | None],
+        extra: Sequence[Callable[[], Iterable[Metric]]] = (),
+        on_error: Callable[[Exception], None] = lambda _: None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._run = run
+        self.constant = {"run": cut(run.run_id, 128), "node": label(readable(node))}
+        """Labels that all series have."""
+        self._interval_s = interval_s
+        self._snapshot = snapshot
+        self._extra = extra
+        self._on_error = on_error
+        self._now_ns = now_ns
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families, with the labels that all series have."""
+        for metric in self._families():
+            metric.samples = [
+                sample._replace(labels=readable_all({**self.constant, **sample.labels}))
+                for sample in metric.samples
+            ]
+            yield metric
+
+    def _families(self) -> Iterator[Metric]:
+        snapshot = self._snapshot()
+        version = self._run.versions.get("hangwatch", "")
+        torch = snapshot.torch if snapshot else ""
+        row = (version, command_label(self._run.command), label(torch))
+        yield info("run", "The job that is watched.", ("version", "command", "torch"), [row])
+        if snapshot is not None:
+            # The watchdog may have got stuck since.
+            age_s = (self._now_ns() - snapshot.at_ns) / 1e9
+            late_s = max(snapshot.own.late_s, age_s - self._interval_s)
+            yield from families(replace(snapshot, own=replace(snapshot.own, late_s=late_s)))
+        for make in self._extra:
+            try:
+                yield from list(make())
+            except Exception as error:  # noqa: BLE001 (the rest is worth having without them)
+                self._on_error(error)
+
+
 def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    """All of them. Ages are as of the snapshot."""
+    """Yield the families of a snapshot. Ages are as of the snapshot."""
     yield from _job(snapshot)
-    yield from _ranks(snapshot.ranks)
-    yield from _beats(snapshot)
-    yield from _waits(snapshot)
-    yield from _progress(snapshot)
+    ranks = [(str(one.page.identity.rank), one) for one in snapshot.ranks]
+    for name, help_text, value in _OF_RANKS:
+        rows = [((rank,), value(one, snapshot.at_ns)) for rank, one in ranks]
+        yield family(name, help_text, ("rank",), rows)
+    yield from _rank_infos(ranks)
+    groups = [((rank, name), group) for rank, one in ranks for name, group in one.groups]
+    for name, help_text, count in _OF_GROUPS:
+        counts = [(labels, count(group)) for labels, group in groups]
+        yield family(name, help_text, ("rank", "group"), counts)
+    yield family(
+        "group_lag_collectives",
+        "How many collectives the rank has issued less than the furthest of the group's members "
+        "on this node had a second ago: who is only counted a little later has no lag.",
+        ("rank", "group"),
+        [
+            ((rank, name), max(0, snapshot.reached.get(name, 0) - group.enqueued))
+            for (rank, name), group in groups
+        ],
+    )
     yield from _arrivals(snapshot.arrivals)
     yield from _verdicts(snapshot)
     yield from _own(snapshot.own)
@@ -51,146 +151,113 @@ def _job(snapshot: NodeSnapshot) -> Iterator[Metric]:
         ("suspect_after_seconds", limits.suspect_after_s, "Waiting so long is called slow."),
         ("hang_after_seconds", limits.hang_after_s, "Waiting so long is called a hang."),
     ):
-        yield _gauge(name, help_text, (), [((), value)])
+        yield family(name, help_text, (), [((), value)])
 
 
-def _ranks(ranks: Iterable[RankState]) -> Iterator[Metric]:
-    yield _gauge(
-        "rank_up",
-        "Whether the process of the rank runs.",
-        ("rank",),
-        [((_rank(one),), one.alive) for one in ranks],
-    )
-    yield _info(
-        "rank",
-        "What the rank is, and what it is recorded by.",
-        (
-            "rank",
-            "local_rank",
-            "pid",
-            "phase",
-            "recorder",
-            "recorder_reason",
-            "beacons",
-            "torch_lacks",
-        ),
-        [_rank_info(one) for one in ranks],
-    )
-    yield _gauge(
+def _age_s(at_ns: int, then_ns: int) -> float:
+    return max(0, at_ns - then_ns) / 1e9
+
+
+def _heartbeat_age_s(rank: RankState, at_ns: int) -> float | None:
+    beat_ns = rank.page.heartbeat_ns
+    return _age_s(at_ns, beat_ns) if rank.alive and beat_ns else None
+
+
+def _gil_delay_s(rank: RankState, at_ns: int) -> float | None:
+    page = rank.page
+    return _age_s(page.heartbeat_ns or at_ns, page.gil_ns) if rank.alive and page.gil_ns else None
+
+
+_OF_RANKS: tuple[tuple[str, str, Callable[[RankState, int], float | None]], ...] = (
+    ("rank_up", "Whether the process of the rank runs.", lambda rank, _: rank.alive),
+    (
         "rank_loop_period_seconds",
-        "Median time between two collectives from one line of code, of the line that recurs "
-        "least often of those in the rank's ring: one turn of the training loop.",
-        ("rank",),
-        [((_rank(one),), one.loop_period_s) for one in ranks if one.loop_period_s is not None],
-    )
-    yield _counter(
+        (
+            "Median time between two collectives from one line of code, of the line that recurs "
+            "least often of those in the rank's ring: one turn of the training loop."
+        ),
+        lambda rank, _: rank.loop_period_s,
+    ),
+    (
         "agent_errors_total",
         "Errors of hangwatch's own that the agent has kept from the job.",
-        ("rank",),
-        [((_rank(one),), one.page.swallowed) for one in ranks],
-    )
-    yield _gauge(
+        lambda rank, _: rank.page.swallowed,
+    ),
+    (
         "agent_disarmed",
         "Whether the agent has given up recording the rank.",
-        ("rank",),
-        [((_rank(one),), bool(one.page.disarmed)) for one in ranks],
-    )
-
-
-def _rank_info(one: RankState) -> tuple[str, ...]:
-    page = one.page
-    identity = page.identity
-    return (
-        *(_rank(one), str(identity.local_rank), str(identity.pid)),
-        *(page.phase, cut(page.recorder), cut(page.recorder_reason), cut(page.beacons)),
-        cut(page.torch_lacks),
-    )
-
-
-def _beats(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    pages = [(_rank(one), one.page) for one in snapshot.ranks if one.alive]
-    yield _gauge(
+        lambda rank, _: bool(rank.page.disarmed),
+    ),
+    (
         "rank_heartbeat_age_seconds",
         "Age of the last beat of the rank's agent that needs no GIL.",
-        ("rank",),
-        [
-            ((rank,), _age_s(snapshot.at_ns, page.heartbeat_ns))
-            for rank, page in pages
-            if page.heartbeat_ns
-        ],
-    )
-    yield _gauge(
+        _heartbeat_age_s,
+    ),
+    (
         "rank_gil_delay_seconds",
-        "How far the last beat that needs the GIL lies behind the last one of any kind, or, "
-        "where all need it, how old it is.",
-        ("rank",),
-        [
-            ((rank,), _age_s(page.heartbeat_ns or snapshot.at_ns, page.gil_ns))
-            for rank, page in pages
-            if page.gil_ns
-        ],
-    )
-
-
-def _waits(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    ranks, at_ns = snapshot.ranks, snapshot.at_ns
-    yield _gauge(
+        (
+            "How far the last beat that needs the GIL lies behind the last one of any kind, or, "
+            "where all need it, how old it is."
+        ),
+        _gil_delay_s,
+    ),
+    (
         "rank_since_progress_seconds",
         "Time since the rank last issued something, or came to another phase of its life.",
-        ("rank",),
-        [((_rank(one),), _age_s(at_ns, one.moved_ns)) for one in ranks],
-    )
-    yield _gauge(
+        lambda rank, at_ns: _age_s(at_ns, rank.moved_ns),
+    ),
+    (
         "rank_waiting_seconds",
         "How long the rank has been waiting for others, 0 where it does not.",
-        ("rank",),
-        [((_rank(one),), _age_s(at_ns, one.wait.since_ns) if one.wait else 0.0) for one in ranks],
+        lambda rank, at_ns: _age_s(at_ns, rank.wait.since_ns) if rank.wait else 0.0,
+    ),
+)
+"""Name, help, and the value of a rank at a time."""
+_OF_GROUPS: tuple[tuple[str, str, Callable[[PageGroup], float | None]], ...] = (
+    (
+        "collectives_enqueued_total",
+        "Collectives that the rank has issued in the group, from Python and from C++.",
+        lambda group: group.enqueued,
+    ),
+    (
+        "collectives_entered_total",
+        "Collectives that Python code of the rank has issued in the group.",
+        lambda group: group.entered,
+    ),
+    (
+        "collectives_completed_total",
+        "Collectives of the group that are known to be complete on the rank.",
+        lambda group: group.completed if group.completed >= 0 else None,
+    ),
+    (
+        "p2p_calls_total",
+        "Point-to-point calls that the rank has issued in the group.",
+        lambda group: group.p2p,
+    ),
+)
+"""Name, help, and the value of a group on a rank."""
+
+
+def _rank_infos(ranks: Sequence[tuple[str, RankState]]) -> Iterator[Metric]:
+    labels = ("local_rank", "pid", "phase", "recorder", "recorder_reason", "beacons", "torch_lacks")
+    yield info(
+        "rank",
+        "What the rank is, and what it is recorded by.",
+        ("rank", *labels),
+        [(rank, *_rank_labels(one.page)) for rank, one in ranks],
     )
-    yield _info(
+    yield info(
         "rank_wait",
         "What the rank waits in, while it waits.",
         ("rank", "group", "op"),
-        [(_rank(one), one.wait.group, cut(one.wait.op)) for one in ranks if one.wait],
+        [(rank, one.wait.group, label(one.wait.op)) for rank, one in ranks if one.wait],
     )
 
 
-def _progress(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    places = [((_rank(one), label), group) for one in snapshot.ranks for label, group in one.groups]
-    labels = ("rank", "group")
-    counters: tuple[tuple[str, str, list[Row]], ...] = (
-        (
-            "collectives_enqueued_total",
-            "Collectives that the rank has issued in the group, from Python and from C++.",
-            [(names, group.enqueued) for names, group in places],
-        ),
-        (
-            "collectives_entered_total",
-            "Collectives that Python code of the rank has issued in the group.",
-            [(names, group.entered) for names, group in places],
-        ),
-        (
-            "collectives_completed_total",
-            "Collectives of the group that are known to be complete on the rank.",
-            [(names, group.completed) for names, group in places if group.completed >= 0],
-        ),
-        (
-            "p2p_calls_total",
-            "Point-to-point calls that the rank has issued in the group.",
-            [(names, group.p2p) for names, group in places],
-        ),
-    )
-    for name, help_text, rows in counters:
-        yield _counter(name, help_text, labels, rows)
-    yield _gauge(
-        "group_lag_collectives",
-        "How many collectives the rank has issued less than the furthest of the group's members "
-        "on this node had a second ago: who is only counted a little later has no lag.",
-        labels,
-        [
-            (names, max(0, snapshot.reached.get(names[1], 0) - group.enqueued))
-            for names, group in places
-        ],
-    )
+def _rank_labels(page: RankPage) -> Iterator[str]:
+    identity = page.identity
+    known = (identity.local_rank, identity.pid, page.phase, page.recorder, page.recorder_reason)
+    return (label(value) for value in (*known, page.beacons, page.torch_lacks))
 
 
 def _arrivals(arrivals: Iterable[GroupArrivals]) -> Iterator[Metric]:
@@ -208,13 +275,13 @@ def _arrivals(arrivals: Iterable[GroupArrivals]) -> Iterator[Metric]:
         last += [((str(rank), one.group), count) for rank, count in one.last]
         delay += [((str(rank), one.group), seconds) for rank, seconds in one.delay_s]
     yield spread
-    yield _counter(
+    yield family(
         "arrivals_last_total",
         "Collectives of hangwatch_arrival_spread_seconds at which the rank was the last.",
         ("rank", "group"),
         last,
     )
-    yield _counter(
+    yield family(
         "arrival_delay_seconds_total",
         "Time that the rank arrived after the first one, at all these collectives together.",
         ("rank", "group"),
@@ -223,7 +290,7 @@ def _arrivals(arrivals: Iterable[GroupArrivals]) -> Iterator[Metric]:
 
 
 def _verdicts(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    yield _info(
+    yield info(
         "verdict",
         "What is wrong with the job, as long as it is. culprits: ranks.",
         ("state", "kind", "reason", "cause", "certainty", "culprits"),
@@ -232,23 +299,23 @@ def _verdicts(snapshot: NodeSnapshot) -> Iterator[Metric]:
                 one.state,
                 one.kind or "",
                 one.reason,
-                one.cause.what if one.cause is not None else "",
+                one.cause.what if one.cause else "",
                 one.certainty,
-                rank_label(one.culprits),
+                label(fold_ranks(one.culprits)),
             )
             for one in snapshot.verdicts
         ],
     )
-    yield _counter(
+    yield family(
         "verdicts_total",
         "Verdicts that were announced.",
         ("state", "kind"),
-        [((state, kind or ""), count) for (state, kind), count in snapshot.told.items()],
+        [((state, kind or ""), count) for (state, kind), count in snapshot.announced.items()],
     )
 
 
 def _own(own: OwnState) -> Iterator[Metric]:
-    yield _gauge(
+    yield family(
         "watchdog_loop_delay_seconds",
         "How much later than it should the watchdog's last look at the ranks began, or how "
         "long the next one is overdue.",
@@ -261,47 +328,15 @@ def _own(own: OwnState) -> Iterator[Metric]:
         count_value=own.looks,
         sum_value=own.look_s,
     )
-    yield _counter(
+    yield family(
         "watchdog_failures_total",
         "Looks of the watchdog that ended in an error of its own.",
         (),
         [((), own.failures)],
     )
-    yield _gauge(
+    yield family(
         "watchdog_lost",
         "What the watchdog could not do, counted by what it is about.",
         ("what",),
-        [((cut(what),), count) for what, count in own.lost.items()],
+        [((label(what),), count) for what, count in own.lost.items()],
     )
-
-
-def _rank(one: RankState) -> str:
-    return str(one.page.identity.rank)
-
-
-def _age_s(at_ns: int, then_ns: int) -> float:
-    return max(0, at_ns - then_ns) / 1e9
-
-
-def _gauge(name: str, help_text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
-    family = GaugeMetricFamily(NAMESPACE + name, help_text, labels=labels)
-    for values, number in rows:
-        family.add_metric(values, number)
-    return family
-
-
-def _counter(name: str, help_text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
-    family = CounterMetricFamily(NAMESPACE + name, help_text, labels=labels)
-    for values, number in rows:
-        family.add_metric(values, number)
-    return family
-
-
-def _info(
-    name: str, help_text: str, labels: tuple[str, ...], rows: Iterable[tuple[str, ...]]
-) -> Metric:
-    """``name`` without the ``_info`` that Prometheus sees."""
-    family = InfoMetricFamily(NAMESPACE + name, help_text, labels=labels)
-    for values in rows:
-        family.add_metric(values, {})
-    return family

@@ -1,47 +1,42 @@
-"""Label values: short, legible, and boundedly many however long the job runs."""
+"""Makes label values: short, legible, and bounded in number however long the job runs."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from hangwatch.console import printable
+from hangwatch.console import cut, printable
 from hangwatch.evidence.pages.arrivals import Members
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.page import PageGroup, RankPage
 from hangwatch.text import fold_ranks
 
 MAX_CHARS = 64
+"""Longest value of a label."""
 MAX_DESC_CHARS = 48
 MAX_MEMBERS_CHARS = 32
 MAX_GROUPS = 512
-"""Labels of groups that one watchdog ever gives out; groups beyond them are left out."""
+"""Most labels that one watchdog ever gives to groups; groups beyond them are left out."""
 _HASH_CHARS = 6
 
 _Local = tuple[int, int, int, str]
-"""(rank, pid, slot, name): what tells a group from all others on the node."""
+"""(rank, pid, slot, name) of a group, which no other on the node has."""
 
 
-def cut(text: str, limit: int = MAX_CHARS) -> str:
-    """The text on one line of printable characters, cut at a limit."""
-    shown = printable(text)
-    return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
-
-
-def rank_label(ranks: Iterable[int]) -> str:
-    """``0, 3-7``, cut where that gets long."""
-    return cut(fold_ranks(ranks))
+def label(text: object) -> str:
+    """Return the value of a label: one line, cut if it is long."""
+    return cut(str(text), MAX_CHARS)
 
 
 def command_label(command: Sequence[str]) -> str:
-    """The program and the script that it runs: arguments may hold what is nobody's business."""
+    """Return the program and the script that it runs: arguments may be private."""
     names = [word.rpartition("/")[2] for word in command]
     script = next((name for name in names[1:] if name.endswith(".py")), "")
-    return cut(f"{names[0]} {script}".strip()) if names else ""
+    return label(f"{names[0]} {script}".strip()) if names else ""
 
 
 def group_text(key: GroupKey, world_size: int) -> str:
-    """What a group is called: its description, with its members where these are not all."""
+    """Return the name of a group: its description, with its members if these are not all."""
     desc = _hashed(printable(key.desc), MAX_DESC_CHARS)
     if len(key.ranks) == world_size and set(key.ranks) == set(range(world_size)):
         return desc or "world"
@@ -62,11 +57,11 @@ def _hash(text: str) -> str:
 
 
 class GroupLabels:
-    """Gives each group that lives on this node a label, the same one for all its ranks.
+    """Gives each live group of this node a label, the same one for all its ranks.
 
-    Of groups that look alike the later one gets a number (``#1``). The label of a
-    group that was destroyed on all ranks is free for the next: a job that makes
-    groups again and again does not have ever more of them.
+    If two groups have one name, the later one gets a number (``#1``). The label of a
+    group that was destroyed on all ranks is free for the next: a job that keeps making
+    groups does not use up ever more labels.
     """
 
     def __init__(self) -> None:
@@ -75,15 +70,15 @@ class GroupLabels:
         self._given: set[str] = set()
         self._refused: set[_Local] = set()
         self.members: dict[str, Members] = {}
-        """Each label with the members of its group that this node has."""
+        """Label to the members of its group on this node."""
 
     @property
     def full(self) -> bool:
-        """Whether groups have been left out."""
+        """True if groups have been left out."""
         return bool(self._refused)
 
     def update(self, pages: Sequence[RankPage], world_size: int) -> None:
-        """Take note of the groups of all ranks of this node, one page for each rank."""
+        """Label the groups of all ranks of this node, which have a page each."""
         living = {
             _local(page, group): group.key for page in pages for group in page.groups if group.alive
         }
@@ -93,31 +88,31 @@ class GroupLabels:
             return
         self._processes = processes
         self._refused &= living.keys()
-        self._labels = {one: label for one, label in self._labels.items() if one in living}
-        keys = {living[one]: label for one, label in self._labels.items()}
+        self._labels = {one: name for one, name in self._labels.items() if one in living}
+        keys = {living[one]: name for one, name in self._labels.items()}
         for one in sorted(living.keys() - known, key=lambda one: living[one].index):
             key = living[one]
-            label = keys.get(key) or self._free_label(key, world_size, set(keys.values()))
-            if label:
-                keys[key] = self._labels[one] = label
+            name = keys.get(key) or self._free_label(key, world_size, set(keys.values()))
+            if name:
+                keys[key] = self._labels[one] = name
             else:
                 self._refused.add(one)
-        self.members = {label: _members(key, processes) for key, label in keys.items()}
+        self.members = {name: _members(key, processes) for key, name in keys.items()}
 
     def of(self, page: RankPage, group: PageGroup) -> str:
-        """The label of a group of a rank, empty for one that has none."""
+        """Return the label of a group of a rank, empty if it has none."""
         return self._labels.get(_local(page, group), "")
 
     def _free_label(self, key: GroupKey, world_size: int, taken: set[str]) -> str:
         text = group_text(key, world_size)
-        label, number = text, 0
-        while label in taken:
+        name, number = text, 0
+        while name in taken:
             number += 1
-            label = f"{text} #{number}"
-        if label not in self._given and len(self._given) >= MAX_GROUPS:
+            name = f"{text} #{number}"
+        if name not in self._given and len(self._given) >= MAX_GROUPS:
             return ""
-        self._given.add(label)
-        return label
+        self._given.add(name)
+        return name
 
 
 def _local(page: RankPage, group: PageGroup) -> _Local:

@@ -1,8 +1,7 @@
-"""What the metrics are made from: one node at one moment.
+"""The data of the metrics: one node at one time.
 
-The watchdog's loop makes a new one at each look and puts it in the place of the
-last; whoever answers a scrape reads it, in another thread. So nothing of it ever
-changes. Labels of groups are made before, by the loop.
+The watchdog's loop makes a new snapshot at each look, and the threads that answer scrapes read
+the last one. So nothing in it ever changes. Labels of groups are made before, by the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hangwatch.model.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class WaitState:
-    """What a rank waits in. ``group`` is a label, empty where it is not known."""
+    """The call in which a rank waits. ``group`` is a label, empty if it is unknown."""
 
     since_ns: int
     op: str
@@ -33,9 +32,9 @@ class RankState:
     page: RankPage
     alive: bool
     moved_ns: int
-    """When it last issued something."""
+    """Time of the last call that it issued."""
     groups: tuple[tuple[str, PageGroup], ...] = ()
-    """Those that live, each below its label."""
+    """Live groups with their labels."""
     wait: WaitState | None = None
     loop_period_s: float | None = None
 
@@ -48,10 +47,10 @@ class OwnState:
     look_s: float = 0.0
     """Seconds spent looking, in all."""
     late_s: float = 0.0
-    """How much later than it should the last look began."""
+    """Delay of the last look."""
     failures: int = 0
     lost: Mapping[str, int] = field(default_factory=dict)
-    """What could not be done, counted by what it is about."""
+    """Number of losses of each sort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +67,10 @@ class NodeSnapshot:
     torch: str = ""
     ranks: tuple[RankState, ...] = ()
     reached: Mapping[str, int] = field(default_factory=dict)
-    """How far the furthest member of each group on this node had come a moment ago."""
+    """Label of a group to how far its furthest member on this node was a second ago."""
     arrivals: tuple[GroupArrivals, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    """Those that stand."""
-    told: Mapping[tuple[State, Kind | None], int] = field(default_factory=dict)
-    """Announcements so far."""
+    """Verdicts that are still true."""
+    announced: Mapping[tuple[State, Kind | None], int] = field(default_factory=dict)
+    """Number of announcements so far."""
     own: OwnState = field(default_factory=OwnState)

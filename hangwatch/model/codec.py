@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -162,7 +163,7 @@ def _decoder(kind: Any, lenient: bool) -> Decoder:  # noqa: FBT001 (a key of the
         return _dict(arguments[0], _decoder(arguments[1], lenient))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum(kind)
-    return {float: _float, int: _integer, str: _text}.get(kind) or _plain(kind)
+    return {float: _float, int: _integer, str: _text, Path: _path}.get(kind) or _plain(kind)
 
 
 def _said(value: Any) -> str:
@@ -189,6 +190,10 @@ def _text(value: Any, _: Known) -> str:
     if len(value) > MAX_TEXT:
         raise CodecError(f"a text of {len(value)} characters")
     return value
+
+
+def _path(value: Any, known: Known) -> Path:
+    return Path(_text(value, known))
 
 
 def _integer(value: Any, _: Known) -> int:

@@ -1,1 +1,1 @@
-"""What the processes of one run agree on: directories, facts, who is there, what they say."""
+"""Joins the processes of one run: its directory, its supervisors, the start of its watchdog."""

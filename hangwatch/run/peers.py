@@ -1,15 +1,14 @@
-"""The supervisors of one job on one node: who is there, and who has the watchdog.
-
-Each has a file in the run directory that it holds locked (flock(2)) as long as it
-lives, with its command's pid and exit code; so nobody's end is missed, by whatever
-means it came. Whoever gets the lock on the file ``watch`` starts the watchdog, which
-inherits it: the lock is free only when both are gone, and then another supervisor
-takes it. The watchdog outlives the supervisor that started it until the last of
-the commands has ended.
+"""The supervisors of one job on one node share a run directory and a watchdog.
 
 ``srun``, ``mpirun`` and scripts like them start hangwatch once for each rank, with the
-rank in the environment. All of one job on one node then share a run directory and a
-watchdog, which they find by a name made of what the launcher gave them.
+rank in the environment. The supervisors find their directory by a name made of the
+launcher's variables (job_name).
+
+Each has a file there, with its command's pid and exit code, that it holds locked (flock(2))
+as long as it lives: no end is missed, by whatever means it came. The supervisor that gets the
+lock on the file ``watch`` starts the watchdog, which inherits the lock: it is free only when
+both are gone, and then another supervisor takes it. The watchdog outlives the supervisor that
+started it until the last of the commands has ended.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hangwatch.safety import untrusted
 from hangwatch.safety.foreign import Ignoring
@@ -35,8 +34,10 @@ if TYPE_CHECKING:
 PREFIX = "command-"
 WATCH = "watch"
 JOB = "job.json"
+ABORTED = "aborted"
+"""File that the watchdog leaves once it has ended ranks."""
 CONCLUDED = "concluded"
-"""File by which the watchdog says that it has told of the end of all commands."""
+"""File that the watchdog leaves once it has reported the end of all commands."""
 _BYTES = 128
 _JOB_BYTES = 1 << 16
 _ODD = (ValueError, TypeError, KeyError, OverflowError)
@@ -49,13 +50,13 @@ class Command:
     pid: int
     running: bool
     exit_code: int | None = None
-    """None while it runs, and where its supervisor was killed."""
+    """None while it runs, and if its supervisor was killed."""
     ended_ns: int = 0
     """CLOCK_MONOTONIC."""
 
 
 def commands(run_dir: Path) -> list[Command]:
-    """The commands of all supervisors that have entered, by pid."""
+    """Return the commands of all supervisors that have entered, sorted by pid."""
     found = []
     with suppress(OSError):
         for name in untrusted.names(run_dir, Owner.DIRECTORY):
@@ -66,15 +67,28 @@ def commands(run_dir: Path) -> list[Command]:
 
 
 def overall_exit_code(ended: list[Command]) -> int | None:
-    """That of the job: of the command that failed first, else 0; None if nobody knows any."""
+    """Return the exit code of the command that failed first, else 0; None if none is known."""
     known = [command for command in ended if command.exit_code is not None]
     failed = [command for command in known if command.exit_code]
     first = min(failed or known, key=lambda command: command.ended_ns, default=None)
     return first.exit_code if first else None
 
 
-class Companions:
-    """One supervisor's place among them. Raises OSError where the directory is gone."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a run, the same for all supervisors that share it."""
+
+    run_id: str
+    started_at: str
+    """UTC, ISO 8601."""
+    started_ns: int
+    """``started_at`` by time.monotonic_ns(): the wall clock may be set meanwhile."""
+    pid: int
+    """The first supervisor."""
+
+
+class SharedRun:
+    """One supervisor's part in a shared run. Raises OSError if the directory is gone."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -84,17 +98,17 @@ class Companions:
         """File descriptor that holds the watch, for the watchdog to inherit."""
 
     def enter(self, command_pid: int) -> None:
-        """Make our command known."""
+        """Publish our command."""
         self._command_pid = command_pid
         fresh = self._run_dir / f".{PREFIX}{os.getpid()}"
         self._own = untrusted.create(fresh)
         fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._write(None)
-        fresh.rename(self._run_dir / f"{PREFIX}{os.getpid()}")  # locked before anybody sees it
+        fresh.rename(self._run_dir / f"{PREFIX}{os.getpid()}")  # locked before it is visible
 
     def take_watch(self) -> bool:
-        """Take the watch if nobody has it; whether that succeeded."""
-        fd = untrusted.open_to_lock(self._run_dir / WATCH, create=True)
+        """Take the lock on the watch; True if it was free."""
+        fd = untrusted.open_ours(self._run_dir / WATCH, create=True)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -104,31 +118,33 @@ class Companions:
         return True
 
     def watch_fds(self) -> tuple[int, ...]:
-        """File descriptors that the watchdog has to inherit."""
+        """Return the file descriptors that the watchdog has to inherit."""
         return () if self.watch is None else (self.watch,)
 
-    def let_watchdog_go(self) -> None:
-        """It keeps the watch without us."""
+    def release_watch(self) -> None:
+        """Leave the watch to the watchdog, which inherited it."""
         if self.watch is not None:
             os.close(self.watch)
             self.watch = None
 
     def leave(self, exit_code: int) -> bool:
-        """Our command has ended; whether it was the last one."""
+        """Publish how our command ended; True if no other command runs."""
         self._write(exit_code)
         return not any(command.running for command in commands(self._run_dir))
 
     def concluded(self) -> bool:
-        """Whether a watchdog has told of the end of all commands."""
+        """Return True if a watchdog has reported the end of all commands."""
         return (self._run_dir / CONCLUDED).exists()
 
-    def job(self, **values: Any) -> dict[str, Any]:
-        """What the first to have the watch has kept for those after it; values, if we are it."""
+    def agree(self, own: Start) -> Start:
+        """Return the start of the first supervisor that had the watch; ours if we are it."""
         path = self._run_dir / JOB
-        with suppress(OSError, ValueError, TypeError):
-            return dict(untrusted.read_json(path, _JOB_BYTES, Owner.DIRECTORY))
-        untrusted.replace(path, json.dumps(values).encode())
-        return values
+        with suppress(OSError, *_ODD):
+            job = untrusted.read_json(path, _JOB_BYTES, Owner.DIRECTORY)
+            numbers = int(job["started_ns"]), int(job["pid"])
+            return Start(str(job["run_id"]), str(job["started_at"]), *numbers)
+        untrusted.replace(path, json.dumps(asdict(own)).encode())
+        return own
 
     def _write(self, exit_code: int | None) -> None:
         if self._own is not None:
@@ -137,18 +153,14 @@ class Companions:
 
 
 def _read(path: Path) -> Command:
-    """One file. Raises OSError, and one of _ODD for one that is being written."""
+    """Read one supervisor's file. Raises OSError, and one of _ODD if it is being written."""
     fd = untrusted.open_file(path, Owner.DIRECTORY)
     try:
         record = json.loads(os.pread(fd, _BYTES, 0))
         pid, code = int(record["pid"]), record["exit_code"]
         if code is not None:
             return Command(pid, running=False, exit_code=int(code), ended_ns=int(record["ns"]))
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return Command(pid, running=True)
-        return Command(pid, running=False)
+        return Command(pid, running=not untrusted.take_lock(fd, fcntl.LOCK_SH))
     finally:
         os.close(fd)
 
@@ -160,17 +172,17 @@ TASKS = (
     ("PMIX_RANK", "PMIX_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-"""Where launchers put a task's number, and how many there are."""
+"""Variables with a task's number, and with how many there are."""
 ON_NODE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-"""Where they put how many tasks a node has: one that is alone has nothing to share."""
+"""Variables with how many tasks a node has: one that is alone has nothing to share."""
 _SAME_JOB = ("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def job_name(environ: Mapping[str, str], run_id: str) -> str | None:
-    """The name that all commands of one job on this node share, None for a job of its own.
+    """Return the name that all commands of one job on this node share, None for a single one.
 
-    run_id: as the user gave it, empty where not. Without it, and without a
-    MASTER_ADDR and MASTER_PORT, nothing tells one job from another.
+    run_id: as the user gave it, else empty. Without it, and without a MASTER_ADDR and
+    MASTER_PORT, two jobs cannot be distinguished.
     """
     if not any(_is_task(environ, *names) for names in TASKS):
         return None
@@ -181,21 +193,17 @@ def job_name(environ: Mapping[str, str], run_id: str) -> str | None:
     return shared_name(environ, run_id)
 
 
-def shared_name(environ: Mapping[str, str], *told: str) -> str:
-    """The same for all that are on this node and were told the same."""
-    known = [*told, *(environ.get(name, "") for name in _SAME_JOB)]
-    known += [socket.gethostname(), _pid_namespace()]
-    told_bytes = "/".join(known).encode("utf-8", "surrogateescape")
-    return f"job-{hashlib.blake2b(told_bytes, digest_size=8).hexdigest()}"
+def shared_name(environ: Mapping[str, str], *parts: str) -> str:
+    """Return a name that all processes of this node with the same parts compute."""
+    parts += tuple(environ.get(name, "") for name in _SAME_JOB)
+    namespace = ""  # containers that share /dev/shm are nodes of their own
+    with Ignoring(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    known = "/".join((*parts, socket.gethostname(), namespace))
+    digest = hashlib.blake2b(known.encode("utf-8", "surrogateescape"), digest_size=8)
+    return f"job-{digest.hexdigest()}"
 
 
 def _is_task(environ: Mapping[str, str], rank: str, size: str) -> bool:
     number, count = environ.get(rank, ""), environ.get(size, "")
     return number.isdecimal() and count != "1"
-
-
-def _pid_namespace() -> str:
-    """Containers that share /dev/shm are nodes of their own."""
-    with Ignoring(OSError):
-        return str(Path("/proc/self/ns/pid").readlink())
-    return ""

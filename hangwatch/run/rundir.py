@@ -1,13 +1,13 @@
 """The directory of one run in shared memory: made, held, swept and removed.
 
 It is ``<base>/hangwatch-<uid>/<run-id>-<pid>`` with mode 0700. The base is
-``$HANGWATCH_DIR`` where that is set, else /dev/shm, else the directory for
-temporary files, else ``$XDG_RUNTIME_DIR``. Where somebody else has taken that name in all
-of them it is ``<base>/hangwatch-<uid>-<random>``, which nobody can take first; the
-first that is ours is found again by the next run. Whoever made the directory of a run
-holds a lock (flock(2)) on its file ``lock`` until it ends, by whatever means; one whose
-lock is free has been left behind and is swept by the next run. A lock and not a pid,
-since containers that share /dev/shm do not share their pids.
+``$HANGWATCH_DIR`` if that is set, else /dev/shm, else the directory for temporary files,
+else ``$XDG_RUNTIME_DIR``. If another user has taken that name in all of them, it is
+``<base>/hangwatch-<uid>-<random>``, which no one can take first; the next run finds the
+first that is ours. The process that made the directory of a run holds a lock (flock(2)) on its
+file ``lock`` until it ends, by whatever means; a directory whose lock is free was left behind,
+and the next run sweeps it. A lock and not a pid, since containers that share /dev/shm do not
+share their pids.
 
 Commands that were started for one rank each (run/peers.py) share the directory
 ``<base>/hangwatch-<uid>/job-<hash>``: each holds a shared lock on it, and the last
@@ -56,29 +56,24 @@ class RunDir:
     lock: int
     """File descriptor that holds the lock; not inherited by children."""
     lost: str = ""
-    """What could not be had (a full /dev/shm), or empty."""
+    """Bases that were refused, and why (a full /dev/shm); empty if none was."""
     shared: bool = False
 
     def remove(self) -> None:
         """Let go of the directory, and delete it unless others hold it; never raises."""
         if not self.shared:
-            _delete(self.path)
-        elif _locked(self.lock, fcntl.LOCK_EX):
+            for _ in range(_DELETE_TRIES):  # a rank that lives on may add files meanwhile
+                shutil.rmtree(self.path, ignore_errors=True)
+                if not os.path.lexists(self.path):
+                    break
+        elif untrusted.take_lock(self.lock, fcntl.LOCK_EX):
             shutil.rmtree(self.path, ignore_errors=True)  # once: it may be another's again
         with suppress(OSError):
             os.close(self.lock)
 
 
-def _delete(path: Path) -> None:
-    """Delete a directory of this process alone, and try again what failed; never raises."""
-    for _ in range(_DELETE_TRIES):
-        shutil.rmtree(path, ignore_errors=True)
-        if not os.path.lexists(path):
-            return
-
-
 def bases(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The bases to try, in order."""
+    """Yield the bases to try, in order."""
     own = environ.get("HANGWATCH_DIR", "")
     if own:
         with Ignoring(OSError):  # relative, and the working directory is gone
@@ -92,9 +87,9 @@ def bases(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def make(run_id: str, environ: Mapping[str, str]) -> RunDir:
-    """Make the directory of this run in the first base that serves.
+    """Make the directory of this run in the first base that is usable.
 
-    Raises OSError, with all that was tried in its message, if none does.
+    Raises OSError that names all refused bases if none is.
     """
 
     def take(parent: Path) -> RunDir:
@@ -114,7 +109,7 @@ def make(run_id: str, environ: Mapping[str, str]) -> RunDir:
 def join(name: str, environ: Mapping[str, str]) -> RunDir:
     """Make or join the directory that the commands of one job share. Raises OSError.
 
-    Ranks call it, where a signal handler may raise a TimeoutError of the program's.
+    Ranks call it, in which a signal handler of the program may raise a TimeoutError.
     """
     return _in_first_base(environ, lambda parent: _join(parent / name))
 
@@ -122,10 +117,10 @@ def join(name: str, environ: Mapping[str, str]) -> RunDir:
 def _in_first_base(environ: Mapping[str, str], take: Callable[[Path], RunDir]) -> RunDir:
     refused: list[str] = []
     taken: list[Path] = []
-    finding = chain(
+    parents = chain(
         ((_parent, base) for base in bases(environ)), ((_private_parent, base) for base in taken)
     )
-    for find, base in finding:
+    for find, base in parents:
         try:
             held = take(find(base))
         except OSError as error:
@@ -144,16 +139,16 @@ def _join(path: Path) -> RunDir:
         with Ignoring(FileExistsError):
             path.mkdir(mode=0o700)
         try:
-            lock = untrusted.open_to_lock(path / LOCK, create=True)
+            lock = untrusted.open_ours(path / LOCK, create=True)
         except FileNotFoundError:
             continue  # its last holder has just removed it
         joined = False
         try:
-            # One that is not there any more says nothing of who has made the directory anew.
-            if _locked(lock, fcntl.LOCK_EX) and _is_at(lock, path / LOCK):
-                empty(path)  # nobody is here: what is here was left behind
-            # Whoever has it alone for a moment empties or removes it.
-            joined = _locked(lock, fcntl.LOCK_SH) and _is_at(lock, path / LOCK)
+            # A deleted lock file says nothing about a directory that was made since.
+            if untrusted.take_lock(lock, fcntl.LOCK_EX) and untrusted.is_at(lock, path / LOCK):
+                empty(path)  # no one else is here: the files were left behind
+            # A process that has it alone for an instant empties or removes it.
+            joined = untrusted.take_lock(lock, fcntl.LOCK_SH) and untrusted.is_at(lock, path / LOCK)
         finally:
             if not joined:
                 os.close(lock)
@@ -163,23 +158,8 @@ def _join(path: Path) -> RunDir:
     raise OSError(f"{path.name} cannot be joined")
 
 
-def _locked(lock: int, kind: int) -> bool:
-    """Whether the lock could be had, or changed, at once."""
-    with Ignoring(OSError):
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    """Whether an open file still lies there."""
-    with Ignoring(OSError):
-        return os.path.samestat(os.fstat(handle), path.lstat())
-    return False
-
-
 def empty(path: Path, *, keep: Collection[str] = (LOCK,)) -> None:
-    """Delete the files in a run directory but for those of these names."""
+    """Delete the files in a run directory except those of these names."""
     for entry in path.iterdir():
         if entry.name not in keep:
             with Ignoring(OSError):
@@ -187,11 +167,11 @@ def empty(path: Path, *, keep: Collection[str] = (LOCK,)) -> None:
 
 
 class TakenError(OSError):
-    """Somebody else has made what should be ours."""
+    """Raised for a directory of our name that another user has made or filled."""
 
 
 def _parent(base: Path) -> Path:
-    """Our own directory below base, private to this user. Raises OSError."""
+    """Return our own directory below base, private to this user. Raises OSError."""
     space = os.statvfs(base)
     free = space.f_bavail * space.f_frsize
     if free < ENOUGH_BYTES:
@@ -200,26 +180,26 @@ def _parent(base: Path) -> Path:
     with Ignoring(FileExistsError):
         parent.mkdir(mode=0o700)
     if not _is_ours(parent):
-        raise TakenError(f"{parent.name} belongs to somebody else")
+        raise TakenError(f"{parent.name} belongs to another user")
     if parent.lstat().st_mode & 0o077:
         parent.chmod(0o700)
     for path in parent.iterdir():
         with Ignoring(FileNotFoundError):  # its run has just ended
             if path.lstat().st_uid != os.getuid():
-                # It was open to all once, and they may have made what we take for ours.
+                # It was open to all once, and others may have made files that look like ours.
                 raise TakenError(f"{parent.name} holds files of others: delete it")
     return parent
 
 
 def _private_parent(base: Path) -> Path:
-    """One of a name that nobody knows before it is there. Raises OSError.
+    """Return a directory whose name no one can guess before it exists. Raises OSError.
 
     All supervisors of a job must find the same one, so the first is taken again.
     """
     handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for _ in range(_LOCK_TRIES):  # anybody may hold it for as long as they like
-            if _locked(handle, fcntl.LOCK_EX):
+        for _ in range(_LOCK_TRIES):  # others may hold it for as long as they like
+            if untrusted.take_lock(handle, fcntl.LOCK_EX):
                 break
             time.sleep(_PAUSE_S)
         with os.scandir(base) as entries:
@@ -235,13 +215,13 @@ def _private_parent(base: Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is a directory of this user, and no link."""
+    """Return True for a directory of this user that is no link."""
     found = path.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def sweep(parent: Path) -> None:
-    """Remove what ended runs left behind (a supervisor killed by SIGKILL); never raises.
+    """Remove the directories that killed supervisors left behind; never raises.
 
     parent: the directory that holds those of this user's runs.
     """
@@ -256,17 +236,17 @@ def sweep(parent: Path) -> None:
 
 
 def remove_abandoned(path: Path) -> bool:
-    """Remove the directory of a run if nobody holds its lock, and whether. Raises OSError.
+    """Remove the directory of a run if its lock is free; True if it was. Raises OSError.
 
     One without a lock was never finished.
     """
     try:
-        handle = untrusted.open_to_lock(path / LOCK)
+        handle = untrusted.open_ours(path / LOCK)
     except FileNotFoundError:
         shutil.rmtree(path, ignore_errors=True)
         return True
     try:
-        free = _locked(handle, fcntl.LOCK_EX)
+        free = untrusted.take_lock(handle, fcntl.LOCK_EX)
         if free:
             shutil.rmtree(path, ignore_errors=True)
         return free

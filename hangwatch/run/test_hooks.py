@@ -1,10 +1,10 @@
-"""Named moments in the life of a supervisor or a watchdog, at which a test can hold it.
+"""Named points in the life of a supervisor or a watchdog, at which a test can hold it.
 
-Nothing happens unless HANGWATCH_MOMENTS names a directory. There the file NAME gets a
-line with the pid of each process that comes by; while NAME.hold exists the process
-stays at that moment, its event loop included, and where NAME.crash exists it fails there.
-Tests use it to kill, stop or outrun a process at a known point, without sleeping. Where there
-is a directory NAME, what a process knows at that moment is kept in it.
+Nothing happens unless HANGWATCH_TEST_HOOKS names a directory. There the file NAME gets a line
+with the pid of each process that reaches the point; while NAME.hold exists the process stays
+there, its event loop included, and if NAME.crash exists it fails there. Tests use it to kill,
+stop or outrun a process at a known point, without sleeping. If NAME is a directory, the process
+writes its data at that point into it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VARIABLE = "HANGWATCH_MOMENTS"
+VARIABLE = "HANGWATCH_TEST_HOOKS"
 _LOOK_S = 0.005
-NAMES = (
-    "supervisor-ended",
-    "supervisor-leaving",
-    "supervisor-spawned",
-    "supervisor-spawning",
-    "supervisor-starting",
-    "supervisor-watching",
-)
-"""All moments there are, sorted. Of the supervisor: signals are blocked (starting), before and
-after COMMAND is started, after the watchdog was, COMMAND has ended, before the clean-up."""
 
 
 class Point(StrEnum):
-    """The moments of a watchdog, in the order in which an incident comes by them."""
+    """The points of a watchdog, in the order in which an incident reaches them."""
 
     WATCHING = "watching"
-    """It knows what to watch, and is about to look for the first time."""
+    """It has read the Hello, and is about to look for the first time."""
     SUSPECTED = "suspected"
-    """A rank waits for longer than a moment; nobody was told."""
+    """A rank waits for others; nothing is printed yet."""
     CLAIMED = "claimed"
     """The incident is this node's among several, and the others are about to be asked."""
     ASKED = "asked"
@@ -55,7 +45,7 @@ class Point(StrEnum):
     HOOK_STARTED = "hook-started"
     """The user's command runs."""
     TOLD = "told"
-    """It has been printed, and the other nodes have been told."""
+    """It has been printed, and sent to the other nodes."""
     HEARD = "heard"
     """The verdict of another node has come."""
     BEFORE_ABORT = "before-abort"
@@ -67,24 +57,24 @@ class Point(StrEnum):
     ENDED = "ended"
     """The ranks that were to be ended are."""
     RECOVERED = "recovered"
-    """What was waited for has come; it is about to be said."""
+    """The job moves again; that is about to be printed."""
     BELIED = "belied"
-    """Another node has told of a failure, and the ranks of this one go on."""
+    """Another node reported a failure, and the ranks of this one go on."""
     RESTARTED = "restarted"
-    """The launcher has started the ranks anew, and those are about to be watched."""
+    """The launcher has restarted the ranks, and they are about to be watched."""
     CONCLUDING = "concluding"
-    """The command has ended; it is about to be said why."""
+    """The command has ended; the reason is about to be printed."""
     CONCLUDED = "concluded"
-    """All is said and written."""
+    """All is printed and written."""
 
 
 def reach(name: str) -> None:
-    """Come by a moment. Raises CrashForTestError where a test wants it."""
+    """Reach a point. Raises CrashForTestError if a test wants it."""
     directory = os.environ.get(VARIABLE)
     if not directory:
         return
-    with suppress(OSError), Path(directory, name).open("a") as passed:
-        passed.write(f"{os.getpid()}\n")
+    with suppress(OSError), Path(directory, name).open("a") as reached:
+        reached.write(f"{os.getpid()}\n")
     if Path(directory, f"{name}.crash").exists():
         raise CrashForTestError(name)
     hold = Path(directory, f"{name}.hold")
@@ -93,11 +83,11 @@ def reach(name: str) -> None:
 
 
 def keep(name: str, make: Callable[[], bytes]) -> None:
-    """Write what a process knows into a new file of the directory NAME, where there is one."""
+    """Write data of a process into a new file of the directory NAME, if there is one."""
     directory = os.environ.get(VARIABLE)
     if directory and Path(directory, name).is_dir():
         Path(directory, name, f"{time.monotonic_ns()}.json").write_bytes(make())
 
 
 class CrashForTestError(Exception):
-    """What a process meets at a moment that a test has set to crash."""
+    """Raised at a point at which a test wants a crash."""

@@ -1,1 +1,1 @@
-"""Keeps secrets, hostile files and faults of our own from doing harm."""
+"""Keeps secrets, hostile files and our own faults from doing harm."""

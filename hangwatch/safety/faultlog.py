@@ -1,40 +1,40 @@
-"""Keeps the traceback of a fault of our own, where nobody who only trains is bothered by it.
+"""Keeps the tracebacks of our own faults out of the job's output.
 
-``watchdog.log`` lies in the directory of the run. The supervisor, the watchdog and the
-caretaker write to it; it is copied beside the reports, which name it in what was lost.
+``watchdog.log`` lies in the directory of the run. Supervisors and the watchdog write to it; it
+is copied next to the reports, which name it in what was lost.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import stat
 import time
 import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from hangwatch.safety import untrusted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FILE = "watchdog.log"
 MAX_BYTES = 256 << 10
-"""Most bytes that are kept, of what was written last; at least half of it."""
+"""Most bytes that are kept, of the last ones; at least half of it."""
 MAX_ENTRY_BYTES = 16 << 10
 _MAX_KINDS = 256
-"""Faults that are told apart; all others are counted as one."""
+"""Faults that are counted each for itself; all others are counted as one."""
 _FRAMES = 40
 
 _counts: dict[tuple[str, ...], int] = {}
-"""Fault to how often this process has met it."""
+"""Fault to how often it happened in this process."""
 
 
 def log_fault(run_dir: Path | None, what: str, error: BaseException) -> str:
-    """Keep a traceback; return for people where it is, empty where it could not be kept.
+    """Keep a traceback; return its place for people, empty if it could not be kept.
 
-    what: what has failed, in a few words. Of a fault that comes again and again the
-    first, the second, the fourth, the eighth ... is kept. Raises nothing and waits for
-    nothing; run_dir: None where there is none.
+    what: the task that failed, in a few words. Of a fault that repeats the first, the second,
+    the fourth, the eighth ... is kept. Raises nothing and waits for nothing.
     """
     if run_dir is None:
         return ""
@@ -44,7 +44,7 @@ def log_fault(run_dir: Path | None, what: str, error: BaseException) -> str:
             kind = ("", "", "")
         count = _counts[kind] = _counts.get(kind, 0) + 1
         if count & (count - 1) == 0:
-            _append(run_dir / FILE, _entry(what, error, count))
+            _append(run_dir, _entry(what, error, count))
     except Exception:  # noqa: BLE001 (the last resort has none)
         return ""
     return f"traceback in {FILE}"
@@ -52,32 +52,20 @@ def log_fault(run_dir: Path | None, what: str, error: BaseException) -> str:
 
 def open_log(run_dir: Path) -> int:
     """Open the log, to be appended to. Raises OSError."""
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(run_dir / FILE, flags, 0o600)
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(fd)
-        raise OSError(f"{FILE} is no file of ours")
-    return fd
+    return untrusted.open_ours(run_dir / FILE, os.O_RDWR | os.O_APPEND, create=True)
 
 
 def logged(run_dir: Path | None) -> bytes:
-    """Return the content of the log, empty where there is none."""
+    """Return the content of the log, empty if there is none."""
     if run_dir is None:
         return b""
-    try:
-        fd = os.open(run_dir / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return b""
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            return b""
-        return os.pread(fd, MAX_BYTES, max(0, status.st_size - MAX_BYTES))
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+    with suppress(OSError):
+        fd = untrusted.open_ours(run_dir / FILE, os.O_RDONLY)
+        try:
+            return os.pread(fd, MAX_BYTES, max(0, os.fstat(fd).st_size - MAX_BYTES))
+        finally:
+            os.close(fd)
+    return b""
 
 
 def _site(error: BaseException) -> str:
@@ -100,8 +88,8 @@ def _entry(what: str, error: BaseException, count: int) -> bytes:
     return data[:half] + b"\n...\n" + data[-half + 6 :]
 
 
-def _append(path: Path, entry: bytes) -> None:
-    fd = open_log(path.parent)
+def _append(run_dir: Path, entry: bytes) -> None:
+    fd = open_log(run_dir)
     try:
         if os.fstat(fd).st_size + len(entry) > MAX_BYTES:
             _shorten(fd)

@@ -1,4 +1,4 @@
-"""Exceptions that come up in statements of ours and are meant for the user's code."""
+"""Recognises exceptions that come up in statements of ours and are meant for the program."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import FunctionType, MethodType
 
 TYPE_CHECKING = False  # typing is a slow import, and this runs inside training processes
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType, FrameType, TracebackType
     from typing import Any
 
@@ -19,7 +20,7 @@ _NAMESPACE = vars(type)["__dict__"].__get__
 _BASES = vars(type)["__mro__"].__get__
 _TRACEBACK = vars(BaseException)["__traceback__"].__get__
 _ARGS = vars(BaseException)["args"].__get__
-"""The interpreter's own, whatever a class of the program's makes of them."""
+"""The interpreter's own, whatever a class of the program defines."""
 _NAMED = frozenset(signal.Signals)
 _TAKES_ANY = 0x04
 """CO_VARARGS of inspect, a slow import."""
@@ -30,7 +31,7 @@ _RAISED_WITHOUT_A_WORD = (MemoryError, StopIteration, AssertionError, RecursionE
 class Ignoring:
     """``with Ignoring(OSError):`` is contextlib.suppress for what runs in a training process.
 
-    An alarm of the program raises TimeoutError, which is an OSError, and has to reach it.
+    An alarm of the program raises TimeoutError, which is an OSError and has to reach it.
     """
 
     def __init__(self, *kinds: type[Exception]) -> None:
@@ -45,66 +46,57 @@ class Ignoring:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Swallow those kinds where they are ours."""
+        """Swallow exceptions of these kinds that are ours."""
         return isinstance(error, self._kinds) and not is_foreign(error)
 
 
 def is_foreign(error: BaseException) -> bool:
     """Return True if ``error``, which came up in a statement of ours, is meant for the program.
 
-    So is what ends a program, what a signal handler raised, and what another thread has sent
-    (PyThreadState_SetAsyncExc, as time-outs and notebooks do).
+    So is an exception that ends a program, one that a signal handler raised, and one that
+    another thread sent (PyThreadState_SetAsyncExc, as time-outs and notebooks do).
     """
-    if not isinstance(error, Exception) or is_sent(error):
+    if not isinstance(error, Exception):
         return True
-    before: FrameType | None = None
-    trace: TracebackType | None = _TRACEBACK(error)
-    while trace is not None:
-        before, trace = trace.tb_frame, trace.tb_next
-    if before is None:
-        return False
-    if _is_ours(before):
-        return _is_of_others(error) or _is_bare(error)
-    # It may have struck in what ours had called, such as the import of a module.
-    return _is_of_a_library(before) and _is_of_others(error)
-
-
-def is_sent(error: BaseException) -> bool:
-    """Return True if a signal handler has raised ``error``."""
     handlers = _handlers()
-    before: FrameType | None = None
-    trace: TracebackType | None = _TRACEBACK(error)
-    while trace is not None:
-        frame = trace.tb_frame
-        if frame.f_code in handlers or (before is not None and _was_given(frame, before)):
+    at: FrameType | None = None
+    for caller, frame in _calls(error):
+        if frame.f_code in handlers or (caller is not None and _was_given(frame, caller)):
             return True
-        before, trace = frame, trace.tb_next
-    return False
+        at = frame
+    if at is None:
+        return False
+    if _is_ours(at):
+        return _is_of_others(error) or _is_bare(error)
+    # It may have struck in code that ours had called, such as the import of a module.
+    return _is_of_a_library(at) and _is_of_others(error)
 
 
 def signal_of(error: BaseException) -> str:
-    """Return the name of the signal whose handler has raised ``error``, empty where none has.
+    """Return the name of the signal whose handler raised ``error``, empty if none did.
 
     The interpreter gives a handler the number of the signal and the frame that it interrupted.
     So a call of the same function by the program, or of another one in the same wrapper, is none.
     """
-    before: FrameType | None = None
-    trace: TracebackType | None = _TRACEBACK(error)
-    while trace is not None:
-        if before is not None:
-            number = _number_given(trace.tb_frame, before)
+    for caller, frame in _calls(error):
+        if caller is not None:
+            number = _number_given(frame, caller)
             if number is not None:
-                return _name_of(number)
-        before, trace = trace.tb_frame, trace.tb_next
+                return signal.Signals(number).name if number in _NAMED else f"signal {number}"
     return ""
 
 
-def _name_of(number: int) -> str:
-    return signal.Signals(number).name if number in _NAMED else f"signal {number}"
+def _calls(error: BaseException) -> Iterator[tuple[FrameType | None, FrameType]]:
+    """Yield each frame of a traceback, outermost first, with the one before it."""
+    caller: FrameType | None = None
+    trace: TracebackType | None = _TRACEBACK(error)
+    while trace is not None:
+        yield caller, trace.tb_frame
+        caller, trace = trace.tb_frame, trace.tb_next
 
 
 def _number_given(frame: FrameType, interrupted: FrameType) -> int | None:
-    """Return the number of the signal that ``frame`` handles, None if it is no handler's."""
+    """Return the number of the signal that ``frame`` handles, None if it handles none."""
     if _is_ours(frame):
         return None
     code, found = frame.f_code, frame.f_locals
@@ -119,15 +111,6 @@ def _number_given(frame: FrameType, interrupted: FrameType) -> int | None:
     return None
 
 
-def _values_of(frame: FrameType) -> list[object]:
-    """Return what the variables of a frame hold, in their order, and what their tuples hold."""
-    found: list[object] = []
-    # Of a module they are its globals, which may grow.
-    for value in list(frame.f_locals.values()):
-        found += value if type(value) is tuple else (value,)
-    return found
-
-
 def _handlers() -> set[CodeType]:
     """Return the code of the signal handlers that are installed now."""
     codes = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
@@ -135,7 +118,7 @@ def _handlers() -> set[CodeType]:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code that a call of a handler runs; nothing of the program's is asked for it."""
+    """Return the code that a call of a handler runs, without calling code of the program."""
     while type(handler) is functools.partial:
         handler = handler.func
     if type(handler) is MethodType:
@@ -153,17 +136,22 @@ def _is_ours(frame: FrameType) -> bool:
 def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
     """Return True if ``frame`` is a signal handler's, to which ``interrupted`` was given.
 
-    It need not be installed any more, and may take what it is given as ``*args``.
+    It need not be installed any more, and may take its arguments as ``*args``.
     """
     if _is_ours(frame):
         return False
-    return any(value is interrupted for value in _values_of(frame))
+    # Of a module they are its globals, which may grow.
+    for value in list(frame.f_locals.values()):
+        values = value if type(value) is tuple else (value,)
+        if any(item is interrupted for item in values):
+            return True
+    return False
 
 
 def _is_of_a_library(frame: FrameType) -> bool:
     """Return True if a frame is Python's or torch's, which raise no class of others.
 
-    That is also what Python has generated for named tuples, and for dataclasses of ours.
+    So is code that Python has generated for named tuples, and for dataclasses of ours.
     """
     file = frame.f_code.co_filename
     module = str(frame.f_globals.get("__name__"))
@@ -176,7 +164,7 @@ def _is_of_a_library(frame: FrameType) -> bool:
 def _is_of_others(error: Exception) -> bool:
     """Return True if the class of an exception is neither Python's, torch's nor ours.
 
-    Such a one can only have been sent to a frame that raises none.
+    Another one can only have been sent to a frame that raises none.
     """
     root = type(error).__module__.partition(".")[0]
     return root not in sys.stdlib_module_names and root not in {"builtins", "torch", "hangwatch"}
@@ -185,6 +173,6 @@ def _is_of_others(error: Exception) -> bool:
 def _is_bare(error: Exception) -> bool:
     """Return True if ``error`` looks as if it was sent by another thread.
 
-    A class is sent, of which the interpreter makes an instance without arguments.
+    Threads send a class, of which the interpreter makes an instance without arguments.
     """
     return not _ARGS(error) and not isinstance(error, _RAISED_WITHOUT_A_WORD)

@@ -1,16 +1,15 @@
 """Takes secrets out of command lines, texts and source before they enter our data.
 
-Reports are passed around. What a command line, the text of an exception or a line of source
-gives away is replaced by ``[redacted]`` where it comes in (the supervisor's command, /proc,
-the agent's record of an exception, the reader of source), so nothing behind that has to
-think of it. The name of an option stays: people see that there was a password, not which.
+Reports are passed around. A secret in a command line, the text of an exception or a line of
+source is replaced by ``[redacted]`` where it comes in (the supervisor's command, /proc, the
+agent's record of an exception, the reader of source), so no later code has to think of it.
+The name of an option stays: people see that there was a password, not which.
 
 Three things are known: values of options, variables and fields whose *name* says that they
-are secret (secret_names.py); what stands before the ``@`` of a URL, and in the headers of
-HTTP that carry it; and tokens whose *shape* is that of a known issuer. All else is kept, also
-where it looks random: hashes of commits, run ids and paths are what people need. So a secret
-that has neither a name nor a known shape (the last word of ``login alice hunter2``) is not
-found.
+are secret (kind_of); the part before the ``@`` of a URL, and the headers of HTTP that carry
+secrets; and tokens whose *shape* is that of a known issuer. All else is kept, even if it looks
+random: people need hashes of commits, run ids and paths. So a secret that has neither a name
+nor a known shape (the last word of ``login alice hunter2``) is not found.
 
 Each is a pure function of the text, and changes nothing when done again.
 """
@@ -18,10 +17,10 @@ Each is a pure function of the text, and changes nothing when done again.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import lru_cache
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING
-
-from hangwatch.safety.secret_names import Kind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +82,7 @@ _QUOTED = re.compile(r"([bBrRfFuU]{0,2}(['\"]))((?:\\.|(?!\2)[^\\\r\n])*)")
 _ESCAPED = re.compile(r"(b?\\(['\"]))((?:(?!\\?\2)[^\r\n])*)")
 _BARE = re.compile(r"()()([^\s'\"]+)")
 _BARE_IN_URL = re.compile(r"()()([^\s'\"&]+)")
-"""Up to the next parameter: a secret that nobody has encoded may hold a ``#``."""
+"""Up to the next parameter: a secret that is not encoded may hold a ``#``."""
 _OPTION = re.compile(r"-{1,2}[A-Za-z_]")
 _ASSIGNED = re.compile(r"[-+~]{0,2}[A-Za-z_][\w.\-/@]{0,120}")
 _LOGIN = re.compile(r"(?!\d+:\d+$)([^\s:/]{1,200}):(\S+)")
@@ -93,7 +92,7 @@ _PLAIN = frozenset(
     {"", "true", "false", "yes", "no", "on", "off", "none", "null", "nil", "auto"}
     | {"bearer", "basic", "digest", "token"}
 )
-"""Values that tell if there is a secret, or how it is sent, and are none."""
+"""Values that say if there is a secret, or how it is sent, and are none."""
 _REFERENCE = re.compile(r"\$\{?\w+\}?|\$\([^)]*\)|%\(?\w*\)?s|\{\w*\}|\*+|\.{3}|<[\w -]{1,40}>")
 """Stands for a value: a variable, a format's field."""
 _OF_A_VOCABULARY = re.compile(r"\d{1,5}|<.{0,40}>|\[[A-Z_0-9]{1,20}\]")
@@ -161,7 +160,7 @@ def _expects(option: str) -> bool:
 
 
 def _instead(value: str, kind: Kind | None) -> str:
-    """Return what is shown of the value of a secret option or variable."""
+    """Return the value of a secret option or variable as it is shown."""
     return REDACTED if kind and _gives_away(value, kind) else text(value)
 
 
@@ -174,7 +173,7 @@ def _gives_away(value: str, kind: Kind) -> bool:
 
 
 def _in_text(name: str, separator: str, value: str, kind: Kind, *, quoted: bool) -> bool:
-    """Return True if a text gives a secret away behind a name."""
+    """Return True if a text has a secret after a name."""
     option = name.startswith("-")
     between = separator.strip()
     if not between:  # a blank: --name value, or: the password 'value'
@@ -201,7 +200,7 @@ def _in_source(name: str, separator: str, value: str, kind: Kind, *, quoted: boo
 
 
 def _named(raw: str, secret: Callable[..., bool]) -> str:
-    """Return the text without the values of what is named secret in it."""
+    """Return the text without the values that follow the name of a secret."""
     if not _HINT.search(raw):
         return raw
     parts: list[str] = []
@@ -225,7 +224,7 @@ def _named(raw: str, secret: Callable[..., bool]) -> str:
 
 
 def _shaped(raw: str) -> str:
-    """Return the text without tokens of known issuers, and what URLs and headers carry."""
+    """Return the text without tokens of known issuers, and secrets in URLs and headers."""
     if "PRIVATE KEY-----" in raw:
         raw = _PRIVATE_KEY.sub(_without_key, raw)
     if "://" in raw:
@@ -245,3 +244,92 @@ def _without_login(match: re.Match[str]) -> str:
     if match[4] is None:
         return f"{match[1]}{match[2]}:{REDACTED}@"
     return f"{match[1]}{REDACTED}@" if _RANDOM.fullmatch(match[4]) else match[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The sort of secret that a name stands for."""
+
+    token: bool = False
+    """True for a token; tokenizers have tokens, too, which are no secrets."""
+    password: bool = False
+    """True if any value is a secret, also one that looks like a file."""
+    switch: bool = False
+    """True for a switch, ``--use-auth-token``: the next word is not its value."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_PASSWORDS = frozenset({"password", "passwd", "passphrase", "passcode", "pwd", "pw", "sshpass"})
+_SECRETS = _words(
+    "secret secrets credential credentials apikey apitoken authtoken accesstoken accesskey "
+    "secretkey privatekey bearer authorization cookie cookies jwt dsn"
+)
+_BEFORE_TOKENS = _words(
+    "access api auth bearer bot deploy gh github gitlab hf hub huggingface npm oauth personal "
+    "pypi refresh secret security session slack vault wandb"
+)
+"""Words before ``tokens`` that make it a list of secrets, not of numbers."""
+_OF_A_TOKENIZER = _words(
+    "added additional audio begin bos class cls cost dist drop end eod eos eot expert extra fim "
+    "first gen generated image img in input ignore label last latent loss mask max memory mean "
+    "min n new next num number out output pad padding per placeholder prefix prompt query reg "
+    "register reserved sep separator special speech start stop suffix sum text think time total "
+    "train trigger unk unknown valid video vision vocab word"
+)
+"""Words before ``token`` that make it one of a text."""
+_BEFORE_KEY = _words(
+    "access account api app auth aws azure client consumer deploy encryption gcp hf license "
+    "master openai private secret service shared signing storage subscription wandb"
+)
+_BEFORE_PASS = _words("admin db database ftp http mail mysql proxy redis root smtp")
+_BEFORE_AUTH = frozenset({"basic", "http", "proxy"})
+_IN_URLS = frozenset({"sig", "signature", "code"})
+_TAILS = frozenset({"b64", "base64", "hash", "plain", "plaintext", "str", "string", "value"})
+"""Words after the one that counts."""
+_SWITCHES = _words(
+    "allow ask disable enable has is log need no print prompt require save show skip use "
+    "with without"
+)
+_WORKING_DIRECTORY = frozenset({"PWD", "OLDPWD"})
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_PASSWORD, _TOKEN, _OTHER = Kind(password=True), Kind(token=True), Kind()
+
+
+@lru_cache(maxsize=512)
+def kind_of(name: str, *, in_url: bool = False) -> Kind | None:
+    """Return the sort of secret that a name stands for, None for none.
+
+    in_url: it is a parameter of a URL.
+    """
+    words = [word.lower() for word in _WORD.findall(name)]
+    switch = len(words) > 1 and words[0] in _SWITCHES
+    while len(words) > 1 and words[-1] in _TAILS:
+        words.pop()
+    kind = _kind(words) if words and name not in _WORKING_DIRECTORY else None
+    if words == ["pass"] and (name.startswith("-") or name.isupper()):
+        kind = _PASSWORD
+    if kind is None and in_url and words and words[-1] in _IN_URLS:
+        kind = _OTHER
+    return Kind(kind.token, kind.password, switch) if kind and switch else kind
+
+
+def _kind(words: list[str]) -> Kind | None:
+    *before, last = words
+    previous = before[-1] if before else ""
+    if last in _PASSWORDS or (last == "pass" and previous in _BEFORE_PASS):
+        return _PASSWORD
+    if last == "token":
+        return None if _OF_A_TOKENIZER.intersection(before) else _TOKEN
+    if last == "tokens":
+        return _TOKEN if previous in _BEFORE_TOKENS else None
+    secret = (
+        last in _SECRETS
+        or (last in {"key", "keys"} and previous in _BEFORE_KEY)
+        or (last == "auth" and previous in _BEFORE_AUTH)
+        or words[-3:] == ["access", "key", "id"]
+        or "pgpassword" in words
+    )
+    return _OTHER if secret else None

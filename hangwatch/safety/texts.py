@@ -1,9 +1,9 @@
-r"""Texts that may hold bytes which are no UTF-8, made fit for JSON and for people.
+r"""Makes texts with bytes that are no UTF-8 fit for JSON and for people.
 
-What the system hands Python (arguments, paths, variables, the name of the host) is bytes;
-those that are no UTF-8 come as lone surrogates (PEP 383). Paths stay so, or they would name
-another file. What is only shown or told becomes readable here, as ``\xff`` for such a byte,
-since orjson, Prometheus and UTF-8 itself refuse lone surrogates.
+The system hands Python bytes (arguments, paths, variables, the name of the host); those that
+are no UTF-8 become lone surrogates (PEP 383). Paths stay so, or they would name another file.
+Texts that are only shown or sent become readable here, with ``\xff`` for such a byte, since
+orjson, Prometheus and UTF-8 itself refuse lone surrogates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def readable_all(value: Any) -> Any:
 
 
 def readable_report(report: T) -> T:
-    """Return the plain values, walked through only where there may be something to spell out."""
+    """Return the plain values of a report, converted only if that is needed."""
     import json  # noqa: PLC0415 (ranks need readable() alone)
 
     if "\\ud" not in json.dumps(report):  # a surrogate as json escapes it

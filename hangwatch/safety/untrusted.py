@@ -1,24 +1,24 @@
-"""Opens paths that others could have made: the files of runs and reports, and what jobs leave.
+"""Opens paths that others could have made: the files of runs and reports, and of jobs.
 
-A name is not what it seems. A FIFO blocks who opens it, a link leads to ``/dev/zero`` or to
-a file of root's, a device does something when it is opened, a sparse file has more bytes
-than there is memory. One rule for all these paths, and here only:
+A FIFO blocks its opener, a link leads to ``/dev/zero`` or to a file of root's, a device acts
+when it is opened, a sparse file has more bytes than there is memory. One rule for all these
+paths, and here only:
 
-- What lies there is looked at before it is opened (O_PATH), and it is opened by the handle
-  that was looked at: only a regular file, which cannot be swapped in between.
+- A file is examined before it is opened (O_PATH), and opened by the handle that was examined:
+  only a regular file, which cannot be swapped in between.
 - No symbolic link is followed in the last part of a path, nor in the directory of a file
-  whose owner counts. What stands before that is the operator's, or the system's.
+  whose owner counts. The parts before that are the operator's, or the system's.
 - Nothing waits: for no writer of a FIFO, no lock, no lease (O_NONBLOCK, LOCK_NB).
-- So many bytes and names are read and no more, however large a file is or grows.
+- The bytes and names that are read are bounded, however large a file is or grows.
 
-In the directory of a run a file's owner counts (Owner.DIRECTORY): it has to belong to whom
-its directory belongs to, and that is this user. Root's own commands (top, inspect, doctor)
-look at the runs of all users: there the directory may be anybody's, and the file is that
-user's too, so that nobody has root read another one's by a hard link. Reports, dumps and
-pages that the operator names (Owner.ANYBODY) are read with the operator's own rights.
+In the directory of a run a file's owner counts (Owner.DIRECTORY): the file and its directory
+have to belong to this user. Root's own commands (top, inspect, doctor) look at the runs of all
+users: there both have to belong to one user, so that no user has root read another one's file
+by a hard link. Reports, dumps and pages that the operator names (Owner.ANYBODY) are read with
+the operator's own rights.
 
-Whatever is refused raises RefusedError, an OSError whose ``strerror`` says what is wrong. A
-file system that hangs (NFS without a server) still blocks who looks at it.
+A path that is refused raises RefusedError, an OSError whose ``strerror`` says why. A file
+system that hangs (NFS without a server) still blocks its reader.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Owner(Enum):
 
     ANYBODY = auto()
     DIRECTORY = auto()
-    """Its directory's owner, who is this user; where this user is root, anybody."""
+    """Its directory's owner, who is this user, or any user if this one is root."""
 
 
 class RefusedError(OSError):
@@ -104,7 +104,7 @@ def read(
 
 
 def read_from(handle: int, most_bytes: int) -> bytes:
-    """Return what is read from a file descriptor, up to most_bytes. Raises OSError."""
+    """Read from a file descriptor up to its end or most_bytes. Raises OSError."""
     parts = []
     left = most_bytes
     while left > 0 and (part := os.read(handle, min(left, _CHUNK_BYTES))):
@@ -116,7 +116,7 @@ def read_from(handle: int, most_bytes: int) -> bytes:
 def read_json(
     path: Path, most_bytes: int, owner: Owner = Owner.ANYBODY, *, follow: bool = False
 ) -> Any:
-    """Return the value of a JSON file. Raises OSError, and ValueError for what is no such text."""
+    """Return the value of a JSON file. Raises OSError, and ValueError for malformed JSON."""
     return parse_json(read(path, most_bytes, owner, follow=follow))
 
 
@@ -159,9 +159,9 @@ def is_directory(path: Path) -> bool:
 
 
 def is_locked(path: Path, owner: Owner = Owner.DIRECTORY) -> bool:
-    """Return True if somebody holds a lock (flock(2)) on a file. Raises OSError.
+    """Return True if a process holds a lock (flock(2)) on a file. Raises OSError.
 
-    The lock is taken shared for a moment, and never waited for.
+    The test takes the lock shared for an instant, without waiting.
     """
     handle = open_file(path, owner)
     try:
@@ -173,9 +173,9 @@ def is_locked(path: Path, owner: Owner = Owner.DIRECTORY) -> bool:
     return False
 
 
-def open_to_lock(path: Path, *, create: bool = False) -> int:
-    """Return a file descriptor of a file of ours to lock, empty where it is new. Raises OSError."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+def open_ours(path: Path, flags: int = os.O_RDWR, *, create: bool = False) -> int:
+    """Return a file descriptor of a file of this user, empty if it is new. Raises OSError."""
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if create:
         with Ignoring(FileExistsError):
             return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
@@ -189,10 +189,25 @@ def open_to_lock(path: Path, *, create: bool = False) -> int:
     return handle
 
 
-def create(path: Path) -> int:
-    """Return a file descriptor to write a new file by, which nobody else may read. Raises OSError.
+def take_lock(handle: int, kind: int) -> bool:
+    """Take or change a lock (flock(2)) without waiting; True if that succeeded."""
+    with Ignoring(OSError):
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        return True
+    return False
 
-    What has that name makes way, but a directory.
+
+def is_at(handle: int, path: Path) -> bool:
+    """Return True if an open file still lies at a path."""
+    with Ignoring(OSError):
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    return False
+
+
+def create(path: Path) -> int:
+    """Return a file descriptor of a new file that only this user may read. Raises OSError.
+
+    A file of that name is replaced, a directory is not.
     """
     with suppress(FileNotFoundError):
         path.unlink()
@@ -216,10 +231,10 @@ def replace(path: Path, data: bytes) -> None:
 
 @contextmanager
 def held_directory(path: Path) -> Iterator[Path]:
-    """Yield a path of a directory that leads there whatever is renamed meanwhile. Raises OSError.
+    """Yield a path that leads to a directory whatever is renamed meanwhile. Raises OSError.
 
-    The directory must not be a link, and has to belong to whom our own files in it belong
-    to: on a network file system root's may be nobody's.
+    The directory must not be a link, and has to have the owner of our own files in it: on a
+    network file system root's files may belong to the user nobody.
     """
     handle = os.open(path, _LIST | os.O_NOFOLLOW)
     try:
@@ -249,7 +264,7 @@ def _open(path: Path, name: str, directory: int | None, *, follow: bool) -> int:
         try:
             return os.open(f"{_PROC}/self/fd/{handle}", _READ)
         except BlockingIOError:
-            raise RefusedError("somebody holds a lease on it (fcntl(2))", path) from None
+            raise RefusedError("another process holds a lease on it (fcntl(2))", path) from None
         except FileNotFoundError:  # there is no /proc
             return _opened_again(path, name, directory, status)
     finally:
@@ -257,11 +272,11 @@ def _open(path: Path, name: str, directory: int | None, *, follow: bool) -> int:
 
 
 def _opened_again(path: Path, name: str, directory: int | None, seen: os.stat_result) -> int:
-    """Open by name what was looked at. Raises OSError where it is another file by now."""
+    """Open by name the file that was examined. Raises OSError if it was replaced."""
     handle = os.open(name, _READ, dir_fd=directory)
     if not os.path.samestat(os.fstat(handle), seen):
         os.close(handle)
-        raise RefusedError("it was replaced while it was looked at", path)
+        raise RefusedError("it was replaced while it was opened", path)
     return handle
 
 

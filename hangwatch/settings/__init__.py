@@ -1,1 +1,1 @@
-"""What the user chose, on the command line or in HANGWATCH_* variables."""
+"""Reads the settings, from the command line or HANGWATCH_* variables."""

@@ -1,84 +1,92 @@
-"""Settings from flags and HANGWATCH_* variables; both name the same thing."""
+"""The settings of a run."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hangwatch.errors import UsageError
 
-_E = TypeVar("_E", bound=StrEnum)
 PREFIX = "HANGWATCH_"
 MAX_PORT = 65535
 _ADDRESS = re.compile(
     r"(?:(?P<host>[A-Za-z0-9._-]+)|\[(?P<ip6>[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9._-]+)?)\])"
     r":(?P<port>[0-9]{1,5})"
 )
-"""A name or an IPv4 address, or an IPv6 address in brackets; whether it exists is seen later."""
+"""A name or an IPv4 address, or an IPv6 address in brackets; it is resolved later."""
 
 
 class OnHang(StrEnum):
-    """What to do once a hang is certain enough to be called one."""
+    """The action at a verdict of HANG."""
 
     REPORT = "report"
     ABORT = "abort"
 
 
 class Stacks(StrEnum):
-    """How stacks are taken."""
+    """The frames that py-spy takes."""
 
     PYTHON = "python"
     NATIVE = "native"
     OFF = "off"
 
 
+def _option(default: Any, metavar: str, text: str) -> Any:
+    """Describe a field of Config that is an option of the command line (options.py).
+
+    metavar: for its value in ``--help``, empty for a switch. text: its help.
+    """
+    return field(default=default, metadata={"metavar": metavar, "help": text})
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How one run is watched. Durations in seconds; None means ``auto``."""
+    """The settings of one run. Durations in seconds; None means ``auto``.
 
-    report_dir: str = "hangwatch-reports"
-    run_id: str = ""
-    suspect_after_s: float | None = None
-    hang_after_s: float | None = None
-    on_hang: OnHang = OnHang.REPORT
-    hook: str = ""
-    interval_s: float = 0.5
-    stacks: Stacks = Stacks.PYTHON
-    verbose: bool = False
-    metrics_addr: str = "127.0.0.1:9853"
-    """HOST:PORT, or ``off``; see parse_address."""
-    gpu: bool = True
-    """Whether the GPUs are asked for their figures."""
+    Raises UsageError for values that make no sense, alone or together.
+    """
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for handing the configuration to the watchdog as JSON."""
-        return asdict(self)
+    report_dir: str = _option("hangwatch-reports", "DIR", "where reports go (hangwatch-reports)")
+    run_id: str = _option("", "ID", "name of this run (date, time and pid)")
+    suspect_after_s: float | None = _option(
+        None, "S", "seconds of waiting until it is called slow (auto: learnt from the job)"
+    )
+    hang_after_s: float | None = _option(
+        None,
+        "S",
+        "seconds of waiting until it is called a hang (auto); what can be proved is\n"
+        "called so at once",
+    )
+    on_hang: OnHang = _option(  # noqa: RUF009 (it makes a field)
+        OnHang.REPORT,
+        "ACTION",
+        "report, or abort: end the hung ranks; exit code 75 if the job ends of it",
+    )
+    hook: str = _option("", "CMD", "command to run at a verdict, with the report's path")
+    interval_s: float = _option(0.5, "S", "seconds between two looks (0.5)")
+    stacks: Stacks = _option(  # noqa: RUF009 (as above)
+        Stacks.PYTHON, "HOW", "python, native (C and C++ frames too, slower), or off"
+    )
+    metrics_addr: str = _option(
+        "127.0.0.1:9853",
+        "ADDR",
+        "HOST:PORT to serve Prometheus metrics at (127.0.0.1:9853; a free port\n"
+        "where it is taken), or off",
+    )
+    gpu: bool = _option(default=True, metavar="", text="ask the GPUs for no figures")
+    verbose: bool = _option(default=False, metavar="", text="say more; also -v")
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """Undo to_dict. Raises UsageError for unknown or impossible values."""
-        known = {f.name for f in fields(cls)}
-        unknown = set(values) - known
-        if unknown:
-            raise UsageError(f"unknown settings: {', '.join(sorted(unknown))}")
-        config = cls(
-            **{
-                **values,
-                "on_hang": _enum(OnHang, values.get("on_hang", "report"), "--on-hang"),
-                "stacks": _enum(Stacks, values.get("stacks", "python"), "--stacks"),
-            }
-        )
-        return config.checked()
-
-    def checked(self) -> Config:
-        """Self if the values make sense together, else UsageError."""
+    def __post_init__(self) -> None:
+        """Check the values."""
         if not 0.05 <= self.interval_s <= 60:  # noqa: PLR2004 (the bounds are named in the message)
             raise UsageError(f"--interval {self.interval_s:g}: use 0.05 to 60 seconds")
         for flag, value in (
@@ -103,32 +111,23 @@ class Config:
         parse_address(self.metrics_addr)
         if self.hook:
             parse_hook(self.hook)
-        return self
-
-
-def _enum(kind: type[_E], value: object, flag: str) -> _E:
-    try:
-        return kind(str(value))
-    except ValueError:
-        choices = ", ".join(kind)
-        raise UsageError(f"{flag} {value}: use one of {choices}") from None
 
 
 def parse_seconds(text: str, flag: str) -> float | None:
-    """Seconds as a float, None for ``auto``. Raises UsageError."""
+    """Read a number of seconds, None for ``auto``. Raises UsageError."""
     if text == "auto":
         return None
     try:
         value = float(text)
     except ValueError:
         raise UsageError(f"{flag} {text}: use a number of seconds, or auto") from None
-    if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 (NaN test)
+    if not math.isfinite(value):
         raise UsageError(f"{flag} {text}: use a finite number of seconds, or auto")
     return value
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """Host and port to listen at, None for ``off``. Raises UsageError."""
+    """Return host and port to listen at, None for ``off``. Raises UsageError."""
     if text == "off":
         return None
     found = _ADDRESS.fullmatch(text)
@@ -140,7 +139,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def parse_hook(text: str) -> list[str]:
-    """The words of a hook's command. Raises UsageError."""
+    """Split the command of a hook into words. Raises UsageError."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -154,22 +153,19 @@ def parse_hook(text: str) -> list[str]:
 
 
 def hook_trouble(text: str, environ: Mapping[str, str]) -> str:
-    """Why a hook could not be run as things stand, for people; empty if it could."""
-    import shutil  # noqa: PLC0415 (ranks that read this module need none of it)
-
+    """Say why a hook could not be run now; empty if it could."""
     program = parse_hook(text)[0] if text else ""
     if not program or shutil.which(program, path=environ.get("PATH")):
         return ""
-    where = "it is no program that can be run" if Path(program).exists() else "no such program"
-    return f"--hook {text}: {where} ({program}); the job runs, and verdicts come without it"
+    where = "not executable" if Path(program).exists() else "no such program"
+    return f"--hook {text}: {where} ({program}); the job runs without the hook"
 
 
 def enabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """False where HANGWATCH=0 turns all of it off."""
+    """Return False if HANGWATCH=0 turns hangwatch off."""
     return environ.get("HANGWATCH", "1") != "0"
 
 
-def new_run_id(now: float | None = None) -> str:
-    """A run id that sorts by time: UTC date, time and the pid."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
-    return f"{stamp}-{os.getpid()}"
+def new_run_id() -> str:
+    """Make a run id that sorts by time: UTC date, time and the pid."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"

@@ -1,14 +1,14 @@
 """The options of the command line, each of them also a HANGWATCH_* variable.
 
-A parser of its own: argparse has no way to stop at the first word that is no
-option and leave all that follows, options too, to COMMAND.
+Read without argparse, whose import alone takes a good part of the start of a command.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any
 
 from hangwatch.errors import UsageError
@@ -17,112 +17,64 @@ from hangwatch.settings.config import PREFIX, Config, parse_seconds
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option that takes a value, or a switch where ``metavar`` is empty."""
+    """An option that takes a value, or a switch if ``metavar`` is empty."""
 
-    flag: str
+    setting: str
+    """The field of Config."""
+    default: Any
     metavar: str
-    field: str
-    """Of Config."""
-    read: Callable[[str, str], Any]
-    """Makes the value from its text; the second argument names where it is from."""
     help: str
 
     @property
+    def flag(self) -> str:
+        """The flag; a switch that is on has one to turn it off."""
+        no = "no-" if self.default is True else ""
+        return f"--{no}{self.setting.removesuffix('_s').replace('_', '-')}"
+
+    @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """The environment variable."""
         return PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
+
+    def read(self, text: str, source: str) -> Any:
+        """Make the value from its text; source names it in errors. Raises UsageError."""
+        match self.default:
+            case bool():
+                if text not in {"0", "1"}:
+                    raise UsageError(f"{source} {text}: use 0 or 1")
+                return (text == "1") != self.default
+            case StrEnum():
+                choices = type(self.default)
+                if text not in list(choices):
+                    raise UsageError(f"{source} {text}: use one of {', '.join(choices)}")
+                return choices(text)
+            case str():
+                if not text:
+                    raise UsageError(f"{source}: the value is empty")
+                return text
+        value = parse_seconds(text, source)
+        if value is None and self.default is not None:
+            raise UsageError(f"{source} {text}: use a number of seconds")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A command line: settings, and what follows the options."""
+    """A command line: values by field of Config, and the words after the options."""
 
     values: dict[str, Any]
     words: list[str]
     wants: str = ""
-    """``help`` or ``version`` where that was asked for."""
+    """``help`` or ``version`` if that was asked for."""
 
 
-def _text(text: str, name: str) -> str:
-    if not text:
-        raise UsageError(f"{name}: an empty value makes no sense")
-    return text
-
-
-def _interval(text: str, name: str) -> float:
-    value = None if text == "auto" else parse_seconds(text, name)
-    if value is None:
-        raise UsageError(f"{name} {text}: use a number of seconds")
-    return value
-
-
-def _switch(text: str, name: str) -> bool:
-    if text not in {"0", "1"}:
-        raise UsageError(f"{name} {text}: use 0 or 1")
-    return text == "1"
-
-
-def _switch_off(text: str, name: str) -> bool:
-    return not _switch(text, name)
-
-
-OPTIONS = (
-    Option(
-        "--report-dir",
-        "DIR",
-        "report_dir",
-        _text,
-        "where reports go (hangwatch-reports)",
-    ),
-    Option("--run-id", "ID", "run_id", _text, "name of this run (date, time and pid)"),
-    Option(
-        "--suspect-after",
-        "S",
-        "suspect_after_s",
-        parse_seconds,
-        "seconds of waiting until it is called slow (auto: learnt from the job)",
-    ),
-    Option(
-        "--hang-after",
-        "S",
-        "hang_after_s",
-        parse_seconds,
-        "seconds of waiting until it is called a hang (auto); what can be proved is\n"
-        "called so at once",
-    ),
-    Option(
-        "--on-hang",
-        "ACTION",
-        "on_hang",
-        _text,
-        "report, or abort: end the hung ranks; exit code 75 if the job ends of it",
-    ),
-    Option("--hook", "CMD", "hook", _text, "command to run at a verdict, with the report's path"),
-    Option("--interval", "S", "interval_s", _interval, "seconds between two looks (0.5)"),
-    Option(
-        "--stacks",
-        "HOW",
-        "stacks",
-        _text,
-        "python, native (C and C++ frames too, slower), or off",
-    ),
-    Option(
-        "--metrics-addr",
-        "ADDR",
-        "metrics_addr",
-        _text,
-        "HOST:PORT to serve Prometheus metrics at (127.0.0.1:9853; a free port\n"
-        "where it is taken), or off",
-    ),
-    Option("--no-gpu", "", "gpu", _switch_off, "ask the GPUs for no figures"),
-    Option("--verbose", "", "verbose", _switch, "say more; also -v"),
-)
+OPTIONS = tuple(Option(f.name, f.default, **f.metadata) for f in fields(Config))
 _BY_FLAG = {option.flag: option for option in OPTIONS} | {"-v": OPTIONS[-1]}
 _ASKED = {"-h": "help", "--help": "help", "--version": "version"}
 
 
 def parse(argv: Sequence[str]) -> Parsed:
-    """Read options up to the first word that is none. Raises UsageError."""
+    """Read the options before the first word that is none. Raises UsageError."""
     values: dict[str, Any] = {}
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -141,21 +93,21 @@ def parse(argv: Sequence[str]) -> Parsed:
             if not rest:
                 raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
             text = rest.pop(0)
-        values[option.field] = option.read(text, flag)
+        values[option.setting] = option.read(text, flag)
     return Parsed(values, rest)
 
 
 def settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """The settings of flags, then HANGWATCH_* variables. Raises UsageError.
+    """Make the settings from flags, then from HANGWATCH_* variables. Raises UsageError.
 
     A variable that is set but empty counts as not set.
     """
     merged = {
-        option.field: option.read(environ[option.variable], option.variable)
+        option.setting: option.read(environ[option.variable], option.variable)
         for option in OPTIONS
-        if option.field not in values and environ.get(option.variable)
+        if option.setting not in values and environ.get(option.variable)
     }
-    return Config.from_dict({**merged, **values})
+    return Config(**{**merged, **values})
 
 
 def _meant(flag: str) -> str:
@@ -164,7 +116,7 @@ def _meant(flag: str) -> str:
 
 
 def describe() -> str:
-    """The options as --help shows them."""
+    """Return the options as --help shows them."""
     lines = []
     for option in OPTIONS:
         first, *more = option.help.splitlines()

@@ -1,6 +1,6 @@
 """``python -m hangwatch.watchdog``, started by the supervisor and by nobody else.
 
-Standard input is the supervisor's pipe (hello.py), standard error the job's.
+Standard input is the supervisor's pipe (run/handshake.py), standard error the job's.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import json
 import os
 import socket
 import sys
@@ -23,12 +24,12 @@ from hangwatch.evidence.stacks import PySpy
 from hangwatch.metrics.gpu import gpu_metrics
 from hangwatch.model.report import Note
 from hangwatch.report.files import write_log, write_run
-from hangwatch.run import rundir
+from hangwatch.run import handshake, peers, rundir
+from hangwatch.run.handshake import Hello
 from hangwatch.run.peers import CONCLUDED
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.safety.faultlog import log_fault, logged, open_log
 from hangwatch.safety.texts import readable
-from hangwatch.watchdog.hello import Hello, Supervisor, all_ended, supervisor
 from hangwatch.watchdog.incident.evidence import Gatherer
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.reporter import Reporter
@@ -43,6 +44,55 @@ RUN_FILE_S = 2.0
 LET_GO_S = 10.0
 """How long others may hold the lock of a run whose supervisor is gone."""
 LET_GO_POLL_S = 0.05
+MAX_LINE_BYTES = 1 << 20
+PEERS_POLL_S = 0.25
+"""Time between two looks at the commands of a shared run."""
+
+
+class Supervisor:
+    """The supervisor's end of the pipe on standard input (run/handshake.py)."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self.asked_to_end_ns = 0
+        """When the command that has ended was asked to, 0 if it was not."""
+
+    @classmethod
+    async def connect(cls) -> Supervisor:
+        """Read standard input in the event loop."""
+        reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+        return cls(reader)
+
+    async def hello(self) -> Hello | None:
+        """Read the first line; None if the supervisor is gone.
+
+        Raises ValueError or HangwatchError for a line that makes no sense.
+        """
+        line = await self._reader.readline()
+        return handshake.parse(line) if line else None
+
+    async def ended(self) -> int | None:
+        """Return the exit code of the command once it ended; None if the supervisor is gone."""
+        while line := await self._reader.readline():
+            message = json.loads(line)
+            if isinstance(message, dict) and "ended" in message:
+                self.asked_to_end_ns = int(message.get("asked_to_end_ns", 0))
+                return int(message["ended"])
+        return None
+
+
+async def all_ended(run_dir: Path) -> int | None:
+    """Return the exit code of a shared run once all its commands have ended.
+
+    None if their supervisors are gone.
+    """
+    found = peers.commands(run_dir)
+    while any(command.running for command in found):
+        await asyncio.sleep(PEERS_POLL_S)
+        found = peers.commands(run_dir)
+    return peers.overall_exit_code(found)
 
 
 async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
@@ -50,10 +100,10 @@ async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
 
     stderr_fd: the job's standard error. notes: what is said with -v only.
     """
-    pipe = await supervisor()
+    pipe = await Supervisor.connect()
     try:
         hello = await pipe.hello()
-    except (KeyError, TypeError, ValueError, HangwatchError) as error:
+    except (ValueError, HangwatchError) as error:
         News(stderr_fd).say(f"the watchdog does not understand the supervisor: {error!r}")
         return 1
     if hello is None:
@@ -107,7 +157,7 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
         gpus=gpus.by_rank,
         notes=practice.notes,
     )
-    reporter = Reporter(hello.report_dir, news, hello.config.hook, stderr_fd)
+    reporter = Reporter(hello.facts.report_dir, news, hello.config.hook, stderr_fd)
     judge = Judge(hello, gatherer, reporter, news, diagnose, node)
     telemetry = Telemetry(hello, news, node, [lambda: gpu_metrics(gpus.gpus.node())])
     monitor = Monitor(
@@ -133,7 +183,7 @@ async def _watch_to_the_end(
     concluded = hello.run_dir / CONCLUDED
     with suppress(OSError):
         concluded.unlink(missing_ok=True)
-    ended = asyncio.ensure_future(all_ended(hello.run_dir) if hello.shared else pipe.ended())
+    ended = asyncio.ensure_future(all_ended(hello.run_dir) if hello.facts.shared else pipe.ended())
     reach(Point.WATCHING)
     exit_code = await monitor.watch(ended)
     if exit_code is None:
@@ -174,12 +224,13 @@ async def _tidy_up(run_dir: Path) -> None:
 
 
 def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note, ...]) -> None:
-    if hello.report_dir is None:
+    report_dir = hello.facts.report_dir
+    if report_dir is None:
         return
     try:
         write_run(
-            hello.report_dir,
-            watch=hello.watch,
+            report_dir,
+            watch=hello.facts.watch,
             run_id=hello.run.run_id,
             command=hello.run.command,
             started_at=hello.run.started_at,
@@ -189,7 +240,7 @@ def _leave_run_file(hello: Hello, news: News, exit_code: int, notes: tuple[Note,
             notes=notes,
         )
         if log := logged(hello.run_dir):
-            write_log(hello.report_dir, log)
+            write_log(report_dir, log)
     except ReportError as error:
         news.lose("report-dir", str(error))
     except Exception as error:  # noqa: BLE001 (the supervisor then leaves one)

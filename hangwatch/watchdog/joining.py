@@ -12,7 +12,7 @@ from hangwatch.console import News
 from hangwatch.evidence.pages.look import QUIET_S, Look
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import Identity
-from hangwatch.watchdog.hello import Hello
+from hangwatch.run.handshake import Hello
 from hangwatch.watchdog.peers.exchange import Exchange
 from hangwatch.watchdog.peers.messages import Local, Node, Published
 from hangwatch.watchdog.peers.reach import Peers
@@ -88,7 +88,7 @@ class Joining:
     def _expected(self, rank: Identity) -> int:
         """How many ranks this node has, as far as that is known."""
         hello = self.hello
-        if rank.local_world_size <= 0 and hello.shared and not hello.self_started:
+        if rank.local_world_size <= 0 and hello.facts.shared and not hello.self_started:
             return len(hello.commands())  # each a rank; now that one runs, all are there
         return rank.local_world_size
 

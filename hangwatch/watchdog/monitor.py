@@ -18,10 +18,10 @@ from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import QUIET_S, Look, Looker
 from hangwatch.evidence.processes import PROC, alive
 from hangwatch.model.report import Note
+from hangwatch.run.handshake import Hello
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.watchdog import state
 from hangwatch.watchdog.cadence import Cadence
-from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.incidents import Event, Stage
 from hangwatch.watchdog.incident.judge import Judge
 from hangwatch.watchdog.incident.progress import Progress

@@ -20,15 +20,14 @@ from hangwatch.evidence.environment import torch_version
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.pages.waits import moved_ns
 from hangwatch.evidence.threads import in_thread
-from hangwatch.metrics.collector import NodeCollector
+from hangwatch.metrics.families import NodeCollector
 from hangwatch.metrics.labels import GroupLabels
-from hangwatch.metrics.server import listen
+from hangwatch.metrics.server import Targets, listen
 from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState, WaitState
-from hangwatch.metrics.targets import Targets
 from hangwatch.model.page import RankPage
+from hangwatch.run.handshake import Hello
 from hangwatch.settings.config import parse_address
 from hangwatch.watchdog.cadence import Cadence
-from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.evidence import local_size
 from hangwatch.watchdog.incident.incidents import Incidents
 from hangwatch.watchdog.notices.stragglers import Furthest, Rings
@@ -134,7 +133,7 @@ class Telemetry:
             reached=self._furthest.of(look.now_ns, ranks, self._labels.members),
             arrivals=self._rings.arrivals,
             verdicts=incidents.standing,
-            told=dict(incidents.told),
+            announced=dict(incidents.told),
             own=OwnState(
                 self._own.looks,
                 self._own.look_s,

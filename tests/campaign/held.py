@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-VARIABLE = "HANGWATCH_MOMENTS"
+VARIABLE = "HANGWATCH_TEST_HOOKS"
 
 
 class Moments:

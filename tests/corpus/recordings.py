@@ -78,7 +78,7 @@ def record(
         evidence = Path(moments, "evidence")
         evidence.mkdir()
         eager = EAGER if case.values["state"] == "ok" else ()
-        env = {"HANGWATCH_MOMENTS": moments}
+        env = {"HANGWATCH_TEST_HOOKS": moments}
         result = run(case, python, *eager, forked=forked, env=env)
         return result, [path.read_bytes() for path in sorted(evidence.iterdir())]
 

@@ -53,10 +53,10 @@ def test_a_program_that_starts_its_own_ranks_is_watched(tmp_path: Path, method: 
     command = [sys.executable, str(program), method, str(free_port())]
     with Launched(tmp_path, command, UNWRAPPED) as job:
         job.until_running()
-        caretaker = job.only("hangwatch.launch.standalone")
+        supervisor = job.only("hangwatch.launch.standalone")
         watchdog = job.only("hangwatch.watchdog")
-        ranks = set(job.running("ython")) - {caretaker, watchdog}
-        assert not ranks & set(parents([caretaker]))
+        ranks = set(job.running("ython")) - {supervisor, watchdog}
+        assert not ranks & set(parents([supervisor]))
         assert ended_children(ranks) == []
         job.touch("hold")
         job.until_said("SLOW")

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import pytest
 from waiting import BOUND_S, until
 
-from hangwatch.launch.signal_origin import JOB_CONTROL
-from hangwatch.launch.signals import FORWARDED
+from hangwatch.launch.signals import FORWARDED, JOB_CONTROL
 from hangwatch.run import test_hooks
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _NO_WATCHDOG = """
 import sys
 from hangwatch import cli
 from hangwatch.launch import supervisor
-supervisor.Guardian.start = lambda _: None
+supervisor.WatchdogProcess.start = lambda _: None
 sys.exit(cli.main(sys.argv[1:]))
 """
 NO_WATCHDOG = (sys.executable, "-c", _NO_WATCHDOG)

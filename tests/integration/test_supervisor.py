@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 from waiting import BOUND_S, in_time, until
 
-from hangwatch.launch.supervisor import FAREWELL_S
+from hangwatch.launch.watchdog_process import CONCLUDE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,7 +119,7 @@ class Supervised:
         return found[0]
 
     def command(self) -> int:
-        """The pid of COMMAND (the witness carries its words too)."""
+        """The pid of COMMAND (the observer carries its words too)."""
         return self.child("-c \nimport os", but="-m hangwatch")
 
     def drained(self, signum: int) -> None:
@@ -350,7 +350,7 @@ def test_the_watchdog_is_out_of_reach_of_the_jobs_signals(listener: Supervised) 
     assert os.getpgid(watchdog) != os.getpgid(listener.process.pid)
 
 
-@pytest.mark.parametrize("first", ["nobody", "the watchdog", "the witness"])
+@pytest.mark.parametrize("first", ["nobody", "the watchdog", "the observer"])
 def test_the_command_outlives_a_supervisor_that_was_killed(
     listener: Supervised, first: str
 ) -> None:
@@ -363,7 +363,7 @@ def test_the_command_outlives_a_supervisor_that_was_killed(
     until((run_dir / "watchdog.json").exists, "the watchdog to look")
     os.kill(supervisor, signal.SIGSTOP)
     for pid in others:
-        if first == ("the watchdog" if pid == watchdog else "the witness"):
+        if first == ("the watchdog" if pid == watchdog else "the observer"):
             os.kill(pid, signal.SIGKILL)
     os.kill(supervisor, signal.SIGKILL)
     listener.process.wait()
@@ -376,7 +376,14 @@ def test_the_command_outlives_a_supervisor_that_was_killed(
 
 @pytest.mark.parametrize(
     "broken",
-    ["rundir.make", "Witness", "open_run", "Guardian.start", "Guardian.check", "Guardian.farewell"],
+    [
+        "rundir.make",
+        "GroupObserver",
+        "introduce",
+        "WatchdogProcess.start",
+        "WatchdogProcess.check",
+        "WatchdogProcess.command_ended",
+    ],
 )
 def test_an_error_that_nobody_has_thought_of_costs_only_the_watch(
     tmp_path: Path, broken: str
@@ -385,7 +392,7 @@ def test_an_error_that_nobody_has_thought_of_costs_only_the_watch(
 import sys
 from hangwatch import cli
 from hangwatch.launch import supervisor
-def fail(*_):
+def fail(*_, **__):
     raise RuntimeError("nobody has thought of this")
 supervisor.{broken} = fail
 sys.exit(cli.main(["sh", "-c", "sleep 0.2; echo done; exit 7"]))
@@ -405,7 +412,7 @@ def test_an_impatient_user_need_not_wait_for_a_watchdog_that_is_stuck(
     while listener.process.poll() is None:  # the first ones may still be meant for the command
         listener.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
-    in_time(began, FAREWELL_S / 2)
+    in_time(began, CONCLUDE_S / 2)
     assert listener.process.returncode == 128 + signal.SIGKILL
     assert "the watchdog was still at work" in listener.errors.read_text()
 
@@ -463,7 +470,7 @@ def test_what_makes_no_sense_is_answered_in_one_line_with_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("hook", "why"), [("./nowhere --to ops", "no such program"), ("./plain.sh", "is no program")]
+    ("hook", "why"), [("./nowhere --to ops", "no such program"), ("./plain.sh", "not executable")]
 )
 def test_a_hook_that_could_not_be_run_is_said_at_the_start_and_the_job_runs(
     tmp_path: Path, hook: str, why: str

@@ -18,6 +18,7 @@ import pytest
 from acting_rank import Rank
 from waiting import BOUND_S, until
 
+from hangwatch.run.handshake import Hello, RunFacts
 from hangwatch.settings.config import Config, OnHang
 
 if TYPE_CHECKING:
@@ -38,21 +39,19 @@ class Watchdog:
         self.report_dir.mkdir(mode=0o700, exist_ok=True)
         self._stderr = where / "stderr"
         self._before_exec = before_exec
-        self._hello = {
-            "config": Config(**{"interval_s": 0.1, **settings}).to_dict(),
-            "run_dir": str(self.run_dir),
-            "report_dir": str(self.report_dir),
-            "run_id": "test",
-            "command": ["torchrun", "train.py"],
-            "command_pid": os.getpid(),
-            "shared": False,
-            "watch": "here:r1-1",
-            "supervisor_pid": os.getpid(),
-            "started_at": "2026-01-01T00:00:00.000+00:00",
-            "started_ns": time.monotonic_ns(),
-            "versions": {},
-            "lost": [],
-        }
+        facts = RunFacts(
+            run_id="test",
+            command=("torchrun", "train.py"),
+            command_pid=os.getpid(),
+            supervisor_pid=os.getpid(),
+            shared=False,
+            started_at="2026-01-01T00:00:00.000+00:00",
+            node="here",
+            report_dir=self.report_dir,
+            watch="here:r1-1",
+        )
+        config = Config(**{"interval_s": 0.1, **settings})
+        self._hello = Hello(facts, self.run_dir, config, time.monotonic_ns())
         self._start()
 
     def _start(self) -> None:
@@ -64,7 +63,7 @@ class Watchdog:
                 start_new_session=True,
                 preexec_fn=self._before_exec,  # noqa: PLW1509 (the tests have no threads)
             )
-        self._tell(self._hello)
+        self._send(self._hello.line())
 
     def kill_and_start_again(self) -> None:
         """Kill it by SIGKILL, and wait until its successor has looked once."""
@@ -96,7 +95,7 @@ class Watchdog:
 
     def end(self, code: int = 0) -> str:
         """Say that the command has ended; what the watchdog has said by then."""
-        self._tell({"ended": code})
+        self._send(json.dumps({"ended": code}).encode() + b"\n")
         assert self.process.wait(BOUND_S) == 0
         return self.said()
 
@@ -119,9 +118,9 @@ class Watchdog:
         path = self.run_dir / "watchdog.json"
         return path.stat().st_mtime_ns if path.exists() else 0
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, line: bytes) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.write(line)
         self.process.stdin.flush()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from made_hello import hello
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,9 +16,7 @@ from hangwatch.console import News
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.report import RunInfo
-from hangwatch.settings.config import Config
 from hangwatch.watchdog.cadence import Cadence
-from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.incidents import Incidents
 from hangwatch.watchdog.telemetry import Telemetry
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prometheus_client.core import Metric, Sample
+
+    from hangwatch.settings.config import Config
 
 RUN = RunInfo("r1", ("/opt/bin/torchrun", "--rdzv", "x", "/home/me/train.py", "--key=secret"), "")
 
@@ -61,8 +63,9 @@ class Node:
         self.cadence = Cadence(None, None)
         self.incidents = Incidents()
         self._looker = Looker(Pages(self.run_dir, self.news), alive, self.clock)
-        hello = Hello(config or Config(), run, self.run_dir, None, 7, shared=False, watch="w")
-        self.telemetry = Telemetry(hello, self.news, "node-a", extra, now_ns=self.clock)
+        started = hello(self.run_dir, config, run_id=run.run_id, command=run.command)
+        started = replace(started, versions=run.versions)
+        self.telemetry = Telemetry(started, self.news, "node-a", extra, now_ns=self.clock)
 
     def look(self, *, failures: int = 0) -> None:
         """Look at the pages and publish what was seen, as the monitor does."""

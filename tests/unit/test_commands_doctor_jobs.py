@@ -5,25 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from made_hello import facts
 from made_pages import page, write
 
 from hangwatch.commands.doctor.machine import watched_jobs
 from hangwatch.preflight.finding import Finding, Grade
-from hangwatch.run import rundir, runfacts
+from hangwatch.run import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-FACTS = {
-    "run_id": "night-7",
-    "command": ["torchrun", "train.py"],
-    "command_pid": 1 << 22,
-    "shared": False,
-    "started_at": "2026-01-02T03:04:05.000+00:00",
-    "report_dir": None,
-    "watch": "node:night-7",
-}
 
 
 @pytest.fixture
@@ -34,7 +25,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def held(environ: dict[str, str]) -> Iterator[rundir.RunDir]:
     found = rundir.make("night-7", environ)
-    runfacts.keep(found.path, FACTS)
+    facts("night-7").keep(found.path)
     yield found
     found.remove()
 

@@ -15,6 +15,7 @@ import made_pages
 import pytest
 from incident import EVIDENCE
 from incident import rank as snapshot
+from made_hello import facts
 
 from hangwatch.commands import runs
 from hangwatch.commands.top.picture import RunView
@@ -23,7 +24,6 @@ from hangwatch.evidence.processes import read_stat
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import ExceptionRecord
 from hangwatch.report import build_report, write_incident, write_run
-from hangwatch.run import runfacts
 from hangwatch.watchdog import state
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def test_a_verdict_of_another_node_is_told_without_its_report(run_dir: Path) -> 
 
 
 def test_an_incident_that_is_over_is_only_counted(run_dir: Path, incident: Path) -> None:
-    runfacts.keep(run_dir, facts(incident.parent))
+    facts(report_dir=incident.parent, watch="here:r-1").keep(run_dir)
     made_pages.write(run_dir, page(0))
     kept(run_dir, str(incident), stage="healthy")
     shown = picture(run_dir)
@@ -331,25 +331,13 @@ def test_an_odd_state_is_a_healthy_run(run_dir: Path, values: dict[str, Any]) ->
 # --- The end ---------------------------------------------------------------------
 
 
-def facts(report_dir: Path | None, pid: int = 1 << 22) -> dict[str, Any]:
-    return {
-        "run_id": "r",
-        "command": ["torchrun"],
-        "command_pid": pid,
-        "shared": False,
-        "started_at": "2026-01-02T03:04:05.000+00:00",
-        "report_dir": str(report_dir) if report_dir else None,
-        "watch": "here:r-1",
-    }
-
-
 def ending(run_dir: Path) -> str:
     with RunView(runs.describe(run_dir)) as view:
         return view.ending()
 
 
 def test_how_the_run_ended_comes_from_its_run_file(run_dir: Path, incident: Path) -> None:
-    runfacts.keep(run_dir, facts(incident.parent))
+    facts(report_dir=incident.parent, watch="here:r-1").keep(run_dir)
     write_run(
         incident.parent,
         watch="here:r-1",
@@ -364,7 +352,7 @@ def test_how_the_run_ended_comes_from_its_run_file(run_dir: Path, incident: Path
 
 
 def test_a_supervisor_that_is_gone_may_leave_ranks_behind(run_dir: Path) -> None:
-    runfacts.keep(run_dir, facts(None))
+    facts().keep(run_dir)
     assert ending(run_dir) == "the run has ended; its exit code is not known"
     made_pages.write(run_dir, page(0))
     assert ending(run_dir) == "the supervisor is gone; 1 rank still runs, unwatched"

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import made_pages
 import pytest
+from made_hello import facts
 
 from hangwatch.commands import runs
 from hangwatch.commands.top.command import EXIT_UNCLEAR, top
 from hangwatch.errors import UsageError
-from hangwatch.run import rundir, runfacts
-from hangwatch.run.peers import Companions
+from hangwatch.run import handshake, rundir
+from hangwatch.run.peers import SharedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,21 +37,10 @@ def held(environ: dict[str, str]) -> Iterator[rundir.RunDir]:
 def make(run_id: str, environ: dict[str, str], **changes: Any) -> rundir.RunDir:
     """A run that this process supervises."""
     found = rundir.make(run_id, environ)
-    runfacts.keep(found.path, greeting(run_id, **changes))
+    second = len(run_id) % 10
+    known = {"started_at": f"2026-01-02T03:04:0{second}.000+00:00"}
+    facts(run_id, **{**known, **changes}).keep(found.path)
     return found
-
-
-def greeting(run_id: str, **changes: Any) -> dict[str, Any]:
-    told = {
-        "run_id": run_id,
-        "command": ["torchrun", "train.py"],
-        "command_pid": 1 << 22,
-        "shared": False,
-        "started_at": f"2026-01-02T03:04:0{len(run_id) % 10}.000+00:00",
-        "report_dir": None,
-        "watch": f"node:{run_id}",
-    }
-    return {**told, **changes}
 
 
 def ours(environ: dict[str, str]) -> list[runs.Run]:
@@ -100,7 +90,7 @@ def test_from_inside_a_job_its_own_run_is_meant(
 def test_several_runs_are_listed_to_choose_from(
     environ: dict[str, str], held: rundir.RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = make("night-8", environ, command=["torchrun", "a\x1b[31m\nb.py"])
+    other = make("night-8", environ, command=("torchrun", "a\x1b[31m\nb.py"))
     assert top([], environ) == EXIT_UNCLEAR
     said = capsys.readouterr().err
     assert "runs are watched here" in said
@@ -142,11 +132,11 @@ def test_a_run_whose_directory_was_deleted_goes_on_as_long_as_its_supervisor(
 
 def test_a_shared_run_goes_on_until_the_last_of_its_commands(environ: dict[str, str]) -> None:
     held = rundir.join("job-1", environ)
-    runfacts.keep(held.path, greeting("job-1", shared=True))
-    companion = Companions(held.path)
-    companion.enter(os.getpid())
+    facts("job-1", shared=True).keep(held.path)
+    shared = SharedRun(held.path)
+    shared.enter(os.getpid())
     (run,) = ours(environ)
-    companion.leave(0)
+    shared.leave(0)
     assert not runs.is_active(run)
     held.remove()
 
@@ -155,16 +145,13 @@ def test_a_shared_run_goes_on_until_the_last_of_its_commands(environ: dict[str, 
     "content", [b"", b"{", b"[]", b"null", b'{"schema": "hangwatch.run-facts/1"}', b"\xff" * 99]
 )
 def test_odd_facts_are_as_good_as_none(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / runfacts.FILE).write_bytes(content)
-    assert runfacts.read(tmp_path) is None
+    (tmp_path / handshake.FILE).write_bytes(content)
+    assert handshake.read_facts(tmp_path) is None
 
 
 def test_facts_come_back_as_they_were_kept(tmp_path: Path) -> None:
-    told = greeting("r", command=["train", "caf\udce9"], report_dir=str(tmp_path))
-    runfacts.keep(tmp_path, told)
-    facts = runfacts.read(tmp_path)
-    assert facts is not None
-    assert facts.command == ("train", "caf\udce9")
-    assert (facts.report_dir, facts.supervisor_pid) == (tmp_path, os.getpid())
-    assert [path.name for path in tmp_path.iterdir()] == [runfacts.FILE]
-    assert (tmp_path / runfacts.FILE).stat().st_mode & 0o777 == 0o600
+    told = facts(command=("train", "caf\udce9"), report_dir=tmp_path)
+    told.keep(tmp_path)
+    assert handshake.read_facts(tmp_path) == told
+    assert [path.name for path in tmp_path.iterdir()] == [handshake.FILE]
+    assert (tmp_path / handshake.FILE).stat().st_mode & 0o777 == 0o600

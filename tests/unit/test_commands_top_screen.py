@@ -12,6 +12,7 @@ import made_pages
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_hello import facts
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -22,19 +23,13 @@ from hangwatch.commands.top.screen import draw, line
 from hangwatch.evidence.processes import read_stat
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import OpState
-from hangwatch.run.runfacts import RunFacts
 
 SITE = Site("/home/ada/train.py", 41, "main", "loss.backward()")
-FACTS = RunFacts(
-    run_id="night-7",
+FACTS = facts(
+    "night-7",
     command=("torchrun", "--nproc-per-node=8", "train.py"),
     command_pid=2,
     supervisor_pid=1,
-    shared=False,
-    started_at="2026-01-02T03:04:05.000+00:00",
-    node="node-a",
-    report_dir=None,
-    watch="w",
 )
 HEALTHY = tuple(
     Row((rank,), pid=4000 + rank, last=("default_pg #1203",), rate=41.2, beat_s=0.2)
@@ -147,10 +142,10 @@ def test_it_fits_any_window(size: tuple[int, int], picture: Picture) -> None:
 def test_hostile_text_stays_text_on_its_line() -> None:
     site = Site(HOSTILE, 1, HOSTILE, HOSTILE)
     row = Row((0,), Trouble.WAITS, HOSTILE, 1, HOSTILE, HOSTILE, 1.0, site, (HOSTILE,))
-    facts = replace(FACTS, run_id=HOSTILE, command=(HOSTILE,), node=HOSTILE)
+    hostile = replace(FACTS, run_id=HOSTILE, command=(HOSTILE,), node=HOSTILE)
     picture = replace(
         PICTURE,
-        run=runs.Run(Path(HOSTILE), facts),
+        run=runs.Run(Path(HOSTILE), hostile),
         rows=(row, replace(row, ranks=(1,), node="")),
         summary=HOSTILE,
         notes=(HOSTILE,),

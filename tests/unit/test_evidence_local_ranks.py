@@ -17,10 +17,10 @@ from hangwatch.agent.inject.rank import start_ticks
 from hangwatch.errors import UsageError
 from hangwatch.evidence.local_ranks import LocalRanks, launcher_of
 from hangwatch.launch.command import Signals
-from hangwatch.launch.handshake import to_other_nodes
-from hangwatch.launch.standalone import Caretaker, told
+from hangwatch.launch.standalone import StandaloneSupervisor, find_settings
 from hangwatch.model.kinds import Phase
 from hangwatch.run import rundir
+from hangwatch.run.handshake import to_other_nodes
 from hangwatch.run.peers import WATCH
 from hangwatch.settings.config import Config
 
@@ -120,17 +120,17 @@ def test_what_is_no_page_yet_is_passed_over(tmp_path: Path) -> None:
 def test_a_run_that_follows_inherits_nothing(ranks: Ranks) -> None:
     over = ranks.start(0)
     held = rundir.RunDir(ranks.where, -1, shared=True)
-    caretaker = Caretaker(held, {}, over.pid, Signals(set(), None))
-    assert caretaker.ranks.look()
+    supervisor = StandaloneSupervisor(held, {}, over.pid, Signals(set(), None))
+    assert supervisor.ranks.look()
     tell(over, 0)
     over.wait(BOUND_S)
     new = ranks.start(1)
     for name in (rundir.LOCK, WATCH, "job.json", "state.json", "concluded", "agent-7.err"):
         (ranks.where / name).touch()
-    caretaker.start_afresh()
+    supervisor.forget_ended_job()
     left = {path.name for path in ranks.where.iterdir()}
     assert left == {rundir.LOCK, WATCH, f"r0-1-{new.pid}.page"}
-    assert caretaker.rank_pid == new.pid
+    assert supervisor.rank_pid == new.pid
 
 
 def test_a_launcher_is_a_python_and_a_shell_is_none(tmp_path: Path) -> None:
@@ -147,11 +147,10 @@ def test_a_launcher_is_a_python_and_a_shell_is_none(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_a_supervisor_elsewhere_come_before_variables(tmp_path: Path) -> None:
-    held = rundir.RunDir(tmp_path, -1)
-    word = packed(to_other_nodes(Config(hang_after_s=7.0), held, "night"))
-    config, run_id = told({CARRIED: word, "HANGWATCH_HANG_AFTER": "9"})
+    word = packed(to_other_nodes(Config(hang_after_s=7.0), "night", tmp_path))
+    config, run_id = find_settings({CARRIED: word, "HANGWATCH_HANG_AFTER": "9"})
     assert (config.hang_after_s, run_id) == (7.0, "night")
-    config, run_id = told({"HANGWATCH_HANG_AFTER": "9", "HANGWATCH_RUN_ID": "day"})
+    config, run_id = find_settings({"HANGWATCH_HANG_AFTER": "9", "HANGWATCH_RUN_ID": "day"})
     assert (config.hang_after_s, run_id) == (9.0, "day")
     with pytest.raises(UsageError):
-        told({"HANGWATCH_HANG_AFTER": "soon"})
+        find_settings({"HANGWATCH_HANG_AFTER": "soon"})

@@ -14,35 +14,35 @@ import pytest
 
 BEGINNING = """
 import os, resource, signal, subprocess, time
-from hangwatch.launch.signal_origin import arrived
+from hangwatch.launch.signals import wait_for
 SIGNALS = signal.valid_signals() - {signal.SIGCONT}
 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 """
 TAKEN = """
 os.kill(os.getpid(), NUMBER)
-info = arrived(SIGNALS, 0)
+info = wait_for(SIGNALS, 0)
 assert (info.si_signo, info.si_pid) == (NUMBER, os.getpid()), info
 sender = subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -{NUMBER} {os.getpid()}"])
-info = arrived(SIGNALS - {signal.SIGCHLD}, 60)
+info = wait_for(SIGNALS - {signal.SIGCHLD}, 60)
 assert (info.si_signo, info.si_pid) == (NUMBER, sender.pid), info
 sender.wait()
 """
 IN_VAIN = """
 began = time.monotonic()
-assert arrived(SIGNALS, 0.1) is None
+assert wait_for(SIGNALS, 0.1) is None
 assert time.monotonic() - began >= 0.1
 """
 WITHOUT_FILES = """
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-assert arrived(SIGNALS, 0.1) is None
+assert wait_for(SIGNALS, 0.1) is None
 os.kill(os.getpid(), signal.SIGUSR1)
-assert arrived(SIGNALS, 60).si_signo == signal.SIGUSR1
+assert wait_for(SIGNALS, 60).si_signo == signal.SIGUSR1
 """
 STOPPED = """
 os.kill(os.getpid(), signal.SIGTERM)
-assert arrived(SIGNALS, 60).si_signo == signal.SIGTERM  # and this lies on the stack now
+assert wait_for(SIGNALS, 60).si_signo == signal.SIGTERM  # and this lies on the stack now
 print("ready", flush=True)
-print(arrived(SIGNALS, 0.2), flush=True)
+print(wait_for(SIGNALS, 0.2), flush=True)
 """
 
 

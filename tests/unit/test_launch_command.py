@@ -10,8 +10,8 @@ import pytest
 
 from hangwatch.errors import UsageError
 from hangwatch.launch.command import Signals, refusal, start
-from hangwatch.launch.handshake import TOLD_BYTES, shortened
 from hangwatch.launch.supervisor import exit_code
+from hangwatch.launch.watchdog_process import COMMAND_BYTES, shortened
 
 
 def test_a_nul_in_an_argument_is_a_usage_error() -> None:
@@ -35,9 +35,9 @@ def test_a_file_that_is_not_executable_is_told_from_a_script() -> None:
 
 
 def test_a_command_line_that_is_too_long_to_tell_is_cut() -> None:
-    long = ["torchrun", "a" * TOLD_BYTES, "b"]
-    assert shortened(long) == ["torchrun", "..."]
-    assert shortened(["torchrun", "train.py"]) == ["torchrun", "train.py"]
+    long = ["torchrun", "a" * COMMAND_BYTES, "b"]
+    assert shortened(long) == ("torchrun", "...")
+    assert shortened(["torchrun", "train.py"]) == ("torchrun", "train.py")
 
 
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])

@@ -1,4 +1,4 @@
-"""How a run takes leave of its watchdog."""
+"""The end of a run: its watchdog has time to conclude."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.launch import supervisor
 from hangwatch.launch.command import Signals
+from hangwatch.launch.watchdog_process import start_now
 from hangwatch.settings.config import Config
 
 if TYPE_CHECKING:
@@ -14,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def test_a_watchdog_that_is_stuck_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FAREWELL_S", 0.05)
+    monkeypatch.setattr(supervisor, "CONCLUDE_S", 0.05)
     looks = iter([False] * 99)
     done: list[str] = []
-    guardian: Any = SimpleNamespace(
-        farewell=lambda *_: done.append("told"),
+    watchdog: Any = SimpleNamespace(
+        command_ended=lambda *_: done.append("told"),
         gone=lambda: next(looks, True),
         kill=lambda: done.append("ended"),
     )
     run = supervisor._Run(  # noqa: SLF001 (a run without its processes)
-        ["true"], Config(), {}, Signals(set(), None), guardian=guardian
+        ["true"], Config(), {}, Signals(set(), None), start_now("r"), watchdog=watchdog
     )
-    run._see_off(0)  # noqa: SLF001
+    run._conclude(0, 7)  # noqa: SLF001
     assert done == ["told", "ended"]
     assert len(run.lost) == 1

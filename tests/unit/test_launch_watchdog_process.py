@@ -11,19 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from made_hello import hello
 from waiting import until
 
 import hangwatch
 from hangwatch.agent.environment import outside_environment
 from hangwatch.errors import UNUSABLE
 from hangwatch.launch.command import Signals
-from hangwatch.launch.watchdog_process import DEATHS_WITHIN_S, MAX_DEATHS, Guardian, how_it_ended
+from hangwatch.launch.watchdog_process import (
+    DEATHS_WITHIN_S,
+    MAX_DEATHS,
+    WatchdogProcess,
+    how_it_ended,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PLAIN = Signals(mask=set(), child=signal.SIG_DFL)
-HELLO = {"run_id": "r1"}
+HELLO = hello(Path("/no/such/run"))
 FAITHFUL = """
 import json, sys
 for line in sys.stdin:
@@ -51,19 +57,21 @@ def told(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make(told: Path) -> Iterator[Callable[..., Guardian]]:
-    """Makes guardians and ends their processes."""
-    made: list[Guardian] = []
+def make(told: Path) -> Iterator[Callable[..., WatchdogProcess]]:
+    """Makes watchdogs and ends their processes."""
+    made: list[WatchdogProcess] = []
 
-    def build(script: str = FAITHFUL, clock: Callable[[], float] = time.monotonic) -> Guardian:
+    def build(
+        script: str = FAITHFUL, clock: Callable[[], float] = time.monotonic
+    ) -> WatchdogProcess:
         program = (sys.executable, "-c", script, str(told))
-        made.append(Guardian(HELLO, os.environ, PLAIN, program=program, now=clock))
+        made.append(WatchdogProcess(HELLO, os.environ, PLAIN, program=program, now=clock))
         made[-1].start()
         return made[-1]
 
     yield build
-    for guardian in made:
-        guardian.kill()
+    for watchdog in made:
+        watchdog.kill()
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -72,53 +80,54 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_the_watchdog_is_told_what_to_watch_and_how_it_ended(
-    make: Callable[..., Guardian], told: Path
+    make: Callable[..., WatchdogProcess], told: Path
 ) -> None:
-    guardian = make()
-    guardian.farewell(7, 123)
-    until(guardian.gone)
-    assert lines(told) == [HELLO, {"ended": 7, "asked_to_end_ns": 123}]
-    assert guardian.succeeded()
+    watchdog = make()
+    watchdog.command_ended(7, 123)
+    until(watchdog.gone)
+    assert lines(told) == [json.loads(HELLO.line()), {"ended": 7, "asked_to_end_ns": 123}]
+    assert watchdog.succeeded()
 
 
 def test_one_that_died_is_told_the_same_again_and_that_it_died(
-    make: Callable[..., Guardian], told: Path, capsys: pytest.CaptureFixture[str]
+    make: Callable[..., WatchdogProcess], told: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock()
-    guardian = make(clock=clock)
+    watchdog = make(clock=clock)
     until(lambda: lines(told))
-    guardian.kill()
-    guardian.check()
-    wait_s = guardian.due_in()
+    watchdog.kill()
+    watchdog.check()
+    wait_s = watchdog.due_in()
     assert wait_s is not None
     assert wait_s > 0
     clock.now += wait_s
-    guardian.check()
-    assert guardian.due_in() is None
+    watchdog.check()
+    assert watchdog.due_in() is None
     until(lambda: len(lines(told)) == 2)
     said = "the watchdog was killed by signal 9 and is started again"
-    assert lines(told) == [HELLO, {**HELLO, "lost": [said]}]
+    sent = json.loads(HELLO.line())
+    assert lines(told) == [sent, {**sent, "lost": [said]}]
     assert capsys.readouterr().err == f"hangwatch: {said}\n"
 
 
-def die(guardian: Guardian, clock: Clock) -> None:
+def die(watchdog: WatchdogProcess, clock: Clock) -> None:
     """Wait for the watchdog's end and until the next would be due."""
-    until(guardian.gone)
-    guardian.check()
-    clock.now += guardian.due_in() or 0.0
-    guardian.check()
+    until(watchdog.gone)
+    watchdog.check()
+    clock.now += watchdog.due_in() or 0.0
+    watchdog.check()
 
 
 def test_one_that_dies_again_and_again_is_given_up(
-    make: Callable[..., Guardian], capsys: pytest.CaptureFixture[str]
+    make: Callable[..., WatchdogProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock()
-    guardian = make("raise SystemExit(3)", clock)
+    watchdog = make("raise SystemExit(3)", clock)
     for _ in range(MAX_DEATHS + 1):
-        assert not guardian.given_up
-        die(guardian, clock)
-    assert guardian.given_up
-    assert guardian.due_in() is None
+        assert not watchdog.given_up
+        die(watchdog, clock)
+    assert watchdog.given_up
+    assert watchdog.due_in() is None
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     assert "ended with exit code 3 and is started again" in said[0]
@@ -126,50 +135,50 @@ def test_one_that_dies_again_and_again_is_given_up(
 
 
 def test_one_that_can_never_work_is_given_up_at_once(
-    make: Callable[..., Guardian], capsys: pytest.CaptureFixture[str]
+    make: Callable[..., WatchdogProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guardian = make(f"raise SystemExit({UNUSABLE})")
-    until(guardian.gone)
-    guardian.check()
-    assert guardian.given_up
-    assert guardian.due_in() is None
+    watchdog = make(f"raise SystemExit({UNUSABLE})")
+    until(watchdog.gone)
+    watchdog.check()
+    assert watchdog.given_up
+    assert watchdog.due_in() is None
     assert capsys.readouterr().err == ""
 
 
-def test_one_that_dies_now_and_then_is_never_given_up(make: Callable[..., Guardian]) -> None:
+def test_one_that_dies_now_and_then_is_never_given_up(make: Callable[..., WatchdogProcess]) -> None:
     clock = Clock()
-    guardian = make("raise SystemExit(3)", clock)
+    watchdog = make("raise SystemExit(3)", clock)
     for _ in range(2 * MAX_DEATHS):
-        die(guardian, clock)
+        die(watchdog, clock)
         clock.now += DEATHS_WITHIN_S / 2
-    assert not guardian.given_up
+    assert not watchdog.given_up
 
 
 def test_one_that_died_just_before_the_end_is_started_for_the_report(
-    make: Callable[..., Guardian], told: Path
+    make: Callable[..., WatchdogProcess], told: Path
 ) -> None:
-    guardian = make(clock=Clock())
+    watchdog = make(clock=Clock())
     until(lambda: lines(told))
-    guardian.kill()
-    guardian.farewell(0)
-    until(guardian.gone)
+    watchdog.kill()
+    watchdog.command_ended(0)
+    until(watchdog.gone)
     assert [line.get("ended") for line in lines(told)] == [None, None, 0]
 
 
-def test_one_that_never_reads_is_not_waited_for(make: Callable[..., Guardian]) -> None:
-    guardian = make("import time; time.sleep(600)")
+def test_one_that_never_reads_is_not_waited_for(make: Callable[..., WatchdogProcess]) -> None:
+    watchdog = make("import time; time.sleep(600)")
     for _ in range(100_000 // len('{"ended": 0}')):
-        guardian.farewell(0)
-    assert not guardian.gone()
+        watchdog.command_ended(0)
+    assert not watchdog.gone()
 
 
 def test_a_program_that_cannot_be_started_counts_as_a_death(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    guardian = Guardian(HELLO, os.environ, PLAIN, program=("/no/such/program",))
-    guardian.start()
-    assert guardian.gone()
-    assert guardian.due_in() is not None
+    watchdog = WatchdogProcess(HELLO, os.environ, PLAIN, program=("/no/such/program",))
+    watchdog.start()
+    assert watchdog.gone()
+    assert watchdog.due_in() is not None
     assert "cannot be started" in capsys.readouterr().err
 
 

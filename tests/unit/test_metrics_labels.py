@@ -11,9 +11,10 @@ from made_pages import event, group, page, write
 from node_metrics import Node
 
 from hangwatch.metrics import labels
-from hangwatch.metrics.labels import GroupLabels, command_label, cut, group_text, rank_label
+from hangwatch.metrics.labels import GroupLabels, command_label, group_text, label
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import OpState
+from hangwatch.text import fold_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,9 +54,9 @@ def test_a_command_is_told_without_its_arguments() -> None:
 
 
 def test_a_label_is_cut_at_its_limit() -> None:
-    assert cut("x" * 64) == "x" * 64
-    assert cut("x" * 65) == "x" * 61 + "..."
-    assert rank_label((5, 4, 3, 0)) == "0, 3-5"
+    assert label("x" * 64) == "x" * 64
+    assert label("x" * 65) == "x" * 61 + "..."
+    assert label(fold_ranks((5, 4, 3, 0))) == "0, 3-5"
 
 
 def node_pages(*groups: tuple[int, GroupKey], ranks: int = 2) -> list[RankPage]:

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import hangwatch
-from hangwatch.run.peers import Command, Companions, commands, overall_exit_code
+from hangwatch.run.peers import Command, SharedRun, Start, commands, overall_exit_code
 
 HOME = Path(hangwatch.__file__).parents[1]
 OTHER = f"""
 import sys
 sys.path.insert(0, {str(HOME)!r})
 from pathlib import Path
-from hangwatch.run.peers import Companions
-one = Companions(Path(sys.argv[1]))
+from hangwatch.run.peers import SharedRun
+one = SharedRun(Path(sys.argv[1]))
 one.enter(4242)
 one.take_watch()
 print("there", flush=True)
@@ -46,7 +46,7 @@ def killed(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_command_runs_until_its_supervisor_says_that_it_has_ended(tmp_path: Path) -> None:
-    one = Companions(tmp_path)
+    one = SharedRun(tmp_path)
     one.enter(77)
     assert commands(tmp_path) == [Command(77, running=True)]
     before = time.monotonic_ns()
@@ -58,7 +58,7 @@ def test_a_command_runs_until_its_supervisor_says_that_it_has_ended(tmp_path: Pa
 
 def test_the_last_one_to_leave_is_told_so_and_a_killed_one_counts_as_gone(tmp_path: Path) -> None:
     process = other(tmp_path)
-    one = Companions(tmp_path)
+    one = SharedRun(tmp_path)
     one.enter(77)
     assert [command.running for command in commands(tmp_path)] == [True, True]
     assert not one.leave(0)
@@ -69,7 +69,7 @@ def test_the_last_one_to_leave_is_told_so_and_a_killed_one_counts_as_gone(tmp_pa
 
 def test_one_of_them_has_the_watch_and_another_gets_it_when_that_is_gone(tmp_path: Path) -> None:
     process = other(tmp_path)
-    one = Companions(tmp_path)
+    one = SharedRun(tmp_path)
     assert not one.take_watch()
     assert one.watch_fds() == ()
     killed(process)
@@ -78,10 +78,10 @@ def test_one_of_them_has_the_watch_and_another_gets_it_when_that_is_gone(tmp_pat
 
 
 def test_a_watchdog_keeps_the_watch_when_its_supervisor_lets_it_go(tmp_path: Path) -> None:
-    one, two = Companions(tmp_path), Companions(tmp_path)
+    one, two = SharedRun(tmp_path), SharedRun(tmp_path)
     assert one.take_watch()
     watchdog = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=one.watch_fds())
-    one.let_watchdog_go()
+    one.release_watch()
     assert not two.take_watch()
     watchdog.kill()
     watchdog.communicate()
@@ -89,8 +89,9 @@ def test_a_watchdog_keeps_the_watch_when_its_supervisor_lets_it_go(tmp_path: Pat
 
 
 def test_the_first_ones_values_hold_for_all(tmp_path: Path) -> None:
-    assert Companions(tmp_path).job(run_id="a") == {"run_id": "a"}
-    assert Companions(tmp_path).job(run_id="b") == {"run_id": "a"}
+    first, second = Start("a", "now", 5, 77), Start("b", "then", 6, 78)
+    assert SharedRun(tmp_path).agree(first) == first
+    assert SharedRun(tmp_path).agree(second) == first
 
 
 def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        Companions(tmp_path / "gone").enter(os.getpid())
+        SharedRun(tmp_path / "gone").enter(os.getpid())
 
 
 @pytest.mark.parametrize(

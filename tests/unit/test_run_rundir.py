@@ -102,7 +102,7 @@ def test_a_link_in_the_place_of_our_directory_is_not_followed(tmp_path: Path) ->
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"hangwatch-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     held = make(tmp_path)
-    assert "belongs to somebody else" in held.lost
+    assert "belongs to another user" in held.lost
     assert list((tmp_path / "elsewhere").iterdir()) == []
     held.remove()
 
@@ -160,12 +160,12 @@ def test_who_holds_the_lock_of_a_directory_that_is_gone_empties_no_other_one(
     second = rundir.join("job-1", environ)
     page = second.path / "r0-0-1.page"
     page.touch()
-    usual = untrusted.open_to_lock
+    usual = untrusted.open_ours
 
-    def open_to_lock(path: Path, *, create: bool) -> int:
+    def open_ours(path: Path, *, create: bool) -> int:
         return next(opened, None) or usual(path, create=create)
 
-    monkeypatch.setattr(untrusted, "open_to_lock", open_to_lock)
+    monkeypatch.setattr(untrusted, "open_ours", open_ours)
     third = rundir.join("job-1", environ)
     assert next(opened, None) is None
     assert page.exists()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.console import fold_command, printable
-from hangwatch.launch.handshake import shortened
+from hangwatch.launch.watchdog_process import shortened
 from hangwatch.run.peers import shared_name
 from hangwatch.safety.texts import readable, readable_all, readable_report
 
@@ -50,7 +50,7 @@ def test_a_report_is_changed_only_where_it_has_to_be() -> None:
 
 
 def test_a_command_is_told_readably() -> None:
-    assert shortened(["train", "\udcff"]) == ["train", "\\xff"]
+    assert shortened(["train", "\udcff"]) == ("train", "\\xff")
     assert fold_command(["train", "\udcff"]) == "train '\\xff'"
 
 

@@ -81,7 +81,7 @@ def test_a_device_is_not_even_opened(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="it is a device"):
         untrusted.read(tmp_path / "page", MOST)
     with pytest.raises(RefusedError, match="it is a device"):
-        untrusted.open_to_lock(tmp_path / "page")
+        untrusted.open_ours(tmp_path / "page")
 
 
 def test_what_the_operator_has_typed_may_be_a_link(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_another_users_run_is_refused_to_all_but_root(tmp_path: Path) -> None:
         NOBODY,
         lambda: untrusted.read(tmp_path / "run.json", MOST, Owner.DIRECTORY),
         lambda: untrusted.names(tmp_path, Owner.DIRECTORY),
-        lambda: untrusted.open_to_lock(tmp_path / "run.json"),
+        lambda: untrusted.open_ours(tmp_path / "run.json"),
         lambda: untrusted.read(tmp_path / "run.json", MOST),
     )
     assert refused == [*["it belongs to user 12345"] * 3, ""]
@@ -204,7 +204,7 @@ def test_a_lease_of_somebody_else_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_is_held_for_ever_is_not_waited_for(tmp_path: Path) -> None:
-    held = untrusted.open_to_lock(tmp_path / "lock", create=True)
+    held = untrusted.open_ours(tmp_path / "lock", create=True)
     assert not untrusted.is_locked(tmp_path / "lock")
     fcntl.flock(held, fcntl.LOCK_EX)
     assert untrusted.is_locked(tmp_path / "lock")
@@ -216,7 +216,7 @@ def test_no_lock_is_taken_on_what_is_no_file(tmp_path: Path, plant: Callable[[Pa
     plant(tmp_path / "lock")
     for create in (True, False):
         with pytest.raises(OSError, match="it is a "):
-            untrusted.open_to_lock(tmp_path / "lock", create=create)
+            untrusted.open_ours(tmp_path / "lock", create=create)
 
 
 @pytest.mark.parametrize("plant", [fifo, zero, link, unix_socket])
@@ -298,7 +298,7 @@ ALLOWED: dict[tuple[str, str], str] = {
         "commands/analyze.py",
         "_within",
     ): "below what the operator has named, not followed",
-    ("launch/standalone.py", "start_afresh"): OURS,
+    ("launch/standalone.py", "forget_ended_job"): OURS,
     ("cli.py", "main"): NULL,
     ("commands/doctor/outcome.py", "leave"): OURS,
     ("commands/doctor/outcome.py", "read"): OURS,
@@ -310,9 +310,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("safety/faultlog.py", "open_log"): OURS,
     ("commands/inspection/processes.py", "has_torch"): PROC,
     ("launch/command.py", "keep_streams_closed"): NULL,
-    ("metrics/targets.py", "_write"): NEW,
-    ("metrics/targets.py", "_sweep"): "names in a sticky directory; only files of ours are opened",
-    ("metrics/targets.py", "_remove_abandoned"): "files of ours, O_NOFOLLOW and O_NONBLOCK",
+    ("metrics/server.py", "_sweep"): "names in a sticky directory; only files of ours are opened",
     ("run/test_hooks.py", "reach"): "of our own tests",
     ("run/test_hooks.py", "keep"): "of our own tests",
     ("evidence/nccl/library.py", "version"): "names beside a library that the job has loaded",
@@ -354,8 +352,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("evidence/sources.py", "_imported"): "the nodes of a syntax tree",
     ("evidence/sources.py", "_listed"): "the names beside a file of the user's, opened by none",
     ("evidence/stacks.py", "refusal"): PROC,
-    ("launch/signal_origin.py", "_watch"): PROC,
-    ("launch/signal_origin.py", "_state"): PROC,
+    ("launch/signals.py", "_observe"): PROC,
+    ("launch/signals.py", "_state"): PROC,
 }
 """(module, function) of what opens a path by itself, and why that is right."""
 PURE = frozenset({"diagnosis", "efficiency"})

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from made_hello import hello
 from made_pages import event, group, page, write
 
 from hangwatch.console import News
@@ -18,11 +19,10 @@ from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.processes import read_stat
 from hangwatch.evidence.stacks import PySpy
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
-from hangwatch.model.report import RunInfo
 from hangwatch.model.verdict import Verdict
+from hangwatch.run.peers import ABORTED
 from hangwatch.settings.config import Config, OnHang, Stacks
-from hangwatch.watchdog.hello import Hello
-from hangwatch.watchdog.incident.aborting import ABORTED, Aborting
+from hangwatch.watchdog.incident.aborting import Aborting
 from hangwatch.watchdog.incident.evidence import Gatherer
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class Node:
         self.run_dir = run_dir
         self.rank = rank
         news = News(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
-        run = RunInfo("r", ("python", "train.py"), "", {})
         gatherer = Gatherer(
             pages=Pages(run_dir, news),
             exits=Exits(),
@@ -54,8 +53,7 @@ class Node:
             node="node0",
             commands=list,
         )
-        hello = Hello(Config(on_hang=on_hang), run, run_dir, None, 7, shared=False, watch="w")
-        self.aborting = Aborting(hello, gatherer, news)
+        self.aborting = Aborting(hello(run_dir, Config(on_hang=on_hang)), gatherer, news)
 
     @property
     def flagged(self) -> bool:

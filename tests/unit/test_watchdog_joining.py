@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from made_hello import facts
 
 from hangwatch.model.kinds import Phase
 from hangwatch.watchdog import joining
@@ -17,7 +18,7 @@ from hangwatch.watchdog.peers.reach import Peers
 
 if TYPE_CHECKING:
     from hangwatch.evidence.pages.look import Look
-    from hangwatch.watchdog.hello import Hello
+    from hangwatch.run.handshake import Hello
 
 OTHER = Node("there:run", "there", (2, 3), "127.0.0.2")
 
@@ -102,7 +103,8 @@ def test_they_are_joined_once_all_ranks_of_this_node_are_there(scene: Scene) -> 
 def test_ranks_that_started_the_watch_may_be_followed_by_more(scene: Scene) -> None:
     scene.local_world_size = -1
     scene.joining.hello = cast(
-        "Hello", SimpleNamespace(shared=True, self_started=True, commands=lambda: [1])
+        "Hello",
+        SimpleNamespace(facts=facts(shared=True), self_started=True, commands=lambda: [1]),
     )
 
     async def work() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from made_hello import hello
 from made_pages import page, write
 
 from hangwatch.console import News
@@ -16,10 +17,7 @@ from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import ExceptionRecord, RankPage
-from hangwatch.model.report import RunInfo
 from hangwatch.preflight.finding import Grade
-from hangwatch.settings.config import Config
-from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.notices.startup import LATE_S, SOON_S, Preflight, Start, certain
 
 if TYPE_CHECKING:
@@ -39,9 +37,8 @@ class Bench:
         news = News(self._fd)
         self.run_dir = where / "run"
         self.run_dir.mkdir()
-        run = RunInfo("r", ("python", "train.py"), "", {})
-        hello = Hello(Config(), run, self.run_dir, None, os.getpid(), shared=False, watch="w")
-        self.preflight = Preflight(hello, news)
+        started = hello(self.run_dir, command=("python", "train.py"), command_pid=os.getpid())
+        self.preflight = Preflight(started, news)
         self._added_ns = 0
         self._looker = Looker(Pages(self.run_dir, news), lambda *_: True, self._now_ns)
 

@@ -2,9 +2,9 @@
 
 A launcher on another node has started the ranks here and carried PYTHONPATH along,
 or a pod template or a batch system has set it. The ranks of one job then meet in a
-directory named by what they all know (run/peers.py), and one of them starts
-launch/standalone.py, which stands in for the supervisor: the rank that gets the lock on the file
-``watch`` there. It hands the lock over, so that a node has one of them.
+directory named by what they all know (run/peers.py), and one of them starts the
+stand-alone supervisor (launch/standalone.py): the rank that gets the lock on the file
+``watch`` there. It hands the lock over, so that a node has one supervisor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PROGRAM = ("-P", "-m", "hangwatch.launch.standalone")
 WATCH_FD, LOCK_FD = 3, 4
-"""File descriptors of the locks that are handed over to the caretaker."""
+"""File descriptors of the locks that are handed over to the supervisor."""
 _SAFE_FD = 10
 """Lowest number for a copy of a lock's descriptor: none is where another has to go."""
 _DETACH = """\
@@ -48,7 +48,7 @@ for name in os.listdir("/proc/self/fd"):
             pass
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""The caretaker is no child of the rank, whose launcher ends all those, and holds none of its
+"""The supervisor is no child of the rank, whose launcher ends all those, and holds none of its
 files: a socket that stayed open would hide from the peers that the rank is gone. Those that are
 open are closed one by one: there may be a thousand million numbers, and the rank waits for this."""
 _OF_THE_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
@@ -75,9 +75,9 @@ class Unwrapped:
         return str(self._held.path)
 
     def see_to_watch(self, *, wanted: bool) -> None:
-        """Start the caretaker unless there is one. To be called once the page is there.
+        """Start the supervisor unless there is one. To be called once the page is there.
 
-        In this order, since a caretaker that is about to end looks for pages once more
+        In this order, since a supervisor that is about to end looks for pages once more
         after it has let go of the lock. wanted: whether there is a page. Raises OSError.
         """
         held, self._held = self._held, None
@@ -86,7 +86,7 @@ class Unwrapped:
         try:
             if not wanted:
                 return
-            watch = untrusted.open_to_lock(held.path / WATCH, create=True)
+            watch = untrusted.open_ours(held.path / WATCH, create=True)
             try:
                 with Ignoring(BlockingIOError):
                     fcntl.flock(watch, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,15 +11,14 @@ from typing import Any
 
 from hangwatch.console import News
 from hangwatch.model.verdict import Verdict
+from hangwatch.run.handshake import Hello
+from hangwatch.run.peers import ABORTED
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.settings.config import OnHang
-from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.abort import Abort, restored
 from hangwatch.watchdog.incident.ending import end_ranks
 from hangwatch.watchdog.incident.evidence import Gatherer
 
-ABORTED = "aborted"
-"""File in the run directory that tells the supervisor that ranks were ended."""
 BEAT_S = 1.5
 """A rank whose sampler has not written for so long cannot: it goes on as little."""
 _SAMPLE_NS = 10**8

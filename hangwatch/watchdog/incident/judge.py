@@ -18,8 +18,8 @@ from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, State
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, Recording, Thresholds
 from hangwatch.model.verdict import Verdict
+from hangwatch.run.handshake import Hello
 from hangwatch.run.test_hooks import Point, keep, reach
-from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.aborting import Aborting
 from hangwatch.watchdog.incident.account import Account, Judged
 from hangwatch.watchdog.incident.assembly import whole_job

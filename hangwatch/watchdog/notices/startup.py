@@ -25,7 +25,7 @@ from hangwatch.preflight.finding import Finding, Grade
 from hangwatch.preflight.job import Job, job
 from hangwatch.preflight.network import interfaces
 from hangwatch.preflight.variables import out_of_range, same_ranks
-from hangwatch.watchdog.hello import Hello
+from hangwatch.run.handshake import Hello
 
 PATIENCE_S = 60.0
 """Ranks that run for so long without a page will have none any more."""

@@ -75,7 +75,7 @@ def inject(fault: Fault, where: Path) -> Outcome:
     hold = points / f"{moment}.{'crash' if act == 'crash' else 'hold'}"
     hold.touch()
     options = (*QUICK, "--hook", "true", *(("--on-hang", "abort") if aborts else ()))
-    env = {"STALL": "1", "HANGWATCH_MOMENTS": str(points)}
+    env = {"STALL": "1", "HANGWATCH_TEST_HOOKS": str(points)}
     with Job(where, *options, env=env) as job:
         job.touch("gate")
         if moment in ("recovered", "concluding", "concluded", *_LATE):

@@ -237,7 +237,7 @@ def _watched(case: Case, where: Path) -> Result | None:
     hold = held / f"{case.point}.hold"
     if case.point:
         hold.touch()
-    env = _env(case) | {"HANGWATCH_MOMENTS": str(held)}
+    env = _env(case) | {"HANGWATCH_TEST_HOOKS": str(held)}
     before = _before(case, waits=False)
     with Job(where, *QUICK, env=env, command=_command(case), before=before) as job:
         if case.point:

@@ -1,4 +1,4 @@
-"""The witness says which signals were for the whole group, however late it gets to run."""
+"""The observer says which signals were for the whole group, however late it gets to run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from hangwatch.launch import signal_origin
-from hangwatch.launch.signal_origin import Witness
+from hangwatch.launch import signals
+from hangwatch.launch.signals import GroupObserver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +29,10 @@ SIGNALS = (
 
 
 @pytest.fixture
-def child() -> Iterator[Witness]:
-    """A witness that waits for signals."""
+def child() -> Iterator[GroupObserver]:
+    """An observer that waits for signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    one = Witness(SIGNALS)
+    one = GroupObserver(SIGNALS)
     until(lambda: state(one) == "S")
     yield one
     with suppress(ProcessLookupError):
@@ -41,15 +41,15 @@ def child() -> Iterator[Witness]:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def state(one: Witness) -> str:
+def state(one: GroupObserver) -> str:
     return Path(f"/proc/{one.pid}/stat").read_text("ascii").rpartition(") ")[2][0]
 
 
-def saw(one: Witness, number: int) -> bool:
+def saw(one: GroupObserver, number: int) -> bool:
     return one.saw(number, time.monotonic())
 
 
-def test_what_it_was_sent_was_for_all_and_counts_once(child: Witness) -> None:
+def test_what_it_was_sent_was_for_all_and_counts_once(child: GroupObserver) -> None:
     os.kill(child.pid, signal.SIGUSR1)
     assert saw(child, signal.SIGUSR1)
     until(lambda: not waiting(child))
@@ -57,11 +57,11 @@ def test_what_it_was_sent_was_for_all_and_counts_once(child: Witness) -> None:
     assert not saw(child, signal.SIGUSR2)
 
 
-def test_one_that_gets_no_processor_is_believed_by_what_waits_for_it(child: Witness) -> None:
+def test_one_that_gets_no_processor_is_believed_by_what_waits_for_it(child: GroupObserver) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     until(lambda: state(child) == "T")
     os.kill(child.pid, signal.SIGUSR1)
-    time.sleep(2 * signal_origin.GRACE_S)
+    time.sleep(2 * signals.GRACE_S)
     assert saw(child, signal.SIGUSR1)
     assert not saw(child, signal.SIGUSR2)
     os.kill(child.pid, signal.SIGCONT)
@@ -71,14 +71,14 @@ def test_one_that_gets_no_processor_is_believed_by_what_waits_for_it(child: Witn
 
 
 def test_one_that_was_for_the_supervisor_alone_is_told_from_one_just_before(
-    child: Witness,
+    child: GroupObserver,
 ) -> None:
     os.kill(child.pid, signal.SIGUSR1)
     assert saw(child, signal.SIGUSR1)
     assert not saw(child, signal.SIGUSR1)
 
 
-def test_those_that_queue_are_each_reported(child: Witness) -> None:
+def test_those_that_queue_are_each_reported(child: GroupObserver) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     until(lambda: state(child) == "T")
     for _ in range(3):
@@ -94,9 +94,9 @@ def test_those_that_queue_are_each_reported(child: Witness) -> None:
     [(signal.SIGCONT, signal.SIGTSTP), (signal.SIGTSTP, signal.SIGCONT)],
 )
 def test_one_that_the_next_took_back_is_not_passed_on(
-    child: Witness, first: int, second: int
+    child: GroupObserver, first: int, second: int
 ) -> None:
-    # The kernel has discarded the first before the witness took it.
+    # The kernel has discarded the first before the observer took it.
     os.kill(child.pid, second)
     assert saw(child, first)
     assert saw(child, second)
@@ -105,7 +105,7 @@ def test_one_that_the_next_took_back_is_not_passed_on(
     assert not saw(child, first)
 
 
-def test_one_taken_back_while_it_waited_is_not_expected_any_more(child: Witness) -> None:
+def test_one_taken_back_while_it_waited_is_not_expected_any_more(child: GroupObserver) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     until(lambda: state(child) == "T")
     os.kill(child.pid, signal.SIGTSTP)
@@ -119,7 +119,7 @@ def test_one_taken_back_while_it_waited_is_not_expected_any_more(child: Witness)
     assert not saw(child, signal.SIGTSTP)
 
 
-def test_an_old_one_that_the_supervisor_never_got_takes_nothing_back(child: Witness) -> None:
+def test_an_old_one_that_the_supervisor_never_got_takes_nothing_back(child: GroupObserver) -> None:
     for number in (signal.SIGTSTP, signal.SIGCONT):
         os.kill(child.pid, number)
         until(lambda: not waiting(child))
@@ -127,13 +127,13 @@ def test_an_old_one_that_the_supervisor_never_got_takes_nothing_back(child: Witn
     assert not saw(child, signal.SIGCONT)
 
 
-def test_one_that_has_ended_has_seen_nothing(child: Witness) -> None:
+def test_one_that_has_ended_has_seen_nothing(child: GroupObserver) -> None:
     os.kill(child.pid, signal.SIGKILL)
     until(lambda: state(child) == "Z")
     assert not saw(child, signal.SIGUSR1)
 
 
-def waiting(one: Witness) -> bool:
+def waiting(one: GroupObserver) -> bool:
     """Whether it has signals to take, or one that it is about to report."""
     text = Path(f"/proc/{one.pid}/status").read_text("ascii")
     lines = dict(line.split(":", 1) for line in text.splitlines())
