@@ -1,4 +1,4 @@
-"""Puts the watchdog together and runs it from the first line to the last."""
+"""Puts the watchdog together and runs it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ LET_GO_POLL_S = 0.05
 
 
 async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
-    """Watch what the supervisor names on standard input; the exit code.
+    """Watch the run that the supervisor names on standard input; return the exit code.
 
-    stderr_fd: the job's standard error. notes: what is said with -v only.
+    stderr_fd: the job's standard error. notes: printed with -v only.
     """
     pipe = await supervisor()
     try:
@@ -74,7 +74,7 @@ async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
 
 
 def _keep_tracebacks(news: News) -> None:
-    """Of what fails where nobody waits for it: tasks, callbacks, threads, the process itself."""
+    """Keep the tracebacks of failures that nothing awaits: of tasks, threads and crashes."""
 
     def in_loop(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(str(context.get("message")))
@@ -88,7 +88,7 @@ def _keep_tracebacks(news: News) -> None:
     threading.excepthook = in_thread
     if news.run_dir is not None:
         with suppress(OSError):
-            faulthandler.enable(open_log(news.run_dir))  # a crash in C tells where, too
+            faulthandler.enable(open_log(news.run_dir))  # for crashes in C
 
 
 async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> int:
@@ -137,8 +137,8 @@ async def _watch_to_the_end(
     reach(Point.WATCHING)
     exit_code = await monitor.watch(ended)
     if exit_code is None:
-        # The supervisor is gone, and with it the watch. Whoever has taken care of ranks that
-        # were started without one leaves their pages to the next (launch/standalone.py).
+        # The supervisor is gone, and with it the watch. A rank that has started the watch itself
+        # leaves the pages to the next one (launch/standalone.py).
         if not hello.self_started:
             await _tidy_up(hello.run_dir)
         return 0
@@ -147,11 +147,11 @@ async def _watch_to_the_end(
     try:
         await asyncio.wait_for(monitor.conclude(exit_code), CONCLUDE_S)
     except TimeoutError as error:
-        what = f"why the job has ended was not found out within {CONCLUDE_S:g} s"
+        what = f"the post-mortem of the job was not done within {CONCLUDE_S:g} s"
         news.fault("conclude", what, error, quiet=True)
     except Exception as error:  # noqa: BLE001 (what is known so far is to be kept)
-        news.fault("conclude", f"why the job has ended is not known: {error!r}", error)
-    if monitor.tells_notes:
+        news.fault("conclude", f"the post-mortem of the job has failed: {error!r}", error)
+    if monitor.reports_notes:
         reporter.notes(monitor.notes)
     _leave_run_file(hello, news, exit_code, monitor.notes)
     with suppress(OSError):
@@ -165,7 +165,7 @@ async def _watch_to_the_end(
 async def _tidy_up(run_dir: Path) -> None:
     """Remove the directory of a supervisor that was killed.
 
-    The kernel may close its end of our pipe well before it lets go of its lock.
+    The kernel may close its end of the pipe well before it releases its lock.
     """
     deadline = time.monotonic() + LET_GO_S
     with suppress(OSError):

@@ -1,8 +1,7 @@
-"""The loop of the watchdog: look, learn, judge; and what is to do at the end.
+"""The loop of the watchdog: it looks, learns and judges, and concludes at the end.
 
-An iteration that fails is counted, said once and followed by the next. What has
-been learnt and said is kept in the run directory, for the watchdog that takes
-over should this one be killed.
+An iteration that fails is counted, reported once and followed by the next. What was learnt and
+announced is saved in the run directory, for the next watchdog should this one be killed.
 """
 
 from __future__ import annotations
@@ -10,23 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hangwatch.console import News
-from hangwatch.evidence.exits import Exits
-from hangwatch.evidence.pages.finder import Pages
+from hangwatch.evidence.exits import End, Exits
+from hangwatch.evidence.gpu.reader import SavedErrors
+from hangwatch.evidence.pages.finder import Incarnation, Pages
 from hangwatch.evidence.pages.look import QUIET_S, Look, Looker
 from hangwatch.evidence.processes import PROC, alive
+from hangwatch.model import codec
 from hangwatch.model.report import Note
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.watchdog import state
-from hangwatch.watchdog.cadence import Cadence
+from hangwatch.watchdog.cadence import Cadence, Learnt, Progress, Schedule
 from hangwatch.watchdog.hello import Hello
 from hangwatch.watchdog.incident.incidents import Event, Stage
-from hangwatch.watchdog.incident.judge import Judge
-from hangwatch.watchdog.incident.progress import Progress
-from hangwatch.watchdog.incident.schedule import Schedule
-from hangwatch.watchdog.joining import Joining
+from hangwatch.watchdog.incident.judge import Judge, SavedJudge
+from hangwatch.watchdog.incident.reporter import SavedReporter
 from hangwatch.watchdog.notices.gpus import GpuWatch
 from hangwatch.watchdog.notices.practice import Practice
 from hangwatch.watchdog.notices.startup import Absence, Preflight
@@ -38,6 +38,23 @@ UNDER_WAY_S = 4.0
 """How long an iteration may go on once the command has ended."""
 GONE_S = 2.0
 """How long ranks may take to end after their launcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that outlives a watchdog, by the part that it belongs to (state.py)."""
+
+    cadence: Learnt
+    reporter: SavedReporter
+    exits: tuple[End, ...]
+    progress: dict[int, int]
+    pages: Incarnation
+    judge: SavedJudge
+    metrics: int
+    gpus: dict[str, SavedErrors]
+    said: tuple[str, ...]
+    lost: tuple[str, ...]
+    losses: dict[str, int]
 
 
 class Monitor:
@@ -68,8 +85,8 @@ class Monitor:
         self._practice = practice
         self.notes: tuple[Note, ...] = ()
         """Costly mistakes of the ranks, known once the command has ended."""
-        self.tells_notes = False
-        """Whether it is this node that tells them, which is that of rank 0."""
+        self.reports_notes = False
+        """True if this node reports them, since it has rank 0."""
         self._proc = proc
         self._now_ns = now_ns
         config = hello.config
@@ -83,9 +100,6 @@ class Monitor:
         self._progress = Progress()
         self._agreement = Agreement()
         self._asked_incarnation = -1
-        self._joining = Joining(
-            judge.peers, judge.name, judge.node, hello, judge.answer, judge.heard, news
-        )
         self._last_look: Look | None = None
         self._saved_ns = 0
         self._wake = asyncio.Event()
@@ -93,39 +107,30 @@ class Monitor:
         self._restore()
 
     async def watch(self, ended: asyncio.Future[int | None]) -> int | None:
-        """Look again and again until the command has ended; its exit code.
+        """Look until the command has ended; return its exit code.
 
         None if the supervisor is gone.
         """
         while not ended.done():
-            work: asyncio.Future[Any] = asyncio.ensure_future(self._guarded())
-            waited: set[asyncio.Future[Any]] = {work, ended}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            work = asyncio.ensure_future(self._guarded())
+            await _first_of(work, ended)
             if not work.done():
                 await asyncio.wait({work}, timeout=UNDER_WAY_S)
                 work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            await self._pause(ended)
+            # The next look is made in a while, or at once if a rank ends.
+            wake = asyncio.ensure_future(self._wake.wait())
+            await _first_of(wake, ended, timeout_s=self._hello.config.interval_s)
+            wake.cancel()
+            self._wake.clear()
         return ended.result()
 
-    async def _pause(self, ended: asyncio.Future[int | None]) -> None:
-        """Until the next look is due, a rank ends or the command has ended."""
-        wake: asyncio.Future[Any] = asyncio.ensure_future(self._wake.wait())
-        waited: set[asyncio.Future[Any]] = {wake, ended}
-        await asyncio.wait(
-            waited,
-            timeout=self._hello.config.interval_s,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        wake.cancel()
-        self._wake.clear()
-
     def asked_to_end(self, at_ns: int) -> None:
-        """The command was sent a signal to end it, before it ended; 0: it was not."""
+        """Note when the command was sent a signal to end it; 0 if it was not."""
         self._exits.asked_to_end_ns = at_ns
 
     async def conclude(self, exit_code: int) -> None:
-        """The command has ended: say why if that is news."""
+        """Announce why the command has ended, if that is news."""
         reach(Point.CONCLUDING)
         self._pages.command_ended()
         await self._judge.settle(UNDER_WAY_S)
@@ -147,13 +152,13 @@ class Monitor:
     def _take_notes(self) -> None:
         try:
             self.notes = self._practice.notes()
-            self.tells_notes = 0 in self._pages.look()
-        except Exception as error:  # noqa: BLE001 (why the job has ended is still to be told)
-            self._news.fault("notes", "nothing is told of costly mistakes", error, quiet=True)
+            self.reports_notes = 0 in self._pages.look()
+        except Exception as error:  # noqa: BLE001 (the post-mortem is still to come)
+            self._news.fault("notes", "costly mistakes are not reported", error, quiet=True)
 
     async def close(self) -> None:
-        """Let go of everything."""
-        await self._joining.close()
+        """Release everything."""
+        await self._judge.peers.close()
         self._exits.close()
         self._pages.close()
 
@@ -163,7 +168,8 @@ class Monitor:
         except Exception as error:  # noqa: BLE001 (the loop must outlive any one look)
             self.failures += 1
             what = f"{type(error).__name__}: {error}"
-            self._news.fault("iteration", f"the watchdog met an error and goes on ({what})", error)
+            text = f"internal error in the watchdog, still watching ({what})"
+            self._news.fault("iteration", text, error)
             self._news.debug(f"failed looks so far: {self.failures}; the last: {what}")
         self._publish()
 
@@ -176,18 +182,19 @@ class Monitor:
             self._absence.look(look.now_ns / 1e9)
         thresholds = self._judge.in_turn(self._cadence.thresholds())
         age_s = look.longest_wait_s
-        if age_s >= QUIET_S:
-            self._suspect()
-        self._joining.look(look)
-        asking = self._judge.peers.can_be_asked
-        if not self._joining.under_way(look.now_ns) and self._schedule.due(
-            age_s, thresholds, moved=look.moved, asking=asking
+        incidents, peers = self._judge.incidents, self._judge.peers
+        if age_s >= QUIET_S and incidents.stage is Stage.HEALTHY:
+            incidents.happen(Event.WAIT)
+            reach(Point.SUSPECTED)
+        peers.look(look)
+        if not peers.under_way(look.now_ns) and self._schedule.due(
+            age_s, thresholds, moved=look.moved, asking=peers.can_be_asked
         ):
             ask_flight = look.needs_flight() and self._schedule.flight_due(age_s)
-            before = self._judge.incidents.stage
+            before = incidents.stage
             if not await self._judge.evaluate(thresholds, ask_flight=ask_flight):
                 self._schedule = Schedule()
-            if self._judge.incidents.stage is not before:
+            if incidents.stage is not before:
                 self._progress.begin(look)
                 self._save()
         await self._notice_progress(look)
@@ -198,15 +205,8 @@ class Monitor:
         if self._now_ns() - self._saved_ns >= SAVE_S * 1e9:
             self._save()
 
-    def _suspect(self) -> None:
-        """Somebody waits for longer than a moment."""
-        before = self._judge.incidents.stage
-        self._judge.incidents.happen(Event.WAIT)
-        if self._judge.incidents.stage is not before:
-            reach(Point.SUSPECTED)
-
     def _look(self) -> Look:
-        """Look at all pages, and take note of who is there and what is odd."""
+        """Look at all pages, and report the ranks that are not recorded as they should be."""
         began_ns = self._now_ns()
         look = self._looker.look()
         for rank, seen in look.seen.items():
@@ -216,10 +216,10 @@ class Monitor:
                 why = f"ranks are recorded by Python, a few times a second: {light.recorder_reason}"
                 self._news.lose("recorder", why)
             if light.disarmed:
-                why = f"rank {rank} records no more: {light.disarmed}"
+                why = f"rank {rank} is no longer recorded: {light.disarmed}"
                 self._news.lose(f"disarmed:{light.identity.pid}", why)
         for note in self._pages.notes().values():
-            self._news.lose(f"agent:{note}", f"a rank cannot be recorded: {note}")
+            self._news.lose(f"agent:{note}", f"cannot instrument a rank: {note}")
         waits = {r: None if since is None else since / 1e9 for r, since in look.waits.items()}
         self._cadence.observe(look.now_ns / 1e9, moved=look.moved, waits=waits)
         self._gpus.look(look)
@@ -230,7 +230,7 @@ class Monitor:
         return look
 
     def _publish(self) -> None:
-        """Let the metrics show the last look, and what has come of it."""
+        """Update the metrics."""
         if self._last_look is None:
             return
         incidents = self._judge.incidents
@@ -239,10 +239,10 @@ class Monitor:
         except Exception as error:  # noqa: BLE001 (the ranks are watched without metrics, too)
             self.failures += 1
             what = f"{type(error).__name__}: {error}"
-            self._news.fault("metrics", f"the metrics stay as they were ({what})", error)
+            self._news.fault("metrics", f"the metrics are not updated ({what})", error)
 
     async def _go_on_to_next(self) -> None:
-        """The launcher has started the ranks anew: say why, and watch the new ones."""
+        """Announce why the launcher has restarted the ranks, and watch the new ones."""
         await self._judge.post_mortem(None, self._cadence.thresholds())
         self._pages.advance()
         self._exits.forget_ended()
@@ -251,41 +251,37 @@ class Monitor:
         self._cadence.forget_waits()
         self._schedule = Schedule()
         self._agreement = Agreement()
-        self._progress.forget()
-        self._joining.leave()
+        self._progress = Progress()
+        self._judge.peers.leave()
         self._save()
 
     async def _notice_progress(self, look: Look) -> None:
         stage = self._judge.incidents.stage
         if stage is Stage.SUSPECTED:
             if look.longest_wait_s < QUIET_S:
-                await self._judge.recovered("goes on")
+                await self._judge.recovered("")
         elif stage in (Stage.SLOW, Stage.HANG) or self._judge.failed_elsewhere:
             waited_s = self._progress.passed_after_s(look)
             if waited_s is not None:
-                how = f"goes on after {waited_s:.1f} s"
-                if self._judge.failed_elsewhere:
-                    self._judge.belied(how)
-                else:
-                    await self._judge.recovered(how)
-                self._progress.forget()
+                await self._judge.recovered(f"after {waited_s:.1f} s")
+                self._progress = Progress()
                 self._save()
 
     def _notice_revival(self, look: Look) -> None:
-        """After an abort the exit code is the job's own again once a restart works."""
+        """Give the job its own exit code again after an abort, once a restart works."""
         if not 0 <= self._judge.aborting.incarnation < self._pages.incarnation:
             return
         if any(group.enqueued for seen in look.seen.values() for group in seen.light.groups):
             self._judge.aborting.take_back()
 
     async def _ranks_gone(self) -> None:
-        """Wait for the ranks to end, so that how they ended is known."""
+        """Wait for the ranks to end, so that their exit status is known."""
         deadline = time.monotonic() + GONE_S
         while self._looker.look().waits and time.monotonic() < deadline:  # noqa: ASYNC110 (bounded)
             await asyncio.sleep(0.05)
 
     def _rank_ended(self, pid: int) -> None:
-        """Look at once; and where it failed, have the others leave what they know.
+        """Look at once; if the rank failed, ask for the evidence of the others.
 
         They may fail of it in turn, or be ended by the launcher a moment later.
         """
@@ -293,7 +289,7 @@ class Monitor:
         self._wake.set()
         if self._exits.failed(pid) and self._asked_incarnation != self._pages.incarnation:
             self._asked_incarnation = self._pages.incarnation
-            self._judge.gatherer.ask_in_passing()
+            self._judge.gatherer.request_recorders()
             self._judge.rank_failed()
 
     def _alive(self, pid: int, start_ticks: int) -> bool:
@@ -301,35 +297,42 @@ class Monitor:
 
     def _save(self) -> None:
         self._saved_ns = self._now_ns()
-        values: dict[str, Any] = {
-            "cadence": self._cadence.export(),
-            "reporter": self._judge.reporter.export(),
-            "exits": self._exits.export(),
-            "progress": self._progress.export(),
-            "pages": self._pages.export(),
-            "judge": self._judge.export(),
-            "metrics": self._telemetry.export(),
-            "gpus": self._gpus.gpus.export(),
-            "said": list(self._news.said),
-            "lost": self._news.lost,
-            "losses": self._news.losses,
-        }
-        if not state.save(self._hello.run_dir, values):
-            self._news.debug("the watchdog's state cannot be kept in the run directory")
+        whole = State(
+            cadence=self._cadence.learnt,
+            reporter=self._judge.reporter.export(),
+            exits=self._exits.export(),
+            progress=self._progress.waited,
+            pages=self._pages.export(),
+            judge=self._judge.export(),
+            metrics=self._telemetry.export(),
+            gpus=self._gpus.gpus.export(),
+            said=self._news.said,
+            lost=tuple(self._news.lost),
+            losses=dict(self._news.losses),
+        )
+        if not state.save(self._hello.run_dir, codec.plain(whole)):
+            self._news.debug("the watchdog's state cannot be saved in the run directory")
 
     def _restore(self) -> None:
+        """Continue from the state of an earlier watchdog: from all of it, or from none."""
         values = state.load(self._hello.run_dir)
         if not values:
             return
         try:
-            self._news.restore(values["said"], values["lost"], dict(values["losses"]))
-            self._exits.restore(values["exits"])
-            self._cadence.restore(values["cadence"])
-            self._judge.reporter.restore(values["reporter"])
-            self._progress.restore(values["progress"])
-            self._pages.restore(values["pages"])
-            self._judge.restore(values["judge"])
-            self._telemetry.restore(values["metrics"])
-            self._gpus.gpus.restore(values["gpus"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._news.debug(f"what the last watchdog left cannot be used: {error!r}")
+            whole: State = codec.decode(State, values, lenient=True)
+        except codec.CodecError as error:
+            self._news.debug(f"the state of the last watchdog cannot be used: {error}")
+            return
+        self._news.restore(whole.said, whole.lost, whole.losses)
+        self._exits.restore(whole.exits)
+        self._cadence.learnt = whole.cadence
+        self._judge.reporter.restore(whole.reporter)
+        self._progress.waited = whole.progress
+        self._pages.restore(whole.pages)
+        self._judge.restore(whole.judge)
+        self._telemetry.restore(whole.metrics)
+        self._gpus.gpus.restore(whole.gpus)
+
+
+async def _first_of(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    await asyncio.wait(set(futures), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -48,7 +48,7 @@ def test_each_incarnation_has_its_own_incident_and_an_abort_restarts_the_job() -
     assert result.run["exit_code"] == 0
     assert result.run["incidents"] == ["incident-001", "incident-002"]
     for restart in (1, 2):
-        line = f"the launcher has started the ranks anew (restart {restart})"
+        line = f"the launcher has restarted the ranks (restart {restart})"
         assert result.stderr.count(line) == 1
     print(f"a failure, a hang and their restarts took {took_s:.0f} s instead of 30 minutes")  # noqa: T201 (a figure)
 

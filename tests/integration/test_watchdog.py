@@ -92,7 +92,7 @@ class Watchdog:
             found: dict[str, Any] = json.loads((self.run_dir / "watchdog.json").read_text())
         except (OSError, ValueError):
             return {}
-        return {**found, "stage": found["judge"]["incidents"]["stage"]}
+        return {**found, "stage": found["judge"]["incidents"].get("stage", "healthy")}
 
     def end(self, code: int = 0) -> str:
         """Say that the command has ended; what the watchdog has said by then."""
@@ -364,7 +364,7 @@ def test_a_restart_is_watched_afresh(tmp_path: Path, stack: ExitStack) -> None:
     for rank in (waiting, busy):
         rank.process.kill()
     waiting, _ = pair(watchdog, stack, restart=1)
-    watchdog.until("started the ranks anew (restart 1)")
+    watchdog.until("restarted the ranks (restart 1)")
     waiting.do("begin")
     until(lambda: watchdog.said().count("SLOW") == 2)
     assert watchdog.report(2)["run"]["restart"] == 1

@@ -31,7 +31,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
     "watchdog": (
-        *("hello", "state", "cadence", "peers", "incident", "joining", "notices", "telemetry"),
+        *("hello", "state", "cadence", "tasks", "peers", "incident", "notices", "telemetry"),
         *("monitor", "daemon", "__main__"),
     ),
     "commands": ("top", "inspection", "doctor", "demo", "offline"),

@@ -22,7 +22,7 @@ from hangwatch.model.report import RunInfo
 from hangwatch.model.verdict import Verdict
 from hangwatch.settings.config import Config, OnHang, Stacks
 from hangwatch.watchdog.hello import Hello
-from hangwatch.watchdog.incident.aborting import ABORTED, Aborting
+from hangwatch.watchdog.incident.abort import ABORTED, Aborting
 from hangwatch.watchdog.incident.evidence import Gatherer
 
 if TYPE_CHECKING:

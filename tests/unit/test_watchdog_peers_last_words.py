@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from snapshots import W, blocked, raised, rank
 
-from hangwatch.watchdog.peers.exchange import Exchange, Gathered
-from hangwatch.watchdog.peers.last_words import LastWords, aged
-from hangwatch.watchdog.peers.messages import Local, Published
+from hangwatch.watchdog.peers.connection import LastWords, aged
+from hangwatch.watchdog.peers.exchange import Exchange
+from hangwatch.watchdog.peers.messages import Gathered, Local, Published
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -63,12 +63,12 @@ def kept(run_dir: Path) -> Kept:
         values = state.load(run_dir)
         judge, reporter = values["judge"], values["reporter"]
         incidents = judge["incidents"]
-        stage = Stage(incidents["stage"])
+        stage = Stage(incidents.get("stage", Stage.HEALTHY))
         told = reporter.get("elsewhere") if judge["told_elsewhere"] else None
         where = str(told["report"] if told else reporter["report"])
         return Kept(
             stage,
-            int(incidents["number"]),
+            int(incidents.get("number", 0)),
             Path(where) if where else None,
             f"{told['headline']} (said {told['node']})" if told else "",
         )

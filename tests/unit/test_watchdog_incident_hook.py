@@ -17,7 +17,7 @@ from hangwatch.console import News
 from hangwatch.evidence.processes import read_stat
 from hangwatch.evidence.threads import Worker, in_thread
 from hangwatch.watchdog import state
-from hangwatch.watchdog.incident.actions import hook_variables, run_hook
+from hangwatch.watchdog.incident.reporter import hook_variables, run_hook
 from hangwatch.watchdog.notices.startup import Absence
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_a_hostile_headline_stays_one_line_of_text() -> None:
         ("/nowhere/hook", "cannot be run"),
         ("'unbalanced", "cannot be run"),
         ("sh -c 'echo first; echo the reason >&2; exit 3'", "exit code 3 (the reason)"),
-        ("false", "exit code 1 (it said nothing)"),
+        ("false", "exit code 1 (no output)"),
     ],
 )
 def test_a_hook_that_fails_is_mentioned_once(
