@@ -155,7 +155,7 @@ class Progress:
     """Rank to the beginning of its wait (CLOCK_MONOTONIC, ns)."""
     _over_ns: int = 0
     _reported_ns: int = 0
-    """When another node's report was first known here, if no rank of this one is remembered."""
+    """Time of another node's report, if no rank of this one is remembered."""
 
     def begin(self, look: Look) -> None:
         """Remember the ranks that wait now."""

@@ -41,7 +41,7 @@ CONCLUDE_S = 9.0
 """The supervisor waits a little longer than this for the post-mortem."""
 RUN_FILE_S = 2.0
 LET_GO_S = 10.0
-"""How long others may hold the lock of a run whose supervisor is gone."""
+"""Time for others to release the lock of a run whose supervisor is gone."""
 LET_GO_POLL_S = 0.05
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hangwatch.console import News
@@ -35,9 +35,9 @@ from hangwatch.watchdog.telemetry import Telemetry
 
 SAVE_S = 10.0
 UNDER_WAY_S = 4.0
-"""How long an iteration may go on once the command has ended."""
+"""Time for an iteration to end once the command has ended."""
 GONE_S = 2.0
-"""How long ranks may take to end after their launcher."""
+"""Time for ranks to end after their launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,53 +57,46 @@ class State:
     losses: dict[str, int]
 
 
+@dataclass(slots=True, kw_only=True)
 class Monitor:
     """Watches one run."""
 
-    def __init__(  # noqa: PLR0913 (its parts, all by keyword)
-        self,
-        *,
-        hello: Hello,
-        news: News,
-        pages: Pages,
-        exits: Exits,
-        judge: Judge,
-        telemetry: Telemetry,
-        gpus: GpuWatch,
-        practice: Practice,
-        proc: str = PROC,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._hello = hello
-        self._news = news
-        self._pages = pages
-        self._exits = exits
-        exits.on_exit = self._rank_ended
-        self._judge = judge
-        self._telemetry = telemetry
-        self._gpus = gpus
-        self._practice = practice
-        self.notes: tuple[Note, ...] = ()
-        """Costly mistakes of the ranks, known once the command has ended."""
-        self.reports_notes = False
-        """True if this node reports them, since it has rank 0."""
-        self._proc = proc
-        self._now_ns = now_ns
-        config = hello.config
+    hello: Hello
+    news: News
+    pages: Pages
+    exits: Exits
+    judge: Judge
+    telemetry: Telemetry
+    gpus: GpuWatch
+    practice: Practice
+    proc: str = PROC
+    now_ns: Callable[[], int] = time.monotonic_ns
+    failures: int = 0
+    notes: tuple[Note, ...] = ()
+    """Costly mistakes of the ranks, known once the command has ended."""
+    reports_notes: bool = False
+    """True if this node reports them, since it has rank 0."""
+    _cadence: Cadence = field(init=False)
+    _looker: Looker = field(init=False)
+    _absence: Absence = field(init=False)
+    _preflight: Preflight = field(init=False)
+    _schedule: Schedule = field(default_factory=Schedule)
+    _progress: Progress = field(default_factory=Progress)
+    _agreement: Agreement = field(default_factory=Agreement)
+    _asked_incarnation: int = -1
+    _last_look: Look | None = None
+    _saved_ns: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        config = self.hello.config
         self._cadence = Cadence(config.suspect_after_s, config.hang_after_s)
-        judge.hang_after_s = lambda: self._cadence.thresholds().hang_after_s
-        judge.aborting.keep = self._save
-        self._looker = Looker(pages, self._alive, now_ns)
-        self._schedule = Schedule()
-        self._absence = Absence(hello.commands, news, proc)
-        self._preflight = Preflight(hello, news, proc)
-        self._progress = Progress()
-        self._agreement = Agreement()
-        self._asked_incarnation = -1
-        self._last_look: Look | None = None
-        self._saved_ns = 0
-        self._wake = asyncio.Event()
-        self.failures = 0
+        self._looker = Looker(self.pages, self._alive, self.now_ns)
+        self._absence = Absence(self.hello.commands, self.news, self.proc)
+        self._preflight = Preflight(self.hello, self.news, self.proc)
+        self.exits.on_exit = self._rank_ended
+        self.judge.hang_after_s = lambda: self._cadence.thresholds().hang_after_s
+        self.judge.aborting.keep = self._save
         self._restore()
 
     async def watch(self, ended: asyncio.Future[int | None]) -> int | None:
@@ -120,30 +113,30 @@ class Monitor:
             await asyncio.gather(work, return_exceptions=True)
             # The next look is made in a while, or at once if a rank ends.
             wake = asyncio.ensure_future(self._wake.wait())
-            await _first_of(wake, ended, timeout_s=self._hello.config.interval_s)
+            await _first_of(wake, ended, timeout_s=self.hello.config.interval_s)
             wake.cancel()
             self._wake.clear()
         return ended.result()
 
     def asked_to_end(self, at_ns: int) -> None:
         """Note when the command was sent a signal to end it; 0 if it was not."""
-        self._exits.asked_to_end_ns = at_ns
+        self.exits.asked_to_end_ns = at_ns
 
     async def conclude(self, exit_code: int) -> None:
         """Announce why the command has ended, if that is news."""
         reach(Point.CONCLUDING)
-        self._pages.command_ended()
-        await self._judge.settle(UNDER_WAY_S)
-        await self._judge.aborting.settle(UNDER_WAY_S)
+        self.pages.command_ended()
+        await self.judge.settle(UNDER_WAY_S)
+        await self.judge.aborting.settle(UNDER_WAY_S)
         await self._ranks_gone()
-        self._pages.all_ended()
+        self.pages.all_ended()
         self._look()
         await self._preflight.conclude()
-        while self._pages.superseded:
+        while self.pages.superseded:
             await self._go_on_to_next()
         self._take_notes()
-        if self._pages.any_ever:
-            await self._judge.post_mortem(exit_code, self._cadence.thresholds())
+        if self.pages.any_ever:
+            await self.judge.post_mortem(exit_code, self._cadence.thresholds())
         else:
             self._absence.ended()
         self._publish()
@@ -151,16 +144,16 @@ class Monitor:
 
     def _take_notes(self) -> None:
         try:
-            self.notes = self._practice.notes()
-            self.reports_notes = 0 in self._pages.look()
+            self.notes = self.practice.notes()
+            self.reports_notes = 0 in self.pages.look()
         except Exception as error:  # noqa: BLE001 (the post-mortem is still to come)
-            self._news.fault("notes", "costly mistakes are not reported", error, quiet=True)
+            self.news.fault("notes", "costly mistakes are not reported", error, quiet=True)
 
     async def close(self) -> None:
         """Release everything."""
-        await self._judge.peers.close()
-        self._exits.close()
-        self._pages.close()
+        await self.judge.peers.close()
+        self.exits.close()
+        self.pages.close()
 
     async def _guarded(self) -> None:
         try:
@@ -169,20 +162,20 @@ class Monitor:
             self.failures += 1
             what = f"{type(error).__name__}: {error}"
             text = f"internal error in the watchdog, still watching ({what})"
-            self._news.fault("iteration", text, error)
-            self._news.debug(f"failed looks so far: {self.failures}; the last: {what}")
+            self.news.fault("iteration", text, error)
+            self.news.debug(f"failed looks so far: {self.failures}; the last: {what}")
         self._publish()
 
     async def _iterate(self) -> None:
         look = self._look()
-        if self._pages.superseded:
+        if self.pages.superseded:
             await self._go_on_to_next()
             look = self._look()
-        if not self._pages.any_ever:
+        if not self.pages.any_ever:
             self._absence.look(look.now_ns / 1e9)
-        thresholds = self._judge.in_turn(self._cadence.thresholds())
+        thresholds = self.judge.in_turn(self._cadence.thresholds())
         age_s = look.longest_wait_s
-        incidents, peers = self._judge.incidents, self._judge.peers
+        incidents, peers = self.judge.incidents, self.judge.peers
         if age_s >= QUIET_S and incidents.stage is Stage.HEALTHY:
             incidents.happen(Event.WAIT)
             reach(Point.SUSPECTED)
@@ -192,40 +185,40 @@ class Monitor:
         ):
             ask_flight = look.needs_flight() and self._schedule.flight_due(age_s)
             before = incidents.stage
-            if not await self._judge.evaluate(thresholds, ask_flight=ask_flight):
+            if not await self.judge.evaluate(thresholds, ask_flight=ask_flight):
                 self._schedule = Schedule()
             if incidents.stage is not before:
                 self._progress.begin(look)
                 self._save()
         await self._notice_progress(look)
-        self._judge.aborting.go_on(self._cadence.thresholds().hang_after_s)
+        self.judge.aborting.go_on(self._cadence.thresholds().hang_after_s)
         if self._agreement.look_due(look):
-            await self._judge.compare()
+            await self.judge.compare()
         self._notice_revival(look)
-        if self._now_ns() - self._saved_ns >= SAVE_S * 1e9:
+        if self.now_ns() - self._saved_ns >= SAVE_S * 1e9:
             self._save()
 
     def _look(self) -> Look:
         """Look at all pages, and report the ranks that are not recorded as they should be."""
-        began_ns = self._now_ns()
+        began_ns = self.now_ns()
         look = self._looker.look()
         for rank, seen in look.seen.items():
             light = seen.light
-            self._exits.track(light.identity.pid, light.identity.start_ticks, light.heartbeat_ns)
+            self.exits.track(light.identity.pid, light.identity.start_ticks, light.heartbeat_ns)
             if light.recorder_reason:
                 why = f"ranks are recorded by Python, a few times a second: {light.recorder_reason}"
-                self._news.lose("recorder", why)
+                self.news.lose("recorder", why)
             if light.disarmed:
                 why = f"rank {rank} is no longer recorded: {light.disarmed}"
-                self._news.lose(f"disarmed:{light.identity.pid}", why)
-        for note in self._pages.notes().values():
-            self._news.lose(f"agent:{note}", f"cannot instrument a rank: {note}")
+                self.news.lose(f"disarmed:{light.identity.pid}", why)
+        for note in self.pages.notes().values():
+            self.news.lose(f"agent:{note}", f"cannot instrument a rank: {note}")
         waits = {r: None if since is None else since / 1e9 for r, since in look.waits.items()}
         self._cadence.observe(look.now_ns / 1e9, moved=look.moved, waits=waits)
-        self._gpus.look(look)
+        self.gpus.look(look)
         self._preflight.look(look)
         self._last_look = look
-        self._telemetry.looked(began_ns)
+        self.telemetry.looked(began_ns)
         self._publish()
         return look
 
@@ -233,46 +226,46 @@ class Monitor:
         """Update the metrics."""
         if self._last_look is None:
             return
-        incidents = self._judge.incidents
+        incidents = self.judge.incidents
         try:
-            self._telemetry.publish(self._last_look, self._cadence, incidents, self.failures)
+            self.telemetry.publish(self._last_look, self._cadence, incidents, self.failures)
         except Exception as error:  # noqa: BLE001 (the ranks are watched without metrics, too)
             self.failures += 1
             what = f"{type(error).__name__}: {error}"
-            self._news.fault("metrics", f"the metrics are not updated ({what})", error)
+            self.news.fault("metrics", f"the metrics are not updated ({what})", error)
 
     async def _go_on_to_next(self) -> None:
         """Announce why the launcher has restarted the ranks, and watch the new ones."""
-        await self._judge.post_mortem(None, self._cadence.thresholds())
-        self._pages.advance()
-        self._exits.forget_ended()
-        self._pages.look()
-        self._judge.restarted(self._pages.restart)
+        await self.judge.post_mortem(None, self._cadence.thresholds())
+        self.pages.advance()
+        self.exits.forget_ended()
+        self.pages.look()
+        self.judge.restarted(self.pages.restart)
         self._cadence.forget_waits()
         self._schedule = Schedule()
         self._agreement = Agreement()
         self._progress = Progress()
-        self._judge.peers.leave()
+        self.judge.peers.leave()
         self._save()
 
     async def _notice_progress(self, look: Look) -> None:
-        stage = self._judge.incidents.stage
+        stage = self.judge.incidents.stage
         if stage is Stage.SUSPECTED:
             if look.longest_wait_s < QUIET_S:
-                await self._judge.recovered("")
-        elif stage in (Stage.SLOW, Stage.HANG) or self._judge.failed_elsewhere:
+                await self.judge.recovered("")
+        elif stage in (Stage.SLOW, Stage.HANG) or self.judge.failed_elsewhere:
             waited_s = self._progress.passed_after_s(look)
             if waited_s is not None:
-                await self._judge.recovered(f"after {waited_s:.1f} s")
+                await self.judge.recovered(f"after {waited_s:.1f} s")
                 self._progress = Progress()
                 self._save()
 
     def _notice_revival(self, look: Look) -> None:
         """Give the job its own exit code again after an abort, once a restart works."""
-        if not 0 <= self._judge.aborting.incarnation < self._pages.incarnation:
+        if not 0 <= self.judge.aborting.incarnation < self.pages.incarnation:
             return
         if any(group.enqueued for seen in look.seen.values() for group in seen.light.groups):
-            self._judge.aborting.take_back()
+            self.judge.aborting.take_back()
 
     async def _ranks_gone(self) -> None:
         """Wait for the ranks to end, so that their exit status is known."""
@@ -285,53 +278,53 @@ class Monitor:
 
         They may fail of it in turn, or be ended by the launcher a moment later.
         """
-        self._news.debug(f"process {pid} has ended")
+        self.news.debug(f"process {pid} has ended")
         self._wake.set()
-        if self._exits.failed(pid) and self._asked_incarnation != self._pages.incarnation:
-            self._asked_incarnation = self._pages.incarnation
-            self._judge.gatherer.request_recorders()
-            self._judge.rank_failed()
+        if self.exits.failed(pid) and self._asked_incarnation != self.pages.incarnation:
+            self._asked_incarnation = self.pages.incarnation
+            self.judge.gatherer.request_recorders()
+            self.judge.rank_failed()
 
     def _alive(self, pid: int, start_ticks: int) -> bool:
-        return pid not in self._exits.ended() and alive(pid, start_ticks, self._proc)
+        return pid not in self.exits.ended() and alive(pid, start_ticks, self.proc)
 
     def _save(self) -> None:
-        self._saved_ns = self._now_ns()
+        self._saved_ns = self.now_ns()
         whole = State(
             cadence=self._cadence.learnt,
-            reporter=self._judge.reporter.export(),
-            exits=self._exits.export(),
+            reporter=self.judge.reporter.export(),
+            exits=self.exits.export(),
             progress=self._progress.waited,
-            pages=self._pages.export(),
-            judge=self._judge.export(),
-            metrics=self._telemetry.export(),
-            gpus=self._gpus.gpus.export(),
-            said=self._news.said,
-            lost=tuple(self._news.lost),
-            losses=dict(self._news.losses),
+            pages=self.pages.export(),
+            judge=self.judge.export(),
+            metrics=self.telemetry.export(),
+            gpus=self.gpus.gpus.export(),
+            said=self.news.said,
+            lost=tuple(self.news.lost),
+            losses=dict(self.news.losses),
         )
-        if not state.save(self._hello.run_dir, codec.plain(whole)):
-            self._news.debug("the watchdog's state cannot be saved in the run directory")
+        if not state.save(self.hello.run_dir, codec.plain(whole)):
+            self.news.debug("the watchdog's state cannot be saved in the run directory")
 
     def _restore(self) -> None:
         """Continue from the state of an earlier watchdog: from all of it, or from none."""
-        values = state.load(self._hello.run_dir)
+        values = state.load(self.hello.run_dir)
         if not values:
             return
         try:
             whole: State = codec.decode(State, values, lenient=True)
         except codec.CodecError as error:
-            self._news.debug(f"the state of the last watchdog cannot be used: {error}")
+            self.news.debug(f"the state of the last watchdog cannot be used: {error}")
             return
-        self._news.restore(whole.said, whole.lost, whole.losses)
-        self._exits.restore(whole.exits)
+        self.news.restore(whole.said, whole.lost, whole.losses)
+        self.exits.restore(whole.exits)
         self._cadence.learnt = whole.cadence
-        self._judge.reporter.restore(whole.reporter)
+        self.judge.reporter.restore(whole.reporter)
         self._progress.waited = whole.progress
-        self._pages.restore(whole.pages)
-        self._judge.restore(whole.judge)
-        self._telemetry.restore(whole.metrics)
-        self._gpus.gpus.restore(whole.gpus)
+        self.pages.restore(whole.pages)
+        self.judge.restore(whole.judge)
+        self.telemetry.restore(whole.metrics)
+        self.gpus.gpus.restore(whole.gpus)
 
 
 async def _first_of(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

@@ -36,10 +36,10 @@ from hangwatch.watchdog.notices.stragglers import Furthest, Rings
 from hangwatch.watchdog.tasks import Tasks
 
 BIND_S = 60.0
-"""How long finding and binding the address may take: a name server may be dead."""
+"""Time to find and bind the address: a name server may be dead."""
 TORCH_EVERY_S = 60.0
 TORCH_S = 5.0
-"""How long reading the version of torch may take: it may lie on a file system that hangs."""
+"""Time to read the version of torch: it may lie on a file system that hangs."""
 
 
 class Telemetry:
@@ -116,7 +116,7 @@ class Telemetry:
         """Replace the snapshot, if metrics are served."""
         if self._address is None:
             return
-        pages = [one.light for one in look.seen.values()]
+        pages = [seen.light for seen in look.seen.values()]
         world_size = max((page.identity.world_size for page in pages), default=0)
         self._labels.update(pages, world_size)
         if self._labels.full:

@@ -50,7 +50,7 @@ def gatherer(news: Any = None, exits: Any = None) -> Gatherer:
 
 
 def found(pid: int) -> Any:
-    return evidence._Found(pid, ProcessState(alive=True))  # noqa: SLF001 (what is noted)
+    return evidence._RankEvidence(pid, ProcessState(alive=True))  # noqa: SLF001 (what is noted)
 
 
 def test_what_goes_wrong_with_one_rank_is_missing_of_no_other() -> None:

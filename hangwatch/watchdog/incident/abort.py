@@ -39,21 +39,20 @@ PROVED_NS = 30 * 10**9
 SOON_NS = 10**9
 """Ranks that come due so soon are waited for, to be ended together with the others."""
 ALONE_NS = 5 * 10**9
-"""How much later the culprit is ended on a node where no rank waits: the end of those that wait
-on other nodes may be enough, and there it is what ends the job."""
+"""Delay of the culprit's end on a node on which no rank waits: the end of the ranks that wait on
+other nodes may be enough, and there it is what ends the job."""
 
 ABORTED = "aborted"
 """File in the run directory by which the supervisor learns that ranks were ended."""
 BEAT_S = 1.5
-"""A rank whose sampler has not written for so long cannot: it goes on as little."""
+"""A sampler that has not written for so long cannot, and then its rank does not go on either."""
 _SAMPLE_NS = 10**8
-"""What a sampler writes may be as old as this when it is written."""
+"""Values may be as old as this when a sampler writes them."""
 
 TERM_S = 2.0
-"""How long a process may take to end after a signal."""
+"""Time for a process to end after a signal."""
 SAVE_S = 30.0
-"""How long if one does something of its own with SIGTERM: it may save a checkpoint.
-torchrun waits as long."""
+"""The same if it handles SIGTERM itself: it may save a checkpoint. torchrun waits as long."""
 _STILL_S = 1.0
 """The most time that counts between two looks: if it was more, the machine stood still."""
 _LOOK_S = 0.05

@@ -77,7 +77,7 @@ class Judged:
     round: int = 0
     ras: RasAnswer | None = None
     read_ns: int = 0
-    """When the gathering began (CLOCK_MONOTONIC)."""
+    """Beginning of the gathering (CLOCK_MONOTONIC)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Detection:
 
 @dataclass(slots=True)
 class Account:
-    """What is kept of an incident from one announcement to the next."""
+    """State of an incident from one announcement to the next."""
 
     run: RunInfo
     detection: Detection = Detection()
@@ -147,8 +147,8 @@ def _nccl_version(ras: RasAnswer | None, flights: Iterable[bytes]) -> str:
     """Return the version of NCCL by its own answer or by c10d's recorder; empty if unknown."""
     if ras is not None and ras.version:
         return ras.version
-    found = next((match for raw in flights if (match := _IN_FLIGHT.search(raw))), None)
-    return found[1].decode("ascii", "replace") if found else ""
+    version = next((match for raw in flights if (match := _IN_FLIGHT.search(raw))), None)
+    return version[1].decode("ascii", "replace") if version else ""
 
 
 def _ras_lines(ras: RasAnswer | None, at: str) -> Iterator[Moment]:

@@ -42,11 +42,11 @@ from hangwatch.model.snapshot import Child, ProcessState, RankSnapshot, ThreadSt
 from hangwatch.run.test_hooks import Point, reach
 
 BUDGET_S = 5.0
-"""How long stacks and recorders may take together."""
+"""Time for stacks and recorders together."""
 RAS_S = 3.0
-"""How long NCCL's RAS service may take."""
+"""Time for NCCL's RAS service."""
 SOURCES_S = 1.0
-"""How long reading source files may take: they may lie on a file system that hangs."""
+"""Time to read source files: they may lie on a file system that hangs."""
 MAX_CHILDREN = 32
 _LATE = "it was not read in time"
 _STOPPED = frozenset("Tt")
@@ -65,7 +65,7 @@ class Level(IntEnum):
 
 
 @dataclass(slots=True)
-class _Found:
+class _RankEvidence:
     """The evidence of one rank, except for its page."""
 
     pid: int
@@ -86,7 +86,7 @@ class _Job:
     empty may fail without a note.
     """
 
-    found: _Found
+    evidence: _RankEvidence
     work: Coroutine[Any, Any, None]
     kind: str = ""
     late: str = ""
@@ -108,109 +108,98 @@ class Collected:
     """The number of ranks that this node should have, as far as they know; 0 if unknown."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Gatherer:
     """Gathers the evidence of this node."""
 
-    def __init__(  # noqa: PLR0913 (its sources, all by keyword)
-        self,
-        *,
-        pages: Pages,
-        exits: Exits,
-        py_spy: PySpy,
-        news: News,
-        node: str,
-        commands: Callable[[], Sequence[int]],
-        gpus: Callable[[], Mapping[int, GpuState]] = dict,
-        notes: Callable[[], tuple[Note, ...]] = tuple,
-        proc: str = PROC,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._pages = pages
-        self._exits = exits
-        self._py_spy = py_spy
-        self._news = news
-        self._node = node
-        self._commands = commands
-        self._gpus = gpus
-        self._notes = notes
-        self._proc = proc
-        self._now_ns = now_ns
-        self._tree: Tree | None = None
-        """Of the last look at processes."""
+    pages: Pages
+    exits: Exits
+    py_spy: PySpy
+    news: News
+    node: str
+    commands: Callable[[], Sequence[int]]
+    gpus: Callable[[], Mapping[int, GpuState]] = dict
+    notes: Callable[[], tuple[Note, ...]] = tuple
+    proc: str = PROC
+    now_ns: Callable[[], int] = time.monotonic_ns
+    _tree: Tree | None = None
+    """The last look at processes."""
 
     @property
     def incarnation(self) -> int:
         """Number of the incarnation of the job that is watched."""
-        return self._pages.incarnation
+        return self.pages.incarnation
 
     def standings(self) -> dict[int, Standing]:
         """Return the present position of each rank of this node that lives, by its page."""
-        seen = self._pages.look()
-        found = standings(seen, self._launched_without_page(seen))
-        return {rank: at for rank, at in found.items() if alive(*at.process, self._proc)}
+        seen = self.pages.look()
+        ranks = standings(seen, self._launched_without_page(seen))
+        return {rank: at for rank, at in ranks.items() if alive(*at.process, self.proc)}
 
     def request_recorders(self) -> None:
         """Have each rank that lives leave its Flight Recorder next to its page."""
-        for seen in self._pages.look().values():
+        for seen in self.pages.look().values():
             if seen.light.phase in _ASKED and self._state(seen).alive:
                 flights.ask_in_passing(seen.page.path)
 
     def forget_recorders(self) -> None:
         """Free the Flight Recorders that the ranks that live have left."""
-        for seen in self._pages.look().values():
+        for seen in self.pages.look().values():
             if self._state(seen).alive:
                 flights.forget(seen.page.path)
 
     async def ras(self) -> RasAnswer | None:
         """Ask NCCL's RAS service on this node about the whole job; None without one."""
-        pids = [seen.light.identity.pid for seen in self._pages.look().values()]
-        variables = environment(pids[0] if pids else 0, ras.is_variable, self._proc)
+        pids = [seen.light.identity.pid for seen in self.pages.look().values()]
+        variables = environment(pids[0] if pids else 0, ras.is_variable, self.proc)
         try:
-            return await ras.ask(pids, variables, RAS_S, self._proc)
+            return await ras.ask(pids, variables, RAS_S, self.proc)
         except EvidenceError as error:
-            self._news.lose("ras", str(error))
+            self.news.lose("ras", str(error))
             return None
 
     async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
         """Gather the evidence of the ranks of this node; what takes too long is missing."""
-        seen = self._pages.look()
+        seen = self.pages.look()
         launched = self._launched_without_page(seen)
-        found = {rank: _Found(s.light.identity.pid, self._state(s)) for rank, s in seen.items()}
+        gathered = {
+            rank: _RankEvidence(s.light.identity.pid, self._state(s)) for rank, s in seen.items()
+        }
         pageless = [
-            _Found(rank.pid, process_state(rank.pid, rank.start_ticks, self._proc))
+            _RankEvidence(rank.pid, process_state(rank.pid, rank.start_ticks, self.proc))
             for rank in launched
         ]
         full = level is Level.FULL
         jobs: list[_Job] = []
         if level >= Level.FLIGHT:
             jobs += [
-                _Job(found[rank], self._flight(one, found[rank]), "no Flight Recorder", _LATE)
+                _Job(gathered[rank], self._flight(one, gathered[rank]), "no Flight Recorder", _LATE)
                 for rank, one in seen.items()
             ]
         if full:
             reach(Point.GATHERING)
-            tree = Tree(self._proc)
+            tree = Tree(self.proc)
             for rank in seen:
-                jobs += self._stack_jobs(found[rank], tree, _page(seen[rank]))
+                jobs += self._stack_jobs(gathered[rank], tree, _page(seen[rank]))
             for unseen in pageless:
                 jobs += self._stack_jobs(unseen, tree, None)
         await self._run(jobs, budget_s)
         if full:
-            self._processors([*found.values(), *pageless], tree)
+            self._processors([*gathered.values(), *pageless], tree)
         # The pages last: they are then no older than the stack of their rank.
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         ranks = []
         for rank, one in seen.items():
             if (page := _page(one)) is not None:
-                ranks += self._snapshots(page, found[rank], now_ns, replaced=one.heir)
+                ranks += self._snapshots(page, gathered[rank], now_ns, replaced=one.heir)
         ranks += [
-            launched_snapshot(rank, unseen.process, self._node, **_evidence(unseen))
+            launched_snapshot(rank, unseen.process, self.node, **_shared(unseen))
             for rank, unseen in zip(launched, pageless, strict=True)
         ]
-        gpus = self._gpus() if full else {}
+        gpus = self.gpus() if full else {}
         sizes = [s.light.identity.world_size for s in seen.values()]
         return Collected(
-            restart=self._pages.restart,
+            restart=self.pages.restart,
             world_size=max(sizes, default=0)
             or max((rank.world_size for rank in launched), default=0),
             ranks=tuple(
@@ -219,8 +208,8 @@ class Gatherer:
             ),
             sources=await self._sources(ranks, seen) if full else {},
             pages=dict(_raw_pages(seen)) if full else {},
-            flights={rank: one.raw_flight for rank, one in found.items() if one.raw_flight},
-            notes=self._notes() if full else (),
+            flights={rank: one.raw_flight for rank, one in gathered.items() if one.raw_flight},
+            notes=self.notes() if full else (),
             local_size=_expected(seen),
         )
 
@@ -240,41 +229,41 @@ class Gatherer:
             if isinstance(result, EvidenceError | FlightError):
                 reason = str(result)
             elif isinstance(result, Exception):
-                self._lose(job.found, result)
+                self._lose(job.evidence, result)
                 continue
             else:
                 reason = job.late if task in late else ""
             if job.kind and reason:
-                job.found.missing.append(f"{job.kind}: {reason}")
+                job.evidence.missing.append(f"{job.kind}: {reason}")
 
-    def _lose(self, found: _Found, error: Exception) -> None:
+    def _lose(self, evidence: _RankEvidence, error: Exception) -> None:
         """Report evidence of a rank that is lost by an error of ours."""
-        found.missing.append(f"evidence: {type(error).__name__} while it was gathered")
-        self._news.fault("evidence", f"evidence of process {found.pid} is lost", error)
+        evidence.missing.append(f"evidence: {type(error).__name__} while it was gathered")
+        self.news.fault("evidence", f"evidence of process {evidence.pid} is lost", error)
 
     def _state(self, seen: Seen) -> ProcessState:
         identity = seen.light.identity
-        return self._exits.state(identity.pid, identity.start_ticks)
+        return self.exits.state(identity.pid, identity.start_ticks)
 
     def _snapshots(
-        self, page: RankPage, found: _Found, now_ns: int, *, replaced: bool
+        self, page: RankPage, evidence: _RankEvidence, now_ns: int, *, replaced: bool
     ) -> list[RankSnapshot]:
         """Return the rank, without its calls if they cannot be used; none if more cannot."""
         for _ in range(2):
             try:
-                process = self._exits.state(page.identity.pid, page.identity.start_ticks)
+                process = self.exits.state(page.identity.pid, page.identity.start_ticks)
                 snapshot = rank_snapshot(
                     page,
                     replace(process, replaced=replaced),
-                    self._node,
+                    self.node,
                     now_ns,
                     clock_offset_ns=time.time_ns() - time.monotonic_ns(),
-                    flight=found.flight,
-                    **_evidence(found),
+                    flight=evidence.flight,
+                    **_shared(evidence),
                 )
             except Exception as error:  # noqa: BLE001 (the other ranks are not to be lost)
-                self._lose(found, error)
-                page, found.flight = replace(page, events=(), new_groups=()), None
+                self._lose(evidence, error)
+                page, evidence.flight = replace(page, events=(), new_groups=()), None
             else:
                 return [snapshot]
         return []
@@ -283,73 +272,73 @@ class Gatherer:
         """Return the ranks of this node that a launcher started and that have no page."""
         if seen and len(seen) >= _expected(seen):
             return []
-        tree = Tree(self._proc)
-        ranks = [rank for pid in self._commands() for rank in tree.launched_ranks(pid)]
+        tree = Tree(self.proc)
+        ranks = [rank for pid in self.commands() for rank in tree.launched_ranks(pid)]
         # One with a page is of another job below the same command.
-        return [
-            rank for rank in ranks if rank.rank not in seen and rank.pid not in self._pages.pids
-        ]
+        return [rank for rank in ranks if rank.rank not in seen and rank.pid not in self.pages.pids]
 
-    async def _flight(self, seen: Seen, found: _Found) -> None:
-        process, light = found.process, seen.light
+    async def _flight(self, seen: Seen, evidence: _RankEvidence) -> None:
+        process, light = evidence.process, seen.light
         if process.alive and (process.state in _STOPPED or light.phase not in _ASKED):
             return
-        found.raw_flight = await flights.recorder_of(
-            seen.page.path, light, lambda: self._state(seen), self._now_ns()
+        evidence.raw_flight = await flights.recorder_of(
+            seen.page.path, light, lambda: self._state(seen), self.now_ns()
         )
         # Of tens of megabytes it takes seconds.
-        found.flight = await in_thread(partial(parse_dump, found.raw_flight), BUDGET_S)
+        evidence.flight = await in_thread(partial(parse_dump, evidence.raw_flight), BUDGET_S)
 
-    def _stack_jobs(self, found: _Found, tree: Tree, page: RankPage | None) -> list[_Job]:
+    def _stack_jobs(self, evidence: _RankEvidence, tree: Tree, page: RankPage | None) -> list[_Job]:
         """Return the dumps to make of one rank: its own, and its children's if they may matter."""
-        if not found.process.alive:
+        if not evidence.process.alive:
             return []
-        found.threads = ()
-        jobs = [_Job(found, self._own_stack(found), "no stack", "py-spy was not done in time")]
-        for stat in islice(tree.descendants(found.pid), MAX_CHILDREN):
-            state = process_state(stat.pid, stat.start_ticks, self._proc)
-            command = command_line(stat.pid, self._proc) or stat.comm
-            found.children[stat.pid] = Child(stat.pid, command, state)
+        evidence.threads = ()
+        jobs = [
+            _Job(evidence, self._own_stack(evidence), "no stack", "py-spy was not done in time")
+        ]
+        for stat in islice(tree.descendants(evidence.pid), MAX_CHILDREN):
+            state = process_state(stat.pid, stat.start_ticks, self.proc)
+            command = command_line(stat.pid, self.proc) or stat.comm
+            evidence.children[stat.pid] = Child(stat.pid, command, state)
             if page is None or not waits_itself(page):
-                jobs.append(_Job(found, self._child_stack(stat.pid, found)))
+                jobs.append(_Job(evidence, self._child_stack(stat.pid, evidence)))
         return jobs
 
-    def _processors(self, ranks: Iterable[_Found], before: Tree) -> None:
+    def _processors(self, ranks: Iterable[_RankEvidence], before: Tree) -> None:
         """Note how much each rank has worked since then, or since the last look.
 
         On a busy machine a rank may not get a processor for as long as one look takes; children
         that have ended since the last look are counted by this one alone.
         """
-        tree, moments = Tree(self._proc), [before]
+        tree, moments = Tree(self.proc), [before]
         if self._tree is not None:
             moments.append(self._tree)
-        for found in ranks:
-            found.processors = max(tree.processors(found.pid, moment) for moment in moments)
+        for evidence in ranks:
+            evidence.processors = max(tree.processors(evidence.pid, moment) for moment in moments)
         self._tree = tree
 
-    async def _own_stack(self, found: _Found) -> None:
+    async def _own_stack(self, evidence: _RankEvidence) -> None:
         try:
-            found.threads = await self._py_spy.dump(found.pid)
+            evidence.threads = await self.py_spy.dump(evidence.pid)
         except NoStacksError as error:
-            self._news.lose("stacks", f"no stacks: {error}")
+            self.news.lose("stacks", f"no stacks: {error}")
             raise
 
-    async def _child_stack(self, pid: int, found: _Found) -> None:
-        threads = await self._py_spy.dump(pid)  # fails of a child that is no Python process
-        found.children[pid] = replace(found.children[pid], threads=threads)
+    async def _child_stack(self, pid: int, evidence: _RankEvidence) -> None:
+        threads = await self.py_spy.dump(pid)  # fails of a child that is no Python process
+        evidence.children[pid] = replace(evidence.children[pid], threads=threads)
 
     async def _sources(
         self, ranks: Sequence[RankSnapshot], seen: Mapping[int, Seen]
     ) -> dict[str, str]:
-        created_ns = min((one.light.created_ns for one in seen.values()), default=0)
-        age_s = (self._now_ns() - created_ns) / 1e9 if created_ns else 0.0
+        created_ns = min((page.light.created_ns for page in seen.values()), default=0)
+        age_s = (self.now_ns() - created_ns) / 1e9 if created_ns else 0.0
         files, started_at = sources.files_of(ranks), time.time() - age_s
         texts: dict[str, str] = {}
         try:
-            read = partial(sources.read, files, started_at, self._proc, into=texts)
+            read = partial(sources.read, files, started_at, self.proc, into=texts)
             await in_thread(read, SOURCES_S)
         except TimeoutError:
-            self._news.lose("sources", "source files could not be read in time", quiet=True)
+            self.news.lose("sources", "source files could not be read in time", quiet=True)
         return dict(texts)
 
 
@@ -361,16 +350,16 @@ def local_size(light: RankPage) -> int:
 
 def _expected(seen: Mapping[int, Seen]) -> int:
     """Return the number of ranks that this node should have, by those seen; 0 if unknown."""
-    return max((local_size(one.light) for one in seen.values()), default=0)
+    return max((local_size(page.light) for page in seen.values()), default=0)
 
 
-def _evidence(found: _Found) -> dict[str, Any]:
+def _shared(evidence: _RankEvidence) -> dict[str, Any]:
     """Return the evidence that both kinds of snapshots take."""
     return {
-        "threads": found.threads,
-        "children": tuple(found.children.values()),
-        "processors": found.processors,
-        "missing": tuple(found.missing),
+        "threads": evidence.threads,
+        "children": tuple(evidence.children.values()),
+        "processors": evidence.processors,
+        "missing": tuple(evidence.missing),
     }
 
 

@@ -98,12 +98,12 @@ def signature(verdict: Verdict, incarnation: int) -> str:
     """Return a text that is equal for verdicts that are the same news."""
     group = verdict.group
     members = ",".join(map(str, group.ranks)) if group else ""
-    place = f"{members}/{group.desc}/{group.index}" if group else ""
+    key = f"{members}/{group.desc}/{group.index}" if group else ""
     culprits = ",".join(map(str, verdict.culprits))
     # The first call in which ranks were out of step may be unknown.
     known = verdict.collective and verdict.state is not State.DESYNC
     seq = verdict.collective.seq if verdict.collective and known else 0
-    return f"{verdict.kind}|{culprits}|{place}|{seq}|{incarnation}"
+    return f"{verdict.kind}|{culprits}|{key}|{seq}|{incarnation}"
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Incidents:
     @property
     def current(self) -> tuple[Verdict, ...]:
         """The verdicts that hold now."""
-        return tuple(one for one in (self.verdict, self.desync) if one is not None)
+        return tuple(held for held in (self.verdict, self.desync) if held is not None)
 
     def would_announce(self, event: Event) -> bool:
         """Return True if the event would be announced now."""

@@ -66,7 +66,7 @@ class Judge:
     node: str
     incidents: Incidents = field(default_factory=Incidents)
     hang_after_s: Callable[[], float] = lambda: math.inf
-    """How long a hang takes in this job, as far as this node has learnt."""
+    """Returns how long a hang takes in this job, as far as this node has learnt."""
     peers: Peers = field(init=False)
     aborting: Aborting = field(init=False)
     _account: Account = field(init=False)

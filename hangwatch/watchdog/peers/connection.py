@@ -140,8 +140,8 @@ class Peers:
     async def _connect(self, exchange: Exchange, rank: Identity) -> None:
         with suppress(OSError):
             loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(rank.store_host, rank.store_port)
-            self.store_address = str(found[0][4][0])
+            addresses = await loop.getaddrinfo(rank.store_host, rank.store_port)
+            self.store_address = str(addresses[0][4][0])
         prefix = f"hangwatch/{rank.run_id or 'job'}/{rank.world_size}"
         await exchange.join(rank.store_host, rank.store_port, prefix, rank.world_size)
 

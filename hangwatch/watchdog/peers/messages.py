@@ -107,7 +107,7 @@ class Gathered:
     silent: tuple[Node, ...] = ()
     """Nodes that joined and did not answer in time."""
     unseen: tuple[str, ...] = ()
-    """What could not be had, for people."""
+    """Evidence that could not be had, for people."""
 
 
 def slim(published: Published) -> Published:

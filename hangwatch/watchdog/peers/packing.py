@@ -204,7 +204,12 @@ def unpack(
         raise codec.CodecError(f"it is that of {answer.node:.60}")
     if len(answer.sources) > MAX_SOURCES:
         raise codec.CodecError(f"it has {len(answer.sources)} source files")
-    known = {GroupKey: _keys(answer.groups, world_size, groups, room), Site: answer.sites}
+    fresh = set(answer.groups) - groups.keys()
+    room.take_groups(fresh, world_size)
+    for group in fresh:
+        ranks_of_group = ranks_of(group.runs, world_size)
+        groups[group] = GroupKey(ranks_of_group, group.desc, group.index)
+    known = {GroupKey: [groups[group] for group in answer.groups], Site: answer.sites}
     ranks: tuple[RankSnapshot, ...] = codec.decode(tuple[RankSnapshot, ...], plain["ranks"], known)
     strange = [rank.rank for rank in ranks if not 0 <= rank.rank < world_size]
     if strange or len({rank.rank for rank in ranks}) < len(ranks):
@@ -266,15 +271,6 @@ def ranks_of(runs: Runs, limit: int) -> tuple[int, ...]:
     if ranks and not (min(ranks) >= 0 and max(ranks) < limit):
         raise codec.CodecError("a group with ranks that there are not")
     return ranks
-
-
-def _keys(groups: tuple[Group, ...], world_size: int, known: Groups, room: Room) -> list[GroupKey]:
-    room.take_groups({group for group in groups if group not in known}, world_size)
-    for group in groups:
-        if group not in known:
-            ranks = ranks_of(group.runs, world_size)
-            known[group] = GroupKey(ranks, group.desc, group.index)
-    return [known[group] for group in groups]
 
 
 def _refer(thread: ThreadStack, blobs: Blobs) -> ThreadRef:

@@ -22,7 +22,7 @@ REACH_S = 2.0
 MOST_S = 5.0
 AT_ONCE = 500
 """Below the usual limit of open files."""
-WITNESSES = 3
+CONTROLS = 3
 """Nodes that did answer, to see whether this network passes such refusals on."""
 _NAMED = 8
 
@@ -54,7 +54,7 @@ async def missing(
     unheard = others if silent is None else [node for node in others if node in silent]
     if not unheard:
         return Missing()
-    heard = [node for node in others if node not in unheard and node.address][:WITNESSES]
+    heard = [node for node in others if node not in unheard and node.address][:CONTROLS]
     store_here = store_host in (own.address, own.host, "localhost")
     gone = await unreachable({node.address for node in [*unheard, *heard]} | {store_host}, port)
     if heard and all(node.address in gone for node in heard):

@@ -84,7 +84,7 @@ async def join(store: Store, node: Node, world_size: int) -> tuple[int, tuple[No
     # Of a thousand nodes only the last one reads the entries of all.
     if await store.add("ranks", len(node.ranks)) >= world_size:
         nodes = await known_nodes(store, world_size)
-        if sum(len(one.ranks) for one in nodes) >= world_size:
+        if sum(len(known.ranks) for known in nodes) >= world_size:
             await store.set("roster", codec.compress(codec.dumps(nodes)))
     return await store.add("rounds", 0) + 1, nodes
 
@@ -114,8 +114,7 @@ async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
     taken: set[int] = set()
     for start in range(0, len(numbers), CHUNK):
         keys = [f"node/{number}" for number in numbers[start : start + CHUNK]]
-        if not await store.check(keys):
-            keys = [key for key in keys if await store.check([key])]
+        keys = await store.present(keys)
         most_bytes = MAX_NODE_BYTES + 8 * world_size
         for data in await store.multi_get(keys, most_bytes) if keys else ():
             with suppress(codec.CodecError):
@@ -159,10 +158,10 @@ async def send(
     store: Store, number: int, node: str, message: bytes, blobs: Mapping[str, bytes]
 ) -> None:
     """Answer an incident; blobs that the store has are not sent."""
-    if blobs and not await store.check([_blob(name) for name in blobs]):
-        for name, blob in blobs.items():
-            if not await store.check([_blob(name)]):
-                await store.set(_blob(name), blob)
+    there = set(await store.present([_blob(name) for name in blobs]))
+    for name, blob in blobs.items():
+        if _blob(name) not in there:
+            await store.set(_blob(name), blob)
     await store.set(_answer(number, node), message)
 
 
@@ -199,7 +198,7 @@ async def gather(
             UNPACKING_S,
         )
         unseen += unread
-        names = set().union(*(one.blobs() for one in received.values()))
+        names = set().union(*(answer.blobs() for answer in received.values()))
         library.add(await _blobs(store, library.missing(names), room))
         for node, one in received.items():
             mine = tuple(rank for rank in one.ranks if owners.get(rank.rank, node) == node)
@@ -254,14 +253,15 @@ async def await_verdict(
     if not await _wait(store, [_verdict(number)], timeout_s):
         return None
     data = await store.get(_verdict(number), MAX_MESSAGE_BYTES) or b""
-    found: Published = codec.loads(Published, data, MAX_MESSAGE_BYTES)
-    shown = [found.node, found.report, *(verdict.headline for verdict in found.verdicts)]
-    if len(found.verdicts) > MAX_VERDICTS or max(map(len, shown)) > MAX_HEADLINE:
+    published: Published = codec.loads(Published, data, MAX_MESSAGE_BYTES)
+    verdicts = published.verdicts
+    shown = [published.node, published.report, *(verdict.headline for verdict in verdicts)]
+    if len(verdicts) > MAX_VERDICTS or max(map(len, shown)) > MAX_HEADLINE:
         raise codec.CodecError("it says more than a verdict does")
-    named = {rank for one in found.verdicts for rank in (*one.culprits, *one.victims)}
+    named = {rank for verdict in verdicts for rank in (*verdict.culprits, *verdict.victims)}
     if not all(0 <= rank < world_size for rank in named):
         raise codec.CodecError("it names ranks that there are not")
-    return found
+    return published
 
 
 def node_text(node: Node) -> str:
@@ -279,14 +279,11 @@ async def _wait(store: Store, keys: list[str], timeout_s: float) -> bool:
 
 
 async def _blobs(store: Store, names: Sequence[str], room: Room) -> dict[str, bytes]:
-    names = room.names(names)
-    keys = [_blob(name) for name in names]
-    if keys and not await store.check(keys):
-        names = [name for name in names if await store.check([_blob(name)])]
-        keys = [_blob(name) for name in names]
-    found = await store.multi_get(keys, MAX_BLOB_BYTES, room.blob_bytes) if keys else []
-    room.blob_bytes -= sum(map(len, found))
-    return dict(zip(names, found, strict=True))
+    named = {_blob(name): name for name in room.names(names)}
+    keys = await store.present(list(named))
+    blobs = await store.multi_get(keys, MAX_BLOB_BYTES, room.blob_bytes) if keys else []
+    room.blob_bytes -= sum(map(len, blobs))
+    return {named[key]: blob for key, blob in zip(keys, blobs, strict=True)}
 
 
 def _is_sound(node: Node, world_size: int) -> bool:

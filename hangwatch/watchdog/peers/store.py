@@ -97,13 +97,13 @@ class Store:
         A value of more than max_bytes, or one that makes all of them more than total_bytes, is
         passed over, and comes as if it were empty.
         """
-        found: list[bytes] = []
+        values: list[bytes] = []
         left = max_bytes * len(keys) if total_bytes is None else total_bytes
         async with self._asking(_MULTI_GET, self._keys(keys)):
             for _ in keys:
-                found.append(await self._value(min(max_bytes, left)))
-                left -= len(found[-1])
-        return found
+                values.append(await self._value(min(max_bytes, left)))
+                left -= len(values[-1])
+        return values
 
     async def add(self, key: str, amount: int) -> int:
         """Add to a counter, 0 if it is not set; return its new value."""
@@ -114,6 +114,12 @@ class Store:
         """Return True if all keys are set."""
         async with self._asking(_CHECK, self._keys(keys)):
             return (await self._reader.readexactly(1))[0] == _READY
+
+    async def present(self, keys: Sequence[str]) -> list[str]:
+        """Return the keys that are set; it takes one question if all are."""
+        if not keys or await self.check(keys):
+            return list(keys)
+        return [key for key in keys if await self.check([key])]
 
     async def delete_key(self, key: str) -> bool:
         """Remove a key; return True if it was there."""
