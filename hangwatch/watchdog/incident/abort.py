@@ -23,6 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from hangwatch.console import News
 from hangwatch.evidence import exits
@@ -249,9 +250,6 @@ class Aborting:
         before, flagged = self.incarnation, (self.hello.run_dir / ABORTED).exists()
         incarnation = self.gatherer.incarnation
 
-        async def hung(some: Collection[int]) -> Collection[int]:
-            return await self._hung(abort, some)
-
         def begin() -> None:
             self.incarnation, abort.ended_any = incarnation, True
             try:
@@ -260,7 +258,7 @@ class Aborting:
                 self.news.lose("aborted", f"the exit code will not be 75: {error.strerror}")
             self.keep()
 
-        count = await end_ranks(ranks, hung, begin, self.news)
+        count = await end_ranks(ranks, partial(self._hung, abort), begin, self.news)
         if count:
             ended = "1 rank" if count == 1 else f"{count} ranks"
             self.news.say(f"ended {ended} of this node (--on-hang abort)")

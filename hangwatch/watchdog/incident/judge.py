@@ -72,7 +72,7 @@ class Judge:
     _account: Account = field(init=False)
     _announcing: asyncio.Task[None] | None = None
     _reported_elsewhere: bool = False
-    _last_words: LastWords = field(default_factory=LastWords)
+    _last_words: LastWords = field(init=False)
     _guessed: bool = False
     """This node has published which rank failed first; the report is its own, too."""
 
@@ -80,6 +80,9 @@ class Judge:
         self._account = Account(self.hello.run)
         self.aborting = Aborting(self.hello, self.gatherer, self.news)
         self.peers = Peers(self.node, self.hello, self.answer, self.heard, self.news)
+        self._last_words = LastWords(
+            self._first_guess, lambda: not self.incidents.would_announce(Event.FAILED)
+        )
 
     def in_turn(self, usual: Thresholds) -> Thresholds:
         """Return the thresholds, a little later if another node has the report of the incident."""
@@ -185,11 +188,7 @@ class Judge:
         """Ask the other nodes while they are there: a rank of this node has failed."""
         exchange = self.peers.exchange
         if exchange is not None and exchange.joined and not self._is_hung():
-            self._last_words.ask(
-                exchange,
-                self._first_guess,
-                lambda: not self.incidents.would_announce(Event.FAILED),
-            )
+            self._last_words.ask(exchange)
 
     async def _first_guess(self, gathered: Gathered) -> Published:
         """Return which rank failed first if that is sure already, else no verdicts."""

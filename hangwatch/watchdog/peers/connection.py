@@ -152,24 +152,23 @@ class LastWords:
 
     A job falls apart in moments, and the store with it: once the command has ended, no other
     node may be left to be asked which rank failed first.
+
+    conclude: returns the conclusion to publish. is_reported: True if the failure was announced.
     """
 
+    conclude: Callable[[Gathered], Awaitable[Published]]
+    is_reported: Callable[[], bool]
     _asked: asyncio.Task[Gathered] | None = None
     _at_s: float = 0.0
 
-    def ask(
-        self,
-        exchange: Exchange,
-        conclude: Callable[[Gathered], Awaitable[Published]],
-        is_reported: Callable[[], bool],
-    ) -> None:
+    def ask(self, exchange: Exchange) -> None:
         """Ask all other nodes, unless that is done, and publish the conclusion.
 
-        If another node was faster, that one concludes. If it was not sure enough to do so
-        (is_reported), this one asks after all: else each would report the failure for itself.
+        If another node was faster, that one concludes. If it was not sure enough to report the
+        failure, this one asks after all: else each would report it for itself.
         """
         if self._asked is None:
-            self._asked = asyncio.ensure_future(self._ask(exchange, conclude, is_reported))
+            self._asked = asyncio.ensure_future(self._ask(exchange))
 
     async def heard(self, timeout_s: float) -> Gathered | None:
         """Return the answers, as old as they are by now; None if there are none in time."""
@@ -192,18 +191,13 @@ class LastWords:
             self._asked.cancel()
         self._asked = None
 
-    async def _ask(
-        self,
-        exchange: Exchange,
-        conclude: Callable[[Gathered], Awaitable[Published]],
-        is_reported: Callable[[], bool],
-    ) -> Gathered:
+    async def _ask(self, exchange: Exchange) -> Gathered:
         gathered = await exchange.ask(full=False)
-        if not gathered.owner and not is_reported():
+        if not gathered.owner and not self.is_reported():
             gathered = await exchange.ask(full=False)
         self._at_s = time.monotonic()
         if gathered.owner and gathered.round:
-            await exchange.publish(gathered.round, await conclude(gathered))
+            await exchange.publish(gathered.round, await self.conclude(gathered))
         return gathered
 
 
