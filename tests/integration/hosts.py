@@ -230,7 +230,7 @@ def everywhere(made: Sequence[Host], state: str, count: int = 1) -> None:
 
 
 def recovered(made: Sequence[Host]) -> None:
-    """Wait until every host has said that the job goes on."""
+    """Wait until every host has said that the job recovered."""
     for host in made:
         until(lambda host=host: "the job recovered after" in host.said(), host.name)  # type: ignore[misc]
 

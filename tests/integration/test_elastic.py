@@ -113,7 +113,10 @@ def test_nodes_that_join_and_leave_make_new_incarnations_of_another_size(tmp_pat
             until(lambda: "SLOW" in one.said() and "SLOW" in two.said(), "the verdict on both")
             (report,) = read_reports(tmp_path / "reports")
             (tmp_path / "hold").unlink()
-            until(lambda: all("goes on" in node.said() for node in (one, two)), "both going on")
+            until(
+                lambda: all("the job recovered" in node.said() for node in (one, two)),
+                "both going on",
+            )
             assert "FAILED" not in one.said() + two.said()
             two.process.terminate()
             code = two.process.wait(BOUND_S)

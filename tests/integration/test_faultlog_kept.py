@@ -34,7 +34,7 @@ def test_a_look_that_fails_leaves_its_traceback_with_the_incident_and_the_run(
         report = watchdog.report()
         log = (watchdog.report_dir / "incident-001" / "watchdog.log").read_text()
         assert "(traceback in watchdog.log)" in watchdog.end(1)
-    (lost,) = [text for text in report["lost"] if "goes on" in text]
+    (lost,) = [text for text in report["lost"] if "still watching" in text]
     assert lost.endswith("(traceback in watchdog.log)")
     assert "hangwatch.run.test_hooks.CrashForTestError: gathering" in log
     (kept,) = watchdog.report_dir.glob("watchdog-*.log")
