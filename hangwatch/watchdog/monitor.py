@@ -297,7 +297,7 @@ class Monitor:
             progress=self._progress.waited,
             pages=self.pages.export(),
             judge=self.judge.export(),
-            metrics=self.telemetry.export(),
+            metrics=self.telemetry.port,
             gpus=self.gpus.gpus.export(),
             said=self.news.said,
             lost=tuple(self.news.lost),
@@ -323,7 +323,7 @@ class Monitor:
         self._progress.waited = whole.progress
         self.pages.restore(whole.pages)
         self.judge.restore(whole.judge)
-        self.telemetry.restore(whole.metrics)
+        self.telemetry.port = whole.metrics
         self.gpus.gpus.restore(whole.gpus)
 
 

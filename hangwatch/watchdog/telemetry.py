@@ -69,7 +69,8 @@ class Telemetry:
             now_ns=now_ns,
         )
         self._targets = Targets(hello.run_dir.parent.parent, hello.run_dir.name)
-        self._port = 0
+        self.port = 0
+        """The port that is served, or that an earlier watchdog served; 0 for none."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks = Tasks(self._task_failed)
         self._labels = GroupLabels()
@@ -92,14 +93,6 @@ class Telemetry:
         """Stop serving. The server's thread ends with the process."""
         self._tasks.cancel()
         self._targets.withdraw()
-
-    def export(self) -> int:
-        """Return the port, for restore(); 0 for none."""
-        return self._port
-
-    def restore(self, port: int) -> None:
-        """Serve at the port of the last watchdog."""
-        self._port = port
 
     def looked(self, began_ns: int) -> None:
         """Count a look that was made, and began then (CLOCK_MONOTONIC)."""
@@ -157,7 +150,7 @@ class Telemetry:
         )
 
     async def _serve(self, host: str, wanted: int) -> None:
-        port = self._port or wanted
+        port = self.port or wanted
         try:
             server = await in_thread(partial(listen, host, port, self.collector), BIND_S)
         except (OSError, UnicodeError) as error:
@@ -166,7 +159,7 @@ class Telemetry:
             text = f"no metrics: cannot listen at {shown} ({why}); see --metrics-addr"
             self._news.lose("metrics", text)
             return
-        self._port = server.port
+        self.port = server.port
         if server.port != wanted:
             self._news.debug(f"the metrics have port {server.port}: {wanted} is taken")
         server.start()

@@ -87,6 +87,26 @@ def test_a_rank_whose_calls_are_odd_is_seen_without_them(monkeypatch: pytest.Mon
     assert told.faults == ["evidence of process 7 is lost"]
 
 
+def test_a_page_that_breaks_the_decoder_costs_its_rank_the_calls_alone() -> None:
+    def read(*, events: bool) -> RankPage:
+        raise OverflowError(f"no such time ({events})")
+
+    light = made_page(3)
+    told, odd = Told(), found(7)
+    seen: Any = SimpleNamespace(page=SimpleNamespace(read=read), light=light)
+    assert gatherer(told)._page(seen, odd) is light  # noqa: SLF001 (of a page at hand)
+    assert odd.missing == ["evidence: OverflowError while it was gathered"]
+    assert told.faults == ["evidence of process 7 is lost"]
+
+
+def test_evidence_that_comes_too_late_is_missing_and_said_so() -> None:
+    late = found(7)
+    work = asyncio.Event().wait
+    job = evidence._Job(late, work(), "no stack", "py-spy was not done in time")  # type: ignore[arg-type]  # noqa: SLF001
+    asyncio.run(gatherer()._run([job], 0.05))  # noqa: SLF001 (without all that a look takes)
+    assert late.missing == ["no stack: py-spy was not done in time"]
+
+
 def test_a_rank_works_that_has_worked_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, one = gatherer(), found(7)
 

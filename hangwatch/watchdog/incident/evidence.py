@@ -171,30 +171,31 @@ class Gatherer:
         ]
         full = level is Level.FULL
         jobs: list[_Job] = []
-        if level >= Level.FLIGHT:
-            jobs += [
-                _Job(gathered[rank], self._flight(one, gathered[rank]), "no Flight Recorder", _LATE)
-                for rank, one in seen.items()
-            ]
         if full:
             reach(Point.GATHERING)
+        if level >= Level.FLIGHT:
+            jobs += [
+                _Job(evidence, self._flight(seen[rank], evidence), "no Flight Recorder", _LATE)
+                for rank, evidence in gathered.items()
+            ]
+        if full:
             tree = Tree(self.proc)
-            for rank in seen:
-                jobs += self._stack_jobs(gathered[rank], tree, _page(seen[rank]))
-            for unseen in pageless:
-                jobs += self._stack_jobs(unseen, tree, None)
+            for rank, evidence in gathered.items():
+                jobs += self._stack_jobs(evidence, tree, self._page(seen[rank], evidence))
+            for evidence in pageless:
+                jobs += self._stack_jobs(evidence, tree, None)
         await self._run(jobs, budget_s)
         if full:
             self._processors([*gathered.values(), *pageless], tree)
         # The pages last: they are then no older than the stack of their rank.
         now_ns = self.now_ns()
         ranks = []
-        for rank, one in seen.items():
-            if (page := _page(one)) is not None:
-                ranks += self._snapshots(page, gathered[rank], now_ns, replaced=one.heir)
+        for rank, evidence in gathered.items():
+            if (page := self._page(seen[rank], evidence)) is not None:
+                ranks += self._snapshots(page, evidence, now_ns, replaced=seen[rank].heir)
         ranks += [
-            launched_snapshot(rank, unseen.process, self.node, **_shared(unseen))
-            for rank, unseen in zip(launched, pageless, strict=True)
+            launched_snapshot(rank, evidence.process, self.node, **_shared(evidence))
+            for rank, evidence in zip(launched, pageless, strict=True)
         ]
         gpus = self.gpus() if full else {}
         sizes = [s.light.identity.world_size for s in seen.values()]
@@ -208,7 +209,7 @@ class Gatherer:
             ),
             sources=await self._sources(ranks, seen) if full else {},
             pages=dict(_raw_pages(seen)) if full else {},
-            flights={rank: one.raw_flight for rank, one in gathered.items() if one.raw_flight},
+            flights={rank: raw for rank, of in gathered.items() if (raw := of.raw_flight)},
             notes=self.notes() if full else (),
             local_size=_expected(seen),
         )
@@ -238,12 +239,27 @@ class Gatherer:
 
     def _lose(self, evidence: _RankEvidence, error: Exception) -> None:
         """Report evidence of a rank that is lost by an error of ours."""
-        evidence.missing.append(f"evidence: {type(error).__name__} while it was gathered")
+        note = f"evidence: {type(error).__name__} while it was gathered"
+        if note not in evidence.missing:
+            evidence.missing.append(note)
         self.news.fault("evidence", f"evidence of process {evidence.pid} is lost", error)
 
     def _state(self, seen: Seen) -> ProcessState:
         identity = seen.light.identity
         return self.exits.state(identity.pid, identity.start_ticks)
+
+    def _page(self, seen: Seen, evidence: _RankEvidence) -> RankPage | None:
+        """Return the whole page of a rank, without its calls if they cannot be read."""
+        try:
+            page = seen.page.read(events=True)
+            if page.groups_left_out:
+                page = replace(page, groups=(*page.groups, *groups_left_out(seen.page.path)))
+        except PageError:
+            return None
+        except Exception as error:  # noqa: BLE001 (the other ranks are not to be lost)
+            self._lose(evidence, error)
+            return seen.light
+        return page
 
     def _snapshots(
         self, page: RankPage, evidence: _RankEvidence, now_ns: int, *, replaced: bool
@@ -361,16 +377,6 @@ def _shared(evidence: _RankEvidence) -> dict[str, Any]:
         "processors": evidence.processors,
         "missing": tuple(evidence.missing),
     }
-
-
-def _page(seen: Seen) -> RankPage | None:
-    try:
-        page = seen.page.read(events=True)
-    except PageError:
-        return None
-    if not page.groups_left_out:
-        return page
-    return replace(page, groups=(*page.groups, *groups_left_out(seen.page.path)))
 
 
 def _raw_pages(seen: Mapping[int, Seen]) -> Iterator[tuple[int, bytes]]:
