@@ -142,7 +142,7 @@ async def _watch_to_the_end(
         if not hello.self_started:
             await _tidy_up(hello.run_dir)
         return 0
-    monitor.asked_to_end(pipe.asked_to_end_ns)
+    monitor.exits.asked_to_end_ns = pipe.asked_to_end_ns
     deadline = time.monotonic() + CONCLUDE_S
     try:
         await asyncio.wait_for(monitor.conclude(exit_code), CONCLUDE_S)

@@ -118,10 +118,6 @@ class Monitor:
             self._wake.clear()
         return ended.result()
 
-    def asked_to_end(self, at_ns: int) -> None:
-        """Note when the command was sent a signal to end it; 0 if it was not."""
-        self.exits.asked_to_end_ns = at_ns
-
     async def conclude(self, exit_code: int) -> None:
         """Announce why the command has ended, if that is news."""
         reach(Point.CONCLUDING)
