@@ -122,14 +122,13 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     )
     telemetry.open()
     try:
-        return await _watch_to_the_end(hello, pipe, news, monitor, reporter)
+        return await _watch_to_the_end(monitor, pipe)
     finally:
         telemetry.close()
 
 
-async def _watch_to_the_end(
-    hello: Hello, pipe: Supervisor, news: News, monitor: Monitor, reporter: Reporter
-) -> int:
+async def _watch_to_the_end(monitor: Monitor, pipe: Supervisor) -> int:
+    hello, news, reporter = monitor.hello, monitor.news, monitor.judge.reporter
     concluded = hello.run_dir / CONCLUDED
     with suppress(OSError):
         concluded.unlink(missing_ok=True)

@@ -232,7 +232,7 @@ def everywhere(made: Sequence[Host], state: str, count: int = 1) -> None:
 def recovered(made: Sequence[Host]) -> None:
     """Wait until every host has said that the job recovered."""
     for host in made:
-        until(lambda host=host: "the job recovered after" in host.said(), host.name)  # type: ignore[misc]
+        until(lambda host=host: "the job recovered" in host.said(), host.name)  # type: ignore[misc]
 
 
 def ahead(where: Path) -> dict[str, str]:

@@ -34,7 +34,7 @@ import sys
 from torch.distributed import PrefixStore, TCPStore
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.verdict import Verdict
-from hangwatch import codec
+from hangwatch.model import codec
 from hangwatch.watchdog.peers.messages import Incident, Published
 port = int(sys.argv[1])
 tcp = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -170,7 +170,7 @@ def test_a_job_that_has_recovered_since_the_verdict_is_not_ended(
         hold.unlink()
         job.until_said("no rank will be aborted")
         job.ends_well()
-        job.says_once("the job recovered after")
+        job.says_once("the job recovered")
         assert "ended " not in job.said()
         assert not reached(moments, Point.ENDED)
 

@@ -99,7 +99,7 @@ class Reporter:
     async def recovered(self, text: str) -> None:
         """Print that the incident at hand is over, and add it to its report."""
         self.news.say(text)
-        if self._last is None or self.report is None:
+        if self._last is None or self._files.path is None:
             return
         timeline = (*self._last.timeline, Moment(utc(), f"{text[0].upper()}{text[1:]}."))
         self._last = replace(self._last, timeline=timeline)
