@@ -21,11 +21,10 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hangwatch.evidence.processes import PROC, process_state, read_stat
 from hangwatch.model.snapshot import ProcessState
@@ -149,6 +148,17 @@ class _Tracked:
     oom_killed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a process, as the next watchdog has to know it."""
+
+    pid: int
+    start_ticks: int
+    gone_ns: int
+    status: int | None
+    oom_killed: bool
+
+
 class Exits:
     """Watches processes and remembers how they ended."""
 
@@ -224,34 +234,20 @@ class Exits:
             self._release(self._tracked.pop(pid))
         self._remembered.clear()
 
-    def export(self) -> list[dict[str, Any]]:
-        """The ends that were seen, as plain values for restore()."""
-        return [
-            {
-                "pid": one.pid,
-                "start_ticks": one.start_ticks,
-                "gone_ns": one.gone_ns,
-                "status": one.status,
-                "oom_killed": one.oom_killed,
-            }
+    def export(self) -> tuple[End, ...]:
+        """Return the ends that were seen, for restore()."""
+        return tuple(
+            End(one.pid, one.start_ticks, one.gone_ns, one.status, one.oom_killed)
             for one in self._tracked.values()
             if one.gone_ns
-        ]
+        )
 
-    def restore(self, ends: list[Mapping[str, Any]]) -> None:
-        """Remember what a watchdog before this one saw; odd values are left out."""
+    def restore(self, ends: Iterable[End]) -> None:
+        """Remember the ends that an earlier watchdog saw."""
         for end in ends:
-            with suppress(KeyError, TypeError, ValueError):
-                status = end["status"]
-                one = _Tracked(
-                    int(end["pid"]),
-                    int(end["start_ticks"]),
-                    None,
-                    int(end["gone_ns"]),
-                    None if status is None else int(status),
-                    oom_killed=bool(end["oom_killed"]),
-                )
-                self._remembered[one.pid] = one
+            self._remembered[end.pid] = _Tracked(
+                end.pid, end.start_ticks, None, end.gone_ns, end.status, end.oom_killed
+            )
 
     def close(self) -> None:
         """Let go of every process."""

@@ -1,1 +1,1 @@
-"""The daemon of one node: reads pages, gathers evidence, speaks up."""
+"""The daemon of one node: reads pages, gathers evidence, reports."""

@@ -1,4 +1,4 @@
-"""``python -m hangwatch.watchdog``, started by the supervisor and by nobody else.
+"""``python -m hangwatch.watchdog``, started by the supervisor alone.
 
 Standard input is the supervisor's pipe (run/handshake.py), standard error the job's.
 """
@@ -22,17 +22,17 @@ STDERR = 2
 
 
 def main() -> int:
-    """Run the watchdog; its exit code is the supervisor's business alone."""
+    """Run the watchdog; the exit code is for the supervisor alone."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    # Whoever started the supervisor may have blocked or ignored them; without SIGCHLD nobody
-    # learns that a py-spy is done.
+    # The parent of the supervisor may have blocked or ignored them; without SIGCHLD the end of
+    # a py-spy is not noticed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         from hangwatch.watchdog.daemon import serve  # noqa: PLC0415 (what it needs may be missing)
     except ImportError as error:
-        say(f"the job is not watched: {error}; install hangwatch anew, with what it needs")
+        say(f"the job is not watched: {error}; reinstall hangwatch and its dependencies")
         return UNUSABLE
     except OSError as error:
         say(f"the watchdog cannot load what it needs: {error}")
@@ -47,14 +47,13 @@ def main() -> int:
 
 
 def _own_stderr() -> int:
-    """Keep the job's standard error for news; what libraries print goes elsewhere.
+    """Keep the job's standard error for news; the output of libraries goes to a nameless file.
 
-    That place is a file without a name; with -v it is the job's standard error
-    again (serve).
+    With -v it goes to the job's standard error again (serve).
     """
     try:
         kept = os.dup(STDERR)
-    except OSError:  # it is closed, and what is opened next would take its place
+    except OSError:  # it is closed, and the next file that is opened would take its number
         kept = os.open(os.devnull, os.O_WRONLY)
     with suppress(OSError), tempfile.TemporaryFile() as sink:
         os.dup2(sink.fileno(), STDERR)
@@ -62,7 +61,7 @@ def _own_stderr() -> int:
 
 
 def _loop() -> tuple[Callable[[], asyncio.AbstractEventLoop], tuple[str, ...]]:
-    """How to make an event loop, and why it is not uvloop's if it is not."""
+    """Return the factory of the event loop, and notes: why it is not uvloop's."""
     try:
         import uvloop  # noqa: PLC0415 (absent where it could not be built)
     except ImportError as error:

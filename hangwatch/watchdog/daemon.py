@@ -1,4 +1,4 @@
-"""Puts the watchdog together and runs it from the first line to the last."""
+"""Puts the watchdog together and runs it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CONCLUDE_S = 9.0
 """The supervisor waits a little longer than this for the post-mortem."""
 RUN_FILE_S = 2.0
 LET_GO_S = 10.0
-"""How long others may hold the lock of a run whose supervisor is gone."""
+"""Time for others to release the lock of a run whose supervisor is gone."""
 LET_GO_POLL_S = 0.05
 MAX_LINE_BYTES = 1 << 20
 PEERS_POLL_S = 0.25
@@ -96,9 +96,9 @@ async def all_ended(run_dir: Path) -> int | None:
 
 
 async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
-    """Watch what the supervisor names on standard input; the exit code.
+    """Watch the run that the supervisor names on standard input; return the exit code.
 
-    stderr_fd: the job's standard error. notes: what is said with -v only.
+    stderr_fd: the job's standard error. notes: printed with -v only.
     """
     pipe = await Supervisor.connect()
     try:
@@ -124,7 +124,7 @@ async def serve(stderr_fd: int, notes: tuple[str, ...] = ()) -> int:
 
 
 def _keep_tracebacks(news: News) -> None:
-    """Of what fails where nobody waits for it: tasks, callbacks, threads, the process itself."""
+    """Keep the tracebacks of failures that nothing awaits: of tasks, threads and crashes."""
 
     def in_loop(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(str(context.get("message")))
@@ -138,7 +138,7 @@ def _keep_tracebacks(news: News) -> None:
     threading.excepthook = in_thread
     if news.run_dir is not None:
         with suppress(OSError):
-            faulthandler.enable(open_log(news.run_dir))  # a crash in C tells where, too
+            faulthandler.enable(open_log(news.run_dir))  # for crashes in C
 
 
 async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> int:
@@ -172,14 +172,13 @@ async def _watch(hello: Hello, pipe: Supervisor, news: News, stderr_fd: int) -> 
     )
     telemetry.open()
     try:
-        return await _watch_to_the_end(hello, pipe, news, monitor, reporter)
+        return await _watch_to_the_end(monitor, pipe)
     finally:
         telemetry.close()
 
 
-async def _watch_to_the_end(
-    hello: Hello, pipe: Supervisor, news: News, monitor: Monitor, reporter: Reporter
-) -> int:
+async def _watch_to_the_end(monitor: Monitor, pipe: Supervisor) -> int:
+    hello, news, reporter = monitor.hello, monitor.news, monitor.judge.reporter
     concluded = hello.run_dir / CONCLUDED
     with suppress(OSError):
         concluded.unlink(missing_ok=True)
@@ -187,21 +186,21 @@ async def _watch_to_the_end(
     reach(Point.WATCHING)
     exit_code = await monitor.watch(ended)
     if exit_code is None:
-        # The supervisor is gone, and with it the watch. Whoever has taken care of ranks that
-        # were started without one leaves their pages to the next (launch/standalone.py).
+        # The supervisor is gone, and with it the watch. A rank that has started the watch itself
+        # leaves the pages to the next one (launch/standalone.py).
         if not hello.self_started:
             await _tidy_up(hello.run_dir)
         return 0
-    monitor.asked_to_end(pipe.asked_to_end_ns)
+    monitor.exits.asked_to_end_ns = pipe.asked_to_end_ns
     deadline = time.monotonic() + CONCLUDE_S
     try:
         await asyncio.wait_for(monitor.conclude(exit_code), CONCLUDE_S)
     except TimeoutError as error:
-        what = f"why the job has ended was not found out within {CONCLUDE_S:g} s"
+        what = f"the post-mortem of the job was not done within {CONCLUDE_S:g} s"
         news.fault("conclude", what, error, quiet=True)
     except Exception as error:  # noqa: BLE001 (what is known so far is to be kept)
-        news.fault("conclude", f"why the job has ended is not known: {error!r}", error)
-    if monitor.tells_notes:
+        news.fault("conclude", f"the post-mortem of the job has failed: {error!r}", error)
+    if monitor.reports_notes:
         reporter.notes(monitor.notes)
     _leave_run_file(hello, news, exit_code, monitor.notes)
     with suppress(OSError):
@@ -215,7 +214,7 @@ async def _watch_to_the_end(
 async def _tidy_up(run_dir: Path) -> None:
     """Remove the directory of a supervisor that was killed.
 
-    The kernel may close its end of our pipe well before it lets go of its lock.
+    The kernel may close its end of the pipe well before it releases its lock.
     """
     deadline = time.monotonic() + LET_GO_S
     with suppress(OSError):

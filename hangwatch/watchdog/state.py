@@ -1,7 +1,7 @@
-"""What a watchdog leaves for the one that takes over when it is killed.
+"""The file by which a watchdog that is killed leaves its state to the next one.
 
-``<run_dir>/watchdog.json``, written whole or not at all. A file that is odd is
-as good as none: the next watchdog then starts afresh.
+``<run_dir>/watchdog.json``, written whole or not at all. A file that cannot be read counts as
+none: the next watchdog then starts without.
 """
 
 from __future__ import annotations
@@ -21,24 +21,21 @@ MAX_BYTES = 16 << 20
 
 
 def save(run_dir: Path, values: dict[str, Any]) -> bool:
-    """Write the state; whether that succeeded."""
+    """Write the state; return True if that succeeded."""
+    values = {"version": VERSION, **values}
     try:
-        untrusted.replace(run_dir / FILE, _json({"version": VERSION, **values}))
+        data = orjson.dumps(values)
+    except orjson.JSONEncodeError:  # a text is no UTF-8: paths must come back as they were
+        data = json.dumps(values).encode()
+    try:
+        untrusted.replace(run_dir / FILE, data)
     except OSError:
         return False
     return True
 
 
-def _json(values: dict[str, Any]) -> bytes:
-    """Like orjson.dumps, also where a text is no UTF-8: paths must come back as they were."""
-    try:
-        return orjson.dumps(values)
-    except orjson.JSONEncodeError:
-        return json.dumps(values).encode()
-
-
 def load(run_dir: Path) -> dict[str, Any]:
-    """What was saved last, empty if there is nothing that can be read."""
+    """Return the state that was saved last, empty if there is none that can be read."""
     try:
         values = untrusted.read_json(run_dir / FILE, MAX_BYTES, Owner.DIRECTORY)
     except (OSError, ValueError):

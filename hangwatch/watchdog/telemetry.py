@@ -1,17 +1,18 @@
-"""Publishes what the watchdog knows as metrics: the snapshots, the server, its address.
+"""Publishes the metrics of one watchdog: the snapshots, the server, its address.
 
-Snapshots are made by the monitor's loop, at each look; scrapes are answered by
-threads that only read the last one.
+Snapshots are made by the monitor's loop, at each look; scrapes are answered by threads that only
+read the last one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -31,12 +32,13 @@ from hangwatch.watchdog.cadence import Cadence
 from hangwatch.watchdog.incident.evidence import local_size
 from hangwatch.watchdog.incident.incidents import Incidents
 from hangwatch.watchdog.notices.stragglers import Furthest, Rings
+from hangwatch.watchdog.tasks import Tasks
 
 BIND_S = 60.0
-"""How long finding and binding the address may take: a name server may be dead."""
+"""Time to find and bind the address: a name server may be dead."""
 TORCH_EVERY_S = 60.0
 TORCH_S = 5.0
-"""How long reading the version of torch may take: it may lie on a file system that hangs."""
+"""Time to read the version of torch: it may lie on a file system that hangs."""
 
 
 class Telemetry:
@@ -66,9 +68,10 @@ class Telemetry:
             now_ns=now_ns,
         )
         self._targets = Targets(hello.run_dir.parent.parent, hello.run_dir.name)
-        self._port = 0
+        self.port = 0
+        """The port that is served, or that an earlier watchdog served; 0 for none."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._task_failed)
         self._labels = GroupLabels()
         self._rings = Rings(now_ns)
         self._furthest = Furthest()
@@ -80,27 +83,18 @@ class Telemetry:
         """The last one."""
 
     def open(self) -> None:
-        """Begin to serve, without waiting for it: names may have to be looked up."""
+        """Begin to serve in the background: names may have to be looked up."""
         self._loop = asyncio.get_running_loop()
         if self._address is not None:
-            self._begin(self._serve(*self._address))
+            self._tasks.start(self._serve(*self._address))
 
     def close(self) -> None:
-        """Serve no more. The server's thread ends with the process."""
-        for task in self._tasks:
-            task.cancel()
+        """Stop serving. The server's thread ends with the process."""
+        self._tasks.cancel()
         self._targets.withdraw()
 
-    def export(self) -> int:
-        """The port, for the watchdog that takes over; 0 for none."""
-        return self._port
-
-    def restore(self, port: Any) -> None:
-        """Have the port that the last watchdog had. Raises TypeError or ValueError."""
-        self._port = int(port)
-
     def looked(self, began_ns: int) -> None:
-        """A look has been made, which began then (CLOCK_MONOTONIC)."""
+        """Count a look that was made, and began then (CLOCK_MONOTONIC)."""
         now_ns = self._now_ns()
         late_ns = began_ns - self._looked_ns - self._hello.config.interval_s * 1e9
         self._own = OwnState(
@@ -111,16 +105,16 @@ class Telemetry:
         self._looked_ns = began_ns
 
     def publish(self, look: Look, cadence: Cadence, incidents: Incidents, failures: int) -> None:
-        """Put a new snapshot in the place of the last, where anybody could see it."""
+        """Replace the snapshot, if metrics are served."""
         if self._address is None:
             return
-        pages = [one.light for one in look.seen.values()]
+        pages = [seen.light for seen in look.seen.values()]
         world_size = max((page.identity.world_size for page in pages), default=0)
         self._labels.update(pages, world_size)
         if self._labels.full:
             self._news.lose("metrics-groups", "the metrics leave out some of the job's groups")
         self._rings.read(look, self._labels)
-        self._look_for_torch(look)
+        self._read_torch_version(look)
         ranks = tuple(self._rank(page, look) for page in pages)
         self.snapshot = NodeSnapshot(
             at_ns=look.now_ns,
@@ -132,15 +126,9 @@ class Telemetry:
             ranks=ranks,
             reached=self._furthest.of(look.now_ns, ranks, self._labels.members),
             arrivals=self._rings.arrivals,
-            verdicts=incidents.standing,
-            announced=dict(incidents.told),
-            own=OwnState(
-                self._own.looks,
-                self._own.look_s,
-                self._own.late_s,
-                failures,
-                dict(self._news.losses),
-            ),
+            verdicts=incidents.current,
+            announced=Counter(incidents.verdicts),
+            own=replace(self._own, failures=failures, lost=dict(self._news.losses)),
         )
 
     def _rank(self, page: RankPage, look: Look) -> RankState:
@@ -149,7 +137,7 @@ class Telemetry:
         waiting = look.waiting.get(rank)
         wait = None
         if waiting is not None:
-            label = next((name for name, one in labelled if one.slot == waiting.slot), "")
+            label = next((name for name, group in labelled if group.slot == waiting.slot), "")
             wait = WaitState(waiting.since_ns, waiting.op, label)
         return RankState(
             page=page,
@@ -161,16 +149,16 @@ class Telemetry:
         )
 
     async def _serve(self, host: str, wanted: int) -> None:
-        port = self._port or wanted
+        port = self.port or wanted
         try:
             server = await in_thread(partial(listen, host, port, self.collector), BIND_S)
         except (OSError, UnicodeError) as error:
             shown = self._hello.config.metrics_addr
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            text = f"no metrics: {shown} cannot be listened at ({why}); see --metrics-addr"
+            text = f"no metrics: cannot listen at {shown} ({why}); see --metrics-addr"
             self._news.lose("metrics", text)
             return
-        self._port = server.port
+        self.port = server.port
         if server.port != wanted:
             self._news.debug(f"the metrics have port {server.port}: {wanted} is taken")
         server.start()
@@ -178,46 +166,31 @@ class Telemetry:
             target = await in_thread(lambda: server.target, BIND_S)
             self._targets.publish(target, self.collector.constant)
         except OSError as error:
-            why = error.strerror or str(error)
-            self._news.lose(
-                "metrics-targets",
-                f"Prometheus is not told of the metrics' address: {why}",
-                quiet=True,
-            )
-        else:
-            if self._targets.refused:
-                self._news.lose(
-                    "metrics-targets",
-                    f"Prometheus is told of the metrics' address in {self._targets.path.parent} "
-                    f"alone: {self._targets.refused}",
-                    quiet=True,
-                )
-            self._news.debug(f"metrics at http://{target}/metrics, in {self._targets.path}")
+            text = f"the metrics' address cannot be published: {error.strerror or error}"
+            self._news.lose("metrics-targets", text, quiet=True)
+            return
+        if why := self._targets.refused:
+            text = f"the metrics' address is published in {self._targets.path.parent} only: {why}"
+            self._news.lose("metrics-targets", text, quiet=True)
+        self._news.debug(f"metrics at http://{target}/metrics, in {self._targets.path}")
 
-    def _look_for_torch(self, look: Look) -> None:
-        """Have the version of torch read where it is not known yet."""
+    def _read_torch_version(self, look: Look) -> None:
+        """Have the version of torch read if it is not known yet."""
         pid = next((look.seen[rank].light.identity.pid for rank in look.waiting), 0)
         if self._loop and pid and not self._torch and look.now_ns >= self._torch_due_ns:
             self._torch_due_ns = look.now_ns + int(TORCH_EVERY_S * 1e9)
-            self._begin(self._learn_torch(pid))
+            self._tasks.start(self._learn_torch(pid))
 
     async def _learn_torch(self, pid: int) -> None:
         with suppress(TimeoutError):
             self._torch = await in_thread(lambda: torch_version(pid), TORCH_S)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            what = f"metrics: {type(error).__name__}: {error}"
-            self._news.fault("metrics", what, error, quiet=True)
+    def _task_failed(self, error: BaseException) -> None:
+        self._news.fault("metrics", f"metrics: {type(error).__name__}: {error}", error, quiet=True)
 
     def _scrape_failed(self, error: Exception) -> None:
+        """Report it from the event loop: the server calls this in a thread of its own."""
         text = f"some metrics are missing ({type(error).__name__}: {error})"
         if self._loop is not None:
-            told = partial(self._news.fault, "metrics-scrape", text, error)
-            self._loop.call_soon_threadsafe(told)
+            report = partial(self._news.fault, "metrics-scrape", text, error)
+            self._loop.call_soon_threadsafe(report)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_MIB = 300.0
 TELLS_LOSS = (
     "watched by nobody|unwatched|not watched|cannot|could not|lost|no stacks"
-    "|started again|met an error|no room|refused|records no more|stay as they were"
+    "|started again|internal error|no room|refused|no longer recorded|not updated"
 )
 """In a line by which hangwatch says that it can do less."""
 _OF_A_PEER = re.compile(

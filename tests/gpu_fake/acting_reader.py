@@ -11,14 +11,14 @@ import sys
 
 from hangwatch.evidence.gpu.device import Pace
 from hangwatch.evidence.gpu.ranks import LocalRank
-from hangwatch.evidence.gpu.reader import Gpus
-from hangwatch.model.codec import plain
+from hangwatch.evidence.gpu.reader import Gpus, SavedErrors
+from hangwatch.model.codec import decode, plain
 
 
 def main() -> None:
     start = json.loads(sys.argv[1])
     gpus = Gpus(start["off"], Pace(read_s=0.05, silent_s=start["silent_s"]))
-    gpus.restore(start["earlier"])
+    gpus.restore(decode(dict[str, SavedErrors], start["earlier"]))
     for line in sys.stdin:
         ranks = [LocalRank(**rank) for rank in json.loads(line)]
         gpus.watch(ranks, active=bool(ranks))
@@ -27,7 +27,7 @@ def main() -> None:
         answer = {
             "node": plain(node),
             "crowded": crowded.uuid if crowded else None,
-            "export": gpus.export(),
+            "export": plain(gpus.export()),
             "pynvml": "pynvml" in sys.modules,
         }
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -230,9 +230,9 @@ def everywhere(made: Sequence[Host], state: str, count: int = 1) -> None:
 
 
 def recovered(made: Sequence[Host]) -> None:
-    """Wait until every host has said that the job goes on."""
+    """Wait until every host has said that the job recovered."""
     for host in made:
-        until(lambda host=host: "what was reported has passed" in host.said(), host.name)  # type: ignore[misc]
+        until(lambda host=host: "the job recovered" in host.said(), host.name)  # type: ignore[misc]
 
 
 def ahead(where: Path) -> dict[str, str]:

@@ -34,7 +34,7 @@ import sys
 from torch.distributed import PrefixStore, TCPStore
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.verdict import Verdict
-from hangwatch import codec
+from hangwatch.model import codec
 from hangwatch.watchdog.peers.messages import Incident, Published
 port = int(sys.argv[1])
 tcp = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -109,7 +109,7 @@ def test_a_stranger_at_the_store_ends_no_job_that_trains(
     forge(port, "hang")
     for job in jobs:
         job.until_said("A stranger says so.")
-        job.until_said("what was reported has passed, and no rank is ended")
+        job.until_said("no rank will be aborted")
     began = time.monotonic()
     jobs[0].until(lambda: time.monotonic() - began > 2 * PATIENCE_S, "twice a hang's time")
     jobs[0].stop()
@@ -126,10 +126,10 @@ def test_a_stranger_who_tells_of_a_failure_silences_nobody(
     jobs, port = nodes(tmp_path, moments, stack)
     forge(port, "failed")
     for job in jobs:
-        job.until_said("A stranger says so. (told by node a)")
+        job.until_said("A stranger says so. (reported by node a)")
     jobs[0].until(lambda: reached(moments, Point.BELIED), Point.BELIED)
     for job in jobs:
-        job.until_said("what another node has told has passed")
+        job.until_said("the failure reported by another node has cleared")
     jobs[1].pause()
     for job in jobs:
         assert job.wait() == 75
@@ -168,9 +168,9 @@ def test_a_job_that_has_recovered_since_the_verdict_is_not_ended(
         job.go_on()
         hold_until_steps(job)
         hold.unlink()
-        job.until_said("what was reported has passed, and no rank is ended")
+        job.until_said("no rank will be aborted")
         job.ends_well()
-        job.says_once("what was reported has passed")
+        job.says_once("the job recovered")
         assert "ended " not in job.said()
         assert not reached(moments, Point.ENDED)
 

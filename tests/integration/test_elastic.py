@@ -48,7 +48,7 @@ def test_each_incarnation_has_its_own_incident_and_an_abort_restarts_the_job() -
     assert result.run["exit_code"] == 0
     assert result.run["incidents"] == ["incident-001", "incident-002"]
     for restart in (1, 2):
-        line = f"the launcher has started the ranks anew (restart {restart})"
+        line = f"the launcher has restarted the ranks (restart {restart})"
         assert result.stderr.count(line) == 1
     print(f"a failure, a hang and their restarts took {took_s:.0f} s instead of 30 minutes")  # noqa: T201 (a figure)
 
@@ -113,7 +113,10 @@ def test_nodes_that_join_and_leave_make_new_incarnations_of_another_size(tmp_pat
             until(lambda: "SLOW" in one.said() and "SLOW" in two.said(), "the verdict on both")
             (report,) = read_reports(tmp_path / "reports")
             (tmp_path / "hold").unlink()
-            until(lambda: all("goes on" in node.said() for node in (one, two)), "both going on")
+            until(
+                lambda: all("the job recovered" in node.said() for node in (one, two)),
+                "both going on",
+            )
             assert "FAILED" not in one.said() + two.said()
             two.process.terminate()
             code = two.process.wait(BOUND_S)

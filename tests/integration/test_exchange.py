@@ -24,8 +24,8 @@ from hangwatch.model.verdict import Verdict
 from hangwatch.watchdog.peers import exchange as exchange_module
 from hangwatch.watchdog.peers import rounds
 from hangwatch.watchdog.peers import store as store_module
-from hangwatch.watchdog.peers.exchange import Exchange, Gathered
-from hangwatch.watchdog.peers.messages import Incident, Local, Node, Published
+from hangwatch.watchdog.peers.exchange import Exchange
+from hangwatch.watchdog.peers.messages import Gathered, Incident, Local, Node, Published
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

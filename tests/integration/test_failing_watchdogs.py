@@ -59,7 +59,7 @@ def test_another_takes_over_from_one_that_fails_while_it_gathers(
         os.kill(silent.watchdog(), signal.SIGSTOP)  # that it is waited for leaves time
 
         def gathering() -> list[Host]:
-            return [host for host in both if "asks the other nodes for all" in host.said()]
+            return [host for host in both if "asking the other nodes for all" in host.said()]
 
         until(gathering, "somebody who gathers")
         owner = gathering()[0]

@@ -27,14 +27,14 @@ def test_a_look_that_fails_leaves_its_traceback_with_the_incident_and_the_run(
     with ExitStack() as stack:
         watchdog = stack.enter_context(Watchdog(tmp_path, suspect_after_s=1.5, hang_after_s=3))
         pair(watchdog, stack)[0].do("begin")
-        watchdog.until("the watchdog met an error and goes on")
+        watchdog.until("internal error in the watchdog, still watching")
         crash.unlink()
         watchdog.until("HANG")
         until(lambda: "report " in watchdog.said())
         report = watchdog.report()
         log = (watchdog.report_dir / "incident-001" / "watchdog.log").read_text()
         assert "(traceback in watchdog.log)" in watchdog.end(1)
-    (lost,) = [text for text in report["lost"] if "goes on" in text]
+    (lost,) = [text for text in report["lost"] if "still watching" in text]
     assert lost.endswith("(traceback in watchdog.log)")
     assert "hangwatch.run.test_hooks.CrashForTestError: gathering" in log
     (kept,) = watchdog.report_dir.glob("watchdog-*.log")

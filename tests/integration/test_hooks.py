@@ -20,7 +20,7 @@ from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Verdict
-from hangwatch.watchdog.incident.actions import hook_variables, run_hook
+from hangwatch.watchdog.incident.reporter import hook_variables, run_hook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -100,7 +100,7 @@ def test_a_rank_stuck_on_another_host_however_they_meet(
         _, report = only_report(made)
         (tmp_path / "go-20").touch()
         over(made)
-        assert all("what was reported has passed" in host.said() for host in made)
+        assert all("the job recovered" in host.said() for host in made)
         assert not any(host.verdicts("HANG") for host in made)
     verdict = report["verdict"]
     assert (verdict["culprits"], verdict["victims"]) == ([3], [0, 1, 2])

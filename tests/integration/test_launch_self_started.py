@@ -61,7 +61,7 @@ def test_a_program_that_starts_its_own_ranks_is_watched(tmp_path: Path, method: 
         job.touch("hold")
         job.until_said("SLOW")
         (tmp_path / "hold").unlink()
-        job.until_said("goes on")
+        job.until_said("the job recovered")
         job.touch("stop")
         assert job.wait() == 0
         job.until_nothing_runs()

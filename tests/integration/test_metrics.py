@@ -149,7 +149,7 @@ def test_an_address_that_is_not_ours_costs_the_metrics_alone(
     tmp_path: Path, scraped: Scraped
 ) -> None:
     with Job(tmp_path, "--metrics-addr", "203.0.113.7:9853", env=scraped.env) as job:
-        job.until_said("no metrics: 203.0.113.7:9853 cannot be listened at")
+        job.until_said("no metrics: cannot listen at 203.0.113.7:9853")
         job.until_running()
         job.ends_well()
         assert scraped.files() == []

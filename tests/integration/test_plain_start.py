@@ -127,7 +127,7 @@ def test_ranks_that_are_started_one_by_one_have_one_watchdog(tmp_path: Path) -> 
         job.touch("hold")
         job.until_said("SLOW")
         (tmp_path / "hold").unlink()
-        job.until_said("goes on")
+        job.until_said("the job recovered")
         job.touch("stop")
         assert job.wait() == [0, 0, 0]
         assert job.said().count("hangwatch: SLOW") == 1
@@ -148,7 +148,7 @@ def test_ranks_of_several_hosts_have_a_watchdog_on_each_and_one_report(tmp_path:
         job.touch("hold")
         until(lambda: job.said().count("hangwatch: SLOW") == 2, "both verdicts")
         (tmp_path / "hold").unlink()
-        until(lambda: job.said().count("goes on") == 2, "both going on")
+        until(lambda: job.said().count("the job recovered") == 2, "both going on")
         job.touch("stop")
         assert job.wait() == [0, 0, 0, 0]
     (report,) = read_reports(tmp_path / "hangwatch-reports")

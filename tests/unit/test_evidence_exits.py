@@ -197,7 +197,7 @@ def test_a_watchdog_that_takes_over_knows_the_ends_that_were_seen() -> None:
         await within(told.wait())
         before = exits.state(child.pid, start_ticks)
         successor = Exits()
-        successor.restore([*exits.export(), {"pid": "odd"}])
+        successor.restore(exits.export())
         exits.close()
         finish(child)
         successor.track(child.pid, start_ticks)

@@ -23,7 +23,7 @@ from hangwatch.evidence.pages.waits import (
 )
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.snapshot import Thresholds
-from hangwatch.watchdog.incident.schedule import Schedule
+from hangwatch.watchdog.cadence import Schedule
 
 if TYPE_CHECKING:
     from pathlib import Path

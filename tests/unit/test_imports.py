@@ -33,7 +33,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),
     "watchdog": (
-        *("state", "cadence", "peers", "incident", "joining", "notices", "telemetry"),
+        *("state", "cadence", "tasks", "peers", "incident", "notices", "telemetry"),
         *("monitor", "daemon", "__main__"),
     ),
     "commands": ("runs", "top", "inspection", "doctor", "demo", "report", "analyze"),

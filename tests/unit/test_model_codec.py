@@ -223,7 +223,7 @@ def test_what_is_no_answer_of_the_node_is_refused(data: bytes) -> None:
 def test_ranks_that_there_are_not_and_ranks_that_are_there_twice_are_refused() -> None:
     for numbers in ((0, 0), (64,), (-1,)):
         local = Local(tuple(snapshot(number) for number in numbers))
-        with pytest.raises(CodecError, match="it tells of ranks"):
+        with pytest.raises(CodecError, match="it has ranks"):
             unpack(pack(NODE.node, local, WORLD)[0], NODE, WORLD, {})
 
 

@@ -97,7 +97,7 @@ def test_a_hang_is_at_least_twice_as_long_as_a_suspicion() -> None:
 def test_a_rank_that_ended_while_it_waited_has_not_recovered() -> None:
     job = Job(Cadence(None, None))
     job.wait(60, recovers=False)
-    assert job.cadence.longest_recovered_s == 0
+    assert job.cadence.learnt.longest_recovered_s == 0
 
 
 def test_what_was_waited_for_before_a_restart_has_not_recovered() -> None:
@@ -105,14 +105,14 @@ def test_what_was_waited_for_before_a_restart_has_not_recovered() -> None:
     cadence.observe(100, moved=True, waits={0: 40.0})
     cadence.forget_waits()
     cadence.observe(101, moved=True, waits={0: None})
-    assert cadence.longest_recovered_s == 0
+    assert cadence.learnt.longest_recovered_s == 0
 
 
 def test_a_new_wait_of_the_same_rank_means_that_the_old_one_recovered() -> None:
     cadence = Cadence(None, None)
     cadence.observe(100, moved=True, waits={0: 40.0})
     cadence.observe(101, moved=True, waits={0: 100.5})
-    assert cadence.longest_recovered_s == 61
+    assert cadence.learnt.longest_recovered_s == 61
 
 
 def test_a_shorter_wait_that_recovered_later_does_not_take_patience_away() -> None:
@@ -157,8 +157,8 @@ def test_a_watchdog_that_takes_over_goes_on_from_what_was_learnt() -> None:
         job.step(5)
     job.wait(60)
     successor = Cadence(None, None)
-    successor.restore(job.cadence.export())
-    assert successor.longest_recovered_s >= 60
+    successor.learnt = job.cadence.learnt
+    assert successor.learnt.longest_recovered_s >= 60
     assert successor.thresholds().suspect_after_s >= 90
 
 
@@ -172,4 +172,4 @@ def test_thresholds_stay_in_their_bounds(history: list[tuple[float, bool]]) -> N
     found = cadence.thresholds()
     assert found.suspect_after_s >= 10
     assert found.hang_after_s >= 2 * found.suspect_after_s
-    assert found.suspect_after_s >= 1.5 * cadence.longest_recovered_s
+    assert found.suspect_after_s >= 1.5 * cadence.learnt.longest_recovered_s

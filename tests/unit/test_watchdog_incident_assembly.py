@@ -8,8 +8,7 @@ from snapshots import rank
 
 from hangwatch.watchdog.incident.assembly import whole_job
 from hangwatch.watchdog.incident.evidence import Collected
-from hangwatch.watchdog.peers.exchange import Gathered
-from hangwatch.watchdog.peers.messages import Local, Node
+from hangwatch.watchdog.peers.messages import Gathered, Local, Node
 from hangwatch.watchdog.peers.reach import Missing
 
 HERE = Collected(1, 6, (rank(0), rank(1)), {"a.py": "here"})

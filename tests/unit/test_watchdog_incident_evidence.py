@@ -50,7 +50,7 @@ def gatherer(news: Any = None, exits: Any = None) -> Gatherer:
 
 
 def found(pid: int) -> Any:
-    return evidence._Found(pid, ProcessState(alive=True))  # noqa: SLF001 (what is noted)
+    return evidence._RankEvidence(pid, ProcessState(alive=True))  # noqa: SLF001 (what is noted)
 
 
 def test_what_goes_wrong_with_one_rank_is_missing_of_no_other() -> None:
@@ -62,7 +62,8 @@ def test_what_goes_wrong_with_one_rank_is_missing_of_no_other() -> None:
     async def works() -> None:
         fine.threads = ()
 
-    asyncio.run(gatherer(told)._within(5.0, [(odd, breaks()), (fine, works())]))  # noqa: SLF001
+    jobs = [evidence._Job(odd, breaks()), evidence._Job(fine, works())]  # noqa: SLF001
+    asyncio.run(gatherer(told)._run(jobs, 5.0))  # noqa: SLF001 (without all that a look takes)
     assert odd.missing == ["evidence: KeyError while it was gathered"]
     assert (fine.missing, fine.threads) == ([], ())
     assert told.faults == ["evidence of process 7 is lost"]
@@ -78,12 +79,32 @@ def test_a_rank_whose_calls_are_odd_is_seen_without_them(monkeypatch: pytest.Mon
     exits = SimpleNamespace(state=lambda *_: ProcessState(alive=True))
     told = Told()
     seen = gatherer(told, exits)._snapshots(  # noqa: SLF001 (of a page at hand)
-        made_page(3, events=(event(1),)), found(7), 0, heir=False
+        made_page(3, events=(event(1),)), found(7), 0, replaced=False
     )
     assert [(one.rank, one.missing_evidence) for one in seen] == [
         (3, ("evidence: OverflowError while it was gathered",))
     ]
     assert told.faults == ["evidence of process 7 is lost"]
+
+
+def test_a_page_that_breaks_the_decoder_costs_its_rank_the_calls_alone() -> None:
+    def read(*, events: bool) -> RankPage:
+        raise OverflowError(f"no such time ({events})")
+
+    light = made_page(3)
+    told, odd = Told(), found(7)
+    seen: Any = SimpleNamespace(page=SimpleNamespace(read=read), light=light)
+    assert gatherer(told)._page(seen, odd) is light  # noqa: SLF001 (of a page at hand)
+    assert odd.missing == ["evidence: OverflowError while it was gathered"]
+    assert told.faults == ["evidence of process 7 is lost"]
+
+
+def test_evidence_that_comes_too_late_is_missing_and_said_so() -> None:
+    late = found(7)
+    work = asyncio.Event().wait
+    job = evidence._Job(late, work(), "no stack", "py-spy was not done in time")  # type: ignore[arg-type]  # noqa: SLF001
+    asyncio.run(gatherer()._run([job], 0.05))  # noqa: SLF001 (without all that a look takes)
+    assert late.missing == ["no stack: py-spy was not done in time"]
 
 
 def test_a_rank_works_that_has_worked_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:

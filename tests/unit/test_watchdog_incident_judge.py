@@ -15,7 +15,7 @@ from snapshots import THRESHOLDS
 
 from hangwatch.model.kinds import Certainty, State
 from hangwatch.settings.config import Config
-from hangwatch.watchdog.incident.account import Judged
+from hangwatch.watchdog.incident.assembly import Judged
 from hangwatch.watchdog.incident.evidence import Collected
 from hangwatch.watchdog.incident.incidents import Incidents, Stage
 from hangwatch.watchdog.incident.judge import Judge

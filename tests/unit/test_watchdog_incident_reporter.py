@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from incident import EVIDENCE, VERDICT
+from waiting import BOUND_S
 
 from hangwatch.console import News
 from hangwatch.report import load, open_run
+from hangwatch.report.files import write_incident
+from hangwatch.watchdog.incident import reporter as reporting
 from hangwatch.watchdog.incident.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -55,3 +59,33 @@ def test_the_headline_is_told_where_no_report_can_be_made(tmp_path: Path, *, kep
     assert text.count("the report could not be made") == 1
     assert reporter.report is None
     assert "TypeError" in (tmp_path / "watchdog.log").read_text()
+
+
+def test_a_write_that_timed_out_is_not_overtaken_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    may_end = threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Path:
+        if not done:
+            may_end.wait(BOUND_S)
+        path = write_incident(*arguments, **options)
+        done.append(path.name)
+        return path
+
+    async def work() -> None:
+        await reporter.verdict(EVIDENCE, same_incident=False)
+        assert reporter.report is None
+        monkeypatch.setattr(reporting, "WRITE_S", BOUND_S)
+        asyncio.get_running_loop().call_later(0.1, may_end.set)
+        await reporter.verdict(EVIDENCE, same_incident=True)
+
+    monkeypatch.setattr(reporting, "write_incident", slow)
+    monkeypatch.setattr(reporting, "WRITE_S", 0.1)
+    with (tmp_path / "stderr").open("wb") as error:
+        directory = open_run(tmp_path, "r")
+        reporter = Reporter(directory, News(error.fileno()), "", error.fileno())
+        asyncio.run(work())
+    assert done == ["incident-001", "incident-001"]
+    assert reporter.report == directory / "incident-001"

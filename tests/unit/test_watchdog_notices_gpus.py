@@ -118,7 +118,7 @@ def test_notes_of_the_driver_are_no_news(bench: Bench) -> None:
     [
         (GpuHealth.LOST, "GPU 1 (rank 0) is lost"),
         (GpuHealth.RESET_REQUIRED, "GPU 1 (rank 0) cannot be used before it is reset"),
-        (GpuHealth.SILENT, "NVML gets no answer of GPU 1 (rank 0) any more"),
+        (GpuHealth.SILENT, "GPU 1 (rank 0) no longer responds to NVML"),
     ],
 )
 def test_a_gpu_that_cannot_be_used_is_said_once(
@@ -131,7 +131,7 @@ def test_a_gpu_that_cannot_be_used_is_said_once(
 def test_figures_that_fail_are_kept_for_the_report(bench: Bench) -> None:
     assert bench.look(replace(GPU, unreadable=("power", "memory"))) == ""
     assert bench.news.lost == [
-        "NVML does not give all figures of GPU 1 (rank 0): power, memory",
+        "NVML does not report all values of GPU 1 (rank 0): power, memory",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
@@ -48,10 +49,12 @@ class Bench:
     def look(self, after_s: float = 0.0) -> str:
         """A look a while later, with its answers; all that was said so far."""
         self._added_ns += int(after_s * 1e9)
-        self.preflight.look(self._looker.look())
-        for thread in self.preflight._threads:  # noqa: SLF001 (what nobody else waits for)
-            thread.join(30)
-        self.preflight.look(self._looker.look())
+
+        async def look() -> None:
+            self.preflight.look(self._looker.look())
+            await self.preflight.conclude()
+
+        asyncio.run(look())
         return self._err.read_text()
 
     def close(self) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from snapshots import W, blocked, raised, rank
 
-from hangwatch.watchdog.peers.exchange import Exchange, Gathered
-from hangwatch.watchdog.peers.last_words import LastWords, aged
-from hangwatch.watchdog.peers.messages import Local, Published
+from hangwatch.watchdog.peers.connection import LastWords, aged
+from hangwatch.watchdog.peers.exchange import Exchange
+from hangwatch.watchdog.peers.messages import Gathered, Local, Published
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,9 +42,9 @@ class Others:
 
 def run(others: Others, act: Callable[[LastWords], Awaitable[Gathered | None]]) -> Gathered | None:
     async def work() -> Gathered | None:
-        words = LastWords()
+        words = LastWords(conclude, others.is_told)
         for _ in range(2):
-            words.ask(cast("Exchange", others), conclude, others.is_told)
+            words.ask(cast("Exchange", others))
         return await act(words)
 
     async def conclude(gathered: Gathered) -> Published:
@@ -80,7 +80,8 @@ def test_who_is_not_the_first_twice_leaves_it_at_that() -> None:
 
 
 def test_who_was_not_asked_says_nothing() -> None:
-    assert asyncio.run(LastWords().heard(5.0)) is None
+    unused: Any = None
+    assert asyncio.run(LastWords(unused, unused).heard(5.0)) is None
 
 
 def test_nothing_is_left_of_ranks_that_were_started_anew() -> None:

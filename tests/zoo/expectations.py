@@ -280,7 +280,7 @@ def _of_a_healthy_job(case: Expectation, result: Result) -> Iterator[str]:
     else:
         yield from _differences(case, result.reports[0], result)
         yield from unexplained(case, _but(result, result.reports[0]))
-    if states and "what was reported has passed" not in result.stderr:
+    if states and "the job recovered" not in result.stderr:
         yield "that it recovered is not said"
 
 

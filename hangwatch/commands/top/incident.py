@@ -59,12 +59,12 @@ def read_state(run_dir: Path) -> IncidentState:
         values = state.load(run_dir)
         judge, reporter = values["judge"], values["reporter"]
         incidents = judge["incidents"]
-        stage = Stage(incidents["stage"])
+        stage = Stage(incidents.get("stage", Stage.HEALTHY))
         elsewhere = reporter.get("elsewhere") if judge["told_elsewhere"] else None
         where = str(elsewhere["report"] if elsewhere else reporter["report"])
         return IncidentState(
             stage,
-            int(incidents["number"]),
+            int(incidents.get("number", 0)),
             Path(where) if where else None,
             f"{elsewhere['headline']} (reported by {elsewhere['node']})" if elsewhere else "",
         )

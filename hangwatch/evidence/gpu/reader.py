@@ -6,8 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from hangwatch.errors import EvidenceError
 from hangwatch.evidence.gpu.device import Errors, Gpu, Pace
@@ -22,6 +21,17 @@ MAX_GPUS = 64
 DEFAULT = Pace()
 NOT_ASKED = "NVML is asked once there are ranks"
 STARTING = "NVML has been asked for the GPUs just now"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedErrors:
+    """The errors of one GPU (Errors), as the next watchdog has to know them."""
+
+    xids: tuple[tuple[int, int, int, float], ...]
+    """Number, GPU instance, how often, and when last."""
+    ecc_before: int | None
+    ecc_new: int
+    ecc_at: float
 
 
 class Gpus:
@@ -113,33 +123,24 @@ class Gpus:
                 found[one.rank] = Use(last)
         return found
 
-    def export(self) -> dict[str, Any]:
-        """The errors of each GPU as plain values for restore()."""
+    def export(self) -> dict[str, SavedErrors]:
+        """Return the errors of each GPU by its UUID, for restore()."""
         found = {**self._earlier, **{gpu.uuid: gpu.errors for gpu in self._gpus}}
         return {
-            uuid: {
-                "xids": [[*key, *value] for key, value in dict(errors.xids).items()],
-                "ecc": [errors.ecc_before, errors.ecc_new, errors.ecc_at],
-            }
+            uuid: SavedErrors(
+                tuple((*key, *value) for key, value in dict(errors.xids).items()),
+                errors.ecc_before,
+                errors.ecc_new,
+                errors.ecc_at,
+            )
             for uuid, errors in found.items()
         }
 
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over from a watchdog that was killed.
-
-        Raises KeyError, TypeError or ValueError for what export() never gives.
-        """
-        for uuid, one in values.items():
-            before, new, at = one["ecc"]
-            self._earlier[str(uuid)] = Errors(
-                {
-                    (int(number), int(instance)): (int(count), float(last))
-                    for number, instance, count, last in one["xids"]
-                },
-                None if before is None else int(before),
-                int(new),
-                float(at),
-            )
+    def restore(self, saved: Mapping[str, SavedErrors]) -> None:
+        """Take over the errors that an earlier watchdog has counted."""
+        for uuid, one in saved.items():
+            xids = {(number, instance): (count, at) for number, instance, count, at in one.xids}
+            self._earlier[uuid] = Errors(xids, one.ecc_before, one.ecc_new, one.ecc_at)
 
     def _begin(self) -> None:
         """Load NVML and start a thread for each GPU; this may block as long as it likes."""

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hangwatch.console import News
 from hangwatch.errors import PageError
@@ -108,6 +107,15 @@ class Seen:
     light: RankPage
     heir: bool = False
     """It has ended, and another process has come that may be in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """The incarnation of the job that is watched."""
+
+    incarnation: int
+    past: tuple[str, ...]
+    """Names of the pages of earlier ones."""
 
 
 class Pages:
@@ -209,14 +217,13 @@ class Pages:
         self._past |= over
         self.incarnation += 1
 
-    def export(self) -> dict[str, Any]:
-        """Plain values for restore()."""
-        return {"incarnation": self.incarnation, "past": sorted(self._past)}
+    def export(self) -> Incarnation:
+        """Return the incarnation that is watched, for restore()."""
+        return Incarnation(self.incarnation, tuple(sorted(self._past)))
 
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Go on from where another watchdog was. Raises KeyError, TypeError or ValueError."""
-        self.incarnation = int(values["incarnation"])
-        self._past = {str(name) for name in values["past"]}
+    def restore(self, watched: Incarnation) -> None:
+        """Continue with the incarnation that an earlier watchdog watched."""
+        self.incarnation, self._past = watched.incarnation, set(watched.past)
 
     def notes(self) -> dict[str, str]:
         """What agents left as ``agent-*.err``: why they could not record."""

@@ -1,1 +1,1 @@
-"""One incident, from a wait to its verdict: evidence, judgement, report, what is done."""
+"""One incident, from a wait to its verdict: evidence, judgement, report, abort."""

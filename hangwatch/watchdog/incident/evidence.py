@@ -1,13 +1,15 @@
-"""Gathers what this node knows of its ranks, as much as a moment calls for."""
+"""Gathers the evidence that this node has of its ranks, at three levels."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from hangwatch.console import News
@@ -40,18 +42,19 @@ from hangwatch.model.snapshot import Child, ProcessState, RankSnapshot, ThreadSt
 from hangwatch.run.test_hooks import Point, reach
 
 BUDGET_S = 5.0
-"""How long stacks and recorders may take together."""
+"""Time for stacks and recorders together."""
 RAS_S = 3.0
-"""How long NCCL's RAS service may take."""
+"""Time for NCCL's RAS service."""
 SOURCES_S = 1.0
-"""How long reading source files may take: they may lie on a file system that hangs."""
+"""Time to read source files: they may lie on a file system that hangs."""
 MAX_CHILDREN = 32
+_LATE = "it was not read in time"
 _STOPPED = frozenset("Tt")
 _ASKED = frozenset({Phase.RUNNING, Phase.FINALIZING})
 
 
 class Level(IntEnum):
-    """How much is gathered; each has all of those before it."""
+    """Amount of evidence; each level includes those before it."""
 
     LIGHT = 0
     """Pages and /proc."""
@@ -62,8 +65,8 @@ class Level(IntEnum):
 
 
 @dataclass(slots=True)
-class _Found:
-    """What was gathered of one rank beside its page."""
+class _RankEvidence:
+    """The evidence of one rank, except for its page."""
 
     pid: int
     process: ProcessState
@@ -73,6 +76,20 @@ class _Found:
     flight: FlightDump | None = None
     raw_flight: bytes = b""
     missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The gathering of one kind of evidence of one rank.
+
+    kind, late: what is missing if it fails, and why if it is not done in time; a kind that is
+    empty may fail without a note.
+    """
+
+    evidence: _RankEvidence
+    work: Coroutine[Any, Any, None]
+    kind: str = ""
+    late: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,298 +105,281 @@ class Collected:
     notes: tuple[Note, ...] = ()
     """Costly mistakes of these ranks."""
     local_size: int = 0
-    """How many ranks this node should have, as far as they know; 0 if unknown."""
+    """The number of ranks that this node should have, as far as they know; 0 if unknown."""
 
 
-_Job = tuple[_Found, Coroutine[Any, Any, None]]
-"""What is done for a rank."""
-
-
+@dataclass(slots=True, kw_only=True)
 class Gatherer:
-    """Knows where the evidence of this node is."""
+    """Gathers the evidence of this node."""
 
-    def __init__(  # noqa: PLR0913 (what it draws on, all by keyword)
-        self,
-        *,
-        pages: Pages,
-        exits: Exits,
-        py_spy: PySpy,
-        news: News,
-        node: str,
-        commands: Callable[[], Sequence[int]],
-        gpus: Callable[[], Mapping[int, GpuState]] = dict,
-        notes: Callable[[], tuple[Note, ...]] = tuple,
-        proc: str = PROC,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._pages = pages
-        self._exits = exits
-        self._py_spy = py_spy
-        self._news = news
-        self._node = node
-        self._commands = commands
-        self._gpus = gpus
-        self._notes = notes
-        self._proc = proc
-        self._now_ns = now_ns
-        self._tree: Tree | None = None
-        """Of the last look at processes."""
+    pages: Pages
+    exits: Exits
+    py_spy: PySpy
+    news: News
+    node: str
+    commands: Callable[[], Sequence[int]]
+    gpus: Callable[[], Mapping[int, GpuState]] = dict
+    notes: Callable[[], tuple[Note, ...]] = tuple
+    proc: str = PROC
+    now_ns: Callable[[], int] = time.monotonic_ns
+    _tree: Tree | None = None
+    """The last look at processes."""
 
     @property
     def incarnation(self) -> int:
         """Number of the incarnation of the job that is watched."""
-        return self._pages.incarnation
+        return self.pages.incarnation
 
-    def standing(self) -> dict[int, Standing]:
-        """Where each rank of this node that lives stands at this moment, by its page."""
-        seen = self._pages.look()
-        found = standings(seen, self._launched_without_page(seen))
-        return {rank: one for rank, one in found.items() if alive(*one.process, self._proc)}
+    def standings(self) -> dict[int, Standing]:
+        """Return the present position of each rank of this node that lives, by its page."""
+        seen = self.pages.look()
+        ranks = standings(seen, self._launched_without_page(seen))
+        return {rank: at for rank, at in ranks.items() if alive(*at.process, self.proc)}
 
-    def ask_in_passing(self) -> None:
-        """Have each rank that lives leave its Flight Recorder beside its page."""
-        for one in self._pages.look().values():
-            if one.light.phase in _ASKED and self._state(one).alive:
-                flights.ask_in_passing(one.page.path)
+    def request_recorders(self) -> None:
+        """Have each rank that lives leave its Flight Recorder next to its page."""
+        for seen in self.pages.look().values():
+            if seen.light.phase in _ASKED and self._state(seen).alive:
+                flights.ask_in_passing(seen.page.path)
 
     def forget_recorders(self) -> None:
-        """Free what the ranks that live have left of their Flight Recorders."""
-        for one in self._pages.look().values():
-            if self._state(one).alive:
-                flights.forget(one.page.path)
+        """Free the Flight Recorders that the ranks that live have left."""
+        for seen in self.pages.look().values():
+            if self._state(seen).alive:
+                flights.forget(seen.page.path)
 
     async def ras(self) -> RasAnswer | None:
-        """What NCCL's RAS service on this node says of the whole job, None without one."""
-        pids = {rank: one.light.identity.pid for rank, one in self._pages.look().items()}
-        variables = environment(next(iter(pids.values()), 0), ras.is_variable, self._proc)
+        """Ask NCCL's RAS service on this node about the whole job; None without one."""
+        pids = [seen.light.identity.pid for seen in self.pages.look().values()]
+        variables = environment(pids[0] if pids else 0, ras.is_variable, self.proc)
         try:
-            return await ras.ask(list(pids.values()), variables, RAS_S, self._proc)
+            return await ras.ask(pids, variables, RAS_S, self.proc)
         except EvidenceError as error:
-            self._news.lose("ras", str(error))
+            self.news.lose("ras", str(error))
             return None
 
     async def collect(self, level: Level, budget_s: float = BUDGET_S) -> Collected:
-        """What is known of the ranks of this node; what took too long is missing."""
-        seen = self._pages.look()
+        """Gather the evidence of the ranks of this node; what takes too long is missing."""
+        seen = self.pages.look()
         launched = self._launched_without_page(seen)
-        found = {
-            rank: _Found(one.light.identity.pid, self._state(one)) for rank, one in seen.items()
+        gathered = {
+            rank: _RankEvidence(s.light.identity.pid, self._state(s)) for rank, s in seen.items()
         }
-        lone = {
-            one.rank: _Found(one.pid, process_state(one.pid, one.start_ticks, self._proc))
-            for one in launched
-        }
-        tree: Tree | None = None
+        pageless = [
+            _RankEvidence(rank.pid, process_state(rank.pid, rank.start_ticks, self.proc))
+            for rank in launched
+        ]
+        full = level is Level.FULL
         jobs: list[_Job] = []
-        if level >= Level.FULL:
+        if full:
             reach(Point.GATHERING)
         if level >= Level.FLIGHT:
-            jobs += [(found[rank], self._flight(seen[rank], found[rank])) for rank in seen]
-        if level >= Level.FULL:
-            tree = Tree(self._proc)
-            for rank, one in seen.items():
-                jobs += self._stacks(found[rank], tree, _page(one))
-            for lost in lone.values():
-                jobs += self._stacks(lost, tree, None)
-        await self._within(budget_s, jobs)
-        if tree is not None:
-            self._processors([*found.values(), *lone.values()], tree)
-        # The pages last: what is said of a rank is then no older than its stack.
-        now_ns = self._now_ns()
+            jobs += [
+                _Job(evidence, self._flight(seen[rank], evidence), "no Flight Recorder", _LATE)
+                for rank, evidence in gathered.items()
+            ]
+        if full:
+            tree = Tree(self.proc)
+            for rank, evidence in gathered.items():
+                jobs += self._stack_jobs(evidence, tree, self._page(seen[rank], evidence))
+            for evidence in pageless:
+                jobs += self._stack_jobs(evidence, tree, None)
+        await self._run(jobs, budget_s)
+        if full:
+            self._processors([*gathered.values(), *pageless], tree)
+        # The pages last: they are then no older than the stack of their rank.
+        now_ns = self.now_ns()
         ranks = []
-        for rank, one in seen.items():
-            page = _page(one)
-            if page is not None:
-                ranks += self._snapshots(page, found[rank], now_ns, heir=one.heir)
+        for rank, evidence in gathered.items():
+            if (page := self._page(seen[rank], evidence)) is not None:
+                ranks += self._snapshots(page, evidence, now_ns, replaced=seen[rank].heir)
         ranks += [
-            launched_snapshot(
-                one,
-                lone[one.rank].process,
-                self._node,
-                threads=lone[one.rank].threads,
-                children=tuple(lone[one.rank].children.values()),
-                processors=lone[one.rank].processors,
-                missing=tuple(lone[one.rank].missing),
-            )
-            for one in launched
+            launched_snapshot(rank, evidence.process, self.node, **_shared(evidence))
+            for rank, evidence in zip(launched, pageless, strict=True)
         ]
-        gpus = self._gpus() if level >= Level.FULL else {}
+        gpus = self.gpus() if full else {}
+        sizes = [s.light.identity.world_size for s in seen.values()]
         return Collected(
-            restart=self._pages.restart,
-            world_size=max((one.light.identity.world_size for one in seen.values()), default=0)
-            or max((one.world_size for one in launched), default=0),
+            restart=self.pages.restart,
+            world_size=max(sizes, default=0)
+            or max((rank.world_size for rank in launched), default=0),
             ranks=tuple(
-                replace(one, gpu=gpus.get(one.rank))
-                for one in sorted(ranks, key=lambda one: one.rank)
+                replace(rank, gpu=gpus.get(rank.rank))
+                for rank in sorted(ranks, key=lambda rank: rank.rank)
             ),
-            sources=await self._sources(ranks, seen) if level >= Level.FULL else {},
-            pages=dict(_raw_pages(seen)) if level >= Level.FULL else {},
-            flights={rank: one.raw_flight for rank, one in found.items() if one.raw_flight},
-            notes=self._notes() if level >= Level.FULL else (),
+            sources=await self._sources(ranks, seen) if full else {},
+            pages=dict(_raw_pages(seen)) if full else {},
+            flights={rank: raw for rank, of in gathered.items() if (raw := of.raw_flight)},
+            notes=self.notes() if full else (),
             local_size=_expected(seen),
         )
 
-    async def _within(self, budget_s: float, jobs: Sequence[_Job]) -> None:
-        """Run all at once for at most so long; what is not done by then is cancelled.
+    async def _run(self, jobs: Sequence[_Job], budget_s: float) -> None:
+        """Do all jobs at once for at most budget_s; those not done by then are cancelled.
 
-        What goes wrong with one rank is missing of that rank, and of no other.
+        A job that fails costs its rank that evidence, and no other rank anything.
         """
         if not jobs:
             return
-        tasks = [asyncio.ensure_future(job) for _, job in jobs]
+        tasks = [asyncio.ensure_future(job.work) for job in jobs]
         _, late = await asyncio.wait(tasks, timeout=budget_s)
         for task in late:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        for (found, _), result in zip(jobs, results, strict=True):
-            if isinstance(result, Exception):
-                self._lose(found, result)
+        for job, task, result in zip(jobs, tasks, results, strict=True):
+            if isinstance(result, EvidenceError | FlightError):
+                reason = str(result)
+            elif isinstance(result, Exception):
+                self._lose(job.evidence, result)
+                continue
+            else:
+                reason = job.late if task in late else ""
+            if job.kind and reason:
+                job.evidence.missing.append(f"{job.kind}: {reason}")
 
-    def _lose(self, found: _Found, error: Exception) -> None:
-        """Say that evidence of a rank could not be had, by an error that is ours."""
-        found.missing.append(f"evidence: {type(error).__name__} while it was gathered")
-        self._news.fault("evidence", f"evidence of process {found.pid} is lost", error)
+    def _lose(self, evidence: _RankEvidence, error: Exception) -> None:
+        """Report evidence of a rank that is lost by an error of ours."""
+        note = f"evidence: {type(error).__name__} while it was gathered"
+        if note not in evidence.missing:
+            evidence.missing.append(note)
+        self.news.fault("evidence", f"evidence of process {evidence.pid} is lost", error)
 
     def _state(self, seen: Seen) -> ProcessState:
         identity = seen.light.identity
-        return self._exits.state(identity.pid, identity.start_ticks)
+        return self.exits.state(identity.pid, identity.start_ticks)
+
+    def _page(self, seen: Seen, evidence: _RankEvidence) -> RankPage | None:
+        """Return the whole page of a rank, without its calls if they cannot be read."""
+        try:
+            page = seen.page.read(events=True)
+            if page.groups_left_out:
+                page = replace(page, groups=(*page.groups, *groups_left_out(seen.page.path)))
+        except PageError:
+            return None
+        except Exception as error:  # noqa: BLE001 (the other ranks are not to be lost)
+            self._lose(evidence, error)
+            return seen.light
+        return page
 
     def _snapshots(
-        self, page: RankPage, found: _Found, now_ns: int, *, heir: bool
+        self, page: RankPage, evidence: _RankEvidence, now_ns: int, *, replaced: bool
     ) -> list[RankSnapshot]:
-        """The rank, without its calls where something is wrong with them; none if with more."""
+        """Return the rank, without its calls if they cannot be used; none if more cannot."""
         for _ in range(2):
             try:
-                return [self._snapshot(page, found, now_ns, heir=heir)]
-            except Exception as error:  # noqa: BLE001 (the other ranks are as they are)
-                self._lose(found, error)
-                page, found.flight = replace(page, events=(), new_groups=()), None
+                process = self.exits.state(page.identity.pid, page.identity.start_ticks)
+                snapshot = rank_snapshot(
+                    page,
+                    replace(process, replaced=replaced),
+                    self.node,
+                    now_ns,
+                    clock_offset_ns=time.time_ns() - time.monotonic_ns(),
+                    flight=evidence.flight,
+                    **_shared(evidence),
+                )
+            except Exception as error:  # noqa: BLE001 (the other ranks are not to be lost)
+                self._lose(evidence, error)
+                page, evidence.flight = replace(page, events=(), new_groups=()), None
+            else:
+                return [snapshot]
         return []
 
-    def _snapshot(self, page: RankPage, found: _Found, now_ns: int, *, heir: bool) -> RankSnapshot:
-        process = self._exits.state(page.identity.pid, page.identity.start_ticks)
-        return rank_snapshot(
-            page,
-            replace(process, replaced=heir),
-            self._node,
-            now_ns,
-            clock_offset_ns=time.time_ns() - time.monotonic_ns(),
-            flight=found.flight,
-            threads=found.threads,
-            children=tuple(found.children.values()),
-            processors=found.processors,
-            missing=tuple(found.missing),
-        )
-
-    def _launched_without_page(self, seen: dict[int, Seen]) -> list[LaunchedRank]:
-        """Ranks of this node that a launcher started and that have no page."""
+    def _launched_without_page(self, seen: Mapping[int, Seen]) -> list[LaunchedRank]:
+        """Return the ranks of this node that a launcher started and that have no page."""
         if seen and len(seen) >= _expected(seen):
             return []
-        tree = Tree(self._proc)
-        ranks = [one for pid in self._commands() for one in tree.launched_ranks(pid)]
+        tree = Tree(self.proc)
+        ranks = [rank for pid in self.commands() for rank in tree.launched_ranks(pid)]
         # One with a page is of another job below the same command.
-        return [one for one in ranks if one.rank not in seen and one.pid not in self._pages.pids]
+        return [rank for rank in ranks if rank.rank not in seen and rank.pid not in self.pages.pids]
 
-    async def _flight(self, seen: Seen, found: _Found) -> None:
-        process, light, path = found.process, seen.light, seen.page.path
+    async def _flight(self, seen: Seen, evidence: _RankEvidence) -> None:
+        process, light = evidence.process, seen.light
         if process.alive and (process.state in _STOPPED or light.phase not in _ASKED):
             return
-        found.missing.append(note := "no Flight Recorder: it was not read in time")
-        try:
-            found.raw_flight = await flights.recorder_of(
-                path, light, lambda: self._state(seen), self._now_ns()
-            )
-            found.flight = parse_dump(found.raw_flight)
-        except (EvidenceError, FlightError) as error:
-            found.missing.append(f"no Flight Recorder: {error}")
-        found.missing.remove(note)
+        evidence.raw_flight = await flights.recorder_of(
+            seen.page.path, light, lambda: self._state(seen), self.now_ns()
+        )
+        # Of tens of megabytes it takes seconds.
+        evidence.flight = await in_thread(partial(parse_dump, evidence.raw_flight), BUDGET_S)
 
-    def _stacks(self, found: _Found, tree: Tree, page: RankPage | None) -> list[_Job]:
-        """Dumps to be made for one rank: its own, and its children's where they may matter."""
-        if not found.process.alive:
+    def _stack_jobs(self, evidence: _RankEvidence, tree: Tree, page: RankPage | None) -> list[_Job]:
+        """Return the dumps to make of one rank: its own, and its children's if they may matter."""
+        if not evidence.process.alive:
             return []
-        jobs = [(found, self._own_stack(found))]
-        children = [stat for stat, _ in zip(tree.descendants(found.pid), range(MAX_CHILDREN))]  # noqa: B905 (the shorter decides)
-        for stat in children:
-            state = process_state(stat.pid, stat.start_ticks, self._proc)
-            command = command_line(stat.pid, self._proc) or stat.comm
-            found.children[stat.pid] = Child(stat.pid, command, state)
+        evidence.threads = ()
+        jobs = [
+            _Job(evidence, self._own_stack(evidence), "no stack", "py-spy was not done in time")
+        ]
+        for stat in islice(tree.descendants(evidence.pid), MAX_CHILDREN):
+            state = process_state(stat.pid, stat.start_ticks, self.proc)
+            command = command_line(stat.pid, self.proc) or stat.comm
+            evidence.children[stat.pid] = Child(stat.pid, command, state)
             if page is None or not waits_itself(page):
-                jobs.append((found, self._child_stack(stat.pid, found)))
+                jobs.append(_Job(evidence, self._child_stack(stat.pid, evidence)))
         return jobs
 
-    def _processors(self, ranks: Iterable[_Found], before: Tree) -> None:
+    def _processors(self, ranks: Iterable[_RankEvidence], before: Tree) -> None:
         """Note how much each rank has worked since then, or since the last look.
 
-        On a busy machine a rank may not get a processor for as long as one look takes; of what
-        has ended since the last look, only this one tells.
+        On a busy machine a rank may not get a processor for as long as one look takes; children
+        that have ended since the last look are counted by this one alone.
         """
-        tree, moments = Tree(self._proc), [before]
+        tree, moments = Tree(self.proc), [before]
         if self._tree is not None:
             moments.append(self._tree)
-        for found in ranks:
-            found.processors = max(tree.processors(found.pid, moment) for moment in moments)
+        for evidence in ranks:
+            evidence.processors = max(tree.processors(evidence.pid, moment) for moment in moments)
         self._tree = tree
 
-    async def _own_stack(self, found: _Found) -> None:
-        found.threads = ()
-        found.missing.append(note := "no stack: py-spy was not done in time")
+    async def _own_stack(self, evidence: _RankEvidence) -> None:
         try:
-            found.threads = await self._py_spy.dump(found.pid)
+            evidence.threads = await self.py_spy.dump(evidence.pid)
         except NoStacksError as error:
-            self._news.lose("stacks", f"no stacks: {error}")
-            found.missing.append(f"no stack: {error}")
-        except EvidenceError as error:
-            found.missing.append(f"no stack: {error}")
-        found.missing.remove(note)
+            self.news.lose("stacks", f"no stacks: {error}")
+            raise
 
-    async def _child_stack(self, pid: int, found: _Found) -> None:
-        child = found.children[pid]
-        try:
-            threads = await self._py_spy.dump(pid)
-        except EvidenceError:
-            return  # many a child is no Python process
-        found.children[pid] = Child(child.pid, child.command, child.process, threads)
+    async def _child_stack(self, pid: int, evidence: _RankEvidence) -> None:
+        threads = await self.py_spy.dump(pid)  # fails of a child that is no Python process
+        evidence.children[pid] = replace(evidence.children[pid], threads=threads)
 
-    async def _sources(self, ranks: list[RankSnapshot], seen: dict[int, Seen]) -> dict[str, str]:
-        created_ns = min((one.light.created_ns for one in seen.values()), default=0)
-        age_s = (self._now_ns() - created_ns) / 1e9 if created_ns else 0.0
+    async def _sources(
+        self, ranks: Sequence[RankSnapshot], seen: Mapping[int, Seen]
+    ) -> dict[str, str]:
+        created_ns = min((page.light.created_ns for page in seen.values()), default=0)
+        age_s = (self.now_ns() - created_ns) / 1e9 if created_ns else 0.0
         files, started_at = sources.files_of(ranks), time.time() - age_s
         texts: dict[str, str] = {}
         try:
-            read = partial(sources.read, files, started_at, self._proc, into=texts)
+            read = partial(sources.read, files, started_at, self.proc, into=texts)
             await in_thread(read, SOURCES_S)
         except TimeoutError:
-            self._news.lose("sources", "source files could not be read in time", quiet=True)
+            self.news.lose("sources", "source files could not be read in time", quiet=True)
         return dict(texts)
 
 
 def local_size(light: RankPage) -> int:
-    """How many ranks this node has as far as one of them knows."""
+    """Return the number of ranks of this node as far as one of them knows."""
     identity = light.identity
     return identity.local_world_size if identity.local_world_size > 0 else identity.world_size
 
 
 def _expected(seen: Mapping[int, Seen]) -> int:
-    """How many ranks this node should have, as far as those that were seen know; 0 if unknown."""
-    return max((local_size(one.light) for one in seen.values()), default=0)
+    """Return the number of ranks that this node should have, by those seen; 0 if unknown."""
+    return max((local_size(page.light) for page in seen.values()), default=0)
 
 
-def _page(seen: Seen) -> RankPage | None:
-    try:
-        page = seen.page.read(events=True)
-    except PageError:
-        return None
-    if not page.groups_left_out:
-        return page
-    return replace(page, groups=(*page.groups, *groups_left_out(seen.page.path)))
+def _shared(evidence: _RankEvidence) -> dict[str, Any]:
+    """Return the evidence that both kinds of snapshots take."""
+    return {
+        "threads": evidence.threads,
+        "children": tuple(evidence.children.values()),
+        "processors": evidence.processors,
+        "missing": tuple(evidence.missing),
+    }
 
 
-def _raw_pages(seen: dict[int, Seen]) -> list[tuple[int, bytes]]:
-    raw = []
+def _raw_pages(seen: Mapping[int, Seen]) -> Iterator[tuple[int, bytes]]:
     for rank, one in seen.items():
-        try:
-            raw.append((rank, one.page.raw()))
-        except PageError:
-            continue
-    return raw
+        with suppress(PageError):
+            yield rank, one.page.raw()

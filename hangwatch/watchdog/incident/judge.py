@@ -1,4 +1,4 @@
-"""From a wait to a verdict that people are told."""
+"""Takes a wait from the first suspicion to an announced verdict."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from hangwatch.console import News
 from hangwatch.diagnosis import find_desync
@@ -20,9 +19,8 @@ from hangwatch.model.snapshot import JobSnapshot, ProcessState, Recording, Thres
 from hangwatch.model.verdict import Verdict
 from hangwatch.run.handshake import Hello
 from hangwatch.run.test_hooks import Point, keep, reach
-from hangwatch.watchdog.incident.aborting import Aborting
-from hangwatch.watchdog.incident.account import Account, Judged
-from hangwatch.watchdog.incident.assembly import whole_job
+from hangwatch.watchdog.incident.abort import Aborting, SavedAborting
+from hangwatch.watchdog.incident.assembly import Account, Detection, Judged, whole_job
 from hangwatch.watchdog.incident.evidence import Collected, Gatherer, Level
 from hangwatch.watchdog.incident.incidents import (
     Announce,
@@ -30,13 +28,11 @@ from hangwatch.watchdog.incident.incidents import (
     Incidents,
     Stage,
     event_of,
-    restored,
 )
 from hangwatch.watchdog.incident.reporter import Reporter
-from hangwatch.watchdog.peers.exchange import Gathered
-from hangwatch.watchdog.peers.last_words import LastWords
-from hangwatch.watchdog.peers.messages import Local, Published
-from hangwatch.watchdog.peers.reach import Missing, Peers, missing
+from hangwatch.watchdog.peers.connection import LastWords, Peers
+from hangwatch.watchdog.peers.messages import Gathered, Local, Published
+from hangwatch.watchdog.peers.reach import Missing
 
 HEAD_START_S = 3.0
 POST_MORTEM_S = 3.0
@@ -44,13 +40,23 @@ POST_MORTEM_S = 3.0
 LAST_WORDS_S = 2.0
 DIAGNOSIS_S = 120.0
 """For one diagnosis; of 131,072 ranks it takes four."""
-_NO_PATIENCE = Thresholds(math.inf, math.inf)
-"""Nothing is told but what is certain, however long it takes."""
+_PROVED_ONLY = Thresholds(math.inf, math.inf)
+"""Nothing is slow or hangs by its age alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedJudge:
+    """The part of a Judge that outlives its watchdog."""
+
+    incidents: Incidents
+    aborting: SavedAborting
+    account: Detection
+    told_elsewhere: bool
 
 
 @dataclass(slots=True)
 class Judge:
-    """Holds the incident at hand. Methods run one at a time, in the monitor's loop."""
+    """Judges the job and announces its incidents, one at a time, in the monitor's loop."""
 
     hello: Hello
     gatherer: Gatherer
@@ -60,158 +66,147 @@ class Judge:
     node: str
     incidents: Incidents = field(default_factory=Incidents)
     hang_after_s: Callable[[], float] = lambda: math.inf
-    """How long a hang takes in this job, as far as this node has learnt."""
-    peers: Peers = field(default_factory=Peers)
+    """Returns how long a hang takes in this job, as far as this node has learnt."""
+    peers: Peers = field(init=False)
     aborting: Aborting = field(init=False)
     _account: Account = field(init=False)
-    _telling: asyncio.Task[None] | None = None
-    _told_elsewhere: bool = False
-    _last_words: LastWords = field(default_factory=LastWords)
+    _announcing: asyncio.Task[None] | None = None
+    _reported_elsewhere: bool = False
+    _last_words: LastWords = field(init=False)
     _guessed: bool = False
-    """The others have been told by us who failed first; the report is ours, too."""
+    """This node has published which rank failed first; the report is its own, too."""
 
     def __post_init__(self) -> None:
         self._account = Account(self.hello.run)
         self.aborting = Aborting(self.hello, self.gatherer, self.news)
-
-    @property
-    def name(self) -> str:
-        """What this watchdog is called among those of all nodes."""
-        return f"{self.node}:{self.hello.run_dir.name}"
+        self.peers = Peers(self.node, self.hello, self.answer, self.heard, self.news)
+        self._last_words = LastWords(
+            self._first_guess, lambda: not self.incidents.would_announce(Event.FAILED)
+        )
 
     def in_turn(self, usual: Thresholds) -> Thresholds:
-        """When to speak: a little later where another node has the report and may go on with it."""
-        late_s = HEAD_START_S if self._told_elsewhere else 0.0
+        """Return the thresholds, a little later if another node has the report of the incident."""
+        late_s = HEAD_START_S if self._reported_elsewhere else 0.0
         return Thresholds(usual.suspect_after_s + late_s, usual.hang_after_s + late_s)
 
     async def evaluate(self, thresholds: Thresholds, *, ask_flight: bool) -> bool:
-        """Judge the job as it stands, and tell people if there is news.
+        """Judge the job as it stands, and announce the verdict if it is news.
 
-        What a few counters show is judged first; only what would be announced is
-        worth the stacks, and is judged again with them. False where another node's
-        watchdog came between, and this one may still have something to tell.
+        A few counters are judged first; only a verdict that would be announced is worth the
+        stacks, and is reached again with them. False if another node's watchdog came between,
+        and this one may still have something to announce.
         """
         ours = self._account.is_open
         judged = await self._judge(Level.LIGHT, thresholds)
         if judged and ask_flight and not self._is_news(judged):
-            await self._publish(judged, told=False)
+            await self._publish(judged)
             judged = await self._judge(Level.FLIGHT, thresholds)
         if judged and self._is_news(judged):
             ours = True
-            await self._publish(judged, told=False)
+            await self._publish(judged)
             judged = await self._judge(Level.FULL, thresholds)
         if judged is None:
-            return not ours or self._told_elsewhere
+            return not ours or self._reported_elsewhere
         hung_before = self._is_hung()
-        announce = self._happen(judged)
+        event = self._event(judged)
+        announce = self._happen(event, judged.verdicts[0]) if event else None
         if self._is_hung() and not hung_before:
             proved = await self._proved_here(judged, thresholds)
-            if self._is_hung():  # nobody has belied it meanwhile
+            if self._is_hung():  # it may be over by now
                 proved_ns = judged.read_ns if proved else 0
                 self.aborting.begin(judged.verdicts[0], thresholds.hang_after_s, proved_ns)
         if announce is None:
-            await self._publish(judged, told=False)
+            await self._publish(judged)
         else:
             reach(Point.JUDGED)
             _keep(announce, judged, thresholds)
-            self._telling = asyncio.ensure_future(self._tell(announce, judged))
-            await asyncio.shield(self._telling)
+            self._announcing = asyncio.ensure_future(self._announce(announce, judged))
+            await asyncio.shield(self._announcing)
         return True
 
     async def compare(self) -> None:
-        """Ranks of this node do not issue the same: tell people if they are out of step.
+        """Announce that ranks of this node are out of step, if they are.
 
         It has a report of its own: a hang that comes of it is another incident.
         """
-        if not self.incidents.would_tell(Event.DESYNC):
+        if not self.incidents.would_announce(Event.DESYNC):
             return
         incarnation = self.gatherer.incarnation
-        collected = await self.gatherer.collect(Level.LIGHT)
-        light = find_desync(self._job(collected))
-        if light is None or self.incidents.knows(Announce.DESYNC, light, incarnation):
+        light = find_desync(self._job(await self.gatherer.collect(Level.LIGHT)))
+        if light is None or self.incidents.has_announced(Announce.DESYNC, light, incarnation):
             return
         collected = await self.gatherer.collect(Level.FULL)
         job = self._job(collected)
         judged = Judged((find_desync(job) or light,), job, collected)
-        told = self._happens(Event.DESYNC, judged.verdicts[0])
-        # With less to see it may look like something else, which is not news each time.
+        announce = self._happen(Event.DESYNC, judged.verdicts[0])
+        # With less evidence it may look like something else, which is not news each time.
         self.incidents.remember(Announce.DESYNC, light, incarnation)
-        if told is None:
+        if announce is None:
             return
-        _keep(Announce.DESYNC, judged, None)
+        _keep(announce, judged, None)
         account = Account(self.hello.run)
-        account.add(Announce.DESYNC, judged.verdicts[0])
+        account.add(announce, judged.verdicts[0])
         evidence = account.evidence(judged, self.news.lost)
         await self.reporter.verdict(evidence, same_incident=False)
 
     async def settle(self, timeout_s: float) -> None:
         """Let an announcement that is under way come to its end."""
-        if self._telling is not None and not self._telling.done():
-            await asyncio.wait({self._telling}, timeout=timeout_s)
+        if self._announcing is not None and not self._announcing.done():
+            await asyncio.wait({self._announcing}, timeout=timeout_s)
 
     async def recovered(self, how: str) -> None:
-        """What was waited for has come; how is what the job does, for people."""
+        """End the incident: the ranks go on. how: "after 12.3 s", for people."""
+        if self.failed_elsewhere:
+            if self.incidents.happen(Event.RETRACTED) is Announce.RECOVERED:
+                failure = "the failure reported by another node has cleared"
+                self.news.say(f"the job recovered {how}; {failure}")
+                self.reporter.elsewhere = None
+            self._forget()
+            reach(Point.BELIED)
+            return
         if self.incidents.happen(Event.PROGRESS) is Announce.RECOVERED:
-            spared = ", and no rank is ended" if self.aborting.forget() else ""
-            what = f"the job {how}; what was reported has passed{spared}"
+            spared = "; no rank will be aborted" if self.aborting.forget() else ""
             reach(Point.RECOVERED)
-            await self.reporter.follow_up(Announce.RECOVERED, what)
+            await self.reporter.recovered(f"the job recovered {how}{spared}")
         self._forget()
 
     @property
     def failed_elsewhere(self) -> bool:
-        """Whether all that is known of a failure is another node's word."""
-        return self.incidents.stage is Stage.FAILED and self._told_elsewhere
-
-    def belied(self, how: str) -> None:
-        """The ranks of this node went on, whatever another one has told; how, for people."""
-        if self.incidents.happen(Event.BELIED) is Announce.RECOVERED:
-            self.news.say(f"the job {how}; what another node has told has passed")
-            self.reporter.elsewhere = None
-        self._forget()
-        reach(Point.BELIED)
+        """True if a failure is known by another node's report alone."""
+        return self.incidents.stage is Stage.FAILED and self._reported_elsewhere
 
     def restarted(self, restart: int) -> None:
-        """The launcher has started the ranks anew."""
+        """End the incident: the launcher has restarted the ranks."""
         if self.incidents.happen(Event.RESTART) is Announce.RESTARTED:
-            self.news.say(f"the launcher has started the ranks anew (restart {restart})")
+            self.news.say(f"the launcher has restarted the ranks (restart {restart})")
         reach(Point.RESTARTED)
         self._last_words.forget()
         self._guessed = False
         self._forget()
 
     def rank_failed(self) -> None:
-        """A rank of this node has failed: ask the others while they are there."""
+        """Ask the other nodes while they are there: a rank of this node has failed."""
         exchange = self.peers.exchange
         if exchange is not None and exchange.joined and not self._is_hung():
-            self._last_words.ask(exchange, self._first_guess, self._is_told)
-
-    def _is_told(self) -> bool:
-        """Whether the failure has been told, here or elsewhere."""
-        return not self.incidents.would_tell(Event.FAILED)
+            self._last_words.ask(exchange)
 
     async def _first_guess(self, gathered: Gathered) -> Published:
-        """Who failed first, as far as that is sure already: no verdicts where it is not."""
-        collected = await self.gatherer.collect(Level.LIGHT)
-        job = replace(self._job(collected, gathered), ended=True)
-        verdicts = await self._diagnosed(job, _NO_PATIENCE)
+        """Return which rank failed first if that is sure already, else no verdicts."""
+        job = self._job(await self.gatherer.collect(Level.LIGHT), gathered)
+        verdicts = await self._diagnosed(replace(job, ended=True), _PROVED_ONLY)
         sure = verdicts[0].state is State.FAILED
         sure = sure and verdicts[0].certainty is not Certainty.POSSIBLE
-        self._guessed = sure and self.incidents.would_tell(Event.FAILED)
+        self._guessed = sure and self.incidents.would_announce(Event.FAILED)
         return Published(self.node, verdicts if self._guessed else ())
 
     async def post_mortem(self, exit_code: int | None, thresholds: Thresholds) -> None:
-        """The ranks have ended: say why, where that is known and no news yet.
+        """Announce why the ranks have ended, if that is known and news.
 
-        exit_code: of the command, None where it has started the ranks anew.
+        exit_code: of the command, None if it has restarted the ranks.
         """
         if exit_code == 0:
-            # It may have gone on so shortly before that nobody was sure of it yet.
-            how = "went on and ended well"
-            if self.failed_elsewhere:
-                self.belied(how)
-            else:
-                await self.recovered(how)
+            # It may have gone on so shortly before that this was not sure yet.
+            await self.recovered("and ended well")
             return
         if self._is_hung():
             if exit_code is not None:
@@ -219,139 +214,104 @@ class Judge:
                 self.news.say(f"the job has ended with exit code {exit_code} after the hang above")
             return
         gathered = await self._last_words.heard(LAST_WORDS_S)
-        collected, absent = await asyncio.gather(
-            self.gatherer.collect(Level.FULL, POST_MORTEM_S), self._look_for(gathered)
+        collected, missing = await asyncio.gather(
+            self.gatherer.collect(Level.FULL, POST_MORTEM_S), self.peers.missing(gathered)
         )
         if not collected.ranks or self.gatherer.incarnation == self.aborting.incarnation:
             return
         if exit_code is None and not any(_failed(rank.process) for rank in collected.ranks):
             return  # they were ended since nodes joined or left, or came to their end
-        job = replace(self._job(collected, gathered, absent), ended=True, exit_code=exit_code)
+        job = self._job(collected, gathered, missing)
+        job = replace(job, ended=True, exit_code=exit_code)
         judged = Judged(await self._diagnosed(job, thresholds), job, collected)
         if not judged.verdicts or judged.verdicts[0].state is State.OK:
             return
-        announce = self._happens(Event.FAILED, judged.verdicts[0])
+        announce = self._happen(Event.FAILED, judged.verdicts[0])
         if announce is not None:
             _keep(announce, judged, thresholds)
-            await self._tell(announce, judged)
+            await self._announce(announce, judged)
 
     async def answer(self, full: bool) -> Local:  # noqa: FBT001 (the exchange's callback)
-        """What this node has to say to another node's incident."""
+        """Return this node's evidence for another node's incident."""
         collected = await self.gatherer.collect(Level.FULL if full else Level.LIGHT)
         return Local(collected.ranks, collected.sources)
 
     def heard(self, published: Published) -> None:
-        """The watchdog that has the incident has concluded."""
+        """Take in the conclusion of the watchdog that owns the incident."""
         if not published.verdicts:
             return
         main = published.verdicts[0]
         event = event_of(main)
         if event is Event.FAILED and (self._guessed or self._is_hung()):
-            return  # this node tells, or has told what comes before it
+            return  # this node reports it, or has reported what came before it
         hung_before = self._is_hung()
-        told = event is not None and self._happens(event, main) is not None
+        is_news = event is not None and self._happen(event, main) is not None
         if self._is_hung() and not hung_before:
-            # By its word nobody is ended: that takes what the pages of this node show.
+            # By its word no rank is ended: that takes what the pages of this node show.
             self.aborting.begin(main, self.hang_after_s())
             self.aborting.keep()
-        if told:
+        if is_news:
             self.reporter.remote(published)
-            self._told_elsewhere = not self._account.is_open
+            self._reported_elsewhere = not self._account.is_open
         reach(Point.HEARD)
 
-    def export(self) -> dict[str, Any]:
-        """Plain values for restore()."""
-        return {
-            "incidents": self.incidents.export(),
-            "aborting": self.aborting.export(),
-            "account": self._account.export(),
-            "told_elsewhere": self._told_elsewhere,
-        }
+    def export(self) -> SavedJudge:
+        """Return the state for restore()."""
+        return SavedJudge(
+            self.incidents.saved(),
+            self.aborting.export(),
+            self._account.detection,
+            self._reported_elsewhere,
+        )
 
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over the incident at hand.
-
-        Raises KeyError, TypeError or ValueError for what export() never gives.
-        """
-        self.incidents = restored(values["incidents"])
-        self.aborting.restore(values["aborting"])
-        self._account.restore(values["account"])
-        self._told_elsewhere = bool(values["told_elsewhere"])
+    def restore(self, saved: SavedJudge) -> None:
+        """Take over the incident at hand."""
+        self.incidents = saved.incidents
+        self.aborting.restore(saved.aborting)
+        self._account.detection = saved.account
+        self._reported_elsewhere = saved.told_elsewhere
 
     async def _diagnosed(self, job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
-        """The verdicts on a job, found beside the event loop: of a large one it takes seconds."""
+        """Return the verdicts on a job, found outside the event loop: it may take seconds."""
         return await in_thread(lambda: self.diagnose(job, thresholds), DIAGNOSIS_S)
 
     async def _judge(self, level: Level, thresholds: Thresholds) -> Judged | None:
-        """A diagnosis; None where another node's watchdog makes it."""
-        gathered = await self._ask(full=level is Level.FULL)
+        """Return a diagnosis; None if another node's watchdog makes it."""
+        gathered = await self.peers.ask(full=level is Level.FULL)
         if gathered is not None and not gathered.owner:
             return None
         read_ns = time.monotonic_ns()
         if level is Level.FULL:
-            collected, absent, ras = await asyncio.gather(
-                self.gatherer.collect(level), self._look_for(gathered), self.gatherer.ras()
+            collected, missing, ras = await asyncio.gather(
+                self.gatherer.collect(level), self.peers.missing(gathered), self.gatherer.ras()
             )
             reach(Point.GATHERED)
         else:
-            collected, absent, ras = await self.gatherer.collect(level), None, None
-        job = self._job(collected, gathered, absent)
+            collected, missing, ras = await self.gatherer.collect(level), Missing(), None
+        job = self._job(collected, gathered, missing)
         verdicts = await self._diagnosed(job, thresholds)
         ras = status.read(ras, job) if ras is not None else None
-        asked = gathered.round if gathered else 0
-        return Judged(verdicts, job, collected, asked, ras, read_ns)
-
-    async def _ask(self, *, full: bool) -> Gathered | None:
-        """The other nodes' evidence, None where there are none that could be asked."""
-        exchange = self.peers.exchange
-        if exchange is None or not exchange.joined:
-            return None
-        if full:
-            self.news.debug("asks the other nodes for all that they know")
-        return await exchange.ask(full=full)
-
-    async def _look_for(self, gathered: Gathered | None) -> Missing:
-        """Whether the nodes that were not heard are still there."""
-        if self.peers.exchange is None:
-            return Missing()
-        roster = self.peers.exchange.roster
-        own = next((node for node in roster if node.node == self.name), None)
-        asked = gathered is not None and gathered.round > 0
-        silent = gathered.silent if gathered is not None and asked else None
-        return await missing(own, roster, silent, self.peers.store_address) if own else Missing()
+        return Judged(verdicts, job, collected, gathered.round if gathered else 0, ras, read_ns)
 
     def _job(
         self,
         collected: Collected,
         gathered: Gathered | None = None,
-        absent: Missing | None = None,
+        missing: Missing | None = None,
     ) -> JobSnapshot:
-        why = self._why_unknown(collected, gathered)
-        return whole_job(collected, gathered, absent or Missing(), why)
-
-    def _why_unknown(self, collected: Collected, gathered: Gathered | None) -> str:
-        """Why nothing is known of some ranks."""
+        why_unknown = "no watchdog has found a page or a process of theirs"
         exchange = self.peers.exchange
         here = len(collected.ranks) >= collected.local_size
         if gathered is None and (
             exchange is not None or (here and collected.local_size < collected.world_size)
         ):
-            why = f" ({exchange.why_not})" if exchange is not None else ""
-            return f"the watchdogs of other nodes could not be asked{why}"
-        return "no watchdog has found a page or a process of theirs"
+            why_not = f" ({exchange.why_not})" if exchange is not None else ""
+            why_unknown = f"the watchdogs of other nodes could not be asked{why_not}"
+        return whole_job(collected, gathered, missing or Missing(), why_unknown)
 
     def _is_news(self, judged: Judged) -> bool:
         event = self._event(judged)
-        return event is not None and self.incidents.would_tell(event)
-
-    def _happen(self, judged: Judged) -> Announce | None:
-        event = self._event(judged)
-        if event is None:
-            return None
-        return self._happens(event, judged.verdicts[0])
-
-    def _happens(self, event: Event, verdict: Verdict) -> Announce | None:
-        return self.incidents.happen(event, verdict, self.gatherer.incarnation)
+        return event is not None and self.incidents.would_announce(event)
 
     def _event(self, judged: Judged) -> Event | None:
         event = event_of(judged.verdicts[0]) if judged.verdicts else None
@@ -360,56 +320,59 @@ class Judge:
             return None
         return event
 
-    async def _tell(self, announce: Announce, judged: Judged) -> None:
+    def _happen(self, event: Event, verdict: Verdict) -> Announce | None:
+        return self.incidents.happen(event, verdict, self.gatherer.incarnation)
+
+    async def _announce(self, announce: Announce, judged: Judged) -> None:
         follows = self._account.is_open
         self._account.add(announce, judged.verdicts[0])
         evidence = self._account.evidence(judged, self.news.lost)
         await self.reporter.verdict(evidence, same_incident=follows)
-        await self._publish(judged, told=True)
+        await self._publish(judged, judged.verdicts)
         self.aborting.keep()
         reach(Point.TOLD)
 
-    async def _publish(self, judged: Judged, *, told: bool) -> None:
+    async def _publish(self, judged: Judged, verdicts: tuple[Verdict, ...] = ()) -> None:
+        """Publish verdicts that were announced; none if there was nothing to announce."""
         exchange = self.peers.exchange
         if exchange is not None and judged.round:
-            report = str(self.reporter.report or "") if told else ""
-            verdicts = judged.verdicts if told else ()
+            report = str(self.reporter.report or "") if verdicts else ""
             await exchange.publish(judged.round, Published(self.node, verdicts, report))
 
     async def _proved_here(self, judged: Judged, thresholds: Thresholds) -> bool:
-        """Whether a hang is proved also by what this node has seen itself, and by that alone.
+        """Return True if the evidence of this node proves the hang by itself, too.
 
-        Where a rank has died it is its launcher that ends the others, and may be at it.
+        If a rank has died it is its launcher that ends the others, and may be at it.
         """
         main = judged.verdicts[0]
         if main.certainty_of_hang is not Certainty.PROVED or main.kind is Kind.DIED:
             return False
-        found = await self._diagnosed(self._job(judged.collected), thresholds)
+        verdicts = await self._diagnosed(self._job(judged.collected), thresholds)
         return (
-            bool(found)
-            and found[0].state is State.HANG
-            and found[0].certainty_of_hang is Certainty.PROVED
-            and found[0].culprits == main.culprits
+            bool(verdicts)
+            and verdicts[0].state is State.HANG
+            and verdicts[0].certainty_of_hang is Certainty.PROVED
+            and verdicts[0].culprits == main.culprits
         )
 
     def _is_hung(self) -> bool:
         return self.incidents.stage is Stage.HANG
 
     def _forget(self) -> None:
-        """The incident is over; the next one has a report of its own."""
-        self._account.forget()
+        """Forget the incident, which is over; the next one has a report of its own."""
+        self._account = Account(self.hello.run)
         self.gatherer.forget_recorders()
         self.aborting.forget()
-        self._told_elsewhere = False
+        self._reported_elsewhere = False
 
 
 def _keep(announce: Announce, judged: Judged, thresholds: Thresholds | None) -> None:
-    """Keep what a verdict that is announced was made from, where a test wants it."""
+    """Keep the evidence of an announced verdict if a test wants it."""
     keep("evidence", lambda: codec.dumps(Recording(announce.value, judged.job, thresholds)))
 
 
 def _failed(process: ProcessState) -> bool:
-    """Whether a rank ended in another way than well, or by order."""
+    """Return True if a rank ended neither well nor by order."""
     if process.signal is not None:
         return process.signal != signal.SIGTERM and not process.terminated_by_launcher
     return not process.alive and process.exit_code != 0

@@ -1,1 +1,1 @@
-"""What the watchdog notices beside a verdict: how a job starts, runs late, or costs."""
+"""Notices about a running job: start-up problems, stragglers, GPU faults."""

@@ -1,4 +1,4 @@
-"""Tells the reader of the GPUs which ranks there are, and people what they should know."""
+"""Notices about the GPUs of the ranks of this node."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Cost, GpuHealth
 from hangwatch.model.page import Identity
 
-TELL_S = 1.0
-"""Between two comparisons of what is known with what has been said."""
+REPORT_S = 1.0
+"""Between two looks at the state of the GPUs."""
 CROWDED_S = 10.0
-"""Ranks that are on one GPU for so long are there to stay: two readings."""
+"""Ranks that are on one GPU for so long stay there: two readings."""
 UNMATCHED_S = 30.0
-"""A rank that has had a device for so long has done something with it."""
+"""A rank that has had a device for so long has used it."""
 DEVICES_S = 5.0
-"""Between two looks whether a process has opened a device."""
+"""Between two looks at the devices that a process has opened."""
 DEVICE = "/dev/nvidia"
 MAX_FILES = 4096
 _HEALTH = {
@@ -39,7 +39,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(slots=True)
 class _Process:
-    """What does not change of a rank's process, and whether it has a device."""
+    """The process of a rank."""
 
     pid: int
     start_ticks: int
@@ -50,29 +50,29 @@ class _Process:
 
 @dataclass(slots=True)
 class GpuWatch:
-    """Called at each look of the monitor."""
+    """Gives the ranks to the reader of the GPUs, and reports the state of their GPUs."""
 
     gpus: Gpus
     news: News
     proc: str = PROC
     device: str = DEVICE
-    """How the paths of the devices begin."""
+    """Prefix of the paths of the devices."""
     findings: tuple[Finding, ...] = ()
     """Costly mistakes that the GPUs show."""
     _processes: dict[int, _Process] = field(default_factory=dict)
-    _told_ns: int = 0
+    _reported_ns: int = 0
     _since_ns: dict[str, int] = field(default_factory=dict)
-    """Since when something that is told after a while has been so."""
+    """Beginnings of states that are reported after a while."""
 
     def look(self, look: Look) -> None:
-        """Which ranks there are now; and tell what is new of their GPUs."""
+        """Note the ranks that there are, and report what is new of their GPUs."""
         try:
             self._look(look)
-        except Exception as error:  # noqa: BLE001 (the look at the ranks goes on without them)
+        except Exception as error:  # noqa: BLE001 (the ranks are watched without their GPUs)
             self._failed(error)
 
     def by_rank(self) -> dict[int, GpuState]:
-        """The GPU of each rank that uses one, or used one."""
+        """Return the GPU of each rank that uses one, or used one."""
         try:
             return self.gpus.by_rank()
         except Exception as error:  # noqa: BLE001 (as above)
@@ -80,17 +80,17 @@ class GpuWatch:
             return {}
 
     def _failed(self, error: Exception) -> None:
-        what = f"the GPUs cannot be watched: {type(error).__name__}: {error}"
-        self.news.fault("gpus", what, error)
+        text = f"the GPUs cannot be watched: {type(error).__name__}: {error}"
+        self.news.fault("gpus", text, error)
 
     def _look(self, look: Look) -> None:
         ranks = [
-            self._local_rank(rank, one.light.identity, look) for rank, one in look.seen.items()
+            self._local_rank(rank, seen.light.identity, look) for rank, seen in look.seen.items()
         ]
         self.gpus.watch(ranks, active=bool(look.waiting))
-        if ranks and look.now_ns - self._told_ns >= TELL_S * 1e9:
-            self._told_ns = look.now_ns
-            self._tell(ranks, look.now_ns)
+        if ranks and look.now_ns - self._reported_ns >= REPORT_S * 1e9:
+            self._reported_ns = look.now_ns
+            self._report(ranks, look.now_ns)
 
     def _local_rank(self, rank: int, identity: Identity, look: Look) -> LocalRank:
         process = self._processes.get(rank)
@@ -107,7 +107,7 @@ class GpuWatch:
         )
 
     def _has_device(self, pid: int) -> bool:
-        """Whether a process has opened a device of NVIDIA's; False where it cannot be known."""
+        """Return True if a process is known to have opened a device of NVIDIA's."""
         try:
             with os.scandir(Path(self.proc, str(pid), "fd")) as files:
                 return any(self._is_device(file.path) for file in islice(files, MAX_FILES))
@@ -120,14 +120,14 @@ class GpuWatch:
         except OSError:
             return False
 
-    def _tell(self, ranks: Iterable[LocalRank], now_ns: int) -> None:
+    def _report(self, ranks: Iterable[LocalRank], now_ns: int) -> None:
         node = self.gpus.node()
         if self.gpus.trouble and any(rank.on_device for rank in ranks):
             text = f"nothing is known of the GPUs: {self.gpus.trouble}"
             self.news.lose("nvml", text, quiet=True)
         for gpu in node.gpus:
             if gpu.ranks:
-                self._tellthe_ranks(gpu)
+                self._report_state(gpu)
         unmatched = {rank for gpu in node.gpus if gpu.assumed for rank in gpu.ranks}
         if self._lasts("unmatched", now_ns, UNMATCHED_S, so=bool(unmatched)):
             text = (
@@ -139,33 +139,33 @@ class GpuWatch:
         if self._lasts("crowded", now_ns, CROWDED_S, so=crowded is not None) and crowded:
             idle = sum(not gpu.ranks for gpu in node.gpus)
             self.findings = (Finding(Cost.ONE_GPU, crowded.ranks, count=crowded.index, other=idle),)
-            self.news.once(
-                "gpu-crowded",
+            text = (
                 f"all {len(crowded.ranks)} ranks of this node use {_name(crowded)}, and none of "
                 f"them the {idle} other{'s' if idle != 1 else ''}: is "
-                "torch.cuda.set_device(LOCAL_RANK) missing?",
+                "torch.cuda.set_device(LOCAL_RANK) missing?"
             )
+            self.news.once("gpu-crowded", text)
 
-    def _tellthe_ranks(self, gpu: GpuState) -> None:
+    def _report_state(self, gpu: GpuState) -> None:
         who = f"{_name(gpu)} ({the_ranks(gpu.ranks)})"
         if gpu.health in _HEALTH:
             self.news.once(f"gpu-{gpu.health}:{gpu.uuid}", f"{who} {_HEALTH[gpu.health]}")
         if gpu.health is GpuHealth.SILENT:
-            self.news.lose(f"gpu-silent:{gpu.uuid}", f"NVML gets no answer of {who} any more")
+            self.news.lose(f"gpu-silent:{gpu.uuid}", f"{who} no longer responds to NVML")
         if gpu.unreadable:
             failed = ", ".join(gpu.unreadable)
-            text = f"NVML does not give all figures of {who}: {failed}"
+            text = f"NVML does not report all values of {who}: {failed}"
             self.news.lose(f"gpu-figures:{gpu.uuid}", text, quiet=True)
         for xid in gpu.xids:
-            found = meaning(xid.number)
-            text = f"{who} {found.what} (Xid {xid.number}). {found.detail}"
-            if found.weight > Weight.NOTE:
+            known = meaning(xid.number)
+            text = f"{who} {known.what} (Xid {xid.number}). {known.detail}"
+            if known.weight > Weight.NOTE:
                 self.news.once(f"xid-{xid.number}:{gpu.uuid}", text)
-            elif xid.age_s <= TELL_S:
+            elif xid.age_s <= REPORT_S:
                 self.news.debug(text)
 
     def _lasts(self, what: str, now_ns: int, for_s: float, *, so: bool) -> bool:
-        """Whether something has been so for long enough."""
+        """Return True if something has been so for long enough."""
         if not so:
             self._since_ns.pop(what, None)
             return False

@@ -1,14 +1,14 @@
-"""Notices in a running job that ranks no longer issue the same, by their checkpoints.
+"""Compares the ranks of one node: ranks that issue different calls, and how far each has come.
 
-A checkpoint is a hash of all that Python issued in a group up to a place. Ranks of one
-node are compared at each look, for next to nothing. That two differ says that they
-came by different lines, which may be meant: only a look at the calls themselves tells.
+A checkpoint is a hash of all calls that Python issued in a group up to a place. Those of the
+ranks are compared at each look, at almost no cost. If two differ, the ranks came by different
+lines, which may be intended: only a look at the calls themselves shows it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hangwatch.errors import PageError
@@ -24,7 +24,6 @@ from hangwatch.evidence.pages.look import Look
 from hangwatch.metrics.labels import GroupLabels
 from hangwatch.metrics.snapshot import RankState
 from hangwatch.model.calls import GroupKey
-from hangwatch.model.page import RankPage
 
 FIRST_S, MOST_S = 1.0, 60.0
 """Until the next closer look at ranks that differ; twice as long after each."""
@@ -32,13 +31,13 @@ FIRST_S, MOST_S = 1.0, 60.0
 
 @dataclass(slots=True)
 class Agreement:
-    """When ranks that differ were last looked at."""
+    """Schedule of closer looks at ranks that differ."""
 
     _due_s: float = 0.0
     _rest_s: float = FIRST_S
 
     def look_due(self, look: Look) -> bool:
-        """Whether ranks differ and the time has come to see in what; notes that it is done."""
+        """Return True if ranks differ and a closer look is due, and note it."""
         now_s = look.now_ns / 1e9
         if now_s < self._due_s or not differ(look.seen):
             return False
@@ -48,16 +47,16 @@ class Agreement:
 
 
 def differ(seen: Mapping[int, Seen]) -> bool:
-    """Whether two ranks have different hashes for one place of one group."""
-    # Comparing members is cheaper than hashing them, which a tuple does anew each time.
+    """Return True if two ranks have different hashes for one place of one group."""
+    # Comparing members is cheaper than hashing them, which a tuple does each time.
     known: dict[tuple[str, int, int], list[tuple[GroupKey, dict[int, int]]]] = {}
-    for one in seen.values():
-        for group in one.light.groups:
+    for rank in seen.values():
+        for group in rank.light.groups:
             if not group.alive or not group.checkpoints:
                 continue
             key = group.key
             alike = known.setdefault((key.desc, key.index, len(key.ranks)), [])
-            hashes = next((found for other, found in alike if other.ranks == key.ranks), None)
+            hashes = next((hashes for other, hashes in alike if other.ranks == key.ranks), None)
             if hashes is None:
                 alike.append((key, hashes := {}))
             for place, value in group.checkpoints:
@@ -71,14 +70,14 @@ RINGS_S = 5.0
 RINGS_SHARE = 0.003
 """of the time, at most so much is spent on it."""
 LAG_S = 1.0
-"""Lag is told against where others were so long ago."""
+"""Lag is measured against the places of others so long ago."""
 
 
 class Furthest:
-    """How far the furthest member of each group had come LAG_S ago.
+    """The furthest place of a member of each group LAG_S ago.
 
-    What C++ issues is counted by each rank for itself, a few times a second; compared
-    as they are, the counts of ranks in step would differ all the time.
+    Calls that C++ issues are counted by each rank for itself, a few times a second: the present
+    counts of ranks in step would differ all the time.
     """
 
     def __init__(self) -> None:
@@ -87,7 +86,7 @@ class Furthest:
     def of(
         self, now_ns: int, ranks: Iterable[RankState], members: Mapping[str, Members]
     ) -> dict[str, int]:
-        """Take note of how far they are now; returns it of then, of groups that still are."""
+        """Note the present places; return those of LAG_S ago, of groups that still exist."""
         now: dict[str, tuple[Members, int]] = {}
         for rank in ranks:
             for label, group in rank.groups:
@@ -105,7 +104,7 @@ class Furthest:
 
 
 class Rings:
-    """What the rings of the ranks have told so far; read at a modest pace."""
+    """The calls in the rings of the ranks so far; read at a modest pace."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
@@ -116,34 +115,28 @@ class Rings:
         self.periods_s: dict[int, float] = {}
 
     def read(self, look: Look, labels: GroupLabels) -> None:
-        """Read them if that is due and somebody has moved."""
+        """Read them if that is due and some rank has moved."""
         self._moved = self._moved or look.moved
         began_ns = self._now_ns()
         if not self._moved or began_ns < self._due_ns:
             return
         self._moved = False
         periods: dict[int, float] = {}
-        rings: dict[int, Mapping[str, Sequence[Issued]]] = {}
-        for rank, one in look.seen.items():
+        rings: dict[int, dict[str, list[Issued]]] = {}
+        for rank, seen in look.seen.items():
             try:
-                ring = one.page.issued()
+                ring = seen.page.issued()
             except PageError:
                 continue
             if rank in look.waiting and (period_s := loop_period_s(ring)) is not None:
                 periods[rank] = period_s
-            rings[rank] = _by_group(ring, one.light, labels)
+            page = seen.light
+            names = {group.slot: labels.of(page, group) for group in page.groups if group.alive}
+            groups = rings.setdefault(rank, {})
+            for call in ring:
+                if name := names.get(call.slot, ""):
+                    groups.setdefault(name, []).append(call)
         self._counted.add(rings, labels.members)
         self.arrivals, self.periods_s = self._counted.groups(), periods
         now_ns = self._now_ns()
         self._due_ns = now_ns + int(max(RINGS_S * 1e9, (now_ns - began_ns) / RINGS_SHARE))
-
-
-def _by_group(
-    ring: Iterable[Issued], page: RankPage, labels: GroupLabels
-) -> dict[str, list[Issued]]:
-    names = {group.slot: labels.of(page, group) for group in page.groups if group.alive}
-    found: dict[str, list[Issued]] = {}
-    for one in ring:
-        if name := names.get(one.slot, ""):
-            found.setdefault(name, []).append(one)
-    return found

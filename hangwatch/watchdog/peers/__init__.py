@@ -1,1 +1,1 @@
-"""What the watchdogs of several nodes tell each other through the job's store."""
+"""The conversation of the watchdogs of several nodes, through the job's store."""

@@ -1,8 +1,8 @@
-"""How often something may be done that others ask for.
+"""One watchdog's part in the conversation of the watchdogs of all nodes.
 
-A healthy job causes no traffic beyond joining: each watchdog waits in the
-server for the next incident, on a connection of its own. Whatever fails here
-leaves each node with its own ranks, and is said once. rounds.py has the keys.
+A healthy job causes no traffic beyond joining: each watchdog waits in the server for the next
+incident, on a connection of its own. A failure leaves each node with its own ranks, and is
+reported once. rounds.py has the keys.
 """
 
 from __future__ import annotations
@@ -12,40 +12,23 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hangwatch.console import News
 from hangwatch.model import codec
 from hangwatch.run.test_hooks import Point, reach
 from hangwatch.watchdog.peers import rounds
-from hangwatch.watchdog.peers.messages import MAX_INCIDENT_BYTES, Incident, Local, Node, Published
+from hangwatch.watchdog.peers.messages import (
+    MAX_INCIDENT_BYTES,
+    Gathered,
+    Incident,
+    Local,
+    Node,
+    Published,
+)
 from hangwatch.watchdog.peers.packing import pack
-from hangwatch.watchdog.peers.store import Store, StoreLostError, connect
-
-
-@dataclass(slots=True)
-class Allowance:
-    """Allows something ``most`` times at once, and once more every ``every_s`` seconds."""
-
-    most: int
-    every_s: float
-    now: Callable[[], float] = time.monotonic
-    _left: float = field(init=False)
-    _at_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._left, self._at_s = float(self.most), self.now()
-
-    def take(self) -> bool:
-        """Whether it may be done now; notes that it is."""
-        now_s = self.now()
-        self._left = min(self.most, self._left + (now_s - self._at_s) / self.every_s)
-        self._at_s = now_s
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
+from hangwatch.watchdog.peers.store import Store, StoreLostError, connect, first_line
+from hangwatch.watchdog.tasks import Tasks
 
 JOIN_S = 60.0
 """A store that is busy with the start of a large job may not answer for a while."""
@@ -55,7 +38,7 @@ LEARN_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 GATHER_S = 2.0
 GATHER_FULL_S = 8.0
 CONCLUDE_S = 4.0
-"""What the owner of an incident has for its verdict, once it has gathered."""
+"""The time of an incident's owner for its verdict, once it has gathered."""
 ANSWERS, ANSWER_EVERY_S = 30, 1.0
 """Incidents of others that are answered at once, and one more each time."""
 FULL_ANSWERS, FULL_ANSWER_EVERY_S = 8, 10.0
@@ -65,24 +48,31 @@ ATTEMPTS = 3
 """Owners of an incident that may fail one after the other before a node goes on alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """The other nodes' evidence. ``owner`` is False where another node has diagnosed."""
+class Allowance:
+    """Allows something ``most`` times at once, and once more every ``every_s`` seconds."""
 
-    owner: bool
-    round: int
-    """Number of the incident, 0 where nobody else has heard of it."""
-    others: tuple[Local, ...] = ()
-    silent: tuple[Node, ...] = ()
-    """Nodes that joined and did not answer."""
-    unseen: tuple[str, ...] = ()
+    def __init__(
+        self, most: int, every_s: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most, self._every_s, self._now = most, every_s, now
+        self._left, self._at_s = float(most), now()
+
+    def take(self) -> bool:
+        """Return True if it may be done now, and count it."""
+        now_s = self._now()
+        self._left = min(self._most, self._left + (now_s - self._at_s) / self._every_s)
+        self._at_s = now_s
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
 
 
 class Exchange:
-    """One watchdog's part in the conversation of one restart of one job.
+    """The conversation of one restart of one job.
 
-    answer(full) gives this node's evidence, on_verdict(published) hears what
-    another node has concluded; both are called in the event loop.
+    answer(full) returns this node's evidence, on_verdict(published) takes the conclusion of
+    another node; both are called in the event loop.
     """
 
     def __init__(
@@ -97,47 +87,47 @@ class Exchange:
         self._answer = answer
         self._on_verdict = on_verdict
         self._world_size = 0
-        # As few connections as can be: for each the job's store asks the name service
-        # who it is from, in its only thread.
+        # As few connections as can be: for each the job's store asks the name service for the
+        # client's name, in its only thread.
         self._store: Store | None = None
         self._listening: Store | None = None
         self._open: dict[int, asyncio.Future[bool]] = {}
-        """Incidents of other nodes that are under way: whether a verdict came."""
+        """Incidents of other nodes that are under way; True once a verdict came."""
         self._silent: frozenset[Node] = frozenset()
-        """Those that did not answer the last time: they are not waited for as long again."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        # Anybody may open incidents: our ranks must not be held up by what it takes to answer.
+        """Nodes that did not answer the last time: they are not waited for as long again."""
+        self._tasks = Tasks()
+        # Anyone may open incidents: to answer them must not hold up the ranks of this node.
         self._may_answer = Allowance(ANSWERS, ANSWER_EVERY_S)
         self._may_answer_in_full = Allowance(FULL_ANSWERS, FULL_ANSWER_EVERY_S)
         self._hearing = asyncio.Semaphore(ANSWERED_AT_ONCE)
         self._asking = asyncio.Lock()
         self._next = 1
         self.roster: tuple[Node, ...] = (node,)
-        """The nodes that are known, this one among them."""
+        """The nodes that are known, including this one."""
         self.why_not = "they have not been joined yet"
-        """Why the others cannot be asked, where they cannot."""
+        """The reason if the others cannot be asked."""
 
     @property
     def joined(self) -> bool:
-        """Whether the others can be asked."""
+        """True if the others can be asked."""
         return self._store is not None
 
     async def join(self, host: str, port: int, prefix: str, world_size: int) -> None:
-        """Connect, make ourselves known and listen. Says it once where that fails."""
+        """Connect, make this node known and listen. A failure is reported once."""
         self._world_size = world_size
         deadline = time.monotonic() + JOIN_S
         while not self.joined:
             try:
                 await self._join(host, port, prefix)
             except StoreLostError as error:
-                self.why_not = _first_line(error)
+                self.why_not = first_line(error)
                 if time.monotonic() + RETRY_S > deadline:
                     self._lost(error)
                     return
                 await asyncio.sleep(RETRY_S)
 
     async def _join(self, host: str, port: int, prefix: str) -> None:
-        # Both before we are known: who is known is asked, and has to be listening.
+        # Both before this node is known: it may be asked at once, and has to be listening.
         store = await connect(host, port, prefix)
         try:
             listening = await connect(host, port, prefix)
@@ -147,26 +137,24 @@ class Exchange:
             store.close()
             raise
         self._store, self._listening = store, listening
-        self._start(self._listen(listening))
-        self._start(self._learn(store))
+        self._tasks.start(self._listen(listening))
+        self._tasks.start(self._learn(store))
 
     async def ask(self, *, full: bool) -> Gathered:
-        """Claim the next incident and gather what the other nodes know.
+        """Claim the next incident and gather the evidence of the other nodes.
 
-        Where another node has claimed it, that one diagnoses: returns when its
-        verdict has come through on_verdict, with owner False. Where none comes,
-        because that node has died or stopped, the next incident is claimed.
+        If another node has claimed it, that one diagnoses: returns when its verdict has come
+        through on_verdict, with owner False. If none comes, because that node has died or
+        stopped, the next incident is claimed.
         """
         incident = Incident(self._node.node, secrets.token_hex(8), full)
         try:
             for _ in range(ATTEMPTS):
-                # Two questions of ours would take each other for a node that takes over.
+                # Two questions of this node would take each other for a node that takes over.
                 async with self._asking:
-                    found = await self._claim(incident)
-                if found is None:
-                    continue
-                if found.owner or await self._heard_verdict(found.round):
-                    return found
+                    gathered = await self._claim(incident)
+                if gathered and (gathered.owner or await self._heard_verdict(gathered.round)):
+                    return gathered
         except StoreLostError as error:
             self._lost(error)
             return Gathered(owner=True, round=0, unseen=(f"other nodes were not asked: {error}",))
@@ -174,57 +162,48 @@ class Exchange:
         return Gathered(owner=True, round=0, unseen=(note,))
 
     async def publish(self, number: int, published: Published) -> None:
-        """Tell the others what came of an incident of ours."""
-        store = self._store
-        if number and store is not None:
+        """Publish the conclusion of an incident of this node."""
+        if number and self._store is not None:
             try:
-                await rounds.publish(store, number, published, self.roster)
+                await rounds.publish(self._store, number, published, self.roster)
             except StoreLostError as error:
                 self._lost(error)
 
     async def close(self) -> None:
         """Stop listening."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.settle()
         self._leave()
 
     async def _claim(self, incident: Incident) -> Gathered | None:
-        """What the others know of our incident; owner is False where theirs is under way.
+        """Gather for an incident of this node; owner is False if another one is under way.
 
-        None where another node has taken over, since ours took too long.
+        None if another node has taken over, since this one took too long.
         """
-        store = self._joined()
+        store = self._store
+        if store is None:
+            raise StoreLostError(self.why_not)
         number = min(self._open, default=self._next)
         if number in self._open or not await rounds.claim(store, number, incident):
             return Gathered(owner=False, round=number)
         reach(Point.CLAIMED)
-        found = await self._gather(store, number, GATHER_FULL_S if incident.full else GATHER_S)
-        return None if await rounds.is_taken_over(store, number) else found
-
-    async def _gather(self, store: Store, number: int, budget_s: float) -> Gathered:
         self._next = max(self._next, number + 1)
         self.roster = await rounds.known_nodes(store, self._world_size) or self.roster
+        budget_s = GATHER_FULL_S if incident.full else GATHER_S
         patience_s = {
             node: GATHER_S if node in self._silent else budget_s
             for node in self.roster
             if node.node != self._node.node
         }
-        found = await rounds.gather(store, number, patience_s, self.roster, self._world_size)
-        self._silent = frozenset(found.silent)
-        return Gathered(
-            owner=True,
-            round=number,
-            others=found.others,
-            silent=found.silent,
-            unseen=found.unseen,
-        )
+        gathered = await rounds.gather(store, number, patience_s, self.roster, self._world_size)
+        self._silent = frozenset(gathered.silent)
+        return None if await rounds.is_taken_over(store, number) else gathered
 
     async def _heard_verdict(self, number: int) -> bool:
         """Wait for the verdict on another node's incident; False if none comes."""
         heard = self._opened(number)
         try:
-            # What _heard() takes at most, and a little more.
+            # A little more than _heard() takes at most.
             limit_s = GATHER_FULL_S + 2 * CONCLUDE_S
             return await asyncio.wait_for(asyncio.shield(heard), limit_s)
         except TimeoutError:
@@ -238,27 +217,26 @@ class Exchange:
                 data = await rounds.await_incident(store, number)
                 if data is not None:
                     await self._hearing.acquire()
-                    self._start(self._heard(number, data))
+                    self._tasks.start(self._heard(number, data))
                     number += 1
                     self._next = max(self._next, number)
         except StoreLostError as error:
             # Most often the job has ended, and its store with it: a loss only once it is needed.
             self._leave()
-            self.why_not = _first_line(error)
+            self.why_not = first_line(error)
 
     async def _learn(self, store: Store) -> None:
-        """Know all nodes, also should the store be lost later."""
-        with suppress(StoreLostError):  # the listener tells
+        """Learn all nodes, to know them should the store be lost later."""
+        with suppress(StoreLostError):  # _listen() reports it
             for pause_s in LEARN_S:
-                found = await rounds.roster(store, self._world_size)
-                if found:
-                    self.roster = found
-                    self._news.debug(f"the watchdogs of {len(found)} nodes know each other")
+                if nodes := await rounds.roster(store, self._world_size):
+                    self.roster = nodes
+                    self._news.debug(f"the watchdogs of {len(nodes)} nodes know each other")
                     return
                 await asyncio.sleep(pause_s)
 
     async def _heard(self, number: int, data: bytes) -> None:
-        """Answer another node's incident, and hear what comes of it."""
+        """Answer another node's incident, and wait for its verdict."""
         published = None
         try:
             incident: Incident = codec.loads(Incident, data, MAX_INCIDENT_BYTES)
@@ -278,18 +256,13 @@ class Exchange:
         except StoreLostError as error:
             self._lost(error)
         except codec.CodecError as error:
-            self._news.debug(f"incident {number} of another node makes no sense: {error}")
-        except Exception as error:  # noqa: BLE001 (the owner waits for us only so long)
+            self._news.debug(f"incident {number} of another node cannot be read: {error}")
+        except Exception as error:  # noqa: BLE001 (the owner does without this node)
             what = f"an incident of another node was not answered ({type(error).__name__}: {error})"
             self._news.fault("answer", what, error, quiet=True)
         finally:
             self._close(number, heard=published is not None)
             self._hearing.release()
-
-    def _joined(self) -> Store:
-        if self._store is None:
-            raise StoreLostError(self.why_not)
-        return self._store
 
     def _opened(self, number: int) -> asyncio.Future[bool]:
         """Note that an incident of another node is under way."""
@@ -303,26 +276,17 @@ class Exchange:
         if over is not None and not over.done():
             over.set_result(heard)
 
-    def _start(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _leave(self) -> None:
         for store in (self._store, self._listening):
             if store is not None:
                 store.close()
         self._store = self._listening = None
 
-    def _lost(self, error: BaseException) -> None:
+    def _lost(self, error: StoreLostError) -> None:
         self._leave()
-        self.why_not = _first_line(error)
+        self.why_not = first_line(error)
         self._news.lose(
             "store",
             f"other nodes cannot be asked ({self.why_not}): only this node's ranks are seen",
             quiet=True,
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

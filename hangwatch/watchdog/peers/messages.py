@@ -1,4 +1,4 @@
-"""What watchdogs tell each other through the store."""
+"""The messages between watchdogs, which go through the store of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NAME = 256
 MAX_INCIDENT_BYTES = 4 << 10
 MAX_VERDICTS = 16
 MAX_HEADLINE = 4000
-"""Characters of what another node's verdict has the terminal show."""
+"""Characters of a text of another node's verdict that the terminal shows."""
 MAX_SHOWN = 256
 """Culprits and candidates that are published by number."""
 
@@ -31,7 +31,7 @@ class Node:
     host: str
     ranks: tuple[int, ...]
     address: str = ""
-    """Its own as the store sees it."""
+    """Its own address as the store sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Incident:
     owner: str
     nonce: str
     full: bool
-    """With stacks and recorders; else what the pages and /proc say."""
+    """With stacks and recorders; else only the pages and /proc."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one node knows, without its ranks."""
+    """The evidence of one node, without its ranks."""
 
     node: str
     groups: tuple[Group, ...] = ()
@@ -80,7 +80,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the owner of an incident has concluded; no verdicts if nothing is wrong."""
+    """The conclusion of an incident's owner; no verdicts if nothing is wrong."""
 
     node: str
     verdicts: tuple[Verdict, ...]
@@ -96,8 +96,22 @@ class Local:
     unseen: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The other nodes' evidence. ``owner`` is False if another node has diagnosed."""
+
+    owner: bool
+    round: int
+    """Number of the incident, 0 if no other node has heard of it."""
+    others: tuple[Local, ...] = ()
+    silent: tuple[Node, ...] = ()
+    """Nodes that joined and did not answer in time."""
+    unseen: tuple[str, ...] = ()
+    """Evidence that could not be had, for people."""
+
+
 def slim(published: Published) -> Published:
-    """What others print of a conclusion: not who waits where, of ten thousand ranks."""
+    """Return the part of a conclusion that others print: without the waits of 10,000 ranks."""
     verdicts = tuple(
         replace(
             verdict,

@@ -1,10 +1,9 @@
 """Packs a node's evidence for the store, and unpacks that of others.
 
-Ten thousand ranks have few different stacks and run the same files: frames and
-sources travel apart from the snapshots, once each, under the hash of their
-content. A group is sent once an answer, and its ranks as runs: the default group
-of ten thousand is three numbers. Everything is bounded in size, and checked
-against the job.
+Ten thousand ranks have few different stacks and run the same files: frames and sources travel
+apart from the snapshots, once each, under the hash of their content. A group is sent once an
+answer, and its ranks as runs: the default group of ten thousand is three numbers. Everything is
+bounded in size, and checked against the job.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MAX_SOURCES = 64
 _JOB_BYTES = 48 << 20
 _LEAST_BYTES = 32 << 10
 _JOB_OPS = {False: 50_000, True: 100_000}
-"""Calls of all ranks together, in an incident that is not and one that is full."""
+"""Calls of all ranks together, in an incident that is not full and in one that is."""
 _KEPT_OPS = (64, 32, 16, 8, 4, 0)
 _LEAST_OPS = 4
 
@@ -53,9 +52,9 @@ Groups = dict[Group, GroupKey]
 
 @dataclass(slots=True)
 class Room:
-    """What is left of the room for what others say of one incident, in a job of a size.
+    """The room that is left for the answers of one incident, in a job of a size.
 
-    Ten times what real jobs need. Who claims more of it than there is gets nothing.
+    Ten times what real jobs need. An answer that claims more than there is gets nothing.
     """
 
     values: int
@@ -66,7 +65,7 @@ class Room:
 
     @classmethod
     def of(cls, world_size: int) -> Room:
-        """That for all answers together."""
+        """Return the room for all answers together."""
         return cls(
             values=min(4_000_000, _RANK_VALUES // 2 * (world_size + 8)),
             plain_bytes=min(64 << 20, _RANK_BYTES // 2 * (world_size + 8)),
@@ -76,7 +75,7 @@ class Room:
         )
 
     def take_answer(self, data: bytes, ranks: int) -> None:
-        """Make room for an answer of so many ranks. Raises CodecError where there is none."""
+        """Make room for an answer of so many ranks. Raises CodecError if there is none."""
         most_bytes, most_values = _most(ranks)
         values = codec.values_in(data)
         if len(data) > most_bytes or values > most_values:
@@ -95,14 +94,14 @@ class Room:
             self.grouped -= size
 
     def names(self, wanted: Sequence[str]) -> Sequence[str]:
-        """Those of some blobs for which there is room."""
+        """Return the names of the blobs for which there is room."""
         chosen = wanted[: self.blobs]
         self.blobs -= len(chosen)
         return chosen
 
 
 def _most(ranks: int) -> tuple[int, int]:
-    """Bytes and values of an answer of so many ranks at most, unpacked."""
+    """Return the most bytes and values of an answer of so many ranks, unpacked."""
     return (
         min(MAX_PLAIN_BYTES, _BASE_BYTES + _RANK_BYTES * ranks),
         min(_MOST_VALUES, _BASE_VALUES + _RANK_VALUES * ranks),
@@ -111,13 +110,13 @@ def _most(ranks: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """An answer that is unpacked but for its blobs."""
+    """An answer that is unpacked except for its blobs."""
 
     answer: Answer
     ranks: tuple[RankSnapshot, ...]
 
     def blobs(self) -> set[str]:
-        """The names of the blobs that it needs."""
+        """Return the names of the blobs that it needs."""
         refs = (ref.frames for refs in self.answer.threads.values() for ref in refs)
         return {*refs, *self.answer.sources.values()} - {""}
 
@@ -131,24 +130,26 @@ class Library:
         self._data: Blobs = {}
 
     def missing(self, names: set[str]) -> list[str]:
-        """Those of some names that are not there yet."""
+        """Return the names of the blobs that are not there yet."""
         return sorted(names - self._data.keys())
 
     def add(self, blobs: Mapping[str, bytes]) -> None:
-        """Take in blobs; one whose content is not what its name says is left out."""
+        """Take in blobs; one whose name is not the hash of its content is left out."""
         self._data.update((name, data) for name, data in blobs.items() if name == _name(data))
 
     def frames(self, name: str) -> tuple[Frame, ...]:
-        """The frames of a stack, empty where they are missing. Raises CodecError."""
-        found = self._frames.get(name)
-        if found is None:
+        """Return the frames of a stack, none if they are missing. Raises CodecError."""
+        if name not in self._frames:
             data = self._data.get(name)
-            found = _frames(data) if data else ()
-            self._frames[name] = found
-        return found
+            self._frames[name] = (
+                codec.loads(tuple[Frame, ...], data, MAX_BLOB_BYTES, MAX_BLOB_VALUES)
+                if data
+                else ()
+            )
+        return self._frames[name]
 
     def text(self, name: str) -> str | None:
-        """A file, None where it is missing. Raises CodecError."""
+        """Return a file's text, None if it is missing. Raises CodecError."""
         if name not in self._texts and (data := self._data.get(name)):
             if data[:1] != b'"':
                 raise codec.CodecError("it is no text")
@@ -156,13 +157,8 @@ class Library:
         return self._texts.get(name)
 
 
-def _frames(data: bytes) -> tuple[Frame, ...]:
-    found: tuple[Frame, ...] = codec.loads(tuple[Frame, ...], data, MAX_BLOB_BYTES, MAX_BLOB_VALUES)
-    return found
-
-
 def pack(node: str, local: Local, world_size: int, *, full: bool = True) -> tuple[bytes, Blobs]:
-    """An answer as bytes of at most MAX_MESSAGE_BYTES, and the blobs that it names."""
+    """Return an answer of at most MAX_MESSAGE_BYTES, and the blobs that it names."""
     blobs: Blobs = {}
     threads: dict[str, tuple[ThreadRef, ...]] = {}
     ranks = []
@@ -177,8 +173,7 @@ def pack(node: str, local: Local, world_size: int, *, full: bool = True) -> tupl
         ranks.append(replace(snapshot, threads=None, children=bare))
     sources = {}
     for file, text in local.sources.items():
-        name = _keep(codec.dumps(text), blobs)
-        if name:
+        if name := _keep(codec.dumps(text), blobs):
             sources[file] = name
     answer = Answer(node, threads=threads, sources=sources, unseen=local.unseen)
     most_ops = max(_LEAST_OPS, _JOB_OPS[full] // max(1, world_size))
@@ -188,10 +183,10 @@ def pack(node: str, local: Local, world_size: int, *, full: bool = True) -> tupl
 def unpack(
     data: bytes, node: Node, world_size: int, groups: Groups, room: Room | None = None
 ) -> Received:
-    """What a node has answered, but for its blobs. Raises CodecError.
+    """Return the answer of a node without its blobs. Raises CodecError.
 
-    groups: those of other answers, to which those of this one are added. room: for all
-    answers together; nothing is built of what finds none.
+    groups: those of other answers, to which those of this one are added. room: for all answers
+    together; nothing is built of an answer that finds none.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise codec.CodecError(f"{len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
@@ -203,22 +198,27 @@ def unpack(
     if type(plain) is not dict or plain.keys() != {"answer", "ranks"}:
         raise codec.CodecError("it is no answer")
     if type(plain["ranks"]) is not list or len(plain["ranks"]) > most_ranks:
-        raise codec.CodecError("it tells of more ranks than there are")
+        raise codec.CodecError("it has more ranks than there are")
     answer: Answer = codec.decode(Answer, plain["answer"])
     if answer.node != node.node:
         raise codec.CodecError(f"it is that of {answer.node:.60}")
     if len(answer.sources) > MAX_SOURCES:
         raise codec.CodecError(f"it has {len(answer.sources)} source files")
-    known = {GroupKey: _keys(answer.groups, world_size, groups, room), Site: answer.sites}
+    fresh = set(answer.groups) - groups.keys()
+    room.take_groups(fresh, world_size)
+    for group in fresh:
+        ranks_of_group = ranks_of(group.runs, world_size)
+        groups[group] = GroupKey(ranks_of_group, group.desc, group.index)
+    known = {GroupKey: [groups[group] for group in answer.groups], Site: answer.sites}
     ranks: tuple[RankSnapshot, ...] = codec.decode(tuple[RankSnapshot, ...], plain["ranks"], known)
     strange = [rank.rank for rank in ranks if not 0 <= rank.rank < world_size]
     if strange or len({rank.rank for rank in ranks}) < len(ranks):
-        raise codec.CodecError(f"it tells of ranks {strange[:4] or 'twice'}")
+        raise codec.CodecError(f"it has ranks {strange[:4] or 'twice'}")
     return Received(answer, ranks)
 
 
 def complete(received: Received, library: Library) -> Local:
-    """An answer with the stacks and files that it names. Raises CodecError."""
+    """Return an answer with the stacks and files that it names. Raises CodecError."""
     answer = received.answer
     threads = {
         key: tuple(
@@ -244,7 +244,7 @@ def complete(received: Received, library: Library) -> Local:
 
 
 def runs_of(ranks: tuple[int, ...]) -> Runs:
-    """Ranks as runs, in their order."""
+    """Return ranks as runs, in their order."""
     if len(ranks) > 1 and (step := ranks[1] - ranks[0]):
         whole = tuple(range(ranks[0], ranks[0] + step * len(ranks), step))
         if ranks == whole:
@@ -262,7 +262,7 @@ def runs_of(ranks: tuple[int, ...]) -> Runs:
 
 
 def ranks_of(runs: Runs, limit: int) -> tuple[int, ...]:
-    """The ranks of runs. Raises CodecError for more than so many, or others than 0 to limit."""
+    """Return the ranks of runs. Raises CodecError for too many, or if one is not below limit."""
     if sum(max(0, count) for _, count, _ in runs) > limit:
         raise codec.CodecError("a group of more ranks than there are")
     ranks = tuple(
@@ -273,22 +273,13 @@ def ranks_of(runs: Runs, limit: int) -> tuple[int, ...]:
     return ranks
 
 
-def _keys(groups: tuple[Group, ...], world_size: int, known: Groups, room: Room) -> list[GroupKey]:
-    room.take_groups({group for group in groups if group not in known}, world_size)
-    for group in groups:
-        if group not in known:
-            ranks = ranks_of(group.runs, world_size)
-            known[group] = GroupKey(ranks, group.desc, group.index)
-    return [known[group] for group in groups]
-
-
 def _refer(thread: ThreadStack, blobs: Blobs) -> ThreadRef:
     name = _keep(codec.dumps(thread.frames), blobs)
     return ThreadRef(thread.name, thread.tid, thread.active, thread.owns_gil, name)
 
 
 def _keep(data: bytes, blobs: Blobs) -> str:
-    """Put a blob where it belongs; its name, empty if it is too large."""
+    """Add a blob; return its name, empty if it is too large."""
     if len(data) > MAX_BLOB_BYTES:
         return ""
     name = _name(data)
@@ -301,7 +292,7 @@ def _name(data: bytes) -> str:
 
 
 def _bounded(answer: Answer, ranks: list[RankSnapshot], world_size: int, most_ops: int) -> bytes:
-    """The answer, with as much of each rank's history as fits.
+    """Return the answer, with as much of each rank's history as fits.
 
     The larger the job, the less of it: all answers go through one store into one process.
     """
@@ -316,7 +307,7 @@ def _bounded(answer: Answer, ranks: list[RankSnapshot], world_size: int, most_op
 
 
 def _packed(answer: Answer, ranks: list[RankSnapshot], kept: int) -> bytes:
-    """Empty where nobody would take it for as many ranks."""
+    """Return the answer with the last calls alone; empty if it is too large for so many ranks."""
     tables: dict[type, dict[Any, int]] = {GroupKey: {}, Site: {}}
     shown = [
         replace(
@@ -337,6 +328,6 @@ def _packed(answer: Answer, ranks: list[RankSnapshot], kept: int) -> bytes:
 
 
 def _latest(ops: tuple[OpRecord, ...], kept: int) -> tuple[OpRecord, ...]:
-    """The last calls, and those before them that the rank is inside of."""
+    """Return the last calls, and those before them that the rank is inside of."""
     start = max(0, len(ops) - kept)
     return tuple(op for op in ops[:start] if op.state is OpState.BLOCKED) + ops[start:]

@@ -1,8 +1,8 @@
-"""Whether the nodes that do not answer are still there.
+"""Finds out which of the nodes that do not answer are lost.
 
-A machine that lives refuses a connection to a port where nothing listens, whatever has
-become of the processes on it; one that is lost says nothing. Asked only in an incident,
-of nodes whose watchdog is silent: who is there and silent is no lost node.
+A machine that lives refuses a connection to a port that no process listens on, whatever has
+become of its processes; a lost one sends nothing. It is asked only in an incident, and only if
+its watchdog is silent: a node that is there and silent is not lost.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hangwatch.watchdog.peers.exchange import Exchange
 from hangwatch.watchdog.peers.messages import Node
-from hangwatch.watchdog.peers.rounds import said
+from hangwatch.watchdog.peers.rounds import node_text
 
 PORT = 9
 """discard (RFC 863), which no service of our time listens on."""
@@ -23,19 +22,19 @@ REACH_S = 2.0
 MOST_S = 5.0
 AT_ONCE = 500
 """Below the usual limit of open files."""
-WITNESSES = 3
+CONTROLS = 3
 """Nodes that did answer, to see whether this network passes such refusals on."""
 _NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What is known of the nodes that were not heard."""
+    """The nodes that were not heard, as far as known."""
 
     lost: tuple[Node, ...] = ()
-    """Those whose machine cannot be reached."""
+    """Nodes whose machine cannot be reached."""
     cut_off: bool = False
-    """No other node can be reached: this one may be the lost one itself."""
+    """No other node can be reached: it may be this one that is lost."""
     notes: tuple[str, ...] = ()
     """The same for people."""
 
@@ -47,15 +46,15 @@ async def missing(
     store_host: str,
     port: int = PORT,
 ) -> Missing:
-    """Look for nodes; takes at most MOST_S.
+    """Look for the nodes that were not heard; takes at most MOST_S.
 
-    silent: those that did not answer, None where the store is lost and nobody was asked.
+    silent: nodes that did not answer, None if the store is lost and none was asked.
     """
     others = [node for node in roster if node.node != own.node]
     unheard = others if silent is None else [node for node in others if node in silent]
     if not unheard:
         return Missing()
-    heard = [node for node in others if node not in unheard and node.address][:WITNESSES]
+    heard = [node for node in others if node not in unheard and node.address][:CONTROLS]
     store_here = store_host in (own.address, own.host, "localhost")
     gone = await unreachable({node.address for node in [*unheard, *heard]} | {store_host}, port)
     if heard and all(node.address in gone for node in heard):
@@ -63,7 +62,7 @@ async def missing(
     lost = tuple(node for node in unheard if node.address in gone)
     alone = len(lost) == len(others)
     store_gone = silent is None and store_host in gone
-    cut_off = alone and (store_gone or (store_here and len(_hosts(others)) > 1))
+    cut_off = alone and (store_gone or (store_here and len({node.address for node in others}) > 1))
     there = [node for node in unheard if node.address and node not in lost]
     notes = []
     if cut_off:
@@ -76,7 +75,7 @@ async def missing(
 
 
 async def unreachable(addresses: Iterable[str], port: int = PORT) -> frozenset[str]:
-    """Those of some IP addresses from which nothing comes back. What is no address is left out."""
+    """Return the IP addresses from which nothing comes back. Other texts are left out."""
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def look(address: str) -> str:
@@ -93,7 +92,7 @@ async def unreachable(addresses: Iterable[str], port: int = PORT) -> frozenset[s
 
 
 async def _answers(address: str, port: int) -> bool:
-    """Whether anything comes back from a machine, be it that it refuses."""
+    """Return True if anything comes back from a machine, even a refusal."""
     try:
         async with asyncio.timeout(REACH_S):
             _, writer = await asyncio.open_connection(address, port)
@@ -115,26 +114,7 @@ def _is_ip(address: str) -> bool:
     return True
 
 
-def _hosts(nodes: Iterable[Node]) -> set[str]:
-    return {node.address for node in nodes}
-
-
 def _listed(nodes: Sequence[Node]) -> str:
     """``node-1 (ranks 2-3), node-2 (ranks 4-5)``, cut where it gets long."""
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-    return ", ".join(map(said, nodes[:_NAMED])) + more
-
-
-@dataclass(slots=True)
-class Peers:
-    """Written by Joining (joining.py) alone; read where the other nodes are asked."""
-
-    exchange: Exchange | None = None
-    """None before they are joined, and where all ranks of the job are of this node."""
-    store_address: str = ""
-    """The IP address of the host that has the job's store, empty while unknown."""
-
-    @property
-    def can_be_asked(self) -> bool:
-        """Whether there are others, and they are in reach as far as is known."""
-        return self.exchange is not None and self.exchange.joined
+    return ", ".join(map(node_text, nodes[:_NAMED])) + more

@@ -1,20 +1,19 @@
 """The conversation of the watchdogs as calls on a store.
 
-Keys, below ``hangwatch/<run>/<world size>``. They may outlive an incarnation of the
-job: torchrun keeps its store where it starts the ranks anew, and what it counts is
-not the same on all nodes. So each watchdog joins anew, and of nodes that claim the
-same ranks the last one to join has them.
-
+Keys, below ``hangwatch/<run>/<world size>``. They may outlive an incarnation of the job: torchrun
+keeps its store when it restarts the ranks, and its count of restarts is not the same on all
+nodes. So each watchdog joins again, and of nodes that claim the same ranks the last one to join
+has them.
 
     joined          how many watchdogs have joined
     node/<n>        Node: the n-th of them
     ranks           how many ranks they have, those of one that joined again twice
     roster          all Nodes, once every rank of the job is on one of them
     rounds          how many incidents there have been
-    incident/<k>    Incident: the k-th; whoever sets it first (compare_set) owns it
-    answer/<k>/<node>   Answer: what a node knows
+    incident/<k>    Incident: the k-th; the node that sets it first (compare_set) owns it
+    answer/<k>/<node>   Answer: the evidence of a node
     blob/<hash>     frames or a source file, once each
-    verdict/<k>     Published: what the owner has concluded
+    verdict/<k>     Published: the owner's conclusion
 
 All functions raise StoreLostError.
 """
@@ -24,7 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from hangwatch.evidence.threads import in_thread
@@ -38,6 +37,7 @@ from hangwatch.watchdog.peers.messages import (
     MAX_NAME,
     MAX_NODE_BYTES,
     MAX_VERDICTS,
+    Gathered,
     Incident,
     Local,
     Node,
@@ -69,33 +69,28 @@ _KEPT = 4
 """Rounds whose answers and verdicts are kept in the store."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What came of asking the other nodes."""
-
-    others: tuple[Local, ...]
-    silent: tuple[Node, ...]
-    """Nodes that did not answer in time."""
-    unseen: tuple[str, ...]
-    """What could not be had, for people."""
+_incident = "incident/{}".format
+_answer = "answer/{}/{}".format
+_verdict = "verdict/{}".format
+_blob = "blob/{}".format
 
 
 async def join(store: Store, node: Node, world_size: int) -> tuple[int, tuple[Node, ...]]:
-    """Make a node known: the number of the next incident, and the nodes so far."""
+    """Make a node known; return the number of the next incident, and the nodes so far."""
     number = await store.add("joined", 1)
     await store.delete_key("roster")  # it may be of the incarnation before
     await store.set(f"node/{number}", codec.dumps(node))
     nodes: tuple[Node, ...] = (node,)
-    # Of a thousand nodes only the last one reads what the others have said.
+    # Of a thousand nodes only the last one reads the entries of all.
     if await store.add("ranks", len(node.ranks)) >= world_size:
         nodes = await known_nodes(store, world_size)
-        if sum(len(one.ranks) for one in nodes) >= world_size:
+        if sum(len(known.ranks) for known in nodes) >= world_size:
             await store.set("roster", codec.compress(codec.dumps(nodes)))
     return await store.add("rounds", 0) + 1, nodes
 
 
 async def roster(store: Store, world_size: int) -> tuple[Node, ...]:
-    """All nodes; empty where they have not all joined."""
+    """Return all nodes; none if they have not all joined."""
     with suppress(codec.CodecError):
         most = min(MAX_PLAIN_BYTES, MAX_NODE_BYTES * (world_size + 1))
         data = codec.decompress(await store.get("roster", MAX_MESSAGE_BYTES) or b"", most)
@@ -106,21 +101,20 @@ async def roster(store: Store, world_size: int) -> tuple[Node, ...]:
 
 
 async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
-    """All that have joined, but for those in whose place another one has come.
+    """Return the nodes that have joined, except those that another one has replaced.
 
-    Anybody may have set the counter: it says where to look, and not how long.
+    Anyone may have set the counter: it says where to look, and not for how long.
     """
     most = _REJOINED * (world_size + 1)
     last = max(0, await store.add("joined", 0))
-    # The newest, and the first: where the counter was set to what is not, they are those.
+    # The newest, and the first: those are there if the counter was set to a wrong number.
     numbers = [*range(last, max(last - most, most), -1), *range(min(last, most), 0, -1)]
     nodes: list[Node] = []
     names: set[str] = set()
     taken: set[int] = set()
     for start in range(0, len(numbers), CHUNK):
         keys = [f"node/{number}" for number in numbers[start : start + CHUNK]]
-        if not await store.check(keys):
-            keys = [key for key in keys if await store.check([key])]
+        keys = await store.present(keys)
         most_bytes = MAX_NODE_BYTES + 8 * world_size
         for data in await store.multi_get(keys, most_bytes) if keys else ():
             with suppress(codec.CodecError):
@@ -131,24 +125,24 @@ async def known_nodes(store: Store, world_size: int) -> tuple[Node, ...]:
                     names.add(node.node)
                     taken.update(node.ranks)
         if len(taken) >= world_size:
-            break  # whoever joined before has been replaced
+            break  # all that joined before have been replaced
     return tuple(reversed(nodes))
 
 
 async def await_incident(store: Store, number: int) -> bytes | None:
-    """The incident once there is one, None if there is none for a long time."""
+    """Return the incident once there is one, None if there is none for a long time."""
     key = _incident(number)
     return await store.get(key, MAX_INCIDENT_BYTES) if await store.wait([key], WAIT_S) else None
 
 
 async def claim(store: Store, number: int, incident: Incident) -> bool:
-    """Set the incident unless somebody has; whether it is ours."""
+    """Set the incident unless another node has; return True if it is this node's."""
     ours = codec.dumps(incident)
     held = await store.compare_set(_incident(number), b"", ours)
-    if not held:  # where nobody has set it, or set it to nothing, it is ours now
-        raise StoreLostError("what the store answers makes no sense")
-    # Only the libuv server wakes those that wait when it is a compare_set that
-    # sets the key; setting it again does, whoever does it.
+    if not held:  # if it was not set, or set to nothing, it is ours now
+        raise StoreLostError("the store's answer makes no sense")
+    # Only the libuv server wakes the clients that wait if it is a compare_set that sets the
+    # key; to set it again wakes them always.
     await store.set(_incident(number), held)
     if held == ours:
         await store.add("rounds", 1)
@@ -156,7 +150,7 @@ async def claim(store: Store, number: int, incident: Incident) -> bool:
 
 
 async def is_taken_over(store: Store, number: int) -> bool:
-    """Whether somebody has opened the next incident: we were too slow with this one."""
+    """Return True if another node has opened the next incident: this one took too long."""
     return await store.check([_incident(number + 1)])
 
 
@@ -164,10 +158,10 @@ async def send(
     store: Store, number: int, node: str, message: bytes, blobs: Mapping[str, bytes]
 ) -> None:
     """Answer an incident; blobs that the store has are not sent."""
-    if blobs and not await store.check([_blob(name) for name in blobs]):
-        for name, blob in blobs.items():
-            if not await store.check([_blob(name)]):
-                await store.set(_blob(name), blob)
+    there = set(await store.present([_blob(name) for name in blobs]))
+    for name, blob in blobs.items():
+        if _blob(name) not in there:
+            await store.set(_blob(name), blob)
     await store.set(_answer(number, node), message)
 
 
@@ -177,10 +171,10 @@ async def gather(
     patience_s: Mapping[Node, float],
     roster: Sequence[Node],
     world_size: int,
-) -> Answers:
-    """What nodes have answered in time, and who has not.
+) -> Gathered:
+    """Return the answers that came in time, and the nodes that sent none.
 
-    patience_s: the nodes that are asked, with how long each is waited for.
+    patience_s: the nodes that are asked, and how long each is waited for.
     """
     began = time.monotonic()
     keys = {node: _answer(number, node.node) for node in patience_s}
@@ -188,10 +182,10 @@ async def gather(
     for limit_s in sorted(set(patience_s.values()), reverse=True):
         some = [keys[node] for node, seconds in patience_s.items() if seconds == limit_s]
         left_s = limit_s - (time.monotonic() - began)
-        all_there = await _waited(store, some, left_s) and all_there
+        all_there = await _wait(store, some, left_s) and all_there
     there = {n: key for n, key in keys.items() if all_there or await store.check([key])}
     silent = tuple(node for node in keys if node not in there)
-    unseen = [f"{said(node)} did not answer within {patience_s[node]:g} s" for node in silent]
+    unseen = [f"{node_text(node)} did not answer within {patience_s[node]:g} s" for node in silent]
     others: list[Local] = []
     library, groups, room = Library(), Groups(), Room.of(world_size)
     owners = {rank: node for node in roster for rank in node.ranks}
@@ -204,21 +198,27 @@ async def gather(
             UNPACKING_S,
         )
         unseen += unread
-        names = set().union(*(one.blobs() for one in received.values()))
+        names = set().union(*(answer.blobs() for answer in received.values()))
         library.add(await _blobs(store, library.missing(names), room))
         for node, one in received.items():
             mine = tuple(rank for rank in one.ranks if owners.get(rank.rank, node) == node)
             try:
                 others.append(complete(replace(one, ranks=mine), library))
             except codec.CodecError as error:
-                unseen.append(f"stacks of {said(node)} cannot be read: {error}")
-    return Answers(tuple(others), silent, tuple(unseen))
+                unseen.append(f"stacks of {node_text(node)} cannot be read: {error}")
+    return Gathered(
+        owner=True,
+        round=number,
+        others=tuple(others),
+        silent=silent,
+        unseen=tuple(unseen),
+    )
 
 
 def _unpacked(
     answers: Mapping[Node, bytes], world_size: int, groups: Groups, room: Room
 ) -> tuple[dict[Node, Received], list[str]]:
-    """What nodes have answered, and what cannot be read, for people."""
+    """Return the answers of nodes without their blobs, and which of them cannot be read."""
     received: dict[Node, Received] = {}
     unread = []
     with without_collections():
@@ -226,18 +226,18 @@ def _unpacked(
             try:
                 received[node] = unpack(data, node, world_size, groups, room)
             except codec.CodecError as error:
-                unread.append(f"the answer of {said(node)} cannot be read: {error}")
+                unread.append(f"the answer of {node_text(node)} cannot be read: {error}")
     return received, unread
 
 
 async def publish(store: Store, number: int, published: Published, nodes: Sequence[Node]) -> None:
-    """Tell what came of an incident of ours, and free what old ones left."""
+    """Publish the conclusion of an incident of this node, and remove those of old ones."""
     data = codec.dumps(slim(published))
     if len(data) > MAX_MESSAGE_BYTES:
         data = codec.dumps(Published(published.node, ()))
     await store.set(_verdict(number), data)
     old = number - _KEPT
-    if old >= 1:  # its incident stays, for those that lag behind
+    if old >= 1:  # its incident stays, for nodes that lag behind
         for node in nodes:
             await store.delete_key(_answer(old, node.node))
         await store.delete_key(_verdict(old))
@@ -246,30 +246,31 @@ async def publish(store: Store, number: int, published: Published, nodes: Sequen
 async def await_verdict(
     store: Store, number: int, timeout_s: float, world_size: int
 ) -> Published | None:
-    """What came of another node's incident, None if it does not tell in time.
+    """Return the conclusion of another node's incident, None if it does not come in time.
 
     Raises CodecError.
     """
-    if not await _waited(store, [_verdict(number)], timeout_s):
+    if not await _wait(store, [_verdict(number)], timeout_s):
         return None
     data = await store.get(_verdict(number), MAX_MESSAGE_BYTES) or b""
-    found: Published = codec.loads(Published, data, MAX_MESSAGE_BYTES)
-    shown = [found.node, found.report, *(verdict.headline for verdict in found.verdicts)]
-    if len(found.verdicts) > MAX_VERDICTS or max(map(len, shown)) > MAX_HEADLINE:
+    published: Published = codec.loads(Published, data, MAX_MESSAGE_BYTES)
+    verdicts = published.verdicts
+    shown = [published.node, published.report, *(verdict.headline for verdict in verdicts)]
+    if len(verdicts) > MAX_VERDICTS or max(map(len, shown)) > MAX_HEADLINE:
         raise codec.CodecError("it says more than a verdict does")
-    named = {rank for one in found.verdicts for rank in (*one.culprits, *one.victims)}
+    named = {rank for verdict in verdicts for rank in (*verdict.culprits, *verdict.victims)}
     if not all(0 <= rank < world_size for rank in named):
         raise codec.CodecError("it names ranks that there are not")
-    return found
+    return published
 
 
-def said(node: Node) -> str:
-    """A node as people read it."""
+def node_text(node: Node) -> str:
+    """Return a node and its ranks, for people."""
     return f"{node.host} (rank{'s' if len(node.ranks) != 1 else ''} {fold_ranks(node.ranks)})"
 
 
-async def _waited(store: Store, keys: list[str], timeout_s: float) -> bool:
-    """Whether all keys are there in time. Other tasks can use the store meanwhile."""
+async def _wait(store: Store, keys: list[str], timeout_s: float) -> bool:
+    """Wait until all keys are set; False if they are not in time. Others can use the store."""
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
         if await store.wait(keys, min(left_s, SLICE_S)):
@@ -278,33 +279,14 @@ async def _waited(store: Store, keys: list[str], timeout_s: float) -> bool:
 
 
 async def _blobs(store: Store, names: Sequence[str], room: Room) -> dict[str, bytes]:
-    names = room.names(names)
-    keys = [_blob(name) for name in names]
-    if keys and not await store.check(keys):
-        names = [name for name in names if await store.check([_blob(name)])]
-        keys = [_blob(name) for name in names]
-    found = await store.multi_get(keys, MAX_BLOB_BYTES, room.blob_bytes) if keys else []
-    room.blob_bytes -= sum(map(len, found))
-    return dict(zip(names, found, strict=True))
+    named = {_blob(name): name for name in room.names(names)}
+    keys = await store.present(list(named))
+    blobs = await store.multi_get(keys, MAX_BLOB_BYTES, room.blob_bytes) if keys else []
+    room.blob_bytes -= sum(map(len, blobs))
+    return {named[key]: blob for key, blob in zip(keys, blobs, strict=True)}
 
 
 def _is_sound(node: Node, world_size: int) -> bool:
     named = max(map(len, (node.node, node.host, node.address))) <= MAX_NAME
     once = len(set(node.ranks)) == len(node.ranks)
     return named and once and all(0 <= rank < world_size for rank in node.ranks)
-
-
-def _incident(number: int) -> str:
-    return f"incident/{number}"
-
-
-def _answer(number: int, node: str) -> str:
-    return f"answer/{number}/{node}"
-
-
-def _verdict(number: int) -> str:
-    return f"verdict/{number}"
-
-
-def _blob(name: str) -> str:
-    return f"blob/{name}"

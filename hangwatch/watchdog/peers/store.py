@@ -1,14 +1,14 @@
 """A connection to the job's TCPStore, as a client that the job does not notice.
 
-It speaks the protocol of torch/csrc/distributed/c10d/TCPStore.cpp itself: to import
-torch for it would cost each watchdog 2.5 s and 220 MB, and threads for what blocks.
-The protocol has been the same since torch 2.1; a server that does not know the opening
-of ours drops the connection, and keeps nothing.
+It speaks the protocol of torch/csrc/distributed/c10d/TCPStore.cpp itself: to import torch for it
+would cost each watchdog 2.5 s and 220 MB, and threads for calls that block. The protocol has been
+the same since torch 2.1; a server that does not know its opening drops the connection, and keeps
+nothing.
 
-A request waits for the one before it, so what may wait for long has a connection of
-its own. A connection on which anything went wrong is closed. Each connection costs the
-store a question to the name service, in its only thread: where that does not answer,
-some stall it for 5 s (glibc's resolver, seen with torch 2.13).
+A request waits for the one before it, so a request that may wait for long needs a connection of
+its own. A connection on which anything went wrong is closed. Each connection costs the store a
+question to the name service, in its only thread: if that does not answer, some stall it for 5 s
+(glibc's resolver, seen with torch 2.13).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CONNECT_S = 20.0
 CALL_S = 10.0
 """A store that does not answer for so long is as good as gone."""
 MAX_VALUE_BYTES = 8 << 20
-"""The server drops the connection of whoever sends more (TCPStoreLibUvBackend.cpp)."""
+"""The server drops a connection on which more is sent (TCPStoreLibUvBackend.cpp)."""
 
 _VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _CHECK, _WAIT = range(7)
 _DELETE_KEY, _MULTI_GET, _CANCEL_WAIT = 8, 10, 12
 """QueryType of TCPStoreBackend.hpp."""
 _PASSED_OVER = 1 << 16
-"""Bytes of a value that is too large which are read at once."""
+"""Bytes that are read at once of a value that is too large."""
 _MAGIC = 0x3C85F7CE
 _READY = _STOP_WAITING = 0
 _U64 = struct.Struct("=Q")
@@ -38,7 +38,7 @@ _I64 = struct.Struct("=q")
 
 
 class StoreLostError(HangwatchError):
-    """The store cannot be reached, or not any more."""
+    """The store cannot be reached, or no longer."""
 
 
 class Store:
@@ -57,7 +57,7 @@ class Store:
 
     @property
     def address(self) -> str:
-        """Our own address as the store's host sees it."""
+        """The address of this end, as the store's host sees it."""
         name = self._writer.get_extra_info("sockname")
         return str(name[0]) if name else ""
 
@@ -67,16 +67,17 @@ class Store:
 
     async def set(self, key: str, value: bytes) -> None:
         """Set a key, also while another task waits. The server does not confirm it."""
+        # Without its turn: the transport buffers the whole request at once (one write()).
         async with self._asking(_SET, self._key(key), _sized(value), turn=nullcontext()):
             pass
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set a key that has the expected value, or none if that is empty; what it has then."""
+        """Set a key that has the expected value (empty: none); return what it has then."""
         async with self._asking(_COMPARE_SET, self._key(key), _sized(expected), _sized(desired)):
             return await self._value(MAX_VALUE_BYTES)
 
     async def get(self, key: str, max_bytes: int = MAX_VALUE_BYTES) -> bytes | None:
-        """The value of a key, None if it is not set: some servers drop who asks for such a key.
+        """Return the value of a key, None if it is not set (some servers drop the connection).
 
         One of more than max_bytes is passed over, and comes as if it were empty.
         """
@@ -91,33 +92,39 @@ class Store:
         max_bytes: int = MAX_VALUE_BYTES,
         total_bytes: int | None = None,
     ) -> list[bytes]:
-        """The values of keys that are known to be set.
+        """Return the values of keys that are known to be set.
 
-        Those of more than max_bytes, and what makes all of them more than total_bytes, are
-        passed over, and come as if they were empty.
+        A value of more than max_bytes, or one that makes all of them more than total_bytes, is
+        passed over, and comes as if it were empty.
         """
-        found: list[bytes] = []
+        values: list[bytes] = []
         left = max_bytes * len(keys) if total_bytes is None else total_bytes
         async with self._asking(_MULTI_GET, self._keys(keys)):
             for _ in keys:
-                found.append(await self._value(min(max_bytes, left)))
-                left -= len(found[-1])
-        return found
+                values.append(await self._value(min(max_bytes, left)))
+                left -= len(values[-1])
+        return values
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter, 0 where it is not set; its new value."""
+        """Add to a counter, 0 if it is not set; return its new value."""
         async with self._asking(_ADD, self._key(key), _I64.pack(amount)):
-            return int(_I64.unpack(await self._reader.readexactly(_I64.size))[0])
+            return await self._integer()
 
     async def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are set."""
+        """Return True if all keys are set."""
         async with self._asking(_CHECK, self._keys(keys)):
             return (await self._reader.readexactly(1))[0] == _READY
 
+    async def present(self, keys: Sequence[str]) -> list[str]:
+        """Return the keys that are set; it takes one question if all are."""
+        if not keys or await self.check(keys):
+            return list(keys)
+        return [key for key in keys if await self.check([key])]
+
     async def delete_key(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove a key; return True if it was there."""
         async with self._asking(_DELETE_KEY, self._key(key)):
-            return int(_I64.unpack(await self._reader.readexactly(_I64.size))[0]) == 1
+            return await self._integer() == 1
 
     async def wait(self, keys: Sequence[str], timeout_s: float) -> bool:
         """Wait in the server until all keys are set; False if they are not in time."""
@@ -161,10 +168,13 @@ class Store:
             except RuntimeError as error:  # of the transport
                 raise StoreLostError("the connection to the store was closed") from error
             except (OSError, EOFError) as error:
-                raise StoreLostError(f"the store is gone ({_first_line(error)})") from error
+                raise StoreLostError(f"the store is gone ({first_line(error)})") from error
             finally:
                 if not done:
                     self.close()
+
+    async def _integer(self) -> int:
+        return int(_I64.unpack(await self._reader.readexactly(_I64.size))[0])
 
     async def _value(self, max_bytes: int) -> bytes:
         (size,) = _U64.unpack(await self._reader.readexactly(_U64.size))
@@ -184,12 +194,12 @@ class Store:
 
 
 async def connect(host: str, port: int, prefix: str) -> Store:
-    """A new connection. Raises StoreLostError where there is no store."""
+    """Open a connection. Raises StoreLostError if there is no store."""
     try:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
     except (OSError, ValueError) as error:  # OSError: TimeoutError as well
-        raise StoreLostError(f"no store at {host}:{port} ({_first_line(error)})") from error
+        raise StoreLostError(f"no store at {host}:{port} ({first_line(error)})") from error
     store = Store(reader, writer, prefix)
     await store.validate()
     return store
@@ -199,5 +209,6 @@ def _sized(value: bytes) -> bytes:
     return _U64.pack(len(value)) + value
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, cut where it gets long."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -15,7 +15,7 @@ from fault import Fault, Outcome, merged
 from held import Moments
 from job import Job, Result, busy
 
-from hangwatch.watchdog.incident import ending
+from hangwatch.watchdog.incident import abort
 
 if TYPE_CHECKING:
     import random
@@ -172,7 +172,7 @@ class _Recovery:
         if self.how == "term-held":
             self.moments.hold(point)
         # The ranks catch SIGTERM, and might save what they have.
-        self._until_at(job, point, COME_S + ending.SAVE_S)
+        self._until_at(job, point, COME_S + abort.SAVE_S)
         self._until_marked(job, "recovered")
         time.sleep(min(self.seconds, 2.0))
         self.moments.let_go(point)
@@ -210,7 +210,7 @@ class _Recovery:
 
     def _settle(self, job: Job) -> None:
         """Wait until the watchdog has had its say."""
-        job.until(lambda: "has passed" in job.said(), bound_s=SETTLE_S * busy())
+        job.until(lambda: "the job recovered" in job.said(), bound_s=SETTLE_S * busy())
         time.sleep(0.2)
 
     # What came of it.

@@ -68,7 +68,7 @@ VERDICT_S = 45.0
 NOT_REACHED_S = 8.0
 _CLAIM = re.compile(r"^hangwatch: (?:SLOW|HANG|FAILED|DESYNC) [^(]")
 _OF_OTHERS = re.compile(r"\bnodes?\b|\bon \S+:")
-_PASSED = re.compile(r"goes on|went on|has passed")
+_PASSED = re.compile(r"the job recovered")
 
 
 def draw(number: int, dice: random.Random) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.verdict import Verdict
 from hangwatch.run.peers import ABORTED
 from hangwatch.settings.config import Config, OnHang, Stacks
-from hangwatch.watchdog.incident.aborting import Aborting
+from hangwatch.watchdog.incident.abort import Aborting
 from hangwatch.watchdog.incident.evidence import Gatherer
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hangwatch.evidence.pages.finder import Seen
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.pages.waits import Waiting
 from hangwatch.model.kinds import Phase
-from hangwatch.watchdog.incident.progress import Progress
+from hangwatch.watchdog.cadence import Progress
 
 if TYPE_CHECKING:
     from hangwatch.evidence.pages.finder import OpenPage
@@ -110,8 +110,6 @@ def test_what_another_node_waits_for_here_has_not_passed_before_it_goes_on() -> 
 
 
 def test_a_watchdog_that_takes_over_remembers_them(progress: Progress) -> None:
-    successor = Progress()
-    successor.restore(progress.export())
-    assert successor.waited == progress.waited
-    with pytest.raises((TypeError, ValueError)):
-        successor.restore([["x"]])
+    successor = Progress(progress.waited)
+    assert successor.passed_after_s(look(30, {0: None, 1: None})) is None
+    assert successor.passed_after_s(look(31, {0: None, 1: None})) == 20

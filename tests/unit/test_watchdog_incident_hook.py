@@ -16,8 +16,7 @@ from waiting import BOUND_S, in_time, until
 from hangwatch.console import News
 from hangwatch.evidence.processes import read_stat
 from hangwatch.evidence.threads import Worker, in_thread
-from hangwatch.watchdog import state
-from hangwatch.watchdog.incident.actions import hook_variables, run_hook
+from hangwatch.watchdog.incident.reporter import hook_variables, run_hook
 from hangwatch.watchdog.notices.startup import Absence
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def test_a_hostile_headline_stays_one_line_of_text() -> None:
         ("/nowhere/hook", "cannot be run"),
         ("'unbalanced", "cannot be run"),
         ("sh -c 'echo first; echo the reason >&2; exit 3'", "exit code 3 (the reason)"),
-        ("false", "exit code 1 (it said nothing)"),
+        ("false", "exit code 1 (no output)"),
     ],
 )
 def test_a_hook_that_fails_is_mentioned_once(
@@ -132,23 +131,6 @@ def test_a_standard_error_that_is_gone_is_no_error() -> None:
     fd = os.open(os.devnull, os.O_RDONLY)
     os.close(fd)
     News(fd).say("nobody hears this")
-
-
-def test_state_comes_back_as_it_was_kept(tmp_path: Path) -> None:
-    assert state.load(tmp_path) == {}
-    assert state.save(tmp_path, {"stage": "slow"})
-    assert state.load(tmp_path)["stage"] == "slow"
-    assert [path.name for path in tmp_path.iterdir()] == [state.FILE]
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 99}', b"\xff" * 50])
-def test_odd_state_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / state.FILE).write_bytes(content)
-    assert state.load(tmp_path) == {}
-
-
-def test_state_that_cannot_be_kept_is_no_error(tmp_path: Path) -> None:
-    assert not state.save(tmp_path / "gone", {})
 
 
 def absence(tmp_path: Path, news: News, ranks: int) -> Absence:

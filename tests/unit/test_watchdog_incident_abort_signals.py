@@ -16,7 +16,7 @@ from waiting import BOUND_S
 
 from hangwatch.console import News
 from hangwatch.evidence.processes import read_stat
-from hangwatch.watchdog.incident import ending
+from hangwatch.watchdog.incident import abort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -101,14 +101,14 @@ def ended(
     async def look(ranks: Collection[int]) -> Collection[int]:
         return standing(ranks)
 
-    count = asyncio.run(ending.end_ranks(ranks, look, lambda: begun.append(1), news))
+    count = asyncio.run(abort.end_ranks(ranks, look, lambda: begun.append(1), news))
     return count, len(begun)
 
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever takes the signal has less time to end."""
-    monkeypatch.setattr(ending, "SAVE_S", ending.TERM_S)
+    monkeypatch.setattr(abort, "SAVE_S", abort.TERM_S)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -136,7 +136,7 @@ class Paused(asyncio.SelectorEventLoop):
         return super().time() + self.paused_s
 
     def pause(self) -> None:
-        self.paused_s += 10 * ending.SAVE_S
+        self.paused_s += 10 * abort.SAVE_S
 
 
 def test_the_time_in_which_the_machine_was_paused_is_not_that_of_a_rank_that_saves(
@@ -152,7 +152,7 @@ def test_the_time_in_which_the_machine_was_paused_is_not_that_of_a_rank_that_sav
         def begin() -> None:
             loop.call_later(1.0, loop.pause)
 
-        assert runner.run(ending.end_ranks({0: identity}, look, begin, news)) == 1
+        assert runner.run(abort.end_ranks({0: identity}, look, begin, news)) == 1
         assert loop.paused_s
         assert one.wait(BOUND_S) == 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,10 +12,9 @@ import pytest
 from made_hello import facts
 
 from hangwatch.model.kinds import Phase
-from hangwatch.watchdog import joining
-from hangwatch.watchdog.joining import AGAIN_S, HOLD_S, JOIN_AFTER_S, Joining
+from hangwatch.watchdog.peers import connection
+from hangwatch.watchdog.peers.connection import AGAIN_S, HOLD_S, JOIN_AFTER_S, Peers
 from hangwatch.watchdog.peers.messages import Node
-from hangwatch.watchdog.peers.reach import Peers
 
 if TYPE_CHECKING:
     from hangwatch.evidence.pages.look import Look
@@ -50,13 +50,13 @@ class FakeExchange:
 class Scene:
     """Ranks of this node at some second."""
 
-    joining: Joining
+    peers: Peers
     local_world_size: int = 2
 
     @property
     def exchange(self) -> Any:
         """With the other nodes."""
-        return self.joining.peers.exchange
+        return self.peers.exchange
 
     def at(self, now_s: float, *, ranks: int = 2, running: bool = True, wait_s: float = 0) -> bool:
         """Look; whether a verdict should wait."""
@@ -72,18 +72,18 @@ class Scene:
         seen = {number: SimpleNamespace(light=light) for number in range(ranks)}
         now_ns = int(now_s * 1e9)
         look = SimpleNamespace(now_ns=now_ns, seen=seen, longest_wait_s=wait_s)
-        self.joining.look(cast("Look", look))
-        return self.joining.under_way(now_ns)
+        self.peers.look(cast("Look", look))
+        return self.peers.under_way(now_ns)
 
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     FakeExchange.made, FakeExchange.endless = [], False
-    monkeypatch.setattr(joining, "Exchange", FakeExchange)
+    monkeypatch.setattr(connection, "Exchange", FakeExchange)
     unused: Any = None
-    hello: Any = SimpleNamespace(shared=False)
+    hello: Any = SimpleNamespace(shared=False, run_dir=Path("/run"))
     news: Any = SimpleNamespace(debug=lambda _: None)
-    return Scene(Joining(Peers(), "here:run", "here", hello, unused, unused, news))
+    return Scene(Peers("here", hello, unused, unused, news))
 
 
 def test_they_are_joined_once_all_ranks_of_this_node_are_there(scene: Scene) -> None:
@@ -95,17 +95,20 @@ def test_they_are_joined_once_all_ranks_of_this_node_are_there(scene: Scene) -> 
         assert not scene.at(12)
         (exchange,) = FakeExchange.made
         assert exchange.node == Node("here:run", "here", (0, 1))
-        assert scene.joining.peers.store_address == "127.0.0.1"
+        assert scene.peers.store_address == "127.0.0.1"
 
     asyncio.run(work())
 
 
 def test_ranks_that_started_the_watch_may_be_followed_by_more(scene: Scene) -> None:
     scene.local_world_size = -1
-    scene.joining.hello = cast(
-        "Hello",
-        SimpleNamespace(facts=facts(shared=True), self_started=True, commands=lambda: [1]),
+    started = SimpleNamespace(
+        facts=facts(shared=True),
+        self_started=True,
+        commands=lambda: [1],
+        run_dir=Path("/run"),
     )
+    scene.peers.hello = cast("Hello", started)
 
     async def work() -> None:
         scene.at(10, ranks=1)
@@ -132,7 +135,7 @@ def test_a_verdict_waits_for_a_moment_and_no_longer(scene: Scene) -> None:
         FakeExchange.endless = True
         assert scene.at(10)
         assert not scene.at(10 + HOLD_S)
-        scene.joining.leave()
+        scene.peers.leave()
         assert not scene.at(30, running=False)
         assert scene.at(40, ranks=1)
         assert not scene.at(40 + HOLD_S, ranks=1, running=False)

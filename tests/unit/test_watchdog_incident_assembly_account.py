@@ -10,7 +10,7 @@ from hangwatch.model.gpu import GpuState, Xid
 from hangwatch.model.kinds import Certainty, Reason, State
 from hangwatch.model.report import RasAnswer, RunInfo
 from hangwatch.model.verdict import Verdict, Wait
-from hangwatch.watchdog.incident.account import MAX_ERRORS, Account, Judged
+from hangwatch.watchdog.incident.assembly import MAX_ERRORS, Account, Judged
 from hangwatch.watchdog.incident.evidence import Collected
 from hangwatch.watchdog.incident.incidents import Announce
 
