@@ -14,7 +14,7 @@ from hangwatch.evidence.processes import PROC, read_stat
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import PageEvent, PageGroup, RankPage
-from hangwatch.report.sites import group_label
+from hangwatch.report.wording import group_label
 
 RATE_S = 5.0
 """The rate is that of the last few seconds."""
@@ -157,14 +157,14 @@ def waited_in(seen: Seen) -> Call:
     if blocked:
         event = min(blocked, key=lambda event: event.blocked_ns or event.issued_ns)
         key = next((group.key for group in page.groups if group.slot == event.slot), None)
-        return Call(_called(event), group_label(key) or "", event.site)
+        return Call(_called(event), group_label(key) if key else "", event.site)
     if page.in_call:
         return Call(page.in_call, site=page.in_call_site)
     # Issued by C++ (DDP's reducer): c10d has unfinished work, and no frame tells whose.
     unfinished = [g for g in page.groups if g.alive and 0 <= g.completed < g.enqueued]
     if unfinished:
         group = min(unfinished, key=lambda group: group.changed_ns)
-        return Call(f"collective #{group.completed + 1}", group_label(group.key) or "")
+        return Call(f"collective #{group.completed + 1}", group_label(group.key))
     return Call("a collective")
 
 
@@ -189,7 +189,7 @@ def _behind(groups: Iterable[PageGroup], frontier: Mapping[GroupKey, int]) -> tu
     """How many collectives a rank is behind where it is most, and in which group."""
     lags = [(frontier[group.key] - group.enqueued, group) for group in groups if group.alive]
     lag, group = max(lags, key=lambda pair: pair[0], default=(0, None))
-    return (lag, group_label(group.key) or "") if lag > 0 and group else (0, "")
+    return (lag, group_label(group.key)) if lag > 0 and group else (0, "")
 
 
 def _last(groups: Iterable[PageGroup]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""The post-mortem page: index.html, one file that asks for nothing.
+"""The post-mortem page: index.html, one file that loads nothing else.
 
-``page_of`` (content.py) works out what is shown, page.html.j2 says where. Style and
-script are in the page, and its policy allows these two alone, by their hashes.
+content.py makes all that is shown, page.html.j2 lays it out. Style and script are in
+the page, and its policy allows these two alone, by their hashes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _HERE = Path(__file__).parent
 
 
 def render_page(report: Report) -> str:
-    """The page for the content of a report.json of this or an earlier version.
+    """The page for the content of a report.json.
 
-    Raises ReportError where that is no report, or what draws it is missing.
+    Raises ReportError for content that is no report, or if jinja2 is missing.
     """
     try:
         # A job without an incident need not pay for any of it.
         import jinja2  # noqa: PLC0415
         from markupsafe import Markup  # noqa: PLC0415
 
-        from hangwatch.report.html.content import page_of  # noqa: PLC0415
+        from hangwatch.report.html.content import DAMAGED, page_of  # noqa: PLC0415
     except ImportError as error:
         raise ReportError(f"no page can be rendered: {error}") from None
     style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
@@ -48,20 +48,13 @@ def render_page(report: Report) -> str:
                 script_hash=_hash(script),
             )
         )
-    except (
-        jinja2.TemplateError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (jinja2.TemplateError, *DAMAGED) as error:
         raise ReportError(f"the page cannot be rendered: {type(error).__name__}: {error}") from None
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    """What holds the compiled template: compiling it takes longer than drawing a page."""
+    """The environment, which holds the compiled template: that takes longer than a page."""
     import jinja2  # noqa: PLC0415
 
     return jinja2.Environment(
@@ -81,10 +74,10 @@ def _hash(text: str) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    """What is put into the page: control characters and such, which escape nothing, as text.
+    """A value with its control characters spelt out: HTML does not escape them.
 
-    Marks that turn the direction of writing are no letters either, and make code read
-    otherwise than it runs (CVE-2021-42574).
+    So are marks that turn the direction of writing, which make code read otherwise than it
+    runs (CVE-2021-42574).
     """
     if type(value) is not str or value.isprintable():
         return value
