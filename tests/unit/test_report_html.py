@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -112,12 +113,14 @@ def test_costly_mistakes_have_a_part_of_their_own_with_a_link() -> None:
 
 def test_the_top_says_what_where_and_what_to_do() -> None:
     found = page()
-    assert (found.state, found.certainty, found.tone) == ("hang", "likely", "bad")
-    assert found.headline == VERDICT.headline
+    assert (found.certainty, found.tone) == ("likely: all evidence points there", "bad")
     assert tuple("`".join(advice.parts) for advice in found.advice) == VERDICT.advice
     culprit, others = found.codes
-    assert (culprit.title, culprit.file, culprit.line) == ("Where rank 2 is", TRAIN, 4)
-    assert [line.number for line in culprit.lines if line.here] == [4]
+    assert (culprit.title, culprit.site["file"]) == ("Where rank 2 is", TRAIN)
+    html = render_page(build_report(EVIDENCE))
+    assert f"<strong>HANG</strong> <span>{found.certainty}</span>" in html
+    assert f'<h1 id="headline">{VERDICT.headline}</h1>' in html
+    assert re.findall(r'<span class="line here"><span class="no">(\d+)', html) == ["4", "9"]
     assert others.title == "Where the others wait"
     facts = dict(found.facts)
     assert facts["stuck since"] == "2026-01-02 03:03:57 UTC"
@@ -135,7 +138,7 @@ def test_why_it_came_to_it_is_told_with_its_line() -> None:
         ("Or (possible) It ended: ", "for", "."),
         ("Rank 2: x.",),
     )
-    assert [(code.title, code.line) for code in found.codes][-1] == ("Why (likely)", 31)
+    assert (found.codes[-1].title, found.codes[-1].site["line"]) == ("Why (likely)", 31)
     assert page(replace(VERDICT, cause=replace(cause, evidence=()))).causes == ()
 
 
@@ -432,7 +435,11 @@ def test_times_are_told_in_their_unit(value: float, said: str) -> None:
 
 def test_a_verdict_that_nothing_is_wrong_has_a_page() -> None:
     found = page(OK)
-    assert (found.state, found.tone, found.graph) == ("ok", "calm", None)
+    assert (found.certainty, found.tone, found.graph) == (
+        "proved: no future event can undo it",
+        "calm",
+        None,
+    )
     assert "Nothing is stuck." in render_page(build_report(replace(EVIDENCE, verdicts=(OK,))))
 
 

@@ -37,27 +37,25 @@ def render_page(report: Report) -> str:
         raise ReportError(f"no page can be rendered: {error}") from None
     style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     try:
-        return (
-            _environment()
-            .get_template("page.html.j2")
-            .render(
-                page=page_of(report),
-                style=Markup(style),  # noqa: S704 (a file of ours)
-                script=Markup(script),  # noqa: S704 (a file of ours)
-                style_hash=_hash(style),
-                script_hash=_hash(script),
-            )
+        return _template().render(
+            page=page_of(report),
+            style=Markup(style),  # noqa: S704 (a file of ours)
+            script=Markup(script),  # noqa: S704 (a file of ours)
+            style_hash=_hash(style),
+            script_hash=_hash(script),
         )
     except (jinja2.TemplateError, *DAMAGED) as error:
         raise ReportError(f"the page cannot be rendered: {type(error).__name__}: {error}") from None
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    """The environment, which holds the compiled template: that takes longer than a page."""
+def _template() -> jinja2.Template:
+    """The template, compiled once: that takes longer than drawing a page."""
     import jinja2  # noqa: PLC0415
 
-    return jinja2.Environment(
+    from hangwatch.report.html.content import FILTERS  # noqa: PLC0415
+
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
         finalize=_harmless,
@@ -65,6 +63,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= FILTERS
+    return environment.get_template("page.html.j2")
 
 
 def _hash(text: str) -> str:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hangwatch.console import printable
 from hangwatch.report import schema
@@ -38,6 +38,15 @@ MOST_LINES = 400
 """Lines of the text for a bug report."""
 LONGEST_LINE = 400
 
+FILTERS: dict[str, Callable[..., Any]] = {
+    "shortened": shortened,
+    "words": words,
+    "place": place_label,
+    "call": call_text,
+    "certainty": certainty_text,
+}
+"""For the template."""
+
 _LINKED = re.compile(r"(.*\S)\s+(https://[\w./%#-]+)", re.DOTALL)
 """Advice that ends in the address of a page."""
 
@@ -56,57 +65,20 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeLine:
-    """A line of source. ``here``: the line of the site."""
-
-    number: int
-    text: str
-    here: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Code:
     """A line of code with those around it."""
 
     title: str
-    file: str
-    line: int
-    function: str
-    calls: str
-    """The function of an installed package that the line calls; empty for none."""
-    lines: tuple[CodeLine, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A verdict in short."""
-
-    state: str
-    certainty: str
-    headline: str
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A line of the timeline. ``after``: the time since the line before."""
-
-    at: str
-    what: str
-    after: str
+    site: schema.Site
+    lines: tuple[tuple[int, str], ...]
+    """Number and text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole page."""
+    """The whole page: the report, and what the template does not take from it as it is."""
 
-    title: str
-    state: str
-    certainty: str
-    certainty_means: str
-    kind: str
-    reason: str
-    headline: str
+    report: Report
     explanation: tuple[str, ...]
     """Text and code in turns."""
     causes: tuple[tuple[str, ...], ...]
@@ -119,19 +91,27 @@ class Page:
     progress: Progress | None
     stacks: Stacks | None
     machines: Machines | None
-    also: tuple[Finding, ...]
-    timeline: tuple[Moment, ...]
-    versions: tuple[tuple[str, str], ...]
-    environment: tuple[tuple[str, str], ...]
+    also: tuple[schema.Verdict, ...]
+    timeline: tuple[tuple[str, str, str], ...]
+    """Time, time since the line before, and text."""
     notes: tuple[tuple[str, Advice], ...]
     """Costly mistakes, and what to do."""
     unseen: tuple[str, ...]
     evidence: str
 
     @property
+    def certainty(self) -> str:
+        """The certainty of the verdict, and its meaning."""
+        verdict = self.report["verdict"]
+        meaning = _CERTAIN.get(verdict["certainty"])
+        text = certainty_text(verdict)
+        return f"{text}: {meaning}" if meaning else text
+
+    @property
     def tone(self) -> str:
         """The class of the top: ``bad``, ``warn`` or ``calm``."""
-        return {"slow": "warn", "desync": "warn", "ok": "calm"}.get(self.state, "bad")
+        tones = {"slow": "warn", "desync": "warn", "ok": "calm"}
+        return tones.get(self.report["verdict"]["state"], "bad")
 
     @property
     def parts(self) -> list[tuple[str, str]]:
@@ -159,7 +139,7 @@ _CERTAIN = {
 
 def page_of(report: Report) -> Page:
     """The content of the page. Raises the errors in DAMAGED for what is no report."""
-    verdict, run = report["verdict"], report["run"]
+    verdict = report["verdict"]
     failed: list[str] = []
     pictures = (
         _drawn("the graph of who waits for whom", graph, report, failed),
@@ -170,23 +150,15 @@ def page_of(report: Report) -> Page:
     )
     evidence = _drawn("the plain text", _evidence, report, failed) or ""
     return Page(
-        shortened(f"{verdict['state'].upper()}: {verdict['headline']}", 120),
-        verdict["state"],
-        certainty_text(verdict),
-        _CERTAIN.get(verdict["certainty"], ""),
-        words(verdict["kind"]),
-        "" if verdict["reason"] == "unknown" else words(verdict["reason"]),
-        shortened(verdict["headline"], LONG),
+        report,
         _parts(verdict["explanation"]) if verdict["explanation"] else (),
         tuple(map(_parts, _causes(verdict))),
         tuple(map(_advice, verdict["advice"])),
         tuple(_facts(report)),
         tuple(_codes(verdict)),
         *pictures,
-        tuple(map(_finding, report["also"][:MOST_ALSO])),
-        tuple(_moments(report)),
-        tuple((name, shortened(value)) for name, value in run["versions"].items()),
-        tuple((name, shortened(value)) for name, value in report["environment"].items()),
+        tuple(report["also"][:MOST_ALSO]),
+        tuple(_timeline(report)),
         tuple(
             (shortened(note_text(note), LONG), _advice(f"{note['advice']} {note['link']}"))
             for note in report["notes"][:MOST_ALSO]
@@ -285,39 +257,22 @@ def _code(site: schema.Site, title: str) -> Code:
     lines = []
     if context:
         for number, text in enumerate(context["lines"], context["first"]):
-            here = number == site["line"]
-            lines.append(CodeLine(number, shortened(text.expandtabs(4).rstrip(), 400), here))
+            lines.append((number, shortened(text.expandtabs(4).rstrip(), 400)))
     elif site["source"]:
-        lines.append(CodeLine(site["line"], shortened(site["source"], 400), here=True))
-    return Code(
-        title,
-        shortened(site["file"], 200),
-        site["line"],
-        shortened(site["function"]),
-        shortened(call_text(site)),
-        tuple(lines),
-    )
+        lines.append((site["line"], shortened(site["source"], 400)))
+    return Code(title, site, tuple(lines))
 
 
-def _finding(verdict: schema.Verdict) -> Finding:
-    return Finding(
-        verdict["state"],
-        certainty_text(verdict),
-        shortened(verdict["headline"], LONG),
-        place_label(verdict["site"]),
-    )
-
-
-def _moments(report: Report) -> Iterator[Moment]:
+def _timeline(report: Report) -> Iterator[tuple[str, str, str]]:
     before = None
     for moment in report["timeline"][-MOST_MOMENTS:]:
         what = shortened(moment["what"], LONG)
         at = _time(moment["at"])
         if at is None:
-            yield Moment(shortened(moment["at"], 40), what, "")
+            yield shortened(moment["at"], 40), "", what
             continue
         after = f"+{seconds((at - before).total_seconds())}" if before else ""
-        yield Moment(f"{at:%H:%M:%S}.{at.microsecond // 1000:03}", what, after)
+        yield f"{at:%H:%M:%S}.{at.microsecond // 1000:03}", after, what
         before = at
 
 
