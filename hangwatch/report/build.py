@@ -210,26 +210,16 @@ class _Builder:
 
     def stuck_in(self, rank: RankSnapshot, wait: Wait | None) -> schema.BlockedCall | None:
         """The call that the rank is blocked in; None if it is blocked in none."""
-        if wait:
-            return self.blocked(wait.op, wait.group, wait.seq, wait.age_s, wait.site)
-        for op in reversed(rank.ops):
-            if op.state is OpState.BLOCKED:
-                age_s = op.issued_age_s if op.blocked_age_s is None else op.blocked_age_s
-                return self.blocked(op.op, op.group, op.seq, age_s, op.site)
-        if rank.in_call:
-            return self.blocked(rank.in_call, None, 0, rank.in_call_age_s, rank.in_call_site)
-        return None
-
-    def blocked(
-        self, op: str, group: GroupKey | None, seq: int, age_s: float, site: Site | None
-    ) -> schema.BlockedCall:
-        return {
-            "op": op,
-            "group": group_label(group) if group else None,
-            "seq": seq,
-            "age_s": round(age_s, 3),
-            "site": self.site(site, context=False),
-        }
+        wait = wait or _blocked(rank)
+        if wait is None:
+            return None
+        return _entry(
+            schema.BlockedCall,
+            wait,
+            group=group_label(wait.group) if wait.group else None,
+            age_s=round(wait.age_s, 3),
+            site=self.site(wait.site, context=False),
+        )
 
     def thread(self, thread: ThreadStack, rank: int) -> schema.Thread:
         return _entry(schema.Thread, thread, stack=self.stack(thread.frames, rank))
@@ -352,6 +342,17 @@ class _Builder:
             "site": self.site(wait.site, context=False),
             "place": place,
         }
+
+
+def _blocked(rank: RankSnapshot) -> Wait | None:
+    """The call that a rank is blocked in although no rank is known to be missing there."""
+    for op in reversed(rank.ops):
+        if op.state is OpState.BLOCKED:
+            age_s = op.issued_age_s if op.blocked_age_s is None else op.blocked_age_s
+            return Wait(rank.rank, op.group, op.seq, op.op, (), age_s, op.site)
+    if rank.in_call:
+        return Wait(rank.rank, None, 0, rank.in_call, (), rank.in_call_age_s, rank.in_call_site)
+    return None
 
 
 def _entry(kind: type[Entry], value: object, **others: Any) -> Entry:

@@ -171,6 +171,7 @@ class BlockedCall(TypedDict):
     group: str | None
     """Label of the group; null for a set-up call."""
     seq: int
+    """Collective sequence number in the group; 0 for calls that have none."""
     age_s: float
     site: Site | None
 
@@ -319,41 +320,34 @@ class Stack(TypedDict):
     ranks: list[int]
 
 
-_Missing = TypedDict("_Missing", {"for": list[int]})
+_For = TypedDict("_For", {"for": list[int]})
+
+
+class _Missing(BlockedCall, _For):
+    for_count: int
+    """Number of missing ranks."""
 
 
 class Wait(_Missing):
     """A rank that waits ``for`` missing ranks, of which the first are listed."""
 
     rank: int
-    group: str | None
-    seq: int
-    op: str
-    for_count: int
-    """Number of missing ranks."""
     towards: int | None
     """The missing rank through which it waits for a culprit."""
-    age_s: float
-    site: Site | None
     place: int
     """Index in ``places``."""
 
 
 class WaitPoint(_Missing):
-    """One call, of one group, at one line, in which ranks wait ``for`` the same missing ranks."""
+    """One call, of one group, at one line, in which ranks wait ``for`` the same missing ranks.
 
-    op: str
-    group: str | None
+    ``age_s`` is that of the rank that has waited longest.
+    """
+
     group_id: int | None
     """Index in ``groups``; null for a set-up call."""
-    seq: int
-    site: Site | None
-    for_count: int
-    """Number of missing ranks."""
     ranks: list[int]
     """The ranks that wait there."""
-    age_s: float
-    """Of the rank that has waited longest."""
 
 
 class Group(TypedDict):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import textwrap
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -291,17 +290,6 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _clip(text: str, width: int) -> str:
     """Text cut to width columns; wide characters count twice."""
-    if _columns(text) <= width:
-        return text
-    kept = ""
-    used = 3
-    for character in text:
-        used += _columns(character)
-        if used > width:
-            break
-        kept += character
-    return f"{kept}..."
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 (the launcher, which imports this, prints no code)
 
-
-def _columns(text: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 3)}..."
