@@ -335,12 +335,12 @@ def test_stacks_are_one_tree_that_parts_where_ranks_do() -> None:
     assert root.ranks.text == "ranks 0-3"
     assert not root.culprit
     assert root.leads
-    assert [line.function for run in root.runs for line in run.lines] == ["<module>"]
+    assert [line.function for run in root.runs for line in run] == ["<module>"]
     culprit, others = root.children
     assert (culprit.ranks.text, culprit.culprit) == ("rank 2", True)
     assert others.ranks.text == "ranks 0, 1, 3"
-    assert [run.user for run in others.runs] == [True, False]
-    assert others.runs[0].lines[0].source == "loss.backward()"
+    assert [[line.user for line in run] for run in others.runs] == [[True], [False]]
+    assert others.runs[0][0].source == "loss.backward()"
 
 
 def test_the_stack_of_a_worker_is_shown_beside() -> None:

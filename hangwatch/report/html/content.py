@@ -1,15 +1,26 @@
-"""All that the post-mortem page shows, for the template to lay out."""
+"""The content of the post-mortem page, which page.html.j2 lays out.
+
+Style and script are in the page, and its policy allows these two alone, by their hashes.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
+import jinja2
+from markupsafe import Markup
+
 from hangwatch.console import printable
+from hangwatch.errors import ReportError
 from hangwatch.report import schema
 from hangwatch.report.html.graph import Graph, graph
 from hangwatch.report.html.labels import LABEL, RankSet, place_label
@@ -38,19 +49,11 @@ MOST_LINES = 400
 """Lines of the text for a bug report."""
 LONGEST_LINE = 400
 
-FILTERS: dict[str, Callable[..., Any]] = {
-    "shortened": shortened,
-    "words": words,
-    "place": place_label,
-    "call": call_text,
-    "certainty": certainty_text,
-}
-"""For the template."""
-
+_HERE = Path(__file__).parent
 _LINKED = re.compile(r"(.*\S)\s+(https://[\w./%#-]+)", re.DOTALL)
 """Advice that ends in the address of a page."""
 
-DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors from a stored report that does not have the shape of one."""
 Content = TypeVar("Content")
 
@@ -113,22 +116,6 @@ class Page:
         tones = {"slow": "warn", "desync": "warn", "ok": "calm"}
         return tones.get(self.report["verdict"]["state"], "bad")
 
-    @property
-    def parts(self) -> list[tuple[str, str]]:
-        """Anchor and name of the parts that the page has."""
-        parts = (
-            ("waits", "Waits", self.graph),
-            ("calls", "Calls", self.panels),
-            ("progress", "Progress", self.progress),
-            ("stacks", "Stacks", self.stacks),
-            ("nodes", "Nodes", self.machines),
-            ("timeline", "Timeline", self.timeline),
-            ("notes", "At a cost", self.notes),
-            ("unseen", "Not seen", self.unseen),
-            ("evidence", "Bug report", self.evidence),
-        )
-        return [(anchor, name) for anchor, name, content in parts if content]
-
 
 _CERTAIN = {
     "proved": "no future event can undo it",
@@ -137,8 +124,61 @@ _CERTAIN = {
 }
 
 
+def render(report: Report) -> str:
+    """The whole page. Raises ReportError for content that is no report."""
+    style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    try:
+        return _template().render(
+            page=page_of(report),
+            style=Markup(style),  # noqa: S704 (a file of ours)
+            script=Markup(script),  # noqa: S704 (a file of ours)
+            style_hash=_hash(style),
+            script_hash=_hash(script),
+        )
+    except (jinja2.TemplateError, *_DAMAGED) as error:
+        raise ReportError(f"the page cannot be rendered: {type(error).__name__}: {error}") from None
+
+
+@cache
+def _template() -> jinja2.Template:
+    """The template, compiled once: that takes longer than drawing a page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        finalize=_harmless,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "shortened": shortened,
+        "words": words,
+        "place": place_label,
+        "call": call_text,
+        "certainty": certainty_text,
+    }
+    return environment.get_template("page.html.j2")
+
+
+def _hash(text: str) -> str:
+    """A source of Content-Security-Policy: the hash of an inline element."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _harmless(value: Any) -> Any:
+    """A value with its control characters spelt out: HTML does not escape them.
+
+    So are marks that turn the direction of writing, which make code read otherwise than it
+    runs (CVE-2021-42574).
+    """
+    if type(value) is not str or value.isprintable():
+        return value
+    return "\n".join(map(printable, value.split("\n")))
+
+
 def page_of(report: Report) -> Page:
-    """The content of the page. Raises the errors in DAMAGED for what is no report."""
+    """The content of the page. Raises the errors in _DAMAGED for what is no report."""
     verdict = report["verdict"]
     failed: list[str] = []
     pictures = (
@@ -177,7 +217,7 @@ def _drawn(
     """A part of the page; if it cannot be drawn, the other parts still are."""
     try:
         return draw(report)
-    except DAMAGED as error:
+    except _DAMAGED as error:
         failed.append(f"This page lacks {what}: {type(error).__name__}: {error}")
         return None
 

@@ -30,12 +30,8 @@ class Line:
     user: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Frames in a row that are all the user's, or all of libraries."""
-
-    user: bool
-    lines: tuple[Line, ...]
+Run = tuple[Line, ...]
+"""Frames in a row that are all the user's, or all of libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,5 +187,5 @@ def _branches(nodes: _Nodes, culprits: set[int]) -> Iterator[Branch]:
 
 
 def _runs(lines: Iterable[Line]) -> Iterator[Run]:
-    for user, run in groupby(lines, key=lambda line: line.user):
-        yield Run(user, tuple(run))
+    for _, run in groupby(lines, key=lambda line: line.user):
+        yield tuple(run)
