@@ -18,7 +18,7 @@ from hangwatch.model.frames import innermost_user_site, is_user_frame, line_of, 
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import OpState
 from hangwatch.model.report import Evidence, Note
-from hangwatch.model.snapshot import Frame, GroupProgress, OpRecord, RankSnapshot, ThreadStack
+from hangwatch.model.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
 from hangwatch.model.verdict import RootCause, Verdict, Wait
 from hangwatch.report import schema
 from hangwatch.report.chains import next_towards
@@ -191,7 +191,16 @@ class _Builder:
             if raised
             else None,
             gpu=_gpu(rank.gpu) if rank.gpu else None,
-            groups=[self.progress(group) for group in rank.groups],
+            groups=[
+                _entry(
+                    schema.GroupProgress,
+                    group,
+                    id=self.group_id(group.key),
+                    desc=group.key.desc,
+                    size=len(group.key.ranks),
+                )
+                for group in rank.groups
+            ],
             calls=self.calls(rank.ops) if with_calls else None,
         )
 
@@ -242,12 +251,6 @@ class _Builder:
             ]
         self.owners[name].add(rank)
         return name
-
-    def progress(self, group: GroupProgress) -> schema.GroupProgress:
-        key = group.key
-        return _entry(
-            schema.GroupProgress, group, id=self.group_id(key), desc=key.desc, size=len(key.ranks)
-        )
 
     # --- Calls ---
 

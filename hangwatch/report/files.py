@@ -67,18 +67,13 @@ def open_run(root: Path, run_id: str) -> Path:
             pass
     except OSError as error:
         raise ReportError(f"reports cannot be written to {path}: {error.strerror}") from None
+    link = root / LATEST
     with suppress(OSError):
-        _point(root / LATEST, run_id)
+        if link.is_symlink() or not os.path.lexists(link):  # anything else is the user's
+            fresh = root / f".{LATEST}-{secrets.token_hex(8)}"
+            fresh.symlink_to(run_id)
+            fresh.replace(link)
     return path
-
-
-def _point(link: Path, target: str) -> None:
-    """Make or move a symbolic link; anything else of that name is left alone."""
-    if os.path.lexists(link) and not link.is_symlink():
-        return
-    fresh = link.with_name(f".{link.name}-{secrets.token_hex(8)}")
-    fresh.symlink_to(target)
-    fresh.replace(link)
 
 
 def write_incident(
@@ -104,23 +99,16 @@ def write_incident(
                 path = _swap(fresh, held / replace.name) if replace else _place(fresh, held)
             finally:
                 _discard(fresh)
-            why = _add_page(path, report)
+            try:
+                _replace(path / PAGE, render_page(report).encode())
+            except Exception as error:  # noqa: BLE001 (a fault of ours must not cost the report)
+                why = error.strerror if isinstance(error, OSError) else error
+                if lost is not None:
+                    lost.append(f"{run_dir / path.name / PAGE} could not be written: {why}")
     except OSError as error:
         reason = error.strerror or str(error)
         raise ReportError(f"the report cannot be written to {run_dir}: {reason}") from None
-    path = run_dir / path.name
-    if why and lost is not None:
-        lost.append(f"{path / PAGE} could not be written: {why}")
-    return path
-
-
-def _add_page(path: Path, report: Report) -> str:
-    """Write index.html; return the reason if that fails, which must not cost the report."""
-    try:
-        _replace(path / PAGE, render_page(report).encode())
-    except Exception as error:  # noqa: BLE001 (a fault of ours must not cost the report)
-        return str(error.strerror if isinstance(error, OSError) else error)
-    return ""
+    return run_dir / path.name
 
 
 def _fill(path: Path, evidence: Evidence, report: Report) -> None:
@@ -302,17 +290,13 @@ def _place_run(fresh: Path, run_dir: Path, node: str, watch: str) -> Path:
         with suppress(OSError):  # it exists, or the file system has no hard links
             os.link(fresh, path)
             return path
-        if not os.path.lexists(path) or _is_of(path, watch):
+        ours = not os.path.lexists(path)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            ours = ours or read_run(path)["watch"] == watch
+        if ours:
             fresh.replace(path)
             return path
     raise OSError("no free name")
-
-
-def _is_of(path: Path, watch: str) -> bool:
-    """Return True if this watch has written the run.json."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return bool(read_run(path)["watch"] == watch)
-    return False
 
 
 def load(path: Path) -> tuple[Path, Report]:

@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 
 from hangwatch.report import schema
 from hangwatch.report.html.labels import LABEL, RankSet, call_label, place_label
-from hangwatch.report.schema import Report
+from hangwatch.report.schema import Report, WaitPoint
 from hangwatch.text import seconds, shortened
 
 LEFT, RIGHT, TOP, BOTTOM = 104.0, 1130.0, 30.0, 30.0
@@ -157,26 +157,13 @@ class _Call:
         return self.op, self.detail
 
 
-@dataclass(frozen=True, slots=True)
-class _WaitPoint:
-    """A call that ranks of a group wait in."""
-
-    op: str
-    seq: int
-    waiting: frozenset[int]
-    awaited: frozenset[int]
-    age_s: float
-
-
 def panels(report: Report) -> tuple[Panel, ...]:
     """The groups in which something is stuck; none where no calls were kept."""
     calls = _calls(report)
-    stuck: defaultdict[int, list[_WaitPoint]] = defaultdict(list)
+    stuck: defaultdict[int, list[WaitPoint]] = defaultdict(list)
     for at in report["places"]:
-        if (number := at["group_id"]) is not None:
-            waiting, awaited = frozenset(at["ranks"]), frozenset(at["for"])
-            point = _WaitPoint(at["op"], at["seq"], waiting, awaited, at["age_s"])
-            stuck[number].append(point)
+        if at["group_id"] is not None:
+            stuck[at["group_id"]].append(at)
     order = sorted(stuck, key=lambda number: _weight(report, stuck[number], number), reverse=True)
     wanted = order or sorted(calls, key=lambda number: -len(calls[number]))
     drawn = (_panel(report, n, calls.get(n, ()), stuck.get(n, ())) for n in wanted)
@@ -221,23 +208,23 @@ def _detail(call: schema.Call) -> str:
     return shortened(", ".join(parts), LABEL)
 
 
-def _weight(report: Report, points: Sequence[_WaitPoint], number: int) -> tuple[int, int]:
+def _weight(report: Report, points: Sequence[WaitPoint], number: int) -> tuple[int, int]:
     """Groups that wait for a culprit come first, of these that of the verdict."""
     culprits = set(report["verdict"]["culprits"])
     group = report["verdict"]["group"]
     known = (report["groups"][number]["desc"], report["groups"][number]["size"])
     is_verdicts = group is not None and known == (group["desc"], len(group["ranks"]))
-    awaited = any(at.awaited & culprits for at in points)
-    return (2 * awaited + is_verdicts, sum(len(at.waiting) for at in points))
+    awaited = any(not culprits.isdisjoint(at["for"]) for at in points)
+    return (2 * awaited + is_verdicts, sum(len(at["ranks"]) for at in points))
 
 
 def _panel(
-    report: Report, number: int, calls: Sequence[_Call], points: Sequence[_WaitPoint]
+    report: Report, number: int, calls: Sequence[_Call], points: Sequence[WaitPoint]
 ) -> Panel | None:
     calls = _window(calls, points)
     known = {rank["rank"] for rank in report["ranks"] if rank["calls"] is not None}
     culprits = set(report["verdict"]["culprits"])
-    awaited = {rank for at in points for rank in at.awaited}
+    awaited = {rank for at in points for rank in at["for"]}
     ranks = {call.rank for call in calls} | (awaited & (known | culprits))
     ranks = set(sorted(ranks, key=lambda rank: (rank not in culprits, rank))[:MOST_LANES])
     if not calls or not ranks:
@@ -246,7 +233,7 @@ def _panel(
     heights = {rank: TOP + LANE * (n + 0.5) for n, rank in enumerate(sorted(ranks))}
     holes = _holes(calls, points, axis, ranks)
     usual = _usual(calls)
-    waiting = {(rank, at.seq) for at in points for rank in at.waiting}
+    waiting = {(rank, at["seq"]) for at in points for rank in at["ranks"]}
     lanes = tuple(
         _lane(
             rank,
@@ -263,7 +250,7 @@ def _panel(
     return Panel(
         _title(report["groups"][number]),
         lanes,
-        tuple(_collectives(calls, heights, axis, holes, {at.seq for at in points})),
+        tuple(_collectives(calls, heights, axis, holes, {at["seq"] for at in points})),
         tuple(cut for cut in axis.cuts if cut.x > LEFT + FIRST_WIDTH),
         seconds(axis.ages[0]),
         TOP + LANE * len(ranks) + BOTTOM,
@@ -271,10 +258,10 @@ def _panel(
     )
 
 
-def _window(calls: Sequence[_Call], points: Sequence[_WaitPoint]) -> list[_Call]:
+def _window(calls: Sequence[_Call], points: Sequence[WaitPoint]) -> list[_Call]:
     """The last calls up to where the group is stuck, and what was issued beyond it."""
     collectives = [call for call in calls if not call.p2p]
-    waiting = {at.seq for at in points}
+    waiting = {at["seq"] for at in points}
     last = max(waiting or {call.seq for call in collectives}, default=0)
     kept = [call for call in collectives if last - LAST < call.seq <= last + 2]
     by_rank: defaultdict[int, list[_Call]] = defaultdict(list)
@@ -330,22 +317,24 @@ def _missing(lanes: Sequence[Lane]) -> str:
 
 
 def _holes(
-    calls: Sequence[_Call], points: Sequence[_WaitPoint], axis: Axis, ranks: set[int]
+    calls: Sequence[_Call], points: Sequence[WaitPoint], axis: Axis, ranks: set[int]
 ) -> dict[int, tuple[float, str]]:
     """Rank to the position of its missing call, and that call in words."""
     holes: dict[int, tuple[float, str]] = {}
-    waiting = {rank for at in points for rank in at.waiting}  # these have a bar
+    waiting = {rank for at in points for rank in at["ranks"]}  # these have a bar
     for at in points:
-        there = [call for call in calls if call.rank in at.waiting and call.seq == at.seq]
-        ages = sorted(call.age_s for call in there) or [at.age_s]
+        there = [call for call in calls if call.seq == at["seq"]]
+        here = set(at["ranks"])
+        waits = [call for call in there if call.rank in here]
+        ages = sorted(call.age_s for call in waits) or [at["age_s"]]
         x = axis.x(ages[len(ages) // 2])
-        missing, came = f"no {call_label(at.op, at.seq)}", set[int]()
-        if any(call.p2p for call in there):
-            counterpart = "recv from" if "send" in at.op else "send to"
-            missing = f"no {counterpart} {RankSet.of(at.waiting).brief}"
+        missing, came = f"no {call_label(at['op'], at['seq'])}", set[int]()
+        if any(call.p2p for call in waits):
+            counterpart = "recv from" if "send" in at["op"] else "send to"
+            missing = f"no {counterpart} {RankSet.of(at['ranks']).brief}"
         else:
-            came = {call.rank for call in calls if call.seq == at.seq and not call.p2p}
-        holes |= dict.fromkeys((at.awaited & ranks) - came - waiting, (x, missing))
+            came = {call.rank for call in there if not call.p2p}
+        holes |= dict.fromkeys(ranks.intersection(at["for"]) - came - waiting, (x, missing))
     return holes
 
 

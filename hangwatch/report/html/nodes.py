@@ -63,13 +63,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """All of that; the notes say what is left out."""
+    """All of that, of the nodes and processes the first MOST_ROWS."""
 
     nodes: tuple[Node, ...]
+    more_nodes: int
     processes: tuple[Process, ...]
+    more_processes: int
     gpus: tuple[Gpu, ...]
-    nodes_note: str
-    processes_note: str
     gpus_note: str
 
 
@@ -79,19 +79,13 @@ def machines(report: Report) -> Machines:
     nodes = sorted(_nodes(report, culprits), key=lambda n: (not n.culprit, -n.ranks.count))
     odd = [rank for rank in report["ranks"] if rank["rank"] in culprits or _is_odd(rank)]
     odd.sort(key=lambda rank: rank["rank"] not in culprits)
-    gpus, gpus_note = _gpus(report, culprits)
     return Machines(
         tuple(nodes[:MOST_ROWS]),
+        max(0, len(nodes) - MOST_ROWS),
         tuple(_process(rank, culprits) for rank in odd[:MOST_ROWS]),
-        gpus,
-        _left_out(len(nodes), "nodes"),
-        _left_out(len(odd), "processes"),
-        gpus_note,
+        max(0, len(odd) - MOST_ROWS),
+        *_gpus(report, culprits),
     )
-
-
-def _left_out(count: int, what: str) -> str:
-    return f"{count - MOST_ROWS:,} more {what} are in report.json." if count > MOST_ROWS else ""
 
 
 def _nodes(report: Report, culprits: set[int]) -> Iterator[Node]:
