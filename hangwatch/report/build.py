@@ -15,13 +15,11 @@ from typing import Any, TypeVar, cast
 
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.frames import innermost_user_site, is_user_frame, line_of, program_thread
-from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import OpState
 from hangwatch.model.report import Evidence, Note
 from hangwatch.model.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
 from hangwatch.model.verdict import RootCause, Verdict, Wait
 from hangwatch.report import schema
-from hangwatch.report.chains import next_towards
 from hangwatch.report.schema import SCHEMA, Report
 from hangwatch.report.wording import group_label
 from hangwatch.text import fold_ranks
@@ -54,7 +52,7 @@ def build_report(evidence: Evidence) -> Report:
 
 def notes_content(notes: Iterable[Note]) -> list[schema.Note]:
     """``notes`` of run.json and report.json."""
-    return [_entry(schema.Note, note, site=_site(note.site, {}, context=False)) for note in notes]
+    return [_entry(schema.Note, note, site=_site(note.site, {})) for note in notes]
 
 
 class _Builder:
@@ -118,7 +116,7 @@ class _Builder:
                 )
                 for key in self.groups
             ],
-            "sites": [_known_site(site, self.sources, context=False) for site in self.sites],
+            "sites": [_known_site(site, self.sources) for site in self.sites],
             "timeline": [_entry(schema.Moment, moment) for moment in evidence.timeline],
             "environment": dict(evidence.environment),
             "nccl": {"ras": _entry(schema.Ras, evidence.ras) if evidence.ras else None},
@@ -129,7 +127,7 @@ class _Builder:
         }
 
     def verdict_entry(self, verdict: Verdict) -> schema.Verdict:
-        found, group = verdict.collective, verdict.group
+        group, collective = verdict.group, verdict.collective
         return _entry(
             schema.Verdict,
             verdict,
@@ -137,11 +135,11 @@ class _Builder:
                 "hang": verdict.certainty_of_hang.value,
                 "culprits": verdict.certainty.value,
             },
-            cause=self.cause(verdict.cause) if verdict.cause else None,
-            group=_entry(schema.VerdictGroup, group, name=verdict.group_name) if group else None,
-            collective=_entry(schema.Collective, found) if found else None,
-            site=self.site(verdict.site),
-            victim_site=self.site(verdict.victim_site),
+            cause=verdict.cause and self.cause(verdict.cause),
+            group=group and _entry(schema.VerdictGroup, group, name=verdict.group_name),
+            collective=collective and _entry(schema.Collective, collective),
+            site=self.site(verdict.site, context=True),
+            victim_site=self.site(verdict.victim_site, context=True),
             stuck_since=_stuck_since(self.evidence),
             detected_at=self.evidence.detected_at,
             detected_after_s=round(self.evidence.detected_after_s, 3),
@@ -149,10 +147,10 @@ class _Builder:
         )
 
     def cause(self, cause: RootCause) -> schema.Cause:
-        others = [self.cause(other) for other in cause.others]
-        return _entry(schema.Cause, cause, site=self.site(cause.site), others=others)
+        site, others = self.site(cause.site, context=True), [*map(self.cause, cause.others)]
+        return _entry(schema.Cause, cause, site=site, others=others)
 
-    def site(self, site: Site | None, *, context: bool = True) -> schema.Site | None:
+    def site(self, site: Site | None, *, context: bool = False) -> schema.Site | None:
         return _site(site, self.sources, context=context)
 
     def group_id(self, key: GroupKey) -> int:
@@ -164,7 +162,7 @@ class _Builder:
         main = program_thread(rank)
         # The lines around each site would be most of a report of ten thousand ranks.
         context = rank.rank in self.verdict.culprits[:CULPRITS]
-        raised = rank.exception
+        raised, gpu = rank.exception, rank.gpu
         return _entry(
             schema.Rank,
             rank,
@@ -172,25 +170,30 @@ class _Builder:
             stuck_in=self.stuck_in(rank, wait),
             site=self.site(self.rank_site(rank, wait, main), context=context),
             stack=self.stack(main.frames, rank.rank) if main else None,
-            threads=[self.thread(thread, rank.rank) for thread in rank.threads or ()],
+            threads=self.threads(rank.threads or (), rank.rank),
             children=[
                 _entry(
                     schema.Child,
                     child,
                     process=_entry(schema.Process, child.process),
-                    threads=[self.thread(thread, rank.rank) for thread in child.threads],
+                    threads=self.threads(child.threads, rank.rank),
                 )
                 for child in rank.children
             ],
-            exception=_entry(
+            exception=raised
+            and _entry(
                 schema.RankException,
                 raised,
                 message=raised.story,
                 site=self.site(raised.site, context=context),
-            )
-            if raised
-            else None,
-            gpu=_gpu(rank.gpu) if rank.gpu else None,
+            ),
+            gpu=gpu
+            and _entry(
+                schema.Gpu,
+                gpu,
+                parent=gpu.parent or None,
+                xids={str(xid.number): xid.count for xid in gpu.xids},
+            ),
             groups=[
                 _entry(
                     schema.GroupProgress,
@@ -220,18 +223,18 @@ class _Builder:
     def stuck_in(self, rank: RankSnapshot, wait: Wait | None) -> schema.BlockedCall | None:
         """The call that the rank is blocked in; None if it is blocked in none."""
         wait = wait or _blocked(rank)
-        if wait is None:
+        if not wait:
             return None
         return _entry(
             schema.BlockedCall,
             wait,
-            group=group_label(wait.group) if wait.group else None,
+            group=wait.group and group_label(wait.group),
             age_s=round(wait.age_s, 3),
-            site=self.site(wait.site, context=False),
+            site=self.site(wait.site),
         )
 
-    def thread(self, thread: ThreadStack, rank: int) -> schema.Thread:
-        return _entry(schema.Thread, thread, stack=self.stack(thread.frames, rank))
+    def threads(self, threads: Iterable[ThreadStack], rank: int) -> list[schema.Thread]:
+        return [_entry(schema.Thread, t, stack=self.stack(t.frames, rank)) for t in threads]
 
     def stack(self, frames: Sequence[Frame], rank: int) -> str | None:
         """Note that the rank has this stack; return its key, None for an empty stack."""
@@ -293,7 +296,7 @@ class _Builder:
             root=op.root if op.root >= 0 else None,
             issued_age_s=round(op.issued_age_s, 6),
             blocked_age_s=None if op.blocked_age_s is None else round(op.blocked_age_s, 6),
-            site=self.sites.setdefault(op.site, len(self.sites)) if op.site else None,
+            site=op.site and self.sites.setdefault(op.site, len(self.sites)),
         )
 
     # --- Waits ---
@@ -322,7 +325,7 @@ class _Builder:
                     "group": group_label(wait.group) if wait.group else None,
                     "group_id": self.group_id(wait.group) if wait.group else None,
                     "seq": wait.seq,
-                    "site": self.site(wait.site, context=False),
+                    "site": self.site(wait.site),
                     "for": list(wait.waits_for[:shown]),
                     "for_count": count,
                     "ranks": sorted(other.rank for other in members),
@@ -342,9 +345,35 @@ class _Builder:
             "for_count": len(wait.waits_for),
             "towards": towards if towards in wait.waits_for else None,
             "age_s": round(wait.age_s, 3),
-            "site": self.site(wait.site, context=False),
+            "site": self.site(wait.site),
             "place": place,
         }
+
+
+def next_towards(waits: Iterable[Wait], culprits: Iterable[int]) -> dict[int, int]:
+    """Rank to the one that it waits for on the shortest way to a culprit.
+
+    Culprits are left out, and ranks from which no wait leads to one. Time is linear in the
+    waits and in the ranks that their places wait for: most waits are in the same few places.
+    """
+    waiting: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for wait in waits:
+        waiting[wait.waits_for].append(wait.rank)
+    holding: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for missing in waiting:
+        for rank in missing:
+            holding[rank].append(missing)
+    known = set(culprits)
+    towards: dict[int, int] = {}
+    reached = sorted(known)
+    for target in reached:  # grows while it is read: nearest ranks first
+        for missing in holding.pop(target, ()):
+            for rank in waiting.pop(missing, ()):
+                if rank not in known:
+                    known.add(rank)
+                    towards[rank] = target
+                    reached.append(rank)
+    return towards
 
 
 def _blocked(rank: RankSnapshot) -> Wait | None:
@@ -375,11 +404,13 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _site(site: Site | None, sources: Mapping[str, str], *, context: bool) -> schema.Site | None:
+def _site(
+    site: Site | None, sources: Mapping[str, str], *, context: bool = False
+) -> schema.Site | None:
     return _known_site(site, sources, context=context) if site else None
 
 
-def _known_site(site: Site, sources: Mapping[str, str], *, context: bool) -> schema.Site:
+def _known_site(site: Site, sources: Mapping[str, str], *, context: bool = False) -> schema.Site:
     """A line of code, and the lines around it where its file is at hand and context is wanted."""
     content: schema.Site = {
         "file": site.file,
@@ -387,7 +418,7 @@ def _known_site(site: Site, sources: Mapping[str, str], *, context: bool) -> sch
         "function": site.function,
         "source": site.source or line_of(sources, site.file, site.line),
     }
-    if site.call is not None:
+    if site.call:
         inner = site.call.inner or None
         content["call"] = _entry(schema.PackageCall, site.call, inner=inner)
     if context:
@@ -397,11 +428,6 @@ def _known_site(site: Site, sources: Mapping[str, str], *, context: bool) -> sch
         known = 0 < site.line <= len(lines)
         content["context"] = {"first": first, "lines": around} if known else None
     return content
-
-
-def _gpu(gpu: GpuState) -> schema.Gpu:
-    xids = {str(xid.number): xid.count for xid in gpu.xids}
-    return _entry(schema.Gpu, gpu, parent=gpu.parent or None, xids=xids)
 
 
 def _stuck_since(evidence: Evidence) -> str | None:

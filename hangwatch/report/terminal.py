@@ -16,15 +16,16 @@ from typing import TextIO
 
 from hangwatch.console import printable
 from hangwatch.report import schema
-from hangwatch.report.chains import chain, towards_of
 from hangwatch.report.schema import Report
 from hangwatch.report.wording import (
     LEAST_S,
     call_text,
     causes_text,
     certainty_text,
+    chain,
     missing_evidence,
     note_text,
+    towards_of,
 )
 from hangwatch.text import call_name, code_place, ranks_text, words
 

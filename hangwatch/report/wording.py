@@ -1,8 +1,9 @@
-"""Wording that the terminal, the page and ``hangwatch top`` share."""
+"""Facts and wording that the terminal, the page and ``hangwatch top`` share."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from hangwatch.model.calls import GroupKey
 from hangwatch.report import schema
@@ -59,3 +60,21 @@ def missing_evidence(ranks: list[schema.Rank]) -> dict[str, list[int]]:
         for what in rank["missing_evidence"]:
             missing[what].append(rank["rank"])
     return missing
+
+
+def towards_of(report: schema.Report) -> dict[int, int]:
+    """Rank to the one through which it waits for a culprit, where there is one."""
+    return {
+        wait["rank"]: towards
+        for wait in report["waits"]
+        if (towards := wait["towards"]) is not None
+    }
+
+
+def chain(rank: int, towards: Mapping[int, int]) -> list[int]:
+    """The ranks that a rank waits for in turn, the culprit last; empty if that is not known."""
+    way: dict[int, None] = {}  # a stored report may have been tampered with, and go round
+    while (following := towards.get(rank)) is not None and following not in way:
+        way[following] = None
+        rank = following
+    return list(way)

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from statistics import median_high
 
 from hangwatch.report import schema
 from hangwatch.report.html.labels import LABEL, RankSet, call_label, place_label
@@ -276,10 +277,8 @@ def _step_s(calls: Sequence[_Call]) -> float:
     by_rank: defaultdict[int, list[float]] = defaultdict(list)
     for call in calls:
         by_rank[call.rank].append(call.age_s)
-    gaps = sorted(
-        later - sooner for ages in by_rank.values() for sooner, later in pairwise(sorted(ages))
-    )
-    return gaps[len(gaps) // 2] if gaps else 0.0
+    gaps = [b - a for ages in by_rank.values() for a, b in pairwise(sorted(ages))]
+    return median_high(gaps or [0.0])
 
 
 def _usual(calls: Iterable[_Call]) -> dict[int, tuple[str, str]]:
@@ -326,8 +325,7 @@ def _holes(
         there = [call for call in calls if call.seq == at["seq"]]
         here = set(at["ranks"])
         waits = [call for call in there if call.rank in here]
-        ages = sorted(call.age_s for call in waits) or [at["age_s"]]
-        x = axis.x(ages[len(ages) // 2])
+        x = axis.x(median_high([call.age_s for call in waits] or [at["age_s"]]))
         missing, came = f"no {call_label(at['op'], at['seq'])}", set[int]()
         if any(call.p2p for call in waits):
             counterpart = "recv from" if "send" in at["op"] else "send to"

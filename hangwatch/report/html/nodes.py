@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median_high
 
 from hangwatch.report import schema
 from hangwatch.report.html.labels import LABEL, RankSet
@@ -161,31 +162,27 @@ def _gpus(report: Report, culprits: set[int]) -> tuple[tuple[Gpu, ...], str]:
     having = [(rank["rank"], gpu) for rank in report["ranks"] if (gpu := rank["gpu"])]
     heats = [heat for _, gpu in having if (heat := gpu["temperature_c"]) is not None]
     loads = [load for _, gpu in having if (load := gpu["utilization"]) is not None]
-    median = {
-        field: sorted(known)[len(known) // 2]
-        for field, known in (("temperature_c", heats), ("utilization", loads))
-        if known
-    }
+    hot = median_high(heats) + HOTTER_C if heats else 0.0
+    idle = median_high(loads) * IDLE if loads else 0.0
+
+    def stands_out(gpu: schema.Gpu) -> bool:
+        heat, load = gpu["temperature_c"], gpu["utilization"]
+        odd = (heat is not None and heat > hot) or (load is not None and load < idle)
+        return odd or bool(_faults(gpu))
+
     shown = [
         (rank, gpu)
         for rank, gpu in having
-        if len(having) <= EACH_GPU or rank in culprits or _stands_out(gpu, median)
+        if len(having) <= EACH_GPU or rank in culprits or stands_out(gpu)
     ]
     shown.sort(key=lambda item: (item[0] not in culprits, not _faults(item[1]), item[0]))
     del shown[MOST_ROWS:]
     note = ""
     if len(shown) < len(having):
         note = f"{len(having) - len(shown):,} of {len(having):,} GPUs are not shown."
-        if "utilization" in median:
-            note = f"{note} The median of all is {median['utilization']:.0%} busy."
+        if loads:
+            note = f"{note} The median of all is {median_high(loads):.0%} busy."
     return tuple(_gpu(rank, gpu, culprits) for rank, gpu in shown), note
-
-
-def _stands_out(gpu: schema.Gpu, median: Mapping[str, float]) -> bool:
-    heat, busy = gpu["temperature_c"], gpu["utilization"]
-    hot = heat is not None and heat > median["temperature_c"] + HOTTER_C
-    idle = busy is not None and busy < median["utilization"] * IDLE
-    return bool(_faults(gpu)) or hot or idle
 
 
 def _faults(gpu: schema.Gpu) -> str:
