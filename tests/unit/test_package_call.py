@@ -16,7 +16,9 @@ from hangwatch.model.calls import PackageCall, Site
 from hangwatch.model.frames import innermost_user_site
 from hangwatch.model.kinds import Kind
 from hangwatch.model.snapshot import Frame, OpRecord
-from hangwatch.report import build_report, format_verdict, render_page
+from hangwatch.report.build import build_report
+from hangwatch.report.html import render_page
+from hangwatch.report.terminal import format_verdict
 
 if TYPE_CHECKING:
     from hangwatch.model.verdict import Verdict

@@ -12,8 +12,8 @@ from snapshots import blocked, op, rank, site
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Wait
-from hangwatch.report import build_report, format_verdict
-from hangwatch.report.build import CALLS, FOR_BUDGET, FOR_SHOWN, RANKS
+from hangwatch.report.build import CALLS, FOR_BUDGET, FOR_SHOWN, RANKS, build_report
+from hangwatch.report.terminal import format_verdict
 
 HALF = 1_000
 ODD = tuple(range(1, 2 * HALF, 2))

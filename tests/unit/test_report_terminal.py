@@ -14,8 +14,8 @@ from hangwatch.efficiency import Finding, note_of
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Certainty, Cost, Kind, Reason, State, What
 from hangwatch.model.verdict import OK, RootCause, Verdict, Wait
-from hangwatch.report import build_report, format_verdict
-from hangwatch.report.terminal import PLAIN, Style, format_notes
+from hangwatch.report.build import build_report
+from hangwatch.report.terminal import PLAIN, Style, format_notes, format_verdict
 from hangwatch.text import fold_ranks
 
 WHERE = Path("hangwatch-reports/night-7/incident-001")

@@ -11,7 +11,7 @@ import pytest
 from incident import EVIDENCE, VERDICT
 
 from hangwatch.console import News
-from hangwatch.report import load, open_run
+from hangwatch.report.files import load, open_run
 from hangwatch.watchdog.incident.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hangwatch.model.report import Evidence
 
-UNTRUE = replace(EVIDENCE, verdicts=(replace(VERDICT, advice=None),))  # type: ignore[arg-type]
+UNTRUE = replace(EVIDENCE, verdicts=(replace(VERDICT, culprits=None),))  # type: ignore[arg-type]
 """Of which no report can be made."""
 
 

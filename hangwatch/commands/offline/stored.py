@@ -12,9 +12,10 @@ from hangwatch.commands import Arguments
 from hangwatch.commands.offline import listing
 from hangwatch.console import say
 from hangwatch.errors import ReportError
-from hangwatch.report import build_report, format_verdict, load, render_page
-from hangwatch.report.files import latest
-from hangwatch.report.terminal import Style
+from hangwatch.report.build import build_report
+from hangwatch.report.files import latest, load
+from hangwatch.report.html import render_page
+from hangwatch.report.terminal import Style, format_verdict
 from hangwatch.settings.config import Config
 
 REPORT = """\
