@@ -1,4 +1,4 @@
-"""Text for people: the one place that formats ranks, times, calls and places in code."""
+"""Text for people: the one module that formats ranks, times, calls and locations in code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def call_name(op: str, seq: int) -> str:
     return f"{op} #{seq}" if seq else op
 
 
-def code_place(file: str, line: int, parts: int = 2) -> str:
+def code_location(file: str, line: int, parts: int = 2) -> str:
     """``ada/train.py:9``: the last parts of a path, and the line where it is known."""
     short = "/".join(file.rsplit("/", parts)[-parts:])
     return f"{short}:{line}" if line else short

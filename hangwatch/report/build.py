@@ -31,15 +31,15 @@ RANKS = 24
 CULPRITS = 8
 """Culprits that have their calls, and the lines around their site, where there are many."""
 OF_EACH = 2
-"""Ranks that have their calls, of those that wait in the same place."""
+"""Ranks that have their calls, of all that wait in the same place."""
 CALLS = 24
 """Last calls kept of a rank ..."""
 OF_GROUP = 12
 """... and its calls in the group of the verdict, those nearest to the verdict's collective."""
 FOR_SHOWN = 16
-"""Ranks that a wait lists of those that it is for."""
+"""Ranks that a wait lists of all that it is for."""
 FOR_BUDGET = 200_000
-"""Ranks that all places list together of those that they wait for: half of ten thousand ranks
+"""Ranks that the places list together of all that they wait for: half of ten thousand ranks
 may wait for the other half, each in a place of its own."""
 
 Entry = TypeVar("Entry")

@@ -68,7 +68,7 @@ class Run(TypedDict):
     world_size: int
     nodes: list[str]
     restart: int
-    """How often the launcher had restarted the ranks."""
+    """Number of times that the launcher had restarted the ranks."""
     started_at: str
     versions: dict[str, str]
     """Of hangwatch, Python, torch, py-spy and the kernel, where known."""
@@ -93,7 +93,7 @@ class Collective(TypedDict):
 
 
 class CertaintyOf(TypedDict):
-    """How sure each part of a verdict is."""
+    """The certainty of each part of a verdict."""
 
     hang: Annotated[str, Certainty]
     """That the job hangs."""
@@ -102,7 +102,7 @@ class CertaintyOf(TypedDict):
 
 
 class Cause(TypedDict):
-    """Why the culprits did what they did."""
+    """The reason in the source for what the culprits did."""
 
     what: Annotated[str, What]
     certainty: Annotated[str, Certainty]
@@ -237,7 +237,7 @@ class Gpu(TypedDict):
 
 
 class GroupProgress(TypedDict):
-    """How far a rank has come in a group: collective sequence numbers."""
+    """The progress of a rank in a group, in collective sequence numbers."""
 
     id: int
     """Index in ``groups``."""

@@ -27,11 +27,11 @@ from hangwatch.report.wording import (
     note_text,
     towards_of,
 )
-from hangwatch.text import call_name, code_place, ranks_text, words
+from hangwatch.text import call_name, code_location, ranks_text, words
 
 NARROWEST = 40
 DEFAULT_WIDTH = 100
-"""Where the output is no terminal."""
+"""For output that is no terminal."""
 MAX_FRAMES = 6
 MAX_WAITS = 5
 MAX_HOPS = 8
@@ -139,14 +139,14 @@ def _headline(verdict: schema.Verdict, style: Style) -> Iterator[str]:
 
 def _waits(report: Report) -> list[str]:
     """One line for all ranks that wait for the same ranks in the same place."""
-    verdict, places = report["verdict"], report["places"]
+    verdict, points = report["verdict"], report["places"]
     culprits = set(verdict["culprits"])
     towards = towards_of(report)
     # Those that wait for a culprit itself come first: of a large job not all are shown.
     ordered = sorted(
-        places, key=lambda place: (culprits.isdisjoint(place["for"]), -len(place["ranks"]))
+        points, key=lambda point: (culprits.isdisjoint(point["for"]), -len(point["ranks"]))
     )
-    lines = [_place_line(place, towards) for place in ordered[:MAX_WAITS]]
+    lines = [_wait_line(point, towards) for point in ordered[:MAX_WAITS]]
     if len(ordered) > MAX_WAITS:
         more = len(ordered) - MAX_WAITS + 1
         lines[MAX_WAITS - 1 :] = [f"and {more} more places, see report.json"]
@@ -155,19 +155,19 @@ def _waits(report: Report) -> list[str]:
     return lines
 
 
-def _place_line(place: schema.WaitPoint, towards: Mapping[int, int]) -> str:
-    what = call_name(place["op"], place["seq"])
-    if place["group"]:
-        what = f"{what} of {place['group']}"
-    text = f"{ranks_text(place['ranks'], MAX_RANGES)} in {what}"
-    if place["age_s"] >= LEAST_S:
-        text = f"{text}, {place['age_s']:.1f} s"
-    if site := place["site"]:
-        text = f"{text}, at {code_place(site['file'], site['line'])}"
-    if awaited := place["for"]:
-        more = place["for_count"] - len(awaited)
+def _wait_line(point: schema.WaitPoint, towards: Mapping[int, int]) -> str:
+    what = call_name(point["op"], point["seq"])
+    if point["group"]:
+        what = f"{what} of {point['group']}"
+    text = f"{ranks_text(point['ranks'], MAX_RANGES)} in {what}"
+    if point["age_s"] >= LEAST_S:
+        text = f"{text}, {point['age_s']:.1f} s"
+    if site := point["site"]:
+        text = f"{text}, at {code_location(site['file'], site['line'])}"
+    if awaited := point["for"]:
+        more = point["for_count"] - len(awaited)
         text = f"{text}, for {ranks_text(awaited, MAX_RANGES, more)}"
-    if len(way := chain(place["ranks"][0], towards)) > 1:
+    if len(way := chain(point["ranks"][0], towards)) > 1:
         text = f"{text} ({_arrows(way)})"
     return text
 
@@ -225,7 +225,7 @@ def _stack(report: Report) -> list[str]:
     frames = _culprit_stack(report, verdict)
     called = _called_frame(frames, verdict["site"])
     shown = [f for i, f in enumerate(frames) if i in (0, called) or f["user"]]
-    lines = [f"{f['function']}  {code_place(f['file'], f['line'])}" for f in shown[:MAX_FRAMES]]
+    lines = [f"{f['function']}  {code_location(f['file'], f['line'])}" for f in shown[:MAX_FRAMES]]
     if len(shown) > MAX_FRAMES:
         lines.append(f"... {len(shown) - MAX_FRAMES} more")
     return lines

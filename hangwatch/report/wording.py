@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from hangwatch.model.calls import GroupKey
 from hangwatch.report import schema
-from hangwatch.text import code_place, fold_ranks
+from hangwatch.text import code_location, fold_ranks
 
 LEAST_S = 0.05
 """A shorter time counts as unknown: stored dumps may not say when they were taken."""
@@ -49,12 +49,12 @@ def certainty_text(verdict: schema.Verdict) -> str:
 def note_text(note: schema.Note) -> str:
     """A costly mistake and its cost, with the line of code where it is known."""
     site = note["site"]
-    where = f" ({code_place(site['file'], site['line'], 1)})" if site else ""
+    where = f" ({code_location(site['file'], site['line'], 1)})" if site else ""
     return f"{note['what'].removesuffix('.')}{where}. {note['costs']}"
 
 
 def missing_evidence(ranks: list[schema.Rank]) -> dict[str, list[int]]:
-    """What could not be had of ranks, and why, to the ranks."""
+    """Evidence that is missing, and why, to the ranks that lack it."""
     missing: defaultdict[str, list[int]] = defaultdict(list)
     for rank in ranks:
         for what in rank["missing_evidence"]:

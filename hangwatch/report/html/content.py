@@ -23,7 +23,7 @@ from hangwatch.console import printable
 from hangwatch.errors import ReportError
 from hangwatch.report import schema
 from hangwatch.report.html.graph import Graph, graph
-from hangwatch.report.html.labels import LABEL, RankSet, place_label
+from hangwatch.report.html.labels import LABEL, RankSet, site_label
 from hangwatch.report.html.lanes import Panel, panels
 from hangwatch.report.html.nodes import Machines, machines
 from hangwatch.report.html.progress import Progress, progress
@@ -153,7 +153,7 @@ def _template() -> jinja2.Template:
     environment.filters |= {
         "shortened": shortened,
         "words": words,
-        "place": place_label,
+        "location": site_label,
         "call": call_text,
         "certainty": certainty_text,
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import RankSet, call_label, place_label
+from hangwatch.report.html.labels import RankSet, call_label, site_label
 from hangwatch.report.schema import Report
 from hangwatch.report.wording import chain, towards_of
 from hangwatch.text import seconds, shortened, words
@@ -67,28 +67,28 @@ class Graph:
 
 @dataclass(slots=True)
 class _Member:
-    """A rank: the place that it waits in, and the waits from it to a culprit."""
+    """A rank: the wait point that it is at, and the number of waits from it to a culprit."""
 
     rank: int
     hops: int
-    place: schema.WaitPoint | None
+    waits_at: schema.WaitPoint | None
     culprit: bool
 
 
 def graph(report: Report) -> Graph | None:
     """The picture; None where no rank waits."""
-    places = report["places"]
-    if not places:
+    points = report["places"]
+    if not points:
         return None
     towards = towards_of(report)
-    members = _members(places, report["verdict"]["culprits"], towards)
+    members = _members(points, report["verdict"]["culprits"], towards)
     key = _folding(members, report)
     nodes: dict[Hashable, list[_Member]] = defaultdict(list)
     for member in members.values():
         nodes[key(member)].append(member)
     ordered = sorted(nodes.values(), key=lambda node: (node[0].hops, -len(node), node[0].rank))
     node_of = {member.rank: number for number, node in enumerate(ordered) for member in node}
-    edges = _edges(places, node_of, towards) or _disagreements(ordered)
+    edges = _edges(points, node_of, towards) or _disagreements(ordered)
     edges |= {(a, b): True for a, b in edges if ordered[a][0].culprit}
     at = _positions(ordered, edges)
     drawn = tuple(_node(node, at[n], report) for n, node in enumerate(ordered))
@@ -102,12 +102,12 @@ def graph(report: Report) -> Graph | None:
 
 
 def _members(
-    places: Sequence[schema.WaitPoint], culprits: Sequence[int], towards: Mapping[int, int]
+    points: Sequence[schema.WaitPoint], culprits: Sequence[int], towards: Mapping[int, int]
 ) -> dict[int, _Member]:
     """All ranks that wait, are waited for, or are culprits."""
     known = set(culprits)
-    where = {rank: place for place in reversed(places) for rank in place["ranks"]}
-    awaited = {rank for place in places for rank in place["for"]}
+    where = {rank: at for at in reversed(points) for rank in at["ranks"]}
+    awaited = {rank for at in points for rank in at["for"]}
     members = {}
     for rank in sorted({*where, *known, *awaited}):
         waits = rank not in known and rank in where
@@ -118,35 +118,35 @@ def _members(
 
 def _folding(members: Mapping[int, _Member], report: Report) -> Callable[[_Member], Hashable]:
     """The key that ranks of one node share: the finest that leaves few enough nodes."""
-    waiting = [member for member in members.values() if member.place and not member.culprit]
+    waiting = [member for member in members.values() if member.waits_at and not member.culprit]
     apart = len(report["verdict"]["culprits"]) <= MOST_CULPRITS
     few = (fold for fold in _FOLDINGS if len(set(map(fold, waiting))) <= MOST_NODES)
     victim = next(few, _FOLDINGS[-1])
 
     def key(member: _Member) -> Hashable:
         if member.culprit:
-            return ("culprit", member.rank if apart else member.place and _family(member))
-        return ("victim", victim(member)) if member.place else "other"
+            return ("culprit", member.rank if apart else member.waits_at and _family(member))
+        return ("victim", victim(member)) if member.waits_at else "other"
 
     return key
 
 
 def _collective(member: _Member) -> tuple[Hashable, ...]:
     """The group and the number of the call that it is blocked in."""
-    return (member.place["group"], member.place["seq"]) if member.place else (None, None)
+    return (member.waits_at["group"], member.waits_at["seq"]) if member.waits_at else (None, None)
 
 
 def _family(member: _Member) -> tuple[Hashable, ...]:
     """The call and the line, of whichever group of that kind."""
-    if member.place is None:
+    if member.waits_at is None:
         return None, "", None
-    site, group = member.place["site"], member.place["group"] or ""
+    site, group = member.waits_at["site"], member.waits_at["group"] or ""
     kind = "ranks" if group.startswith("ranks ") else group
-    return member.place["op"], kind, (site["file"], site["line"]) if site else None
+    return member.waits_at["op"], kind, (site["file"], site["line"]) if site else None
 
 
 _FOLDINGS: tuple[Callable[[_Member], Hashable], ...] = (
-    lambda m: (m.hops, id(m.place)),
+    lambda m: (m.hops, id(m.waits_at)),
     lambda m: (m.hops, _collective(m), _family(m)),
     lambda m: (m.hops, _family(m)),
     lambda m: (m.hops, _family(m)[:2]),
@@ -156,11 +156,11 @@ _FOLDINGS: tuple[Callable[[_Member], Hashable], ...] = (
 
 
 def _edges(
-    places: Sequence[schema.WaitPoint], node_of: Mapping[int, int], towards: Mapping[int, int]
+    points: Sequence[schema.WaitPoint], node_of: Mapping[int, int], towards: Mapping[int, int]
 ) -> dict[tuple[int, int], bool]:
     """From node to node, and True for those on the way to a culprit."""
     edges: dict[tuple[int, int], bool] = {}
-    for at in places:
+    for at in points:
         waiting = {node_of[rank] for rank in at["ranks"]}
         for target in {node_of[rank] for rank in at["for"]}:
             edges |= {(node, target): False for node in waiting - {target}}
@@ -180,9 +180,9 @@ def _disagreements(nodes: Sequence[Sequence[_Member]]) -> dict[tuple[int, int], 
         for b, other in enumerate(nodes)
         if not node[0].culprit
         and other[0].culprit
-        and node[0].place
-        and other[0].place
-        and other[0].place["group"] == node[0].place["group"]
+        and node[0].waits_at
+        and other[0].waits_at
+        and other[0].waits_at["group"] == node[0].waits_at["group"]
     }
 
 
@@ -241,8 +241,8 @@ def _path(start: tuple[int, int, int], to: tuple[int, int, int]) -> str:
 def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Report) -> Node:
     first = members[0]
     ranks = RankSet.of(member.rank for member in members)
-    kind = "culprit" if first.culprit else "victim" if first.place else "other"
-    waits = list({id(m.place): m.place for m in members if m.place}.values())
+    kind = "culprit" if first.culprit else "victim" if first.waits_at else "other"
+    points = list({id(m.waits_at): m.waits_at for m in members if m.waits_at}.values())
     lines: list[str] = []
     if first.culprit:
         verdict = report["verdict"]
@@ -250,30 +250,30 @@ def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Report) 
         if verdict["reason"] not in ("unknown", "user_code"):
             done = f"{done}, {words(verdict['reason'])}"
         lines.append(done)
-    if waits:
-        age = seconds(max(at["age_s"] for at in waits))
-        sites = {place_label(at["site"], 1) for at in waits if at["site"]}
+    if points:
+        age = seconds(max(at["age_s"] for at in points))
+        sites = {site_label(at["site"], 1) for at in points if at["site"]}
         where = f" at {sites.pop()}" if len(sites) == 1 else ""
-        lines += [_in_what(waits), f"{age}{where}"]
+        lines += [_in_what(points), f"{age}{where}"]
     elif first.culprit:
-        lines.append(place_label(report["verdict"]["site"], 1))
+        lines.append(site_label(report["verdict"]["site"], 1))
     else:
         lines.append("not seen to wait")
     return Node(at[1], at[2], kind, ranks, tuple(line for line in lines if line))
 
 
-def _in_what(waits: Sequence[schema.WaitPoint]) -> str:
+def _in_what(points: Sequence[schema.WaitPoint]) -> str:
     """``all_reduce #41 of dp``; of several the parts that they share."""
-    ops = sorted({at["op"] for at in waits})
-    numbers = sorted({at["seq"] for at in waits if at["seq"]})
-    groups = {at["group"] or "" for at in waits}
+    ops = sorted({at["op"] for at in points})
+    numbers = sorted({at["seq"] for at in points if at["seq"]})
+    groups = {at["group"] or "" for at in points}
     what = ", ".join(ops[:2])
     if len(numbers) == 1:
         what = call_label(what, numbers[0])
     elif numbers:
         what = f"{what} #{numbers[0]}-{numbers[-1]}"
     if len(groups) == 1 and (group := groups.pop()):
-        ids = {at["group_id"] for at in waits}
+        ids = {at["group_id"] for at in points}
         what = f"{what} of {len(ids)} groups {group}" if len(ids) > 1 else f"{what} of {group}"
     elif len(groups) > 1:
         what = f"{what} of {len(groups)} groups"
@@ -290,8 +290,8 @@ def _sentences(nodes: Sequence[Node], edges: Mapping[tuple[int, int], bool]) -> 
 
 def _note(nodes: Sequence[Sequence[_Member]]) -> str:
     """The number of places, if nodes hold several."""
-    victims = [node for node in nodes if node[0].place and not node[0].culprit]
-    places = {id(member.place) for node in victims for member in node}
+    victims = [node for node in nodes if node[0].waits_at and not node[0].culprit]
+    places = {id(member.waits_at) for node in victims for member in node}
     if len(places) <= len(victims):
         return ""
     waiting = sum(map(len, victims))

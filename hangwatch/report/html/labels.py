@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hangwatch.report import schema
-from hangwatch.text import call_name, code_place, ranges, ranks_text, shortened
+from hangwatch.text import call_name, code_location, ranges, ranks_text, shortened
 
 SHOWN_RANGES = 5
 BRIEF = 28
@@ -35,9 +35,9 @@ class RankSet:
         return self.text if len(self.text) <= BRIEF else f"{self.count:,} ranks"
 
 
-def place_label(site: schema.Site | schema.StackFrame | None, parts: int = 2) -> str:
+def site_label(site: schema.Site | schema.StackFrame | None, parts: int = 2) -> str:
     """``ada/train.py:9``; empty for no site."""
-    return shortened(code_place(site["file"], site["line"], parts), LABEL) if site else ""
+    return shortened(code_location(site["file"], site["line"], parts), LABEL) if site else ""
 
 
 def call_label(op: str, seq: int) -> str:

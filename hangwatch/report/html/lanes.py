@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from statistics import median_high
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import LABEL, RankSet, call_label, place_label
+from hangwatch.report.html.labels import LABEL, RankSet, call_label, site_label
 from hangwatch.report.schema import Report, WaitPoint
 from hangwatch.text import seconds, shortened
 
@@ -187,7 +187,7 @@ def _calls(report: Report) -> dict[int, list[_Call]]:
                     call["issued_age_s"],
                     _peer(call),
                     _detail(call),
-                    "" if call["site"] is None else place_label(sites[call["site"]]),
+                    "" if call["site"] is None else site_label(sites[call["site"]]),
                 )
             )
     return by_group
@@ -282,7 +282,7 @@ def _step_s(calls: Sequence[_Call]) -> float:
 
 
 def _usual(calls: Iterable[_Call]) -> dict[int, tuple[str, str]]:
-    """What most ranks issued, by sequence number."""
+    """The call that most ranks issued, by sequence number."""
     counts: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     for call in calls:
         if not call.p2p:

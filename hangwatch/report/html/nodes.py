@@ -158,7 +158,7 @@ _STATES = {
 
 
 def _gpus(report: Report, culprits: set[int]) -> tuple[tuple[Gpu, ...], str]:
-    """All GPUs of a small job; of a large one those of culprits, and those that stand out."""
+    """All GPUs of a small job; of a large one those of culprits, and unusual ones."""
     having = [(rank["rank"], gpu) for rank in report["ranks"] if (gpu := rank["gpu"])]
     heats = [heat for _, gpu in having if (heat := gpu["temperature_c"]) is not None]
     loads = [load for _, gpu in having if (load := gpu["utilization"]) is not None]

@@ -20,7 +20,7 @@ FAR, FARTHER = 2, 10
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """How far a rank is in a group.
+    """The progress of a rank in a group.
 
     level: 0 with the furthest to 3 far behind, -1 where it is no member.
     """

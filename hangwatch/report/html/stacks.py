@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from hangwatch.report import schema
-from hangwatch.report.html.labels import RankSet, place_label
+from hangwatch.report.html.labels import RankSet, site_label
 from hangwatch.report.schema import Report
 from hangwatch.text import shortened
 
@@ -162,7 +162,7 @@ def _grow(nodes: _Nodes, frames: Sequence[schema.StackFrame], ranks: set[int]) -
 def _line(frame: schema.StackFrame) -> Line:
     return Line(
         shortened(frame["function"], 120),
-        place_label(frame),
+        site_label(frame),
         f"{frame['file']}:{frame['line']}",
         shortened(frame["source"] or ""),
         bool(frame["user"]),
