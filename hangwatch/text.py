@@ -32,7 +32,8 @@ def ranges(ranks: Iterable[int]) -> list[tuple[int, int]]:
 def ranks_text(ranks: Iterable[int], most: int = sys.maxsize, more: int = 0) -> str:
     """``rank 2``, ``ranks 0, 1, 3-7``, ``ranks 0, 2, 4 and 9 more``, ``no rank``.
 
-    Of more ranges than ``most`` (and one) only the first are shown. more: ranks not in ``ranks``.
+    If there are more than ``most`` + 1 ranges, the first ``most`` are shown. more: the number of
+    further ranks, which are not at hand.
     """
     members = set(ranks)
     if not members:
