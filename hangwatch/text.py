@@ -1,7 +1,9 @@
-"""Text for people: the one place that formats ranks, counts and durations."""
+"""Text for people: the one module that formats ranks, counts, times, calls and lines of code."""
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterable
 
 
@@ -27,10 +29,61 @@ def ranges(ranks: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Ranks with their noun: ``rank 2``, ``ranks 0, 1, 3-7``."""
-    folded = fold_ranks(ranks)
-    return f"rank {folded}" if folded.isdecimal() else f"ranks {folded}"
+def ranks_text(ranks: Iterable[int], most: int = sys.maxsize, more: int = 0) -> str:
+    """``rank 2``, ``ranks 0, 1, 3-7``, ``ranks 0, 2, 4 and 9 more``, ``no rank``.
+
+    If there are more than ``most`` + 1 ranges, the first ``most`` are shown. more: the number of
+    further ranks, which are not at hand.
+    """
+    members = set(ranks)
+    if not members:
+        return "no rank"
+    shown = members
+    if len(runs := ranges(members)) > most + 1:
+        shown = {rank for first, last in runs[:most] for rank in range(first, last + 1)}
+    more += len(members) - len(shown)
+    text = f"rank{'s' * (len(members) + more > 1)} {fold_ranks(shown)}"
+    return f"{text} and {more:,} more" if more else text
+
+
+def call_name(op: str, seq: int) -> str:
+    """``all_reduce #41``; without the number for a call that has none."""
+    return f"{op} #{seq}" if seq else op
+
+
+def code_location(file: str, line: int, parts: int = 2) -> str:
+    """``ada/train.py:9``: the last parts of a path, and the line where it is known."""
+    short = "/".join(file.rsplit("/", parts)[-parts:])
+    return f"{short}:{line}" if line else short
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that suits it: ``1.4 ms``, ``9.3 s``, ``12 min``, ``3.2 h``."""
+    for most, unit, divisor in ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (100.0, "s", 1.0)):
+        if abs(value) < most:
+            return f"{value / divisor:.3g} {unit}"
+    return f"{value / 60:.3g} min" if value < 6_000 else f"{value / 3_600:.3g} h"  # noqa: PLR2004
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``; ``signal 99`` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def words(name: str | None) -> str:
+    """``never entered`` for ``never_entered``; empty for None."""
+    return (name or "").replace("_", " ")
+
+
+def shortened(text: str, length: int = 160) -> str:
+    """The text, its middle left out where it is longer than ``length``."""
+    if len(text) <= length:
+        return text
+    half = (length - 1) // 2
+    return f"{text[: length - 1 - half]}…{text[len(text) - half :]}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -21,7 +21,7 @@ for place in ("integration", "suite"):
 from browser import WIDE, chromium, opened  # noqa: E402 (found by the line above)
 from harness import reaches, watch  # noqa: E402
 
-from hangwatch.report import render_page  # noqa: E402
+from hangwatch.report.html import render_page  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

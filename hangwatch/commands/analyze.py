@@ -34,10 +34,10 @@ from hangwatch.model.page import RankPage
 from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, Thresholds
 from hangwatch.model.verdict import Verdict
-from hangwatch.report import build_report, format_verdict
+from hangwatch.report.build import build_report
 from hangwatch.report.files import REPORT
 from hangwatch.report.schema import SCHEMA
-from hangwatch.report.terminal import Style
+from hangwatch.report.terminal import Style, format_verdict
 from hangwatch.safety import untrusted
 from hangwatch.text import ranks_text
 

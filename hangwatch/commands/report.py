@@ -18,10 +18,10 @@ from hangwatch.commands import MALFORMED, Arguments, print_lines
 from hangwatch.console import fold_command, printable
 from hangwatch.errors import ReportError
 from hangwatch.model.codec import CodecError, decode
-from hangwatch.report import format_verdict, load, render_page
-from hangwatch.report.files import LATEST, latest, read_run
+from hangwatch.report.files import LATEST, latest, load, read_run
+from hangwatch.report.html import render_page
 from hangwatch.report.schema import Report
-from hangwatch.report.terminal import Style
+from hangwatch.report.terminal import Style, format_verdict
 from hangwatch.safety import untrusted
 from hangwatch.settings.config import Config
 from hangwatch.text import duration

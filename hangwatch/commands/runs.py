@@ -20,7 +20,7 @@ from hangwatch.evidence.processes import Tree, environment, read_stat
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import OpState
 from hangwatch.model.page import PageEvent
-from hangwatch.report.sites import group_label
+from hangwatch.report.wording import group_label
 from hangwatch.run import peers
 from hangwatch.run.handshake import RunFacts, read_facts
 from hangwatch.run.rundir import LOCK, PARENT, bases
@@ -262,14 +262,14 @@ def blocking_call(seen: Seen) -> BlockingCall:
     if blocked:
         event = min(blocked, key=lambda event: event.blocked_ns or event.issued_ns)
         key = next((group.key for group in page.groups if group.slot == event.slot), None)
-        return BlockingCall(_event_name(event), group_label(key) or "", event.site)
+        return BlockingCall(_event_name(event), group_label(key) if key else "", event.site)
     if page.in_call:
         return BlockingCall(page.in_call, site=page.in_call_site)
     # Issued by C++ (DDP's reducer): c10d has unfinished work, and no frame shows whose.
     unfinished = [g for g in page.groups if g.alive and 0 <= g.completed < g.enqueued]
     if unfinished:
         group = min(unfinished, key=lambda group: group.changed_ns)
-        return BlockingCall(f"collective #{group.completed + 1}", group_label(group.key) or "")
+        return BlockingCall(f"collective #{group.completed + 1}", group_label(group.key))
     return BlockingCall("a collective")
 
 

@@ -1,4 +1,4 @@
-"""What a report is made of, beside the verdict."""
+"""The evidence that a report is made from."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Moment:
     what: str
     """One sentence for people."""
     rank: int = -1
-    """The rank that it is about, -1 for the job as a whole."""
+    """The rank concerned, -1 for the job as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What people are told of a costly mistake, in whole sentences."""
+    """A costly mistake, in whole sentences for people."""
 
     cost: Cost
     ranks: tuple[int, ...]
@@ -44,36 +44,36 @@ class Note:
     costs: str
     advice: str
     link: str
-    """Where the official documentation tells of it."""
+    """The page of the official documentation."""
     site: Site | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RasAnswer:
-    """What NCCL's RAS service said of the job (hangwatch/nccl)."""
+    """The answer of NCCL's RAS service about the job (evidence/nccl)."""
 
     data: bytes
-    """As it came."""
+    """The raw answer."""
     is_json: bool
     """Since NCCL 2.28; text for people before."""
     complete: bool
-    """False where it did not end in time, or cannot be read."""
+    """False if it did not end in time, or cannot be read."""
     version: str = ""
     """Of NCCL."""
     findings: tuple[str, ...] = ()
-    """What is wrong in its eyes, for people."""
+    """Problems that it reports, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One incident: what was concluded, and all that it was concluded from."""
+    """One incident: the verdicts, and the evidence that they were concluded from."""
 
     run: RunInfo
     job: JobSnapshot
     verdicts: tuple[Verdict, ...]
     """Most important first; never empty."""
     detected_at: str
-    """UTC, ISO 8601: when the first of the verdicts was reached."""
+    """UTC, ISO 8601: the time of the first verdict."""
     detected_after_s: float
     """Seconds between the moment the job got stuck and ``detected_at``."""
     pages: dict[int, bytes] = field(default_factory=dict)
@@ -86,8 +86,8 @@ class Evidence:
     timeline: tuple[Moment, ...] = ()
     """Oldest first."""
     log: bytes = b""
-    """Tracebacks of faults of hangwatch itself on this node (faultlog.py)."""
+    """Tracebacks of hangwatch's own faults on this node (safety/faultlog.py)."""
     lost: tuple[str, ...] = ()
-    """What hangwatch could not do in this run, and why, for people."""
+    """Failures of hangwatch in this run, and why, for people."""
     notes: tuple[Note, ...] = ()
-    """Costly mistakes of this node's ranks that do not explain the incident."""
+    """Costly mistakes of this node's ranks that did not cause the incident."""

@@ -1,4 +1,4 @@
-"""What diagnose() returns."""
+"""The result of diagnose()."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hangwatch.model.kinds import Certainty, Kind, Reason, State, What
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A rank that waits, where, since when, and for whom."""
+    """A call that a rank waits in, and the ranks that it waits for."""
 
     rank: int
     group: GroupKey | None
@@ -33,7 +33,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """Why the culprits did what they did."""
+    """The reason in the source for what the culprits did."""
 
     what: What
     certainty: Certainty
@@ -42,42 +42,42 @@ class RootCause:
     why: str = ""
     """One sentence."""
     evidence: tuple[str, ...] = ()
-    """Where ranks parted, if the source shows how they came to it."""
+    """The lines where ranks took different ways, if the source shows them."""
     others: tuple[RootCause, ...] = ()
-    """What it may be instead, best first."""
+    """Other possible causes, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happened, in the terms of DESIGN 4.2. ``kind`` is None for ``ok``."""
+    """The conclusion about one incident. ``kind`` is None for ``ok``."""
 
     state: State
     kind: Kind | None
     reason: Reason
     certainty: Certainty
-    """Of all that it says: that it hangs, and that these ranks did it."""
+    """Of the whole verdict: that the job hangs, and that these ranks caused it."""
     culprits: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     group: GroupKey | None = None
     group_name: str = ""
     collective: Collective | None = None
     site: Site | None = None
-    """Where the culprit is, or what it entered."""
+    """The line that the culprit is at, or of the call that it entered."""
     victim_site: Site | None = None
-    """Where the victims wait."""
+    """The line that the victims wait at."""
     headline: str = ""
     explanation: str = ""
     advice: tuple[str, ...] = ()
     waits: tuple[Wait, ...] = ()
     stuck_age_s: float = 0.0
-    """How long the longest-waiting rank has waited; where nobody is missing, the last to come."""
+    """Of the rank that has waited longest; where no rank is missing, of the last to come."""
     hang: Certainty | None = None
-    """That it hangs, where that is surer than who did it."""
+    """Certainty that the job hangs, where it is higher than ``certainty``."""
     cause: RootCause | None = None
 
     @property
     def certainty_of_hang(self) -> Certainty:
-        """How sure it is that it hangs, whoever did it."""
+        """The certainty that the job hangs, whichever rank caused it."""
         return self.hang or self.certainty
 
 

@@ -1,24 +1,7 @@
-"""Reports: report.json first, then what is rendered from it.
+"""Reports: the content of report.json, and the text and the page made from it.
 
-``build_report`` turns an Evidence into report.json's content, ``write_incident``
-keeps it with the raw evidence, ``format_verdict`` (terminal.py) prints it,
-``render_page`` (page/) draws it. What is printed live and what ``hangwatch report``
-prints come from the same content.
+``build_report`` (build.py) turns an Evidence into report.json's content, ``write_incident``
+(files.py) stores it with the raw evidence, ``format_verdict`` (terminal.py) prints it,
+``render_page`` (html/) draws it. The live output and that of ``hangwatch report`` come from
+the same content.
 """
-
-from hangwatch.report.files import load, open_run, write_incident, write_run
-from hangwatch.report.html import render_page
-from hangwatch.report.model import build_report
-from hangwatch.report.schema import SCHEMA
-from hangwatch.report.terminal import format_verdict
-
-__all__ = [
-    "SCHEMA",
-    "build_report",
-    "format_verdict",
-    "load",
-    "open_run",
-    "render_page",
-    "write_incident",
-    "write_run",
-]

@@ -1,10 +1,10 @@
-"""Where reports lie on disk: ``<report-dir>/<run-id>/incident-NNN/report.json``.
+"""Reports on disk: ``<report-dir>/<run-id>/incident-NNN/report.json``.
 
 Files are 0600 in 0700 directories. An incident's directory appears whole or not
 at all: it is written under another name and renamed; only the page is added after
-that. Several nodes may write to one directory, as they do with one run id and a
-report directory that they share: what one has written no other replaces, and
-rename(2) and link(2), which a network file system has too, decide who was first.
+that. Several nodes may write to one directory, if they share a run id and a report
+directory: no node replaces what another has written, and rename(2) and link(2),
+which a network file system has too, decide which node was first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from typing import Any, cast
 from hangwatch.console import printable
 from hangwatch.errors import ReportError
 from hangwatch.model.report import Evidence, Note
+from hangwatch.report.build import build_report, notes_content
 from hangwatch.report.html import render_page
-from hangwatch.report.model import build_report
-from hangwatch.report.notes import notes_content
 from hangwatch.report.schema import RUN_SCHEMA, SCHEMA, Report, RunReport, Stack
 from hangwatch.safety import untrusted
 from hangwatch.safety.texts import readable_report
@@ -39,17 +38,17 @@ RUN = "run.json"
 _INCIDENT = re.compile(r"incident-(\d{3,18})")
 _RUN = re.compile(r"run(?:-.+)?\.json")
 MAX_BYTES = 128 << 20
-"""Of a report.json; one of ten thousand ranks has some 20 MB."""
+"""Limit of a report.json; that of ten thousand ranks has some 20 MB."""
 MAX_RUN_BYTES = 4 << 20
 LOG = "watchdog.log"
-"""Tracebacks of faults of hangwatch itself, where there were any."""
+"""Tracebacks of hangwatch's own faults."""
 MANY = 64
-"""Entries of a list that are not indented."""
+"""A list of more entries has each on one line."""
 _DISCARD_TRIES = 3
 _TRIES = 100
-"""Numbers tried where watchdogs of several nodes write to one shared directory."""
+"""Numbers tried where watchdogs of several nodes write to a shared directory."""
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
-"""What rename(2) of a directory says where there is something of that name."""
+"""Errors of rename(2) of a directory to a name that is taken."""
 
 
 def open_run(root: Path, run_id: str) -> Path:
@@ -68,18 +67,13 @@ def open_run(root: Path, run_id: str) -> Path:
             pass
     except OSError as error:
         raise ReportError(f"reports cannot be written to {path}: {error.strerror}") from None
+    link = root / LATEST
     with suppress(OSError):
-        _point(root / LATEST, run_id)
+        if link.is_symlink() or not os.path.lexists(link):  # anything else is the user's
+            fresh = root / f".{LATEST}-{secrets.token_hex(8)}"
+            fresh.symlink_to(run_id)
+            fresh.replace(link)
     return path
-
-
-def _point(link: Path, target: str) -> None:
-    """Make or move a symbolic link; anything else of that name is left alone."""
-    if os.path.lexists(link) and not link.is_symlink():
-        return
-    fresh = link.with_name(f".{link.name}-{secrets.token_hex(8)}")
-    fresh.symlink_to(target)
-    fresh.replace(link)
 
 
 def write_incident(
@@ -92,9 +86,9 @@ def write_incident(
 ) -> Path:
     """Keep an incident and return its directory.
 
-    report: what build_report() has made of it, where that is at hand. replace: the directory of
-    the same incident, reported before (``slow`` that has become a ``hang``). lost: where to say
-    why it has no page. Raises ReportError if it cannot be written.
+    report: the result of build_report(), where it is at hand. replace: the directory of the
+    same incident, reported before (``slow`` that has become a ``hang``). lost: gets the reason
+    if the page cannot be written. Raises ReportError if the report cannot be written.
     """
     report = readable_report(report or build_report(evidence))
     try:
@@ -105,35 +99,25 @@ def write_incident(
                 path = _swap(fresh, held / replace.name) if replace else _place(fresh, held)
             finally:
                 _discard(fresh)
-            why = _add_page(path, report)
+            try:
+                _replace(path / PAGE, render_page(report).encode())
+            except Exception as error:  # noqa: BLE001 (a fault of ours must not cost the report)
+                why = error.strerror if isinstance(error, OSError) else error
+                if lost is not None:
+                    lost.append(f"{run_dir / path.name / PAGE} could not be written: {why}")
     except OSError as error:
         reason = error.strerror or str(error)
         raise ReportError(f"the report cannot be written to {run_dir}: {reason}") from None
-    path = run_dir / path.name
-    if why and lost is not None:
-        lost.append(f"{path / PAGE} could not be written: {why}")
-    return path
-
-
-def _add_page(path: Path, report: Report) -> str:
-    """Write index.html, and say why that failed: report.json is there already, whatever it is."""
-    fresh = path / f".{PAGE}-{secrets.token_hex(8)}"
-    try:
-        _write(fresh, render_page(report).encode())
-        fresh.replace(path / PAGE)
-    except Exception as error:  # noqa: BLE001 (a fault of ours must not cost the report)
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        return str(error.strerror if isinstance(error, OSError) else error)
-    return ""
+    return run_dir / path.name
 
 
 def _fill(path: Path, evidence: Evidence, report: Report) -> None:
+    ras = evidence.ras
     for name, content in (
         ("stacks", {f"{key}.txt": _stack_text(stack) for key, stack in report["stacks"].items()}),
         ("flight", {_flight_file(rank, raw): raw for rank, raw in evidence.flights.items()}),
         ("pages", {f"rank-{rank}.page": raw for rank, raw in evidence.pages.items()}),
-        ("nccl", _ras_files(evidence)),
+        ("nccl", {"ras.json" if ras.is_json else "ras.txt": ras.data} if ras else {}),
     ):
         if content:
             (path / name).mkdir(mode=0o700)
@@ -145,16 +129,10 @@ def _fill(path: Path, evidence: Evidence, report: Report) -> None:
 
 
 def _flight_file(rank: int, raw: bytes) -> str:
-    """JSON, but for that of PyTorch 2.4, which has only the pickle."""
+    """The name of a dump: JSON, except for that of PyTorch 2.4, which has only the pickle."""
     from hangwatch.evidence.flight.pickled import is_pickle  # noqa: PLC0415 (every job would start later)
 
     return f"rank-{rank}.{'pickle' if is_pickle(raw) else 'json'}"
-
-
-def _ras_files(evidence: Evidence) -> dict[str, bytes]:
-    """The answer of NCCL's RAS service, where there is one."""
-    ras = evidence.ras
-    return {"ras.json" if ras.is_json else "ras.txt": ras.data} if ras else {}
 
 
 def _stack_text(stack: Stack) -> bytes:
@@ -167,9 +145,9 @@ def _stack_text(stack: Stack) -> bytes:
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
-    """Indented for people; of what has many entries each is on a line of its own.
+    """Indented for people, except for the entries of long lists.
 
-    The encoder in C, which json.dumps() takes where it need not indent, is ten times as fast.
+    json.dumps() without indent uses the encoder in C, which is ten times as fast.
     """
     fields = []
     for key, value in content.items():
@@ -187,10 +165,20 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, in place of one of that name."""
+    fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    try:
+        _write(fresh, data)
+        fresh.replace(path)
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
 def _place(fresh: Path, run_dir: Path) -> Path:
     """Give a new incident the next free number."""
-    taken = [int(name[9:]) for name in _names(run_dir) if _INCIDENT.fullmatch(name)]
-    first = max(taken, default=0) + 1
+    first = max(map(_number, _incidents(run_dir)), default=0) + 1
     for number in range(first, first + _TRIES):
         path = run_dir / f"incident-{number:03d}"
         if not os.path.lexists(path) and _renamed(fresh, path):
@@ -199,7 +187,7 @@ def _place(fresh: Path, run_dir: Path) -> Path:
 
 
 def _renamed(fresh: Path, path: Path) -> bool:
-    """Give a directory a name; False if there is something of that name."""
+    """Rename a directory; return False if the name is taken."""
     try:
         fresh.rename(path)
     except OSError as error:
@@ -210,9 +198,9 @@ def _renamed(fresh: Path, path: Path) -> bool:
 
 
 def _swap(fresh: Path, path: Path) -> Path:
-    """Put fresh in the place of path; a reader sees one of the two, or briefly none.
+    """Replace path by fresh; a reader sees one of the two, or briefly none.
 
-    Where another node takes its number in that moment, fresh gets the next one.
+    If another node takes the number in that moment, fresh gets the next one.
     """
     old = Path(tempfile.mkdtemp(prefix=".old-", dir=path.parent))
     try:
@@ -224,7 +212,7 @@ def _swap(fresh: Path, path: Path) -> Path:
 
 
 def _discard(draft: Path) -> None:
-    """Remove a directory, if it is still there; a file system that fails once is asked again."""
+    """Remove a directory, if it still exists; try again where the file system fails once."""
     for _ in range(_DISCARD_TRIES):
         shutil.rmtree(draft, ignore_errors=True)
         if not os.path.lexists(draft):
@@ -245,9 +233,9 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
 ) -> Path:
     """Write run.json, which every run leaves, and return its path. Raises ReportError.
 
-    watch: tells the supervisor and its watchdog, which may both write it, from
-    those of other nodes. Where another one has written run.json ours is
-    ``run-<node>.json``. The incidents are those that lie in run_dir.
+    watch: the same for a supervisor and its watchdog, which may both write the file. Where
+    another watch has written run.json, the name is ``run-<node>.json``. The incidents are
+    those in run_dir.
     """
     node = socket.gethostname()
     content: RunReport = {
@@ -265,7 +253,7 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
     }
     try:
         with untrusted.held_directory(run_dir) as held:
-            content["incidents"] = sorted(filter(_INCIDENT.fullmatch, _names(held)))
+            content["incidents"] = sorted(_incidents(held))
             fresh = held / f".{RUN}-{secrets.token_hex(8)}"
             try:
                 _write(fresh, _json(readable_report(content)))
@@ -276,52 +264,46 @@ def write_run(  # noqa: PLR0913 (the fields of run.json, all by keyword)
         raise ReportError(f"{run_dir / RUN} cannot be written: {error.strerror}") from None
 
 
-def _names(held: Path) -> list[str]:
-    """What is in a directory that is held open: its path is a link."""
-    return untrusted.names(held, follow=True)
+def _incidents(run_dir: Path) -> list[str]:
+    """The names of incidents in a directory, whose path may be a link: it is held open."""
+    return [n for n in untrusted.names(run_dir, follow=True) if _INCIDENT.fullmatch(n)]
+
+
+def _number(incident: str) -> int:
+    return int(incident.removeprefix("incident-"))
 
 
 def write_log(run_dir: Path, data: bytes) -> None:
-    """Keep the tracebacks of this node's faults beside run.json. Raises ReportError."""
+    """Keep the tracebacks of this node's faults next to run.json. Raises ReportError."""
     node = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
-    fresh = run_dir / f".{LOG}-{secrets.token_hex(8)}"
     try:
-        _write(fresh, data)
-        fresh.replace(run_dir / f"watchdog-{node}.log")
+        _replace(run_dir / f"watchdog-{node}.log", data)
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
         raise ReportError(f"{LOG} cannot be kept in {run_dir}: {error.strerror}") from None
 
 
 def _place_run(fresh: Path, run_dir: Path, node: str, watch: str) -> Path:
-    """Give it the first name that nobody else has."""
+    """Give run.json the first name that no other watch has taken."""
     numbered = (f"run-{node}-{number}.json" for number in range(2, _TRIES))
     for name in (RUN, f"run-{node}.json", *numbered):
         path = run_dir / name
         with suppress(OSError):  # it exists, or the file system has no hard links
             os.link(fresh, path)
             return path
-        if not os.path.lexists(path) or _is_of(path, watch):
+        ours = not os.path.lexists(path)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            ours = ours or read_run(path)["watch"] == watch
+        if ours:
             fresh.replace(path)
             return path
     raise OSError("no free name")
-
-
-def _is_of(path: Path, watch: str) -> bool:
-    """Whether a run.json was written by this watch."""
-    try:
-        content = read_run(path)
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("watch") == watch
 
 
 def load(path: Path) -> tuple[Path, Report]:
     """Find the newest incident at path and return its directory and report.json.
 
     path: report.json, an incident's directory, a run's, or the report directory
-    (its latest run). Raises ReportError, with what was found instead.
+    (its latest run). Raises ReportError, which names what is there instead.
     """
     file = _find(path)
     try:
@@ -330,16 +312,16 @@ def load(path: Path) -> tuple[Path, Report]:
         raise ReportError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError:
         raise ReportError(f"{file} is not JSON: name the report.json of an incident") from None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        found = content.get("schema") if isinstance(content, dict) else None
+    found = content.get("schema") if isinstance(content, dict) else None
+    if found != SCHEMA:
         raise ReportError(f"{file} is no report that this version reads: schema {found!r}")
     return file.parent, cast("Report", content)
 
 
 def latest(root: Path) -> Path | None:
-    """The run that ``latest`` in a report directory means, None where that is none of its runs.
+    """The run that ``latest`` in a report directory points to, None if it is not one of its runs.
 
-    Anybody who may write there could have it lead elsewhere.
+    Other users who may write there could have it point elsewhere.
     """
     with suppress(OSError):
         name = str((root / LATEST).readlink())
@@ -349,7 +331,7 @@ def latest(root: Path) -> Path | None:
 
 
 def run_files(run_dir: Path) -> list[Path]:
-    """What the watchdogs of a run have left of it; nothing where it cannot be looked at."""
+    """The run.json of each node; none where the directory cannot be read."""
     with suppress(OSError):
         return [run_dir / name for name in sorted(untrusted.names(run_dir)) if _RUN.fullmatch(name)]
     return []
@@ -368,9 +350,8 @@ def _find(path: Path) -> Path:
     names = untrusted.names(path, follow=True)
     if REPORT in names:
         return path / REPORT
-    incidents = sorted(filter(_INCIDENT.fullmatch, names), key=lambda name: int(name[9:]))
-    if incidents:
-        return path / incidents[-1] / REPORT
+    if incidents := _incidents(path):
+        return path / max(incidents, key=_number) / REPORT
     if run := latest(path):
         return _find(run)
     if RUN in names:

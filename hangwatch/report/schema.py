@@ -2,9 +2,11 @@
 
 ``docs/report.schema.json`` is made from those of report.json, docstrings and all, by
 ``python tests/integration/report_schema.py``. Ages and durations are in seconds; those of ranks
-count back from the moment when they were looked at, and are comparable between ranks. Ranks are
-global ranks. Times are UTC, ISO 8601. A reader of reports that earlier versions have written takes
-fields that came later by ``get``.
+count back from the moment of the snapshot, and are comparable between ranks. Ranks are global
+ranks. Times are UTC, ISO 8601.
+
+A report is written and read as these dictionaries: a stored one may be damaged, or of a later
+version, and each part of it that is whole is still shown.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ RUN_SCHEMA = "hangwatch.run/1"
 
 
 class PackageCall(TypedDict):
-    """A call into an installed package that a line of the program has made."""
+    """A call that a line of the program makes into an installed package."""
 
     package: str
     function: str
     inner: str | None
-    """The function that is being run deeper in that package; null where it is the same."""
+    """The function that runs deeper in that package; null where it is the same."""
 
 
 class Context(TypedDict):
     """The lines around a site."""
 
     first: int
-    """Number of the first of them."""
+    """Number of the first line."""
     lines: list[str]
 
 
@@ -53,7 +55,7 @@ class Site(TypedDict):
     source: str | None
     """The text of the line; null where the file is not at hand."""
     call: NotRequired[PackageCall]
-    """There where the line has called something of an installed package."""
+    """Left out where the line has called nothing of an installed package."""
     context: NotRequired[Context | None]
     """Null where the file is not at hand; left out where it would be too much."""
 
@@ -66,7 +68,7 @@ class Run(TypedDict):
     world_size: int
     nodes: list[str]
     restart: int
-    """How often the launcher had restarted the ranks."""
+    """Number of times that the launcher had restarted the ranks."""
     started_at: str
     versions: dict[str, str]
     """Of hangwatch, Python, torch, py-spy and the kernel, where known."""
@@ -91,16 +93,16 @@ class Collective(TypedDict):
 
 
 class CertaintyOf(TypedDict):
-    """How sure each part of a verdict is."""
+    """The certainty of each part of a verdict."""
 
     hang: Annotated[str, Certainty]
-    """That it hangs, whoever did it."""
+    """That the job hangs."""
     culprits: Annotated[str, Certainty]
-    """That these ranks did it."""
+    """That these ranks caused it."""
 
 
 class Cause(TypedDict):
-    """Why the culprits did what they did."""
+    """The reason in the source for what the culprits did."""
 
     what: Annotated[str, What]
     certainty: Annotated[str, Certainty]
@@ -109,19 +111,19 @@ class Cause(TypedDict):
     why: str
     """One sentence."""
     evidence: list[str]
-    """Where ranks parted, if the source shows how they came to it."""
+    """The lines where ranks took different ways, if the source shows them."""
     others: list[Cause]
-    """What it may be instead, best first."""
+    """Other possible causes, best first."""
 
 
 class Verdict(TypedDict):
-    """What happened, which ranks caused it, and what to do."""
+    """The conclusion: what happened, which ranks caused it, and what to do."""
 
     state: Annotated[str, State]
     kind: Annotated[str, Kind] | None
     reason: Annotated[str, Reason]
     certainty: Annotated[str, Certainty]
-    """The lower one of certainty_of."""
+    """The lower certainty of certainty_of."""
     certainty_of: CertaintyOf
     cause: Cause | None
     culprits: list[int]
@@ -131,9 +133,9 @@ class Verdict(TypedDict):
     group: VerdictGroup | None
     collective: Collective | None
     site: Site | None
-    """Where the culprit is, or the call that it entered."""
+    """The line that the culprit is at, or of the call that it entered."""
     victim_site: Site | None
-    """Where the victims wait."""
+    """The line that the victims wait at."""
     headline: str
     explanation: str
     advice: list[str]
@@ -143,15 +145,15 @@ class Verdict(TypedDict):
     detected_after_s: float
     """From the moment the job got stuck."""
     stuck_age_s: float
-    """How long the longest-waiting rank has waited."""
+    """Of the rank that has waited longest."""
 
 
 class Process(TypedDict):
-    """What the system tells of a process."""
+    """The state of a process, or how it ended."""
 
     alive: bool
     state: str
-    """One letter of proc_pid_stat(5); empty where it is not known."""
+    """The letter of proc_pid_stat(5); empty where it is not known."""
     wchan: str
     """The function of the kernel that it sleeps in."""
     tracer_pid: int
@@ -169,6 +171,7 @@ class BlockedCall(TypedDict):
     group: str | None
     """Label of the group; null for a set-up call."""
     seq: int
+    """Collective sequence number in the group; 0 for calls that have none."""
     age_s: float
     site: Site | None
 
@@ -202,7 +205,7 @@ class RankException(TypedDict):
 
 
 class Gpu(TypedDict):
-    """The GPU of a rank, from NVML; null for what it does not tell."""
+    """The GPU of a rank, from NVML; null for values that NVML does not give."""
 
     uuid: str
     parent: str | None
@@ -212,7 +215,7 @@ class Gpu(TypedDict):
     health: Annotated[str, GpuHealth]
     ranks: list[int]
     assumed: bool
-    """Whether the rank's GPU is guessed from its local rank."""
+    """True if the rank's GPU is guessed from its local rank."""
     utilization: float | None
     """0 to 1."""
     memory_used_bytes: int | None
@@ -229,17 +232,17 @@ class Gpu(TypedDict):
     remapped_rows: dict[str, int] | None
     nvlink_errors: int | None
     xids: dict[str, int]
-    """Number of the Xid to how often it came."""
+    """Number of the Xid to its count."""
     unreadable: list[str]
 
 
 class GroupProgress(TypedDict):
-    """How far a rank has come in a group: collective sequence numbers."""
+    """The progress of a rank in a group, in collective sequence numbers."""
 
     id: int
     """Index in ``groups``."""
     name: str
-    """What torch calls the group on that rank."""
+    """The name that torch gives the group on that rank."""
     desc: str
     size: int
     enqueued: int
@@ -266,15 +269,15 @@ class Call(TypedDict):
     state: Annotated[str, OpState]
     issued_age_s: float
     blocked_age_s: float | None
-    """How long the rank has been blocked in it; null where it is not."""
+    """Time that the rank has been blocked in it; null where it is not."""
     source: str
-    """What recorded it."""
+    """``page``, ``flight`` or ``older``: the recorder that has it."""
     site: int | None
     """Index in ``sites``."""
 
 
 class Rank(TypedDict):
-    """One rank, as it was when it was looked at."""
+    """One rank at the moment of the snapshot."""
 
     rank: int
     node: str
@@ -283,9 +286,9 @@ class Rank(TypedDict):
     process: Process
     stuck_in: BlockedCall | None
     site: Site | None
-    """Where it is in the program's own code."""
+    """The line of the program's own code that it is at."""
     stack: str | None
-    """Of the main thread, or of the one that trains: key in ``stacks``."""
+    """Of the main thread, or of the thread that trains: key in ``stacks``."""
     threads: list[Thread]
     children: list[Child]
     exception: RankException | None
@@ -294,7 +297,7 @@ class Rank(TypedDict):
     missing_evidence: list[str]
     groups: list[GroupProgress]
     calls: list[Call] | None
-    """The last ones, oldest first; null for ranks that are like others."""
+    """The last calls, oldest first; null for ranks that are like others."""
 
 
 class StackFrame(TypedDict):
@@ -306,7 +309,7 @@ class StackFrame(TypedDict):
     function: str
     source: str | None
     user: bool
-    """Whether it is of the program's own code."""
+    """True if it is of the program's own code."""
 
 
 class Stack(TypedDict):
@@ -317,41 +320,34 @@ class Stack(TypedDict):
     ranks: list[int]
 
 
-_Missing = TypedDict("_Missing", {"for": list[int]})
+_For = TypedDict("_For", {"for": list[int]})
+
+
+class _Missing(BlockedCall, _For):
+    for_count: int
+    """Number of missing ranks."""
 
 
 class Wait(_Missing):
-    """A rank that waits ``for`` the missing ranks, of which it lists the first."""
+    """A rank that waits ``for`` missing ranks, of which the first are listed."""
 
     rank: int
-    group: str | None
-    seq: int
-    op: str
-    for_count: int
-    """How many missing ranks there are."""
     towards: int | None
-    """Of the missing ranks the one through which it waits for a culprit."""
-    age_s: float
-    site: Site | None
+    """The missing rank through which it waits for a culprit."""
     place: int
     """Index in ``places``."""
 
 
 class WaitPoint(_Missing):
-    """One call, of one group, at one line, in which ranks wait ``for`` the same missing ranks."""
+    """One call, of one group, at one line, in which ranks wait ``for`` the same missing ranks.
 
-    op: str
-    group: str | None
+    ``age_s`` is that of the rank that has waited longest.
+    """
+
     group_id: int | None
     """Index in ``groups``; null for a set-up call."""
-    seq: int
-    site: Site | None
-    for_count: int
-    """How many missing ranks there are."""
     ranks: list[int]
     """The ranks that wait there."""
-    age_s: float
-    """Of the one that has waited longest."""
 
 
 class Group(TypedDict):
@@ -360,10 +356,10 @@ class Group(TypedDict):
     label: str
     desc: str
     index: int
-    """Which it is among the groups with the same members and description."""
+    """Its number among the groups with the same members and description."""
     size: int
     ranks: str
-    """As people write them: ``0, 1, 3-7``."""
+    """In the form ``0, 1, 3-7``."""
     furthest: int | None
     """The highest sequence number that a member has enqueued."""
 
@@ -378,16 +374,16 @@ class Moment(TypedDict):
 
 
 class Ras(TypedDict):
-    """What NCCL's RAS service has said of the job."""
+    """The answer of NCCL's RAS service about the job."""
 
     version: str
     complete: bool
-    """Whether it ended in time, and could be read."""
+    """True if it ended in time and could be read."""
     findings: list[str]
 
 
 class Nccl(TypedDict):
-    """What NCCL itself has said."""
+    """NCCL's own diagnostics."""
 
     ras: Ras | None
 
@@ -401,12 +397,12 @@ class Note(TypedDict):
     costs: str
     advice: str
     link: str
-    """Where the official documentation tells of it."""
+    """The page of the official documentation."""
     site: Site | None
 
 
 class Report(TypedDict):
-    """report.json: one incident, and all that it was concluded from."""
+    """report.json: one incident, and the evidence that it was concluded from."""
 
     schema: str
     """``hangwatch.report/1``: fields are added to it, and none is taken away."""
@@ -414,12 +410,12 @@ class Report(TypedDict):
     verdict: Verdict
     """The most important one."""
     also: list[Verdict]
-    """The others."""
+    """Verdicts of less importance."""
     ranks: list[Rank]
     stacks: dict[str, Stack]
     waits: list[Wait]
     places: list[WaitPoint]
-    """The wait points."""
+    """Each place that ranks wait in, once."""
     groups: list[Group]
     sites: list[Site]
     """Of ``calls``; without the lines around them."""
@@ -431,9 +427,9 @@ class Report(TypedDict):
     exit_code: int | None
     """Of the command; null while it runs."""
     unseen: list[str]
-    """What could not be seen of the job, and why."""
+    """Evidence that could not be had of the job, and why."""
     lost: list[str]
-    """What hangwatch could not do in this run, and why."""
+    """Failures of hangwatch in this run, and why."""
     notes: list[Note]
 
 
@@ -444,7 +440,7 @@ class RunReport(TypedDict):
     id: str
     node: str
     watch: str
-    """Tells the supervisor and its watchdog, which may both write it, from those of other nodes."""
+    """The same for a supervisor and its watchdog, which may both write the file."""
     command: list[str]
     started_at: str
     duration_s: float

@@ -1,4 +1,4 @@
-"""The verdict as a short block of text, for a tired person.
+"""The verdict as a short block of text.
 
 ``format_verdict`` yields the lines and prints nothing. All that it shows comes
 from report.json, so a stored report prints as it did live. Text from outside has
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import textwrap
-import unicodedata
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +16,22 @@ from typing import TextIO
 
 from hangwatch.console import printable
 from hangwatch.report import schema
-from hangwatch.report.chains import chain, places_of, towards_of
-from hangwatch.report.notes import note_text
 from hangwatch.report.schema import Report
-from hangwatch.report.sites import call_text, causes_text, certainty_text
-from hangwatch.text import fold_ranks, ranges
+from hangwatch.report.wording import (
+    LEAST_S,
+    call_text,
+    causes_text,
+    certainty_text,
+    chain,
+    missing_evidence,
+    note_text,
+    towards_of,
+)
+from hangwatch.text import call_name, code_location, ranks_text, words
 
 NARROWEST = 40
 DEFAULT_WIDTH = 100
-"""Where the output is no terminal."""
-LEAST_S = 0.05
-"""A shorter time is not known: stored dumps may not tell when they were taken."""
+"""For output that is no terminal."""
 MAX_FRAMES = 6
 MAX_WAITS = 5
 MAX_HOPS = 8
@@ -40,14 +43,14 @@ _COLOURS = {"hang": "1;31", "failed": "1;31", "slow": "1;33", "desync": "1;33", 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How wide and how colourful."""
+    """Width and colour of the output."""
 
     width: int = DEFAULT_WIDTH
     colour: bool = False
 
     @classmethod
     def of(cls, stream: TextIO, environ: Mapping[str, str]) -> Style:
-        """What suits a stream: colour on a terminal only, and not with NO_COLOR."""
+        """The style for a stream: colour on a terminal only, and not with NO_COLOR."""
         try:
             columns = os.get_terminal_size(stream.fileno()).columns
         except (OSError, ValueError):
@@ -84,36 +87,38 @@ def format_verdict(
     yield from _headline(verdict, style)
     if verdict["state"] == "ok":
         return
-    causes, seen = causes_text(verdict)
-    yield from _labelled("cause", [*_bullets(causes), *seen], style)
-    yield from _waits(report, style)
-    yield from _culprits(report, style)
+    causes, evidence = causes_text(verdict)
+    yield from _labelled("cause", [*_bullets(causes), *evidence], style)
+    yield from _labelled("waiting", _waits(report), style)
+    yield from _labelled("culprit", _culprits(report), style)
     yield from _site(verdict, style)
-    yield from _stack(report, style)
-    for other in report.get("also", ()):
-        yield from _labelled("also", [_sentence(other)], style)
+    yield from _labelled("stack", _stack(report), style)
+    for other in report["also"]:
+        text = f"{other['state'].upper()} ({certainty_text(other)}) {other['headline']}"
+        yield from _labelled("also", [text], style)
     yield from _labelled("what to do", _bullets(verdict["advice"]), style)
-    notes = [f"{note_text(note)} {note['advice']}" for note in report.get("notes", ())]
+    notes = [f"{note_text(note)} {note['advice']}" for note in report["notes"]]
     yield from _labelled("at a cost", _bullets(notes), style)
-    yield from _labelled("not seen", _bullets([*report["unseen"], *_missing(report)]), style)
+    missing = [
+        f"{ranks_text(ranks, MAX_RANGES)}: {what}"
+        for what, ranks in missing_evidence(report["ranks"]).items()
+    ]
+    yield from _labelled("not seen", _bullets([*report["unseen"], *missing]), style)
     if stored:
         written = [_near(where)] if where else ["none could be written"]
         yield from _labelled("report", written, style)
 
 
 def format_notes(notes: Sequence[schema.Note], style: Style = PLAIN) -> Iterator[str]:
-    """The lines that tell at the end of a run what was done at a cost; none for no notes.
-
-    notes: of run.json or report.json.
-    """
+    """The block of costly mistakes at the end of a run; no lines for no notes."""
     if not notes:
         return
-    yield style.paint("hangwatch: this cost the run time or accuracy, and nothing hung of it", "1")
+    yield style.paint("hangwatch: this cost the run time or accuracy, but did not hang it", "1")
     for note in notes:
         first, *more = _wrap(note_text(note), style.columns - 4)
         yield f"  - {first}"
-        told = [*more, *_wrap(note["advice"], style.columns - 4), printable(note["link"])]
-        yield from (f"    {line}" for line in told)
+        more += [*_wrap(note["advice"], style.columns - 4), printable(note["link"])]
+        yield from (f"    {line}" for line in more)
 
 
 def _headline(verdict: schema.Verdict, style: Style) -> Iterator[str]:
@@ -132,42 +137,37 @@ def _headline(verdict: schema.Verdict, style: Style) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _sentence(verdict: schema.Verdict) -> str:
-    return f"{verdict['state'].upper()} ({certainty_text(verdict)}) {verdict['headline']}"
-
-
-def _waits(report: Report, style: Style) -> Iterator[str]:
-    """Who waits where: one line for all ranks that wait for the same in the same place."""
-    verdict = report["verdict"]
-    places = places_of(report)
+def _waits(report: Report) -> list[str]:
+    """One line for all ranks that wait for the same ranks in the same place."""
+    verdict, points = report["verdict"], report["places"]
     culprits = set(verdict["culprits"])
     towards = towards_of(report)
     # Those that wait for a culprit itself come first: of a large job not all are shown.
     ordered = sorted(
-        places, key=lambda place: (culprits.isdisjoint(place["for"]), -len(place["ranks"]))
+        points, key=lambda point: (culprits.isdisjoint(point["for"]), -len(point["ranks"]))
     )
-    lines = [_place_line(place, towards) for place in ordered[:MAX_WAITS]]
+    lines = [_wait_line(point, towards) for point in ordered[:MAX_WAITS]]
     if len(ordered) > MAX_WAITS:
-        lines[MAX_WAITS - 1 :] = [
-            f"and {len(ordered) - MAX_WAITS + 1} more places, see report.json"
-        ]
+        more = len(ordered) - MAX_WAITS + 1
+        lines[MAX_WAITS - 1 :] = [f"and {more} more places, see report.json"]
     if not lines and verdict["victims"]:
-        lines = [_ranks(_some(verdict["victims"]))]
-    yield from _labelled("waiting", lines, style)
+        lines = [ranks_text(verdict["victims"], MAX_RANGES)]
+    return lines
 
 
-def _place_line(place: schema.WaitPoint, towards: Mapping[int, int]) -> str:
-    what = f"{place['op']} #{place['seq']}" if place["seq"] else place["op"]
-    if place["group"]:
-        what = f"{what} of {place['group']}"
-    text = f"{_ranks(_some(place['ranks']))} in {what}"
-    if place["age_s"] >= LEAST_S:
-        text = f"{text}, {place['age_s']:.1f} s"
-    if place["site"]:
-        text = f"{text}, at {_place(place['site'])}"
-    if place["for"]:
-        text = f"{text}, for {_ranks(_some(place['for'], place['for_count']))}"
-    if len(way := chain(place["ranks"][0], towards)) > 1:
+def _wait_line(point: schema.WaitPoint, towards: Mapping[int, int]) -> str:
+    what = call_name(point["op"], point["seq"])
+    if point["group"]:
+        what = f"{what} of {point['group']}"
+    text = f"{ranks_text(point['ranks'], MAX_RANGES)} in {what}"
+    if point["age_s"] >= LEAST_S:
+        text = f"{text}, {point['age_s']:.1f} s"
+    if site := point["site"]:
+        text = f"{text}, at {code_location(site['file'], site['line'])}"
+    if awaited := point["for"]:
+        more = point["for_count"] - len(awaited)
+        text = f"{text}, for {ranks_text(awaited, MAX_RANGES, more)}"
+    if len(way := chain(point["ranks"][0], towards)) > 1:
         text = f"{text} ({_arrows(way)})"
     return text
 
@@ -180,20 +180,20 @@ def _arrows(way: Sequence[int]) -> str:
     return " -> ".join(shown)
 
 
-def _culprits(report: Report, style: Style) -> Iterator[str]:
+def _culprits(report: Report) -> list[str]:
     verdict = report["verdict"]
     if not verdict["culprits"]:
-        return
-    text = f"{_ranks(fold_ranks(verdict['culprits']))}: {_words(verdict['kind'])}"
+        return []
+    text = f"{ranks_text(verdict['culprits'])}: {words(verdict['kind'])}"
     if verdict["reason"] != "unknown":
-        text = f"{text}, {_words(verdict['reason'])}"
+        text = f"{text}, {words(verdict['reason'])}"
     lines = [text]
     by_rank = {rank["rank"]: rank for rank in report["ranks"]}
     for culprit in verdict["culprits"][:2]:
         rank = by_rank.get(culprit)
-        if rank and rank["pid"]:  # a Flight Recorder dump tells no process
+        if rank and rank["pid"]:  # a Flight Recorder dump names no process
             lines.append(f"rank {culprit} is process {rank['pid']} on {rank['node']}")
-    yield from _labelled("culprit", lines, style)
+    return lines
 
 
 def _site(verdict: schema.Verdict, style: Style) -> Iterator[str]:
@@ -202,7 +202,8 @@ def _site(verdict: schema.Verdict, style: Style) -> Iterator[str]:
     if not site:
         return
     called = f", calling {call_text(site)}" if site.get("call") else ""
-    text = f"{_place(site, full=True)} in {site['function']}{called}"
+    where = f"{site['file']}:{site['line']}" if site["line"] else site["file"]
+    text = f"{where} in {site['function']}{called}"
     yield from _labelled("code", [text], style)
     context = site.get("context")
     if not context:
@@ -218,18 +219,16 @@ def _site(verdict: schema.Verdict, style: Style) -> Iterator[str]:
         yield style.paint(line, "1") if here else line
 
 
-def _stack(report: Report, style: Style) -> Iterator[str]:
-    """The culprit's stack in short: where it is, and how the user's code got there."""
+def _stack(report: Report) -> list[str]:
+    """The culprit's stack in short: its innermost frame, and the user's own."""
     verdict = report["verdict"]
     frames = _culprit_stack(report, verdict)
-    if not frames:
-        return
     called = _called_frame(frames, verdict["site"])
     shown = [f for i, f in enumerate(frames) if i in (0, called) or f["user"]]
-    lines = [f"{frame['function']}  {_place(frame)}" for frame in shown[:MAX_FRAMES]]
+    lines = [f"{f['function']}  {code_location(f['file'], f['line'])}" for f in shown[:MAX_FRAMES]]
     if len(shown) > MAX_FRAMES:
         lines.append(f"... {len(shown) - MAX_FRAMES} more")
-    yield from _labelled("stack", lines, style)
+    return lines
 
 
 def _culprit_stack(report: Report, verdict: schema.Verdict) -> Sequence[schema.StackFrame]:
@@ -244,61 +243,26 @@ def _culprit_stack(report: Report, verdict: schema.Verdict) -> Sequence[schema.S
         stacks = [report["stacks"][name]["frames"] for name in names if name]
         for frames in stacks:
             if any((frame["file"], frame["line"]) == at for frame in frames):
-                return list(frames)
-        return list(stacks[0]) if stacks else []
+                return frames
+        return stacks[0] if stacks else []
     return []
 
 
 def _called_frame(frames: Sequence[schema.StackFrame], site: schema.Site | None) -> int:
-    """Which frame of a stack is the package's function that the site calls; -1 for none."""
+    """Index of the frame of the package's function that the site calls; -1 for none."""
     call = site.get("call") if site else None
     if not call:
         return -1
-    found = [
+    indices = (
         index
-        for index, frame in enumerate(frames)
+        for index, frame in reversed(list(enumerate(frames)))
         if frame["function"] == call["function"] and f"/{call['package']}" in frame["file"]
-    ]
-    return found[-1] if found else -1
-
-
-def _missing(report: Report) -> list[str]:
-    """What could not be had of ranks, each thing once with its ranks."""
-    ranks: defaultdict[str, list[int]] = defaultdict(list)
-    for rank in report["ranks"]:
-        for what in rank["missing_evidence"]:
-            ranks[what].append(rank["rank"])
-    return [f"{_ranks(_some(who))}: {what}" for what, who in ranks.items()]
-
-
-def _ranks(folded: str) -> str:
-    return f"rank {folded}" if folded.isdigit() else f"ranks {folded}"
-
-
-def _some(ranks: Sequence[int], count: int = 0) -> str:
-    """Ranks folded; of ten thousand that are no ranges the first, and how many more.
-
-    count: how many they are where not all are at hand.
-    """
-    more = max(0, count - len(ranks))
-    if len(ranges(ranks)) > MAX_RANGES:
-        shown = sorted(ranks)[:MAX_RANGES]
-        return f"{fold_ranks(shown)} and {len(ranks) - len(shown) + more} more"
-    return f"{fold_ranks(ranks)} and {more} more" if more else fold_ranks(ranks)
-
-
-def _words(name: str | None) -> str:
-    return (name or "").replace("_", " ")
-
-
-def _place(site: schema.Site | schema.StackFrame, *, full: bool = False) -> str:
-    """File and line; the last two parts of a path are enough to know it by."""
-    file = site["file"] if full else "/".join(site["file"].rsplit("/", 2)[-2:])
-    return f"{file}:{site['line']}" if site["line"] else str(file)
+    )
+    return next(indices, -1)
 
 
 def _near(path: Path) -> str:
-    """A path as it is reached from here."""
+    """A path relative to the current directory, if it is below that."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -310,7 +274,7 @@ def _bullets(texts: Sequence[str]) -> list[str]:
 
 
 def _labelled(label: str, texts: Sequence[str], style: Style) -> Iterator[str]:
-    """Wrapped text with a label in the left column; nothing for no text."""
+    """Wrapped texts with a label in the left column; no lines for no texts."""
     left = style.paint(f"{label:{_LABEL}}", "2")
     for text in texts:
         hanging = ""
@@ -327,17 +291,6 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _clip(text: str, width: int) -> str:
     """Text cut to width columns; wide characters count twice."""
-    if _columns(text) <= width:
-        return text
-    kept = ""
-    used = 3
-    for character in text:
-        used += _columns(character)
-        if used > width:
-            break
-        kept += character
-    return f"{kept}..."
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 (the launcher, which imports this, prints no code)
 
-
-def _columns(text: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 3)}..."

@@ -25,7 +25,7 @@ from hangwatch.model import codec
 from hangwatch.model.kinds import State
 from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import Recording
-from hangwatch.report import build_report
+from hangwatch.report.build import build_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

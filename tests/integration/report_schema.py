@@ -12,6 +12,8 @@ import json
 import sys
 import types
 import typing
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from hangwatch.report import schema
@@ -61,13 +63,13 @@ def _of(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 
 def _reference(kind: Any, defined: dict[str, Any]) -> dict[str, Any]:
     if kind.__name__ not in defined:
         defined[kind.__name__] = {}  # it may refer to itself
-        told = _docstrings(kind)
+        texts = _docstrings(kind.__name__)
         hints = typing.get_type_hints(kind, include_extras=True)
         defined[kind.__name__] = {
             "description": inspect.getdoc(kind),
             "type": "object",
             "properties": {
-                name: _of(hint, defined) | ({"description": told[name]} if name in told else {})
+                name: _of(hint, defined) | ({"description": texts[name]} if name in texts else {})
                 for name, hint in hints.items()
             },
             "required": [
@@ -80,16 +82,25 @@ def _reference(kind: Any, defined: dict[str, Any]) -> dict[str, Any]:
     return {"$ref": f"#/$defs/{kind.__name__}"}
 
 
-def _docstrings(kind: Any) -> dict[str, str]:
-    """The texts below the fields of a class."""
-    (tree,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for field, said in zip(tree.body, tree.body[1:], strict=False):
-        match field, said:
+def _docstrings(name: str) -> dict[str, str]:
+    """The texts below the fields of a class and of its bases."""
+    kind = _classes().get(name)
+    texts: dict[str, str] = {}
+    if kind is None:  # it is not written as a class
+        return texts
+    for base in kind.bases:
+        texts |= _docstrings(ast.unparse(base))
+    for field, text in pairwise(kind.body):
+        match field, text:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
-                found[name] = inspect.cleandoc(words).replace("\n", " ")
-    return found
+                texts[name] = inspect.cleandoc(words).replace("\n", " ")
+    return texts
+
+
+@cache
+def _classes() -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(schema))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OBSERVED = PROGRAMS / "costly" / "observed.py"
 UNNOTICED = PROGRAMS / "costly" / "unnoticed.py"
 MISTAKES = PROGRAMS / "costly" / "mistakes.py"
-SAID = "this cost the run time or accuracy, and nothing hung of it"
+SAID = "this cost the run time or accuracy, but did not hang it"
 
 
 def train(*arguments: str) -> Result:

@@ -11,7 +11,9 @@ from harness import PROGRAMS, reaches, watch
 from large_incident import large_incident
 from waiting import in_time
 
-from hangwatch.report import build_report, load, render_page
+from hangwatch.report.build import build_report
+from hangwatch.report.files import load
+from hangwatch.report.html import render_page
 from hangwatch.report.schema import SCHEMA
 
 if TYPE_CHECKING:

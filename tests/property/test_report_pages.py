@@ -19,9 +19,11 @@ from hangwatch.diagnosis import diagnose
 from hangwatch.errors import ReportError
 from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import Thresholds
-from hangwatch.report import build_report, format_verdict, render_page
+from hangwatch.report.build import build_report
+from hangwatch.report.html import render_page
 from hangwatch.report.html.content import page_of
 from hangwatch.report.html.lanes import LEFT, RIGHT
+from hangwatch.report.terminal import format_verdict
 
 JOBS = 120
 DAMAGES = 200

@@ -25,7 +25,9 @@ from hangwatch.commands.top.incident import StoredReport, with_report
 from hangwatch.errors import HangwatchError, PageError
 from hangwatch.evidence.page import MAX_WORLD, parse_page
 from hangwatch.model import page_format
-from hangwatch.report import build_report, format_verdict, render_page
+from hangwatch.report.build import build_report
+from hangwatch.report.html import render_page
+from hangwatch.report.terminal import format_verdict
 from hangwatch.safety import untrusted
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from incident import EVIDENCE
 
 from hangwatch import cli
 from hangwatch.model.kinds import State
-from hangwatch.report import build_report, open_run, write_incident, write_run
+from hangwatch.report.build import build_report
+from hangwatch.report.files import open_run, write_incident, write_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

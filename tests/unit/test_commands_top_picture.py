@@ -23,7 +23,8 @@ from hangwatch.commands.top.rows import Row, Trouble
 from hangwatch.evidence.processes import read_stat
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import ExceptionRecord
-from hangwatch.report import build_report, write_incident, write_run
+from hangwatch.report.build import build_report
+from hangwatch.report.files import write_incident, write_run
 from hangwatch.watchdog import state
 
 if TYPE_CHECKING:

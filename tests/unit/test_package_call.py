@@ -16,8 +16,9 @@ from hangwatch.model.calls import PackageCall, Site
 from hangwatch.model.frames import innermost_user_site
 from hangwatch.model.kinds import Kind
 from hangwatch.model.snapshot import Frame, OpRecord
-from hangwatch.report import build_report, format_verdict
-from hangwatch.report.html.content import page_of
+from hangwatch.report.build import build_report
+from hangwatch.report.html import render_page
+from hangwatch.report.terminal import format_verdict
 
 if TYPE_CHECKING:
     from hangwatch.model.verdict import Verdict
@@ -158,13 +159,13 @@ def test_terminal_page_and_report_show_what_the_line_calls() -> None:
     }
     told = " ".join(" ".join(format_verdict(report)).split())
     assert "/home/ada/train.py:9 in main, calling Trainer.fit of lightning" in told
-    assert page_of(report).codes[0].calls == "Trainer.fit of lightning"
+    assert ', calling <span class="at">Trainer.fit of lightning</span>' in render_page(report)
 
 
 def test_a_site_that_calls_nothing_of_a_package_is_reported_as_ever() -> None:
     report: Any = build_report(EVIDENCE)
     assert "call" not in report["verdict"]["site"]
-    assert page_of(report).codes[0].calls == ""
+    assert ", calling" not in render_page(report)
 
 
 def test_a_call_goes_from_node_to_node_with_its_site() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.verdict import Wait
-from hangwatch.report.chains import chain, next_towards
+from hangwatch.report.build import next_towards
+from hangwatch.report.wording import chain
 
 W = GroupKey(tuple(range(8)), "default_pg")
 

@@ -15,7 +15,8 @@ from incident import EVIDENCE, VERDICT
 from hangwatch.errors import ReportError
 from hangwatch.model.kinds import State
 from hangwatch.model.report import RasAnswer
-from hangwatch.report import build_report, load, open_run, write_incident, write_run
+from hangwatch.report.build import build_report
+from hangwatch.report.files import load, open_run, write_incident, write_run
 
 HANG = replace(EVIDENCE, verdicts=(VERDICT,))
 SLOW = replace(EVIDENCE, verdicts=(replace(VERDICT, state=State.SLOW),))

@@ -12,7 +12,7 @@ from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, Reason, State
 from hangwatch.model.page import ExceptionRecord
 from hangwatch.model.snapshot import OpRecord
 from hangwatch.model.verdict import OK, Verdict
-from hangwatch.report import build_report
+from hangwatch.report.build import build_report
 
 REPORT: Any = build_report(EVIDENCE)
 

@@ -12,10 +12,8 @@ from snapshots import blocked, op, rank, site
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.snapshot import JobSnapshot
 from hangwatch.model.verdict import Wait
-from hangwatch.report import build_report, format_verdict
-from hangwatch.report.calls import CALLS, RANKS
-from hangwatch.report.chains import places_of
-from hangwatch.report.groups import FOR_BUDGET, FOR_SHOWN
+from hangwatch.report.build import CALLS, FOR_BUDGET, FOR_SHOWN, RANKS, build_report
+from hangwatch.report.terminal import format_verdict
 
 HALF = 1_000
 ODD = tuple(range(1, 2 * HALF, 2))
@@ -60,16 +58,6 @@ def test_ranks_that_are_no_ranges_are_cut_short_in_print() -> None:
     shown = " ".join(" ".join(format_verdict(EVEN)).split())
     few = "1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23 and 988 more"
     assert f"for ranks {few}" in shown
-
-
-def test_a_report_of_before_has_its_places_in_its_waits() -> None:
-    old = json.loads(json.dumps(EVEN))
-    wanted = [{**place, "group_id": None} for place in old.pop("places")]
-    for entry in old["waits"]:
-        del entry["place"], entry["for_count"]
-        entry["for"] = list(ODD)
-    assert places_of(old) == wanted
-    assert list(format_verdict(old)) == list(format_verdict(EVEN))
 
 
 def test_a_group_is_told_once_with_how_far_its_furthest_member_has_come() -> None:

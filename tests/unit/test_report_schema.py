@@ -13,7 +13,7 @@ import report_schema
 from incident import EVIDENCE, VERDICT
 
 from hangwatch.model.verdict import OK
-from hangwatch.report import build_report
+from hangwatch.report.build import build_report
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "report.schema.json"
 

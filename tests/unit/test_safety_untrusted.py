@@ -324,7 +324,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("report/files.py", "write_incident"): NEW,
     ("report/files.py", "_write"): NEW,
     ("report/files.py", "_swap"): NEW,
-    ("report/html/__init__.py", "render_page"): "files of this package",
+    ("report/html/content.py", "render"): "files of this package",
     ("run/rundir.py", "empty"): OURS,
     ("run/rundir.py", "_parent"): "names in a directory that was just seen to be ours",
     ("run/rundir.py", "_private_parent"): "names in a base, and a directory made anew",

@@ -13,8 +13,7 @@ from incident import EVIDENCE, VERDICT
 from waiting import BOUND_S
 
 from hangwatch.console import News
-from hangwatch.report import load, open_run
-from hangwatch.report.files import write_incident
+from hangwatch.report.files import load, open_run, write_incident
 from hangwatch.watchdog.incident import reporter as reporting
 from hangwatch.watchdog.incident.reporter import Reporter
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from hangwatch.model.report import Evidence
 
-UNTRUE = replace(EVIDENCE, verdicts=(replace(VERDICT, advice=None),))  # type: ignore[arg-type]
+UNTRUE = replace(EVIDENCE, verdicts=(replace(VERDICT, culprits=None),))  # type: ignore[arg-type]
 """Of which no report can be made."""
 
 

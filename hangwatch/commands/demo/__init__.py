@@ -11,7 +11,7 @@ from hangwatch.errors import ReportError, UsageError
 from hangwatch.launch.command import Signals
 from hangwatch.launch.signals import FORWARDED
 from hangwatch.launch.supervisor import supervise
-from hangwatch.report import load
+from hangwatch.report.files import load
 from hangwatch.settings.config import Config, OnHang, new_run_id
 
 RANKS = 4

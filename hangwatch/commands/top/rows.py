@@ -13,7 +13,7 @@ from hangwatch.evidence.pages.look import QUIET_S, Look
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import PageGroup, RankPage
-from hangwatch.report.sites import known_group_label
+from hangwatch.report.wording import group_label
 
 RATE_S = 5.0
 """A rate is that of the last few seconds."""
@@ -153,7 +153,7 @@ def _behind(groups: Iterable[PageGroup], furthest: Mapping[GroupKey, int]) -> tu
     """Return the most collectives that a rank is behind, and in which group."""
     lags = [(furthest[group.key] - group.enqueued, group) for group in groups if group.alive]
     lag, group = max(lags, key=lambda pair: pair[0], default=(0, None))
-    return (lag, known_group_label(group.key)) if lag > 0 and group else (0, "")
+    return (lag, group_label(group.key)) if lag > 0 and group else (0, "")
 
 
 def _last_calls(groups: Iterable[PageGroup]) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def _last_calls(groups: Iterable[PageGroup]) -> tuple[str, ...]:
     for group in sorted(used, key=lambda group: group.changed_ns, reverse=True):
         calls = [f"#{group.enqueued}"] if group.enqueued else []
         calls += [f"{group.p2p} p2p"] if group.p2p else []
-        reached.append(f"{known_group_label(group.key)} {' + '.join(calls)}")
+        reached.append(f"{group_label(group.key)} {' + '.join(calls)}")
     return tuple(reached)
 
 

@@ -1,93 +1,19 @@
-"""The post-mortem page: index.html, one file that asks for nothing.
-
-``page_of`` (content.py) works out what is shown, page.html.j2 says where. Style and
-script are in the page, and its policy allows these two alone, by their hashes.
-"""
+"""The post-mortem page: index.html, one file that loads nothing else."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 from hangwatch.errors import ReportError
-
-if TYPE_CHECKING:
-    import jinja2
-
-    from hangwatch.report.schema import Report
-
-_HERE = Path(__file__).parent
+from hangwatch.report.schema import Report
 
 
 def render_page(report: Report) -> str:
-    """The page for the content of a report.json of this or an earlier version.
+    """The page for the content of a report.json.
 
-    Raises ReportError where that is no report, or what draws it is missing.
+    Raises ReportError for content that is no report, or if jinja2 is missing.
     """
     try:
-        # A job without an incident need not pay for any of it.
-        import jinja2  # noqa: PLC0415
-        from markupsafe import Markup  # noqa: PLC0415
-
-        from hangwatch.report.html.content import page_of  # noqa: PLC0415
+        # A job without an incident need not load it.
+        from hangwatch.report.html.content import render  # noqa: PLC0415
     except ImportError as error:
         raise ReportError(f"no page can be rendered: {error}") from None
-    style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    try:
-        return (
-            _environment()
-            .get_template("page.html.j2")
-            .render(
-                page=page_of(report),
-                style=Markup(style),  # noqa: S704 (a file of ours)
-                script=Markup(script),  # noqa: S704 (a file of ours)
-                style_hash=_hash(style),
-                script_hash=_hash(script),
-            )
-        )
-    except (
-        jinja2.TemplateError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ReportError(f"the page cannot be rendered: {type(error).__name__}: {error}") from None
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    """What holds the compiled template: compiling it takes longer than drawing a page."""
-    import jinja2  # noqa: PLC0415
-
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        finalize=_harmless,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _hash(text: str) -> str:
-    """A source of Content-Security-Policy: the hash of an inline element."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
-
-
-def _harmless(value: Any) -> Any:
-    """What is put into the page: control characters and such, which escape nothing, as text.
-
-    Marks that turn the direction of writing are no letters either, and make code read
-    otherwise than it runs (CVE-2021-42574).
-    """
-    if type(value) is not str or value.isprintable():
-        return value
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in value
-    )
+    return render(report)

@@ -1,38 +1,60 @@
-"""Everything that the post-mortem page shows, worked out before the template sees it."""
+"""The content of the post-mortem page, which page.html.j2 lays out.
+
+Style and script are in the page, and its policy allows these two alone, by their hashes.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
+import jinja2
+from markupsafe import Markup
+
+from hangwatch.console import printable
+from hangwatch.errors import ReportError
 from hangwatch.report import schema
-from hangwatch.report.html.evidence import evidence
 from hangwatch.report.html.graph import Graph, graph
+from hangwatch.report.html.labels import LABEL, RankSet, site_label
 from hangwatch.report.html.lanes import Panel, panels
 from hangwatch.report.html.nodes import Machines, machines
 from hangwatch.report.html.progress import Progress, progress
-from hangwatch.report.html.ranksets import RankSet, place, seconds, shortened, words
 from hangwatch.report.html.stacks import Stacks, stacks
-from hangwatch.report.notes import note_text
 from hangwatch.report.schema import Report
-from hangwatch.report.sites import call_text, causes_text, certainty_text
+from hangwatch.report.terminal import format_verdict
+from hangwatch.report.wording import (
+    LEAST_S,
+    call_text,
+    causes_text,
+    certainty_text,
+    missing_evidence,
+    note_text,
+)
+from hangwatch.text import seconds, shortened, words
 
 MOST_MOMENTS = 200
 MOST_UNSEEN = 60
 MOST_ALSO = 20
-LEAST_S = 0.05
-"""A shorter time is not known."""
 LONG = 2_000
-"""Characters of a sentence that comes from hangwatch, but may name what does not."""
+"""Characters of a sentence of hangwatch's, which may name things from outside."""
+MOST_LINES = 400
+"""Lines of the text for a bug report."""
+LONGEST_LINE = 400
 
+_HERE = Path(__file__).parent
 _LINKED = re.compile(r"(.*\S)\s+(https://[\w./%#-]+)", re.DOTALL)
 """Advice that ends in the address of a page."""
 
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors from a stored report that does not have the shape of one."""
 Content = TypeVar("Content")
 
 
@@ -44,68 +66,26 @@ class Advice:
     """Text and code in turns."""
     link: str = ""
 
-    @property
-    def shown(self) -> str:
-        """The link as people read it."""
-        return self.link.removeprefix("https://")
-
-
-@dataclass(frozen=True, slots=True)
-class CodeLine:
-    """A line of source. ``here``: the one that it is about."""
-
-    number: int
-    text: str
-    here: bool
-
 
 @dataclass(frozen=True, slots=True)
 class Code:
     """A line of code with those around it."""
 
     title: str
-    file: str
-    line: int
-    function: str
-    calls: str
-    """What of an installed package the line has called, empty for nothing."""
-    lines: tuple[CodeLine, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A verdict in short."""
-
-    state: str
-    certainty: str
-    headline: str
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A line of the timeline. ``after``: since the one before it."""
-
-    at: str
-    what: str
-    after: str
+    site: schema.Site
+    lines: tuple[tuple[int, str], ...]
+    """Number and text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole page."""
+    """The whole page: the report, and what the template does not take from it as it is."""
 
-    title: str
-    state: str
-    certainty: str
-    certainty_means: str
-    kind: str
-    reason: str
-    headline: str
+    report: Report
     explanation: tuple[str, ...]
     """Text and code in turns."""
     causes: tuple[tuple[str, ...], ...]
-    """The same, best first, and last what they are taken from."""
+    """The same, best first, and last the evidence for them."""
     advice: tuple[Advice, ...]
     facts: tuple[tuple[str, str], ...]
     codes: tuple[Code, ...]
@@ -114,35 +94,27 @@ class Page:
     progress: Progress | None
     stacks: Stacks | None
     machines: Machines | None
-    also: tuple[Finding, ...]
-    timeline: tuple[Moment, ...]
-    versions: tuple[tuple[str, str], ...]
-    environment: tuple[tuple[str, str], ...]
+    also: tuple[schema.Verdict, ...]
+    timeline: tuple[tuple[str, str, str], ...]
+    """Time, time since the line before, and text."""
     notes: tuple[tuple[str, Advice], ...]
     """Costly mistakes, and what to do."""
     unseen: tuple[str, ...]
     evidence: str
 
     @property
-    def tone(self) -> str:
-        """How alarming it is."""
-        return {"slow": "warn", "desync": "warn", "ok": "calm"}.get(self.state, "bad")
+    def certainty(self) -> str:
+        """The certainty of the verdict, and its meaning."""
+        verdict = self.report["verdict"]
+        meaning = _CERTAIN.get(verdict["certainty"])
+        text = certainty_text(verdict)
+        return f"{text}: {meaning}" if meaning else text
 
     @property
-    def parts(self) -> list[tuple[str, str]]:
-        """Anchor and name of the parts that the page has."""
-        found = {
-            "waits": ("Waits", self.graph),
-            "calls": ("Calls", self.panels),
-            "progress": ("Progress", self.progress),
-            "stacks": ("Stacks", self.stacks),
-            "nodes": ("Nodes", self.machines),
-            "timeline": ("Timeline", self.timeline),
-            "notes": ("At a cost", self.notes),
-            "unseen": ("Not seen", self.unseen),
-            "evidence": ("Bug report", self.evidence),
-        }
-        return [(anchor, name) for anchor, (name, part) in found.items() if part]
+    def tone(self) -> str:
+        """The class of the top: ``bad``, ``warn`` or ``calm``."""
+        tones = {"slow": "warn", "desync": "warn", "ok": "calm"}
+        return tones.get(self.report["verdict"]["state"], "bad")
 
 
 _CERTAIN = {
@@ -152,13 +124,62 @@ _CERTAIN = {
 }
 
 
-def page_of(report: Report) -> Page:
-    """The content of the page for a report of this or an earlier version.
+def render(report: Report) -> str:
+    """The whole page. Raises ReportError for content that is no report."""
+    style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    try:
+        return _template().render(
+            page=page_of(report),
+            style=Markup(style),  # noqa: S704 (a file of ours)
+            script=Markup(script),  # noqa: S704 (a file of ours)
+            style_hash=_hash(style),
+            script_hash=_hash(script),
+        )
+    except (jinja2.TemplateError, *_DAMAGED) as error:
+        raise ReportError(f"the page cannot be rendered: {type(error).__name__}: {error}") from None
 
-    Raises what comes of a report that has not the shape of one: KeyError, TypeError,
-    AttributeError, ValueError, IndexError.
+
+@cache
+def _template() -> jinja2.Template:
+    """The template, compiled once: that takes longer than drawing a page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        finalize=_harmless,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "shortened": shortened,
+        "words": words,
+        "location": site_label,
+        "call": call_text,
+        "certainty": certainty_text,
+    }
+    return environment.get_template("page.html.j2")
+
+
+def _hash(text: str) -> str:
+    """A source of Content-Security-Policy: the hash of an inline element."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _harmless(value: Any) -> Any:
+    """A value with its control characters spelt out: HTML does not escape them.
+
+    So are marks that turn the direction of writing, which make code read otherwise than it
+    runs (CVE-2021-42574).
     """
-    verdict, run = report["verdict"], report["run"]
+    if type(value) is not str or value.isprintable():
+        return value
+    return "\n".join(map(printable, value.split("\n")))
+
+
+def page_of(report: Report) -> Page:
+    """The content of the page. Raises the errors in _DAMAGED for what is no report."""
+    verdict = report["verdict"]
     failed: list[str] = []
     pictures = (
         _drawn("the graph of who waits for whom", graph, report, failed),
@@ -167,31 +188,23 @@ def page_of(report: Report) -> Page:
         _drawn("the stacks", stacks, report, failed),
         _drawn("nodes and processes", machines, report, failed),
     )
-    text = _drawn("the plain text", evidence, report, failed) or ""
+    evidence = _drawn("the plain text", _evidence, report, failed) or ""
     return Page(
-        shortened(f"{verdict['state'].upper()}: {verdict['headline']}", 120),
-        verdict["state"],
-        certainty_text(verdict),
-        _CERTAIN.get(verdict["certainty"], ""),
-        words(verdict["kind"]),
-        "" if verdict["reason"] == "unknown" else words(verdict["reason"]),
-        shortened(verdict["headline"], LONG),
-        tuple(shortened(verdict["explanation"], LONG).split("`")) if verdict["explanation"] else (),
-        tuple(tuple(shortened(text, LONG).split("`")) for text in _causes(verdict)),
-        tuple(_advice(shortened(advice, LONG)) for advice in verdict["advice"]),
+        report,
+        _parts(verdict["explanation"]) if verdict["explanation"] else (),
+        tuple(map(_parts, _causes(verdict))),
+        tuple(map(_advice, verdict["advice"])),
         tuple(_facts(report)),
         tuple(_codes(verdict)),
         *pictures,
-        tuple(_finding(other) for other in report.get("also", ())[:MOST_ALSO]),
-        tuple(_moments(report)),
-        tuple((name, shortened(value)) for name, value in run["versions"].items()),
-        tuple((name, shortened(value)) for name, value in report["environment"].items()),
+        tuple(report["also"][:MOST_ALSO]),
+        tuple(_timeline(report)),
         tuple(
             (shortened(note_text(note), LONG), _advice(f"{note['advice']} {note['link']}"))
-            for note in report.get("notes", ())[:MOST_ALSO]
+            for note in report["notes"][:MOST_ALSO]
         ),
         (*failed, *_unseen(report)),
-        text,
+        evidence,
     )
 
 
@@ -201,18 +214,23 @@ def _drawn(
     report: Report,
     failed: list[str],
 ) -> Content | None:
-    """A part of the page; one that cannot be drawn costs nothing but itself."""
+    """A part of the page; if it cannot be drawn, the other parts still are."""
     try:
         return draw(report)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except _DAMAGED as error:
         failed.append(f"This page lacks {what}: {type(error).__name__}: {error}")
         return None
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """Text and code in turns."""
+    return tuple(shortened(text, LONG).split("`"))
 
 
 def _advice(text: str) -> Advice:
     linked = _LINKED.fullmatch(text)
     text, link = linked.groups() if linked else (text, "")
-    return Advice(tuple(text.split("`")), link)
+    return Advice(_parts(text), link)
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -233,41 +251,45 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "waiting", f"{victims.count:,} of {run['world_size']:,} ranks"
     nodes = len(run["nodes"])
     yield "job", f"{run['world_size']:,} ranks on {nodes:,} node{'s' * (nodes != 1)}"
-    if run.get("restart"):
+    if run["restart"]:
         yield "restart", str(run["restart"])
-    yield "run", shortened(run["id"], 60)
+    yield "run", shortened(run["id"], LABEL)
     yield "command", shortened(shlex.join(map(str, run["command"])), 200)
 
 
 def _moment(text: str) -> str:
     """A time of report.json in UTC."""
+    at = _time(text)
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else shortened(text, 40)
+
+
+def _time(text: str) -> datetime | None:
     try:
-        at = datetime.fromisoformat(text).astimezone(UTC)
+        return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        return shortened(text, 40)
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+        return None
 
 
 def _codes(verdict: schema.Verdict) -> Iterator[Code]:
-    """Where the culprit is, and where the others wait."""
+    """The lines that the culprit is at, that the others wait at, and of the cause."""
     culprits = RankSet.of(verdict["culprits"])
     site, others = verdict["site"], verdict["victim_site"]
     if site:
-        gone = verdict["kind"] == "died"
-        one, several = ("was", "were") if gone else ("is", "are")
-        yield _code(site, f"Where {culprits.text} {one if culprits.count == 1 else several}")
+        died, one = verdict["kind"] == "died", culprits.count == 1
+        verb = ("was" if one else "were") if died else ("is" if one else "are")
+        yield _code(site, f"Where {culprits.text} {verb}")
     if others and (not site or (others["file"], others["line"]) != (site["file"], site["line"])):
         yield _code(others, "Where the others wait" if site else "Where ranks wait")
-    cause = verdict.get("cause")
+    cause = verdict["cause"]
     if cause and cause["evidence"] and cause["site"]:
         yield _code(cause["site"], f"Why ({cause['certainty']})")
 
 
 def _causes(verdict: schema.Verdict) -> Iterator[str]:
-    causes, seen = causes_text(verdict)
+    causes, evidence = causes_text(verdict)
     yield from (f"{'Or' if number else 'Why'} {text}" for number, text in enumerate(causes))
-    if seen:
-        yield " ".join(seen)
+    if evidence:
+        yield " ".join(evidence)
 
 
 def _code(site: schema.Site, title: str) -> Code:
@@ -275,54 +297,67 @@ def _code(site: schema.Site, title: str) -> Code:
     lines = []
     if context:
         for number, text in enumerate(context["lines"], context["first"]):
-            here = number == site["line"]
-            lines.append(CodeLine(number, shortened(text.expandtabs(4).rstrip(), 400), here))
+            lines.append((number, shortened(text.expandtabs(4).rstrip(), 400)))
     elif site["source"]:
-        lines.append(CodeLine(site["line"], shortened(site["source"], 400), here=True))
-    return Code(
-        title,
-        shortened(site["file"], 200),
-        site["line"],
-        shortened(site["function"]),
-        shortened(call_text(site)),
-        tuple(lines),
-    )
+        lines.append((site["line"], shortened(site["source"], 400)))
+    return Code(title, site, tuple(lines))
 
 
-def _finding(verdict: schema.Verdict) -> Finding:
-    return Finding(
-        verdict["state"],
-        certainty_text(verdict),
-        shortened(verdict["headline"], LONG),
-        place(verdict["site"]),
-    )
-
-
-def _moments(report: Report) -> Iterator[Moment]:
+def _timeline(report: Report) -> Iterator[tuple[str, str, str]]:
     before = None
     for moment in report["timeline"][-MOST_MOMENTS:]:
-        try:
-            at = datetime.fromisoformat(moment["at"]).astimezone(UTC)
-        except (ValueError, OverflowError):
-            yield Moment(shortened(moment["at"], 40), shortened(moment["what"], LONG), "")
+        what = shortened(moment["what"], LONG)
+        at = _time(moment["at"])
+        if at is None:
+            yield shortened(moment["at"], 40), "", what
             continue
         after = f"+{seconds((at - before).total_seconds())}" if before else ""
-        yield Moment(
-            f"{at:%H:%M:%S}.{at.microsecond // 1000:03}", shortened(moment["what"], LONG), after
-        )
+        yield f"{at:%H:%M:%S}.{at.microsecond // 1000:03}", after, what
         before = at
 
 
 def _unseen(report: Report) -> Iterator[str]:
-    """What could not be had, each thing once with its ranks."""
+    """Evidence that could not be had, each piece once with its ranks."""
     yield from report["unseen"]
-    missing: defaultdict[str, list[int]] = defaultdict(list)
+    missing = missing_evidence(report["ranks"])
+    lacking = [f"{RankSet.of(ranks).text}: {what}" for what, ranks in missing.items()]
+    lacking += report["lost"]
+    for what in lacking[:MOST_UNSEEN]:
+        yield shortened(f"{what[:1].upper()}{what[1:]}", LONG)
+    if len(lacking) > MOST_UNSEEN:
+        yield f"and {len(lacking) - MOST_UNSEEN:,} more, see report.json"
+
+
+def _evidence(report: Report) -> str:
+    """The incident as plain text, to be copied into a bug report."""
+    lines = [shortened(printable(line), LONGEST_LINE) for line in _evidence_lines(report)]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES:] = ["..."]
+    return "\n".join(lines)
+
+
+def _evidence_lines(report: Report) -> Iterator[str]:
+    """The output of the terminal, and the evidence that a maintainer asks for next."""
+    run = report["run"]
+    yield from format_verdict(report, stored=False)
+    yield ""
+    yield f"command: {shlex.join(map(str, run['command']))}"
+    yield f"ranks: {run['world_size']} on {len(run['nodes'])} nodes, restart {run['restart']}"
+    versions = [f"{name} {value}" for name, value in run["versions"].items()]
+    yield f"versions: {', '.join(versions) or 'unknown'}"
+    for name, value in report["environment"].items():
+        yield f"environment: {name}={value}"
+    for moment in report["timeline"]:
+        yield f"{moment['at']} {moment['what']}"
     for rank in report["ranks"]:
-        for what in rank["missing_evidence"]:
-            missing[what].append(rank["rank"])
-    told = [f"{RankSet.of(ranks).text}: {what}" for what, ranks in missing.items()]
-    told += report.get("lost", ())
-    for what in told[:MOST_UNSEEN]:
-        yield shortened(f"{what[0].upper()}{what[1:]}" if what else what, LONG)
-    if len(told) > MOST_UNSEEN:
-        yield f"and {len(told) - MOST_UNSEEN:,} more, see report.json"
+        if rank["rank"] not in report["verdict"]["culprits"][:2]:
+            continue
+        yield ""
+        names = [("main thread", rank["stack"])]
+        for child in rank["children"]:
+            names += [(f"worker {child['pid']}", thread["stack"]) for thread in child["threads"]]
+        for name, stack in names:
+            if stack in report["stacks"]:
+                yield f"rank {rank['rank']}, {name}, innermost frame first:"
+                for frame in report["stacks"][stack]["frames"]:
+                    yield f"  {frame['file']}:{frame['line']} {frame['function']}"

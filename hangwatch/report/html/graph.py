@@ -1,4 +1,4 @@
-"""The wait-for graph as a picture: culprits on the left, who waits for them to the right."""
+"""The wait-for graph as a picture: culprits on the left, waiting ranks on the right."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 
 from hangwatch.report import schema
-from hangwatch.report.chains import chain, places_of, towards_of
-from hangwatch.report.html.ranksets import RankSet, call_name, place, seconds, shortened, words
+from hangwatch.report.html.labels import RankSet, call_label, site_label
 from hangwatch.report.schema import Report
+from hangwatch.report.wording import chain, towards_of
+from hangwatch.text import seconds, shortened, words
 
 WIDTH, HEIGHT = 244, 70
 GAP_X, GAP_Y = 48, 16
 FITTING = 34
 """Characters of a line that fit into a node."""
 ARC = 30
-"""How far an arrow between two nodes of one column bows out."""
+"""Width of the arc of an arrow between two nodes of one column."""
 HOPS = 3
-"""Columns of those that wait; the last also holds who is further away."""
+"""Columns of ranks that wait; the last also holds those further away."""
 MOST_NODES = 14
 MOST_CULPRITS = 4
-"""Nodes of culprits; more are folded by what they do."""
+"""Culprits that have a node each; more are folded by the call that they are in."""
 MOST_EDGES = 40
 
 
@@ -44,7 +45,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Who waits for whom. ``direct`` is the way to the culprit."""
+    """Ranks that wait for others. ``direct``: it is on the way to a culprit."""
 
     path: str
     direct: bool
@@ -52,7 +53,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """All of it, and the same in words."""
+    """The picture, and the same in words."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -66,33 +67,33 @@ class Graph:
 
 @dataclass(slots=True)
 class _Member:
-    """A rank: where it waits, and how far it is from a culprit."""
+    """A rank: the wait point that it is at, and the number of waits from it to a culprit."""
 
     rank: int
     hops: int
-    place: schema.WaitPoint | None
+    waits_at: schema.WaitPoint | None
     culprit: bool
 
 
 def graph(report: Report) -> Graph | None:
-    """The picture; None where nobody waits."""
-    places = places_of(report)
-    verdict = report["verdict"]
-    if not places:
+    """The picture; None where no rank waits."""
+    points = report["places"]
+    if not points:
         return None
     towards = towards_of(report)
-    members = _members(places, verdict["culprits"], towards)
+    members = _members(points, report["verdict"]["culprits"], towards)
     key = _folding(members, report)
     nodes: dict[Hashable, list[_Member]] = defaultdict(list)
     for member in members.values():
         nodes[key(member)].append(member)
     ordered = sorted(nodes.values(), key=lambda node: (node[0].hops, -len(node), node[0].rank))
-    of = {member.rank: number for number, node in enumerate(ordered) for member in node}
-    edges = _edges(places, of, towards) or _disagreements(ordered)
+    node_of = {member.rank: number for number, node in enumerate(ordered) for member in node}
+    edges = _edges(points, node_of, towards) or _disagreements(ordered)
     edges |= {(a, b): True for a, b in edges if ordered[a][0].culprit}
     at = _positions(ordered, edges)
     drawn = tuple(_node(node, at[n], report) for n, node in enumerate(ordered))
-    width = max(node.x for node in drawn) + WIDTH + 2 + (ARC if _arcs_right(ordered, edges) else 0)
+    arcs_right = any(ordered[a][0].hops == ordered[b][0].hops > 0 for a, b in edges)
+    width = max(node.x for node in drawn) + WIDTH + 2 + ARC * arcs_right
     height = max(node.y for node in drawn) + HEIGHT + 2
     paths = tuple(
         Edge(_path(at[a], at[b]), direct=direct) for (a, b), direct in sorted(edges.items())
@@ -101,55 +102,51 @@ def graph(report: Report) -> Graph | None:
 
 
 def _members(
-    places: Sequence[schema.WaitPoint], culprits: Sequence[int], towards: Mapping[int, int]
+    points: Sequence[schema.WaitPoint], culprits: Sequence[int], towards: Mapping[int, int]
 ) -> dict[int, _Member]:
-    """Everybody who waits or is waited for."""
+    """All ranks that wait, are waited for, or are culprits."""
     known = set(culprits)
-    where = {rank: place for place in reversed(places) for rank in place["ranks"]}
-    found = {}
-    awaited = {rank for place in places for rank in place["for"]}
+    where = {rank: at for at in reversed(points) for rank in at["ranks"]}
+    awaited = {rank for at in points for rank in at["for"]}
+    members = {}
     for rank in sorted({*where, *known, *awaited}):
-        hops = 0
-        if rank not in known and rank in where:
-            hops = min(HOPS, len(chain(rank, towards)) or 1)
-        found[rank] = _Member(rank, hops, where.get(rank), rank in known)
-    return found
+        waits = rank not in known and rank in where
+        hops = min(HOPS, len(chain(rank, towards)) or 1) if waits else 0
+        members[rank] = _Member(rank, hops, where.get(rank), rank in known)
+    return members
 
 
 def _folding(members: Mapping[int, _Member], report: Report) -> Callable[[_Member], Hashable]:
-    """What ranks have alike that share a node: as much as leaves few enough nodes."""
-    waiting = [member for member in members.values() if member.place and not member.culprit]
+    """The key that ranks of one node share: the finest that leaves few enough nodes."""
+    waiting = [member for member in members.values() if member.waits_at and not member.culprit]
     apart = len(report["verdict"]["culprits"]) <= MOST_CULPRITS
-    victim = _FOLDINGS[-1]
-    for candidate in _FOLDINGS:
-        if len({candidate(member) for member in waiting}) <= MOST_NODES:
-            victim = candidate
-            break
+    few = (fold for fold in _FOLDINGS if len(set(map(fold, waiting))) <= MOST_NODES)
+    victim = next(few, _FOLDINGS[-1])
 
     def key(member: _Member) -> Hashable:
         if member.culprit:
-            return ("culprit", member.rank if apart else member.place and _family(member))
-        return ("victim", victim(member)) if member.place else "other"
+            return ("culprit", member.rank if apart else member.waits_at and _family(member))
+        return ("victim", victim(member)) if member.waits_at else "other"
 
     return key
 
 
 def _collective(member: _Member) -> tuple[Hashable, ...]:
     """The group and the number of the call that it is blocked in."""
-    return (member.place["group"], member.place["seq"]) if member.place else (None, None)
+    return (member.waits_at["group"], member.waits_at["seq"]) if member.waits_at else (None, None)
 
 
 def _family(member: _Member) -> tuple[Hashable, ...]:
     """The call and the line, of whichever group of that kind."""
-    if member.place is None:
+    if member.waits_at is None:
         return None, "", None
-    site, group = member.place["site"], member.place["group"] or ""
+    site, group = member.waits_at["site"], member.waits_at["group"] or ""
     kind = "ranks" if group.startswith("ranks ") else group
-    return member.place["op"], kind, (site["file"], site["line"]) if site else None
+    return member.waits_at["op"], kind, (site["file"], site["line"]) if site else None
 
 
 _FOLDINGS: tuple[Callable[[_Member], Hashable], ...] = (
-    lambda m: (m.hops, id(m.place)),
+    lambda m: (m.hops, id(m.waits_at)),
     lambda m: (m.hops, _collective(m), _family(m)),
     lambda m: (m.hops, _family(m)),
     lambda m: (m.hops, _family(m)[:2]),
@@ -159,33 +156,33 @@ _FOLDINGS: tuple[Callable[[_Member], Hashable], ...] = (
 
 
 def _edges(
-    places: Sequence[schema.WaitPoint], of: Mapping[int, int], towards: Mapping[int, int]
+    points: Sequence[schema.WaitPoint], node_of: Mapping[int, int], towards: Mapping[int, int]
 ) -> dict[tuple[int, int], bool]:
-    """From node to node, and whether that is on the way to a culprit."""
-    found: dict[tuple[int, int], bool] = {}
-    for at in places:
-        waiting = {of[rank] for rank in at["ranks"]}
-        for target in {of[rank] for rank in at["for"]}:
-            for node in waiting - {target}:
-                found.setdefault((node, target), False)
+    """From node to node, and True for those on the way to a culprit."""
+    edges: dict[tuple[int, int], bool] = {}
+    for at in points:
+        waiting = {node_of[rank] for rank in at["ranks"]}
+        for target in {node_of[rank] for rank in at["for"]}:
+            edges |= {(node, target): False for node in waiting - {target}}
     for rank, target in towards.items():
-        if rank in of and target in of and of[rank] != of[target]:
-            found[of[rank], of[target]] = True
-    direct = {edge: True for edge, way in found.items() if way}
-    return found if len(found) <= MOST_EDGES else direct
+        a, b = node_of.get(rank), node_of.get(target)
+        if a is not None and b is not None and a != b:
+            edges[a, b] = True
+    direct = {edge: True for edge, on_the_way in edges.items() if on_the_way}
+    return edges if len(edges) <= MOST_EDGES else direct
 
 
 def _disagreements(nodes: Sequence[Sequence[_Member]]) -> dict[tuple[int, int], bool]:
-    """Who waits in the same group as a culprit, where all are there but do not fit together."""
+    """From ranks that wait in the group of a culprit, where no rank is missing but calls differ."""
     return {
         (a, b): True
         for a, node in enumerate(nodes)
         for b, other in enumerate(nodes)
         if not node[0].culprit
         and other[0].culprit
-        and node[0].place
-        and other[0].place
-        and other[0].place["group"] == node[0].place["group"]
+        and node[0].waits_at
+        and other[0].waits_at
+        and other[0].waits_at["group"] == node[0].waits_at["group"]
     }
 
 
@@ -194,7 +191,7 @@ def _positions(
 ) -> list[tuple[int, int, int]]:
     """Column, x and y of each node; columns are centred on the tallest.
 
-    In a column nodes are as high as those that they wait for, so that few arrows cross.
+    In a column nodes are as high as the nodes that they wait for, so that few arrows cross.
     """
     columns: defaultdict[int, list[int]] = defaultdict(list)
     for number, node in enumerate(nodes):
@@ -205,23 +202,19 @@ def _positions(
     for a, b in edges:
         targets[a].append(b)
         arcs |= nodes[a][0].hops == nodes[b][0].hops
-    found: dict[int, tuple[int, int, int]] = {}
+    positions: dict[int, tuple[int, int, int]] = {}
     for column, hops in enumerate(sorted(columns)):
         x = 1 + (ARC if arcs else 0) + column * (WIDTH + GAP_X)
         top = (tallest - len(columns[hops])) * (HEIGHT + GAP_Y) // 2
         heights = {
-            number: [found[target][2] for target in targets[number] if target in found]
+            number: [positions[target][2] for target in targets[number] if target in positions]
             for number in columns[hops]
         }
         means = {number: sum(at) / (len(at) or 1) for number, at in heights.items()}
         columns[hops].sort(key=means.__getitem__)
         for row, number in enumerate(columns[hops]):
-            found[number] = (column, x, 1 + top + row * (HEIGHT + GAP_Y))
-    return [found[number] for number in range(len(nodes))]
-
-
-def _arcs_right(nodes: Sequence[Sequence[_Member]], edges: Iterable[tuple[int, int]]) -> bool:
-    return any(nodes[a][0].hops == nodes[b][0].hops > 0 for a, b in edges)
+            positions[number] = (column, x, 1 + top + row * (HEIGHT + GAP_Y))
+    return [positions[number] for number in range(len(nodes))]
 
 
 def _path(start: tuple[int, int, int], to: tuple[int, int, int]) -> str:
@@ -248,8 +241,8 @@ def _path(start: tuple[int, int, int], to: tuple[int, int, int]) -> str:
 def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Report) -> Node:
     first = members[0]
     ranks = RankSet.of(member.rank for member in members)
-    kind = "culprit" if first.culprit else "victim" if first.place else "other"
-    waits = list({id(m.place): m.place for m in members if m.place}.values())
+    kind = "culprit" if first.culprit else "victim" if first.waits_at else "other"
+    points = list({id(m.waits_at): m.waits_at for m in members if m.waits_at}.values())
     lines: list[str] = []
     if first.culprit:
         verdict = report["verdict"]
@@ -257,32 +250,30 @@ def _node(members: Sequence[_Member], at: tuple[int, int, int], report: Report) 
         if verdict["reason"] not in ("unknown", "user_code"):
             done = f"{done}, {words(verdict['reason'])}"
         lines.append(done)
-    if waits:
-        lines.append(_in_what(waits))
-    if first.culprit and not waits:
-        lines.append(place(report["verdict"]["site"], 1))
-    elif waits:
-        age = f"{seconds(max(at['age_s'] for at in waits))}"
-        sites = {place(at["site"], 1) for at in waits if at["site"]}
+    if points:
+        age = seconds(max(at["age_s"] for at in points))
+        sites = {site_label(at["site"], 1) for at in points if at["site"]}
         where = f" at {sites.pop()}" if len(sites) == 1 else ""
-        lines.append(f"{age}{where}")
-    elif not first.culprit:
+        lines += [_in_what(points), f"{age}{where}"]
+    elif first.culprit:
+        lines.append(site_label(report["verdict"]["site"], 1))
+    else:
         lines.append("not seen to wait")
     return Node(at[1], at[2], kind, ranks, tuple(line for line in lines if line))
 
 
-def _in_what(waits: Sequence[schema.WaitPoint]) -> str:
-    """``all_reduce #41 of dp``; of several what they share."""
-    ops = sorted({at["op"] for at in waits})
-    numbers = sorted({at["seq"] for at in waits if at["seq"]})
-    groups = {at["group"] or "" for at in waits}
+def _in_what(points: Sequence[schema.WaitPoint]) -> str:
+    """``all_reduce #41 of dp``; of several the parts that they share."""
+    ops = sorted({at["op"] for at in points})
+    numbers = sorted({at["seq"] for at in points if at["seq"]})
+    groups = {at["group"] or "" for at in points}
     what = ", ".join(ops[:2])
     if len(numbers) == 1:
-        what = call_name(what, numbers[0])
+        what = call_label(what, numbers[0])
     elif numbers:
         what = f"{what} #{numbers[0]}-{numbers[-1]}"
     if len(groups) == 1 and (group := groups.pop()):
-        ids = {at.get("group_id") for at in waits}
+        ids = {at["group_id"] for at in points}
         what = f"{what} of {len(ids)} groups {group}" if len(ids) > 1 else f"{what} of {group}"
     elif len(groups) > 1:
         what = f"{what} of {len(groups)} groups"
@@ -290,7 +281,7 @@ def _in_what(waits: Sequence[schema.WaitPoint]) -> str:
 
 
 def _sentences(nodes: Sequence[Node], edges: Mapping[tuple[int, int], bool]) -> Iterator[str]:
-    """The picture in words, for who cannot see it."""
+    """The picture in words, for people who cannot see it."""
     for number, node in enumerate(nodes):
         targets = [nodes[b].ranks.text for a, b in sorted(edges) if a == number]
         waits = f" - waits for {' and for '.join(targets)}" if targets else ""
@@ -298,10 +289,10 @@ def _sentences(nodes: Sequence[Node], edges: Mapping[tuple[int, int], bool]) -> 
 
 
 def _note(nodes: Sequence[Sequence[_Member]]) -> str:
-    """What is folded, if any places are."""
-    victims = [node for node in nodes if node[0].place and not node[0].culprit]
-    held = {id(member.place) for node in victims for member in node}
-    if len(held) <= len(victims):
+    """The number of places, if nodes hold several."""
+    victims = [node for node in nodes if node[0].waits_at and not node[0].culprit]
+    places = {id(member.waits_at) for node in victims for member in node}
+    if len(places) <= len(victims):
         return ""
     waiting = sum(map(len, victims))
-    return f"{waiting:,} ranks wait in {len(held):,} places, folded by what they have alike."
+    return f"{waiting:,} ranks wait in {len(places):,} places, folded by what they have in common."

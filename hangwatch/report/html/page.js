@@ -3,7 +3,7 @@
   const byId = (id) => document.getElementById(id);
   const root = document.documentElement;
 
-  // Theme: the system's until somebody chooses. Storage may be refused for files.
+  // Theme: the system's until the reader chooses. Storage may be refused for files.
   const stored = (value) => {
     try {
       if (value) localStorage.setItem("hangwatch-theme", value);

@@ -1,4 +1,4 @@
-"""Ranks and groups as a map of how far each has come."""
+"""A map of how far each rank has come in each group."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangwatch.report import schema
-from hangwatch.report.html.ranksets import RankSet, shortened
+from hangwatch.report.html.labels import RankSet
 from hangwatch.report.schema import Report
+from hangwatch.text import shortened
 
 EACH_RANK = 64
 """Ranks of a job of which each has a row of its own."""
@@ -20,7 +20,7 @@ FAR, FARTHER = 2, 10
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """How far a rank is in a group.
+    """The progress of a rank in a group.
 
     level: 0 with the furthest to 3 far behind, -1 where it is no member.
     """
@@ -49,7 +49,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _Position:
     """A rank in a group. behind: the group's furthest member, None where that is unknown."""
 
     enqueued: int
@@ -58,96 +58,65 @@ class _Standing:
     alive: bool
 
 
-_Standings = dict[int, dict[str, _Standing]]
+_Positions = Mapping[int, Mapping[str, _Position]]
+"""By rank, then by column."""
 
 
 def progress(report: Report) -> Progress | None:
     """The map; None where no rank has issued anything."""
-    columns, standings = _standings(report)
-    if not any(at.enqueued or at.p2p for found in standings.values() for at in found.values()):
+    columns, positions = _columns_and_positions(report)
+    if not any(at.enqueued or at.p2p for mine in positions.values() for at in mine.values()):
         return None
     culprits = set(report["verdict"]["culprits"])
-    rows: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for rank, found in standings.items():
-        rows[_profile(rank, found, columns, len(standings), rank in culprits)].append(rank)
+    whole = len(positions) <= EACH_RANK
+    alike: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for rank, mine in positions.items():
+        at = (mine.get(column) for column in columns)
+        key = tuple((p.behind, p.alive, p.enqueued == 0) if p else None for p in at)
+        alike[rank if whole else (rank in culprits, key)].append(rank)
 
     def urgency(members: Sequence[int]) -> tuple[bool, int, int]:
-        behind = sum(at.behind or 0 for at in standings[members[0]].values())
+        behind = sum(at.behind or 0 for at in positions[members[0]].values())
         return members[0] not in culprits, -behind, members[0]
 
-    whole = len(standings) <= EACH_RANK
-    ordered = sorted(rows.values()) if whole else sorted(rows.values(), key=urgency)
-    shown = ordered if whole else ordered[:MOST_ROWS]
+    rows = sorted(alike.values(), key=None if whole else urgency)
+    shown = rows if whole else rows[:MOST_ROWS]
     return Progress(
         tuple(shortened(column, 48) for column in columns),
-        tuple(_row(members, columns, standings, culprits) for members in shown),
-        _note(ordered, len(standings), whole=whole),
+        tuple(_row(members, columns, positions, culprits) for members in shown),
+        "" if whole else _note(rows, len(positions)),
     )
 
 
-def _profile(
-    rank: int,
-    found: Mapping[str, _Standing],
-    columns: Sequence[str],
-    total: int,
-    culprit: bool,  # noqa: FBT001
-) -> Hashable:
-    """What ranks of one row have alike: the rank itself in a small job."""
-    if total <= EACH_RANK:
-        return rank
-    at = (found.get(column) for column in columns)
-    return culprit, tuple((s.behind, s.alive, s.enqueued == 0) if s else None for s in at)
-
-
-def _standings(report: Report) -> tuple[list[str], _Standings]:
-    """Columns, and what each rank has in them.
+def _columns_and_positions(report: Report) -> tuple[list[str], _Positions]:
+    """Columns, and the position of each rank in them.
 
     A column is a group, or where there are many all groups of the same kind: of one
     description and size, and made at the same point of the program.
     """
-    groups: Sequence[schema.Group] = report.get("groups") or ()
-    by_group = 0 < len(groups) <= MOST_COLUMNS
+    groups = report["groups"]
     labels = Counter(group["label"] for group in groups)
     columns: Counter[str] = Counter()
-    standings: _Standings = {}
-    world = report["run"]["world_size"]
-    furthest: Counter[str] = Counter()
+    positions: defaultdict[int, dict[str, _Position]] = defaultdict(dict)
     for rank in report["ranks"]:
         seen: Counter[tuple[str, int]] = Counter()
-        mine = standings.setdefault(rank["rank"], {})
+        mine = positions[rank["rank"]]
         for entry in rank["groups"]:
-            number = entry.get("id")
+            group = groups[entry["id"]]
             kind = (entry["desc"], entry["size"])
             seen[kind] += 1
-            if by_group and number is not None:
-                group = groups[number]
-                column = group["label"]
-                if labels[column] > 1:
-                    column = f"{column} ({group['ranks']})"
-            else:
+            if len(groups) > MOST_COLUMNS:
                 column = _kind_name(*kind, seen[kind])
-            ahead = groups[number]["furthest"] if groups and number is not None else None
-            known = ahead is not None or entry["size"] == world
+            elif labels[group["label"]] > 1:
+                column = f"{group['label']} ({group['ranks']})"
+            else:
+                column = group["label"]
             columns[column] += 1
-            furthest[column] = max(furthest[column], entry["enqueued"])
-            behind = ahead - entry["enqueued"] if ahead is not None else None
-            mine[column] = _Standing(
-                entry["enqueued"], behind if known else None, entry["p2p"], entry["alive"]
-            )
-    if not groups:
-        _compare(standings, furthest, report)
-    order = sorted(columns, key=lambda name: -columns[name])[:MOST_COLUMNS]
-    return [name for name in columns if name in order], standings
-
-
-def _compare(standings: _Standings, furthest: Mapping[str, int], report: Report) -> None:
-    """In a report of before only the group of all ranks tells who is behind."""
-    size = report["run"]["world_size"]
-    for found in standings.values():
-        for column, at in found.items():
-            if column.endswith(f", {size} ranks"):
-                behind = furthest[column] - at.enqueued
-                found[column] = _Standing(at.enqueued, behind, at.p2p, at.alive)
+            furthest = group["furthest"]
+            behind = None if furthest is None else furthest - entry["enqueued"]
+            mine[column] = _Position(entry["enqueued"], behind, entry["p2p"], entry["alive"])
+    most = {column for column, _ in columns.most_common(MOST_COLUMNS)}
+    return [column for column in columns if column in most], positions
 
 
 def _kind_name(desc: str, size: int, count: int) -> str:
@@ -157,34 +126,35 @@ def _kind_name(desc: str, size: int, count: int) -> str:
 
 
 def _row(
-    members: Sequence[int], columns: Sequence[str], standings: _Standings, culprits: set[int]
+    members: Sequence[int], columns: Sequence[str], positions: _Positions, culprits: set[int]
 ) -> Row:
     cells = tuple(
-        _cell([standings[rank][column] for rank in members if column in standings[rank]])
+        _cell([positions[rank][column] for rank in members if column in positions[rank]])
         for column in columns
     )
     return Row(RankSet.of(members), members[0] in culprits, cells)
 
 
-def _cell(found: Sequence[_Standing]) -> Cell:
-    if not found:
+def _cell(positions: Sequence[_Position]) -> Cell:
+    if not positions:
         return Cell("", "", -1)
-    low, high = min(at.enqueued for at in found), max(at.enqueued for at in found)
-    text = f"{low:,}" if low == high else f"{low:,}-{high:,}"
-    if high == 0 and (most := max(at.p2p for at in found)):
-        least = min(at.p2p for at in found)
-        text = f"{most:,} p2p" if least == most else f"{least:,}-{most:,} p2p"
-    if not found[0].alive:
+    text = _span([at.enqueued for at in positions])
+    if not any(at.enqueued for at in positions) and any(at.p2p for at in positions):
+        text = f"{_span([at.p2p for at in positions])} p2p"
+    if not positions[0].alive:
         text = f"{text}, destroyed"
-    behind = max(at.behind or 0 for at in found)
+    behind = max(at.behind or 0 for at in positions)
     level = (behind > 0) + (behind >= FAR) + (behind >= FARTHER)
     return Cell(text, f"-{behind:,}" if behind else "", level)
 
 
-def _note(rows: Sequence[Sequence[int]], ranks: int, *, whole: bool) -> str:
-    if whole:
-        return ""
-    text = f"{ranks:,} ranks have {len(rows):,} different standings."
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
+
+
+def _note(rows: Sequence[Sequence[int]], ranks: int) -> str:
+    text = f"{ranks:,} ranks have {len(rows):,} different positions."
     if len(rows) > MOST_ROWS:
         left = sum(map(len, rows[MOST_ROWS:]))
         text = f"{text} The {MOST_ROWS} furthest behind are shown, {left:,} ranks are not."

@@ -20,9 +20,8 @@ from hangwatch.errors import ReportError
 from hangwatch.evidence.threads import Worker, in_thread
 from hangwatch.model.report import Evidence, Moment, Note
 from hangwatch.model.verdict import Verdict
+from hangwatch.report.build import build_report, notes_content
 from hangwatch.report.files import write_incident
-from hangwatch.report.model import build_report
-from hangwatch.report.notes import notes_content
 from hangwatch.report.schema import Report
 from hangwatch.report.terminal import Style, format_notes, format_verdict
 from hangwatch.run.test_hooks import Point, reach
