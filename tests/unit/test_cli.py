@@ -96,9 +96,12 @@ def test_the_doctor_looks_at_what_hangwatch_needs(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("found", "line"),
     [
-        ((2, ""), "ok    beacons    2 GPUs can tell how far streams have come"),
-        ((1, ""), "ok    beacons    1 GPU can tell how far streams have come"),
-        ((0, "libcuda.so.1 has no cuInit"), "warn  beacons    none, how far a GPU has come is not"),
+        ((2, ""), "ok    beacons    2 GPUs can show the progress of streams"),
+        ((1, ""), "ok    beacons    1 GPU can show the progress of streams"),
+        (
+            (0, "libcuda.so.1 has no cuInit"),
+            "warn  beacons    none, the progress of GPUs is not known",
+        ),
         ((0, "libcuda.so.1: cannot open shared object file: No such"), "ok    beacons    none: no"),
     ],
 )

@@ -87,7 +87,7 @@ def _recorder() -> str:
 
 
 def _beacons() -> str:
-    """Return the number of GPUs that can show the progress of their streams."""
+    """Return the number of GPUs that can show the progress of streams."""
     try:
         module = native.load()
     except ImportError:
@@ -97,7 +97,7 @@ def _beacons() -> str:
         return f"none: {NO_DRIVER}"
     if why:
         raise LookupError(f"none, the progress of GPUs is not known: {why}")
-    return f"{counted(devices, 'GPU')} can show the progress of their streams"
+    return f"{counted(devices, 'GPU')} can show the progress of streams"
 
 
 def _stacks() -> str:
