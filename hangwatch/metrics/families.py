@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from hangwatch.console import cut
 from hangwatch.evidence.pages.arrivals import BOUNDS_S, GroupArrivals
 from hangwatch.metrics.labels import command_label, label
-from hangwatch.metrics.snapshot import NodeSnapshot, OwnState, RankState
+from hangwatch.metrics.snapshot import NodeSnapshot, RankState
 from hangwatch.model.page import PageGroup, RankPage
 from hangwatch.model.report import RunInfo
 from hangwatch.safety.texts import readable, readable_all
@@ -112,7 +112,7 @@ class NodeCollector(Collector):
 
 def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     """Yield the families of a snapshot. Ages are as of the snapshot."""
-    yield from _job(snapshot)
+    yield from _of_node(snapshot)
     ranks = [(str(one.page.identity.rank), one) for one in snapshot.ranks]
     for name, help_text, value in _OF_RANKS:
         rows = [((rank,), value(one, snapshot.at_ns)) for rank, one in ranks]
@@ -134,11 +134,10 @@ def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     )
     yield from _arrivals(snapshot.arrivals)
     yield from _verdicts(snapshot)
-    yield from _own(snapshot.own)
 
 
-def _job(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    limits = snapshot.thresholds
+def _of_node(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    limits, own = snapshot.thresholds, snapshot.own
     for name, value, help_text in (
         ("world_size", snapshot.world_size, "Ranks of the job, 0 while unknown."),
         ("ranks_expected", snapshot.expected, "Ranks that this node should have, 0 if unknown."),
@@ -150,8 +149,33 @@ def _job(snapshot: NodeSnapshot) -> Iterator[Metric]:
         ),
         ("suspect_after_seconds", limits.suspect_after_s, "Waiting so long is called slow."),
         ("hang_after_seconds", limits.hang_after_s, "Waiting so long is called a hang."),
+        (
+            "watchdog_loop_delay_seconds",
+            own.late_s,
+            (
+                "How much later than it should the watchdog's last look at the ranks began, or how "
+                "long the next one is overdue."
+            ),
+        ),
+        (
+            "watchdog_failures_total",
+            own.failures,
+            "Looks of the watchdog that ended in an error of its own.",
+        ),
     ):
         yield family(name, help_text, (), [((), value)])
+    yield SummaryMetricFamily(
+        f"{NAMESPACE}watchdog_look_seconds",
+        "Time that the watchdog's looks at the ranks have taken.",
+        count_value=own.looks,
+        sum_value=own.look_s,
+    )
+    yield family(
+        "watchdog_lost",
+        "What the watchdog could not do, counted by what it is about.",
+        ("what",),
+        [((label(what),), count) for what, count in own.lost.items()],
+    )
 
 
 def _age_s(at_ns: int, then_ns: int) -> float:
@@ -311,32 +335,4 @@ def _verdicts(snapshot: NodeSnapshot) -> Iterator[Metric]:
         "Verdicts that were announced.",
         ("state", "kind"),
         [((state, kind or ""), count) for (state, kind), count in snapshot.announced.items()],
-    )
-
-
-def _own(own: OwnState) -> Iterator[Metric]:
-    yield family(
-        "watchdog_loop_delay_seconds",
-        "How much later than it should the watchdog's last look at the ranks began, or how "
-        "long the next one is overdue.",
-        (),
-        [((), own.late_s)],
-    )
-    yield SummaryMetricFamily(
-        f"{NAMESPACE}watchdog_look_seconds",
-        "Time that the watchdog's looks at the ranks have taken.",
-        count_value=own.looks,
-        sum_value=own.look_s,
-    )
-    yield family(
-        "watchdog_failures_total",
-        "Looks of the watchdog that ended in an error of its own.",
-        (),
-        [((), own.failures)],
-    )
-    yield family(
-        "watchdog_lost",
-        "What the watchdog could not do, counted by what it is about.",
-        ("what",),
-        [((label(what),), count) for what, count in own.lost.items()],
     )
