@@ -320,7 +320,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("evidence/sockets.py", "open_files"): PROC,
     ("preflight/machine.py", "_read"): PROC,
     ("evidence/sockets.py", "listener"): PROC,
-    ("launch/signals.py", "in_foreground"): PROC,
+    ("launch/signals.py", "_in_foreground"): PROC,
     ("report/files.py", "write_incident"): NEW,
     ("report/files.py", "_write"): NEW,
     ("report/files.py", "_swap"): NEW,
