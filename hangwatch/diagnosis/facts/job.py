@@ -102,6 +102,10 @@ class Job:
             if record.seq > reached.get(rank, 0):
                 reached[rank] = record.seq
 
+    def group_name(self, gid: int) -> str:
+        """The name that c10d gives a group on the first rank that has it; empty for none."""
+        return next((groups[gid].name for groups in self.progress.values() if gid in groups), "")
+
     def members(self, gid: int) -> tuple[int, ...]:
         """Ranks of a group; those seen in it where its key names none."""
         return self.keys[gid].ranks or tuple(sorted(self.reached[gid]))
