@@ -19,18 +19,30 @@ PEER = "peer"
 """What differs where a message goes to another rank than the one that waits for it."""
 MAX_SHIFT = 8
 """Calls that a rank left out, or made more."""
-Step = tuple[str, str, int, str]
-"""What makes a call recognisable when it comes again: operation and line."""
+
+
+class Step(NamedTuple):
+    """The properties by which a call is recognised when it comes again, on any rank."""
+
+    wire: str
+    file: str = ""
+    line: int = 0
+    size: str = ""
+    """Where C++ issued it, and it has no line; of new_group the group that it makes."""
+    kind: str = ""
+    """Of its group, where that counts: how it is described, else how large it is."""
+
 
 Call = tuple[int, int, Step]
 """(gid, peer, step) of a call."""
 
 
-def step(record: OpRecord) -> Step:
-    """A call as its operation and line; its size where C++ issued it."""
-    if record.site is None:
-        return record.wire, "", 0, str(record.shape)
-    return record.wire, record.site.file, record.site.line, ""
+def step(record: OpRecord, kind: str = "", group: str = "") -> Step:
+    """A call as its operation and line; its size, and the group, where C++ issued it."""
+    site = record.site
+    if site is None:
+        return Step(record.wire, "", 0, f"{record.shape}{group}", kind)
+    return Step(record.wire, site.file, site.line, "", kind)
 
 
 def next_of(job: Job, rank: int, calls: Collection[Call]) -> set[Call]:
@@ -66,12 +78,14 @@ def is_usual_wait(job: Job, wait: Wait) -> bool | None:
     return is_usual(job, wait.rank, wait.record) if wait.record is not None else None
 
 
-def expected(calls: Sequence[_T], least: int = 1) -> set[_T] | None:
-    """What always came next after such calls, None where they did not come before.
+def expected(
+    calls: Sequence[_T], least: int = 1, *, shortest: int = 1, longest: int = MOST_BEFORE
+) -> set[_T] | None:
+    """The calls that always came next after the last ones, None where these did not come before.
 
-    The longest run of them that came before, at least so many times, tells.
+    The longest run of last calls that came before, at least so many times, decides.
     """
-    for length in range(min(MOST_BEFORE, len(calls) - 1), 0, -1):
+    for length in range(min(longest, len(calls) - 1), shortest - 1, -1):
         context = calls[-length:]
         after = [
             calls[at] for at in range(length, len(calls)) if calls[at - length : at] == context
