@@ -75,6 +75,11 @@ class Ending:
     contested: bool = False
     """A peer was thrown out of a collective just before this end was seen."""
 
+    @property
+    def is_failure(self) -> bool:
+        """Return True if the rank ended by itself, before its program came to its end."""
+        return self.cause is Cause.OWN and self.how is not How.CLEAN
+
 
 _PEER = re.compile(
     r"gloo/transport/(?:\w+/)+(?!device|address)|ncclremoteerror|nccl communicator|recvvalue failed"
@@ -255,7 +260,7 @@ def _place_the_lost(found: dict[int, Ending]) -> None:
     has failed by itself, its node may well have been given back after that.
     """
     others = [end for end in found.values() if end.how is not How.LOST]
-    failed = any(end.cause is Cause.OWN and end.how is not How.CLEAN for end in others)
+    failed = any(end.is_failure for end in others)
     first_s = max((end.age_s for end in others), default=0.0)
     for rank, end in found.items():
         if end.how is How.LOST:

@@ -13,7 +13,7 @@ from hangwatch.diagnosis.facts.history import has_history
 from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.stores import longest_owed
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
-from hangwatch.diagnosis.graph.wait_for import Root
+from hangwatch.diagnosis.graph import Root
 from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete
 from hangwatch.diagnosis.rules.beside import unless_beside
 from hangwatch.diagnosis.rules.case import Case, Finding
