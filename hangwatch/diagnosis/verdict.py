@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hangwatch.diagnosis.advice.facts import facts_of
 from hangwatch.diagnosis.advice.remedy import advice
-from hangwatch.diagnosis.facts.compiling import compiling
+from hangwatch.diagnosis.facts.activity import compiling
 from hangwatch.diagnosis.facts.devices import not_passed, stuck_devices, without_company
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, endings, gave_up, last_call
 from hangwatch.diagnosis.facts.job import Job, index, seconds

@@ -1,4 +1,4 @@
-"""Finds what a rank outside all collectives waits for: by its stack, its line, and the kernel."""
+"""Finds what a rank outside all collectives waits for, by its stack, its line and the kernel."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hangwatch.diagnosis.facts.awaited import (
     missing_child,
     missing_thread,
     of_thread,
+    only,
     only_child,
     other_thread,
     others,
@@ -61,7 +62,7 @@ def lock_taken(site: Site | None, wchan: str, call: str, program: Program) -> st
 
 
 def _is_given_lock(program: Program, file: str, name: str) -> bool:
-    """Whether a name, or an attribute of that name, is given a lock of threading's in a file."""
+    """Return True if a name, or an attribute of it, is given a lock of threading's in a file."""
     tree = program.trees.get(file)
     made = program.given_to(name, tree, everywhere=True) if tree is not None else ()
     return any(isinstance(value, ast.Call) and called(value) in _LOCKS for value in made)
@@ -71,22 +72,17 @@ def holder(
     rank: RankSnapshot, lock: str, sources: Mapping[str, str], program: Program
 ) -> Link | None:
     """The only other thread that is in a block of such a lock; None where it is not known."""
-    found = []
-    for thread in others(rank):
-        holds = _has_taken(thread, lock, sources, program)
-        if holds is not None:
-            found.append((thread, holds))
-    if len(found) != 1:
+    taken = ((thread, _has_taken(thread, lock, sources, program)) for thread in others(rank))
+    found = only((thread, at) for thread, at in taken if at is not None)
+    if found is None:
         return None
-    thread, holds = found[0]
-    return replace(_crossed(rank, thread, sources, program), holds=holds)
+    return replace(_crossed(rank, found[0], sources, program), holds=found[1])
 
 
 def waits_for_it(rank: RankSnapshot, sources: Mapping[str, str], program: Program) -> Link | None:
     """The only other thread that waits for a lock which the one that trains has taken."""
     links = (_crossed(rank, thread, sources, program) for thread in others(rank))
-    found = [link for link in links if link.crossed is not None]
-    return found[0] if len(found) == 1 else None
+    return only(link for link in links if link.crossed is not None)
 
 
 def _crossed(
@@ -134,7 +130,7 @@ def _is(node: ast.expr, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A wait. what: of what, ``the lock `self.lock```; call: of Python's own, ``queue.get``."""
+    """A wait. what: ``the lock `self.lock```; call: of Python's own, ``queue.get``."""
 
     on: On
     what: str = ""
@@ -143,7 +139,7 @@ class Blocked:
     until: Site | None = None
     """The loop that goes on until something has come about, or what is tried again and again."""
     instead: Setter | None = None
-    """Where a key of nearly that name was set."""
+    """The line at which a key of nearly that name was set."""
 
 
 _PYTHON = re.compile(
@@ -177,7 +173,7 @@ def blocked(
     sources: Mapping[str, str],
     program: Program,
 ) -> Blocked | None:
-    """What the program of a rank waits for; None where nothing tells of it."""
+    """The wait of the program of a rank; None where nothing shows one."""
     thread = program_thread(rank)
     if thread is None or not thread.frames:
         return None
@@ -195,7 +191,7 @@ class _Look:
     """A look at the thread of a rank that trains.
 
     inside: the frames of libraries within the user's line, which is ``site``.
-    wchan: where it sleeps in the kernel, empty where that is not known.
+    wchan: the kernel function in which it sleeps, empty where that is not known.
     """
 
     rank: RankSnapshot
@@ -207,7 +203,7 @@ class _Look:
     wchan: str
 
     def for_lock(self) -> Blocked | None:
-        """Where its line takes a lock."""
+        """By a lock that its line takes."""
         lock = lock_taken(self.site, self.wchan, _call(self.inside), self.program)
         if not lock or len(self.inside) > 1:
             return None
@@ -215,7 +211,7 @@ class _Look:
         return Blocked(On.LOCK, f"the lock `{lock}`", link=link)
 
     def by_library(self) -> Blocked | None:
-        """By what it has called."""
+        """By the function that it has called."""
         for pattern, on, what in _LIBRARIES:
             if any(pattern.search(frame.file) for frame in self.inside):
                 return Blocked(on, what)
@@ -239,14 +235,22 @@ class _Look:
         """By the text of its line."""
         if self.inside or self.site is None:
             return None
-        if _SLEEPS.search(self._text):
-            return self._again() or Blocked(On.SLEEP, "time to pass", until=self._loop())
-        return Blocked(On.INPUT, INPUT) if _ASKS.search(self._text) else None
+        text = self.site.source or ""
+        if not _SLEEPS.search(text):
+            return Blocked(On.INPUT, INPUT) if _ASKS.search(text) else None
+        tried = tried_again(self._scope, self.site.line)
+        if tried is not None and self.rank.handling:
+            return Blocked(On.RETRY, self.rank.handling, until=self._at(tried))
+        # A loop that asks for something but the time.
+        node = self._while()
+        if node is not None and (isinstance(node.test, ast.Constant) or _asks_for_time(node.test)):
+            node = None
+        return Blocked(On.SLEEP, "time to pass", until=self._at(node) if node else None)
 
     def by_loop(self) -> Blocked | None:
         """By a loop of its function in which nothing is for other ranks.
 
-        What a package does within is not known.
+        The inside of a package is not known.
         """
         node = self._while()
         of_packages = any(_PACKAGES.search(frame.file) for frame in self.inside)
@@ -254,21 +258,14 @@ class _Look:
             return None
         return Blocked(On.LOOP, until=self._at(node))
 
-    def _again(self) -> Blocked | None:
-        """What a handler goes back to once it has slept."""
-        tried = tried_again(self._scope, self.site.line) if self.site is not None else None
-        if tried is None or not self.rank.handling:
-            return None
-        return Blocked(On.RETRY, self.rank.handling, until=self._at(tried))
-
-    def _loop(self) -> Site | None:
-        """The innermost ``while`` around its line that asks for something but the time."""
-        node = self._while()
-        calls = [n for n in ast.walk(node.test) if isinstance(n, ast.Call)] if node else []
-        asks = node is not None and not isinstance(node.test, ast.Constant)
-        return self._at(node) if node and asks and not any(map(_gives_time, calls)) else None
+    def by_kernel(self) -> Blocked | None:
+        """By the function of the kernel that it sleeps in."""
+        on, what = by_kernel(self.wchan)
+        link = only_child(self.rank, self.sources) if on is On.CHILD else None
+        return Blocked(on, what, link=link) if on is not None else None
 
     def _while(self) -> ast.While | None:
+        """The innermost ``while`` around its line."""
         line = self.site.line if self.site is not None else 0
         nodes = own(self._scope) if self._scope is not None else ()
         loops = [node for node in nodes if isinstance(node, ast.While) and in_body(node, line)]
@@ -284,19 +281,9 @@ class _Look:
         frame = Frame(site.file, node.lineno, site.function) if site is not None else None
         return site_of(frame, self.sources) if frame is not None else None
 
-    def by_kernel(self) -> Blocked | None:
-        """By where it sleeps."""
-        on, what = by_kernel(self.wchan)
-        link = only_child(self.rank, self.sources) if on is On.CHILD else None
-        return Blocked(on, what, link=link) if on is not None else None
-
-    @property
-    def _text(self) -> str:
-        return (self.site.source if self.site else None) or ""
-
 
 def _call(inside: Sequence[Frame]) -> str:
-    """What the user's line has called that waits for others of the program: ``queue.get``."""
+    """The function of Python's that the user's line waits in for others: ``queue.get``."""
     outermost = inside[-1] if inside else None
     found = _PYTHON.search(outermost.file) if outermost else None
     if found is None or outermost is None:
@@ -304,5 +291,6 @@ def _call(inside: Sequence[Frame]) -> str:
     return f"{found[1].replace('/', '.')}.{outermost.function.rpartition('.')[2]}"
 
 
-def _gives_time(call: ast.Call) -> bool:
-    return called(call) in ("monotonic", "now", "perf_counter", "time")
+def _asks_for_time(test: ast.expr) -> bool:
+    clocks = ("monotonic", "now", "perf_counter", "time")
+    return any(isinstance(node, ast.Call) and called(node) in clocks for node in ast.walk(test))
