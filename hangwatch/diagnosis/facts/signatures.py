@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.job import Job
@@ -25,7 +26,7 @@ class Misfit:
     sent: int
     taken: int
     unit: str
-    """``row``, or ``element`` where a Flight Recorder tells."""
+    """``row``, or ``element`` where a Flight Recorder has it."""
 
 
 def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
@@ -36,29 +37,24 @@ def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
     first = next(iter(records.values()), None)
     if first is None or not first.wire.startswith("all_to_all"):
         return []  # as nearly always
-    if not records.keys() >= {*first.group.ranks}:
-        return []
-    return list(_misfits(records))
+    ranks = first.group.ranks
+    known = [records[rank] for rank in ranks if rank in records]
+    return list(_misfits(ranks, known)) if len(known) == len(ranks) else []
 
 
-def _misfits(records: Mapping[int, OpRecord]) -> Iterator[Misfit]:
-    ranks = next(iter(records.values())).group.ranks
-    for sending, sender in enumerate(ranks):
-        theirs = records.get(sender)
-        if theirs is None or len(theirs.sends) != len(ranks):
-            continue
-        for taking, receiver in enumerate(ranks):
-            mine = records.get(receiver)
-            if mine is None or len(mine.receives) != len(ranks) or mine.source != theirs.source:
-                continue
-            if mine.state is theirs.state is OpState.DONE:
-                continue  # there was room enough
-            if mine.source == "page" and mine.shape[1:] != theirs.shape[1:]:
-                continue  # their rows are not of one size
-            sent, taken = theirs.sends[taking], mine.receives[sending]
-            if sent != taken:
-                unit = "row" if mine.source == "page" else "element"
-                yield Misfit(sender, receiver, sent, taken, unit)
+def _misfits(ranks: Sequence[int], records: Sequence[OpRecord]) -> Iterator[Misfit]:
+    sending = [(n, call) for n, call in enumerate(records) if len(call.sends) == len(ranks)]
+    taking = [(n, call) for n, call in enumerate(records) if len(call.receives) == len(ranks)]
+    for (sender, theirs), (receiver, mine) in product(sending, taking):
+        if mine.source != theirs.source or mine.state is theirs.state is OpState.DONE:
+            continue  # it is not known, or there was room enough
+        by_row = mine.source == "page"
+        if by_row and mine.shape[1:] != theirs.shape[1:]:
+            continue  # their rows are not of one size
+        sent, taken = theirs.sends[receiver], mine.receives[sender]
+        if sent != taken:
+            unit = "row" if by_row else "element"
+            yield Misfit(ranks[sender], ranks[receiver], sent, taken, unit)
 
 
 def odd_ones(found: Sequence[Misfit]) -> tuple[int, ...]:
@@ -94,7 +90,7 @@ class Split:
 
     differs: Differs
     parts: tuple[tuple[str, tuple[int, ...]], ...]
-    """(what, ranks) pairs; ``what`` as people read it."""
+    """(text, ranks) pairs; the text for people."""
 
 
 def split_of(records: Mapping[int, OpRecord]) -> Split | None:
@@ -169,9 +165,13 @@ def _sizes(known: Mapping[int, OpRecord]) -> Split | None:
         if _are_as_large(typed.values()):
             continue
         split = _split(Differs.DTYPE, typed, lambda record: _dtype(record.dtype))
-        split = split or _split(Differs.SHAPE, typed, _elements)
         if split is not None:
-            return _with_shapes(split, records)
+            return split
+        split = _split(Differs.SHAPE, typed, lambda record: str(math.prod(record.shape)))
+        if split is not None:
+            shapes = ((typed[ranks[0]].shape, ranks) for _, ranks in split.parts)
+            parts = tuple((f"shape {list(shape)}", ranks) for shape, ranks in shapes)
+            return Split(Differs.SHAPE, parts)
     return None
 
 
@@ -189,19 +189,6 @@ def _dtype(name: str) -> str:
     return name.removeprefix("torch.").lower()
 
 
-def _elements(record: OpRecord) -> str:
-    return str(math.prod(record.shape))
-
-
-def _with_shapes(split: Split, records: Mapping[int, OpRecord]) -> Split:
-    if split.differs is not Differs.SHAPE:
-        return split
-    return Split(
-        split.differs,
-        tuple((f"shape {list(records[ranks[0]].shape)}", ranks) for _, ranks in split.parts),
-    )
-
-
 def _split(
     differs: Differs, records: Mapping[int, OpRecord], key: Callable[[OpRecord], str]
 ) -> Split | None:
@@ -215,7 +202,7 @@ def _split(
 
 
 LEAST = 2
-"""Calls that have to agree on what is usual."""
+"""Calls that have to agree before they count as usual."""
 LASTING = (Differs.DTYPE, Differs.ROOT)
 """Respects in which a line does not come to differ by itself, as sizes do in a last batch."""
 
