@@ -7,8 +7,9 @@ left when everything that something else explains is taken away.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -336,45 +337,31 @@ def held_up(graph: Graph, targets: Iterable[Node]) -> set[int]:
     return {node for node in seen if isinstance(node, int)}
 
 
-def _components(  # noqa: C901 (an algorithm that is known by its one piece)
-    graph: Graph, starts: Iterable[Node]
-) -> Iterable[list[Node]]:
+def _components(graph: Graph, starts: Iterable[Node]) -> Iterator[list[Node]]:
     """Strongly connected components (Tarjan 1972), without recursion."""
-    order: dict[Node, int] = {}
-    low: dict[Node, int] = {}
+    low: dict[Node, float] = {}
     stack: list[Node] = []
-    on_stack: set[Node] = set()
     for start in starts:
-        if start in order:
-            continue
-        work: list[tuple[Node, Sequence[Node], int]] = [(start, graph.after(start), 0)]
-        order[start] = low[start] = len(order)
-        stack.append(start)
-        on_stack.add(start)
-        while work:
-            node, after, at = work.pop()
-            while at < len(after):
-                child = after[at]
-                at += 1
-                if child not in order:
-                    work.append((node, after, at))
-                    order[child] = low[child] = len(order)
-                    stack.append(child)
-                    on_stack.add(child)
-                    work.append((child, graph.after(child), 0))
+        work: list[tuple[Node, int, int, Iterator[Node]]] = []
+        entered = None if start in low else start
+        while entered is not None or work:
+            if entered is not None:
+                work.append((entered, len(low), len(stack), iter(graph.after(entered))))
+                low[entered] = len(low)
+                stack.append(entered)
+            node, order, height, after = work[-1]
+            entered = None
+            for child in after:
+                if child not in low:
+                    entered = child
                     break
-                if child in on_stack:
-                    low[node] = min(low[node], order[child])
+                low[node] = min(low[node], low[child])
             else:
+                work.pop()
                 if work:
-                    parent = work[-1][0]
-                    low[parent] = min(low[parent], low[node])
-                if low[node] == order[node]:
-                    component: list[Node] = []
-                    while True:
-                        top = stack.pop()
-                        on_stack.discard(top)
-                        component.append(top)
-                        if top == node:
-                            break
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == order:
+                    component = stack[height:][::-1]
+                    del stack[height:]
+                    low.update(dict.fromkeys(component, math.inf))  # none of it counts any more
                     yield component

@@ -43,12 +43,12 @@ MOST_TURNS = 3
 """A rank may wait so often as long as a hang takes, where others go on meanwhile: each of them
 may have its turn."""
 LAUNCHER_S = 6.0
-"""How long a job in which a rank has failed is left to its launcher: it ends or restarts the
+"""A job in which a rank has failed is left to its launcher so long: it ends or restarts the
 others once the process is gone and it looks, torchrun every 0.1 s, an older one every 5 s."""
 
 
 def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
-    """All independent root causes, those that hold up most ranks first.
+    """All independent root causes, the ones that hold up most ranks first.
 
     ``(OK,)`` where nothing waits, or not for long enough to say anything.
     """

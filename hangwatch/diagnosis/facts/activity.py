@@ -99,7 +99,7 @@ _LOCK = re.compile(r"/torch/utils/_filelock\.py$|/filelock/_\w+\.py$")
 _AUTOGRAD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
 _NAME = re.compile(r"-DTORCH_EXTENSION_NAME=(\w+)")
 _MIN_PROCESSORS = 0.05
-"""What else runs in a rank (the sampler, a progress bar, a logger) takes less."""
+"""Other threads of a rank (the sampler, a progress bar, a logger) take less."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class Past:
     left: frozenset[int]
     """The groups that it has destroyed."""
     recorded: bool
-    """What C++ issued is known, too."""
+    """The calls that C++ issued are known, too."""
     ended: bool
     kinds: frozenset[str]
     """Of the groups that it is in."""
@@ -262,7 +262,7 @@ class _Stream:
 
 
 def _streams(calls: Iterable[Made], *, python: bool = False) -> dict[tuple[int, bool], _Stream]:
-    """The calls by group, and collectives or messages. python: only those that Python made."""
+    """The calls by group, and collectives or messages. python: only Python's."""
     found: dict[tuple[int, bool], _Stream] = {}
     for number, (_, gid, seq, by_python, p2p, _) in enumerate(calls):
         if python and not by_python:
@@ -277,25 +277,16 @@ def _streams(calls: Iterable[Made], *, python: bool = False) -> dict[tuple[int, 
     return found
 
 
-# --- Where two ranks part -------------------------------------------------------------
+# --- The point at which two ranks part ------------------------------------------------
 
 
 def _parting(job: Job, one: Past, other: Past) -> Parting | None:
-    """Where two part; None where one made the beginning of what the other did."""
+    """The point at which two part; None where one made the beginning of what the other did."""
     recorded = one.recorded and other.recorded
     found = _parting_of(job, one, other, python=False) if recorded else None
     if found is None and not (recorded and one.whole and other.whole):
         found = _parting_of(job, one, other, python=True)
-    if found is None:
-        found = _parting_in_a_group(one, other)
-    if found is None and (turned := _parting_in_a_group(other, one)) is not None:
-        found = replace(
-            turned,
-            ranks=(turned.ranks[1], turned.ranks[0]),
-            ways=(turned.ways[1], turned.ways[0]),
-            last=(turned.last[1], turned.last[0]),
-        )
-    return found
+    return found or _parting_in_a_group(one, other)
 
 
 def _parting_of(job: Job, one: Past, other: Past, *, python: bool) -> Parting | None:
@@ -355,7 +346,7 @@ def _knowledge(
 
 
 def _is_for(job: Job, past: Past, made: Made, rival: Past) -> bool:
-    """Whether a call of one rank is for another rank, too."""
+    """Return True if a call of one rank is for another rank, too."""
     if (made.gid in rival.groups and not made.p2p) or job.keys[made.gid] is SETTING_UP:
         return True
     if past.part != rival.part:
@@ -374,7 +365,7 @@ def _from_a_place_of_both(mine: list[Made], theirs: list[Made]) -> tuple[list[Ma
 
 
 def _is_one_call(one: Past, other: Past, mine: Made, theirs: Made) -> bool:
-    """Whether two ranks make a collective together from two lines, each from its own alone."""
+    """Return True if two ranks make one collective from two lines, each from its own alone."""
     return (
         not mine.p2p
         and (mine.gid, mine.seq) == (theirs.gid, theirs.seq)
@@ -385,20 +376,25 @@ def _is_one_call(one: Past, other: Past, mine: Made, theirs: Made) -> bool:
     )
 
 
-def _parting_in_a_group(leaver: Past, other: Past) -> Parting | None:
-    """Where one of two has destroyed a group in which the other goes on."""
-    for gid in sorted(leaver.left & other.groups - other.left):
-        own = [made for made in leaver.calls if made.gid == gid and not made.p2p]
-        more = [made for made in other.calls if made.gid == gid and not made.p2p][len(own) :]
-        if own and own[0].seq == 1 and own[-1].seq == len(own) and more:
-            end = Made(Step(LEFT, kind=own[0].step.kind), gid, 0)
-            ranks = leaver.ranks[0], other.ranks[0]
-            return Parting(ranks, ((end,), tuple(more)), _until_the_end_of(leaver, gid))
+def _parting_in_a_group(one: Past, other: Past) -> Parting | None:
+    """The point at which one of two has destroyed a group in which the other goes on."""
+    for leaver, rival in ((one, other), (other, one)):
+        for gid in sorted(leaver.left & rival.groups - rival.left):
+            own = [made for made in leaver.calls if made.gid == gid and not made.p2p]
+            more = [made for made in rival.calls if made.gid == gid and not made.p2p][len(own) :]
+            if own and own[0].seq == 1 and own[-1].seq == len(own) and more:
+                end = Made(Step(LEFT, kind=own[0].step.kind), gid, 0)
+                ways = (end,), tuple(more)
+                return Parting(
+                    (one.ranks[0], other.ranks[0]),
+                    ways if leaver is one else ways[::-1],
+                    _until_the_end_of(leaver, gid),
+                )
     return None
 
 
 def _until_the_end_of(past: Past, gid: int) -> tuple[Step, ...]:
-    """What it did in groups of one kind, with their ends, up to the last call in one of them."""
+    """The steps in groups of one kind, with their ends, up to the last call in one of them."""
     last = max(number for number, made in enumerate(past.calls) if made.gid == gid and not made.p2p)
     kind = past.calls[last].step.kind
     steps: list[Step] = []
@@ -413,7 +409,7 @@ def _until_the_end_of(past: Past, gid: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-# --- Who explains all partings --------------------------------------------------------
+# --- The ranks that explain all partings ----------------------------------------------
 
 
 def _covers(edges: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[frozenset[int]]:
@@ -459,7 +455,7 @@ def _by_habit(
 
 
 def strange_side(parting: Parting, source: Source) -> int | None:
-    """Which of two ranks did what they never did at this point.
+    """The one of two ranks that made a call which it never made at this point, as 0 or 1.
 
     A call that is new to both may come after a loop: it is strange only where the source shows
     that none ends between their lines.
@@ -495,7 +491,7 @@ def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> in
 
 
 def _in_one_loop(parting: Parting, source: Source) -> bool:
-    """Whether the source shows that neither is past a loop that the other is in."""
+    """Return True if the source shows that neither is past a loop that the other is in."""
     here, there = (Position((Line(way[0].step.file, way[0].step.line),)) for way in parting.ways)
     found = fork(source.program, here, there)
     return found is not None and not found.left and not found.back.left

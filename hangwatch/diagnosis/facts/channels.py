@@ -48,7 +48,7 @@ def is_posted(job: Job, wait_point: Channel, peer: int) -> bool:
 def is_guessed(job: Job, wait_point: Channel) -> bool:
     """Return True if a peer may have made the call that is_posted() misses, for all that is known.
 
-    It waits for none of its calls, so that those that are complete look like those that are not.
+    It waits for none of its calls, so that complete and incomplete ones look alike.
     """
     calls = _in_group(job, wait_point.peer, wait_point.gid)
     return not _is_whole(calls) and _forgets(_answering(calls, wait_point))
@@ -122,8 +122,8 @@ def _wanted(wait_point: Channel) -> str:
 def _under_way(calls: Sequence[OpRecord]) -> int:
     """Count the calls that are not complete.
 
-    A call that no thread waits for stays ISSUED when it is complete, unless a device tells. Where
-    some were waited for, those that are ISSUED are yet to be.
+    A call that no thread waits for stays ISSUED when it is complete, unless a device runs it.
+    Where some were waited for, the ISSUED ones are yet to be.
     """
     forgets = _forgets(calls)
     return sum(

@@ -2,15 +2,15 @@
 
 The program enqueues calls, often many and in several groups, and the device runs them
 in that order: it is at the oldest that is unfinished. A call that is enqueued behind
-that has not arrived. A device that stands at nothing, although it has work, is stuck itself:
+that has not arrived. A device that is at no call, although it has work, is stuck itself:
 
 - others have completed a call that needs every rank, and it has not: its device ran no
-  further, or can no longer tell (after an error no event completes). Not where members came
+  further, or can no longer report it (after an error no event completes). Not where members came
   with different calls: NCCL pairs them all the same, and lets the one that needs less go;
 - it has begun none of its calls: the device says so itself (beacons), or the
   recorder takes these times. The program's calls are not late then, but work that it enqueued
   before them;
-- all stand at one call, and its program alone has stopped enqueuing what follows:
+- all are at one call, and its program alone has stopped enqueuing what follows:
   after an error of the device the program gets no further either. Not where all are
   known to have begun it.
 """
@@ -53,7 +53,7 @@ def oldest(job: Job, rank: int) -> list[int]:
 
 
 def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait]:
-    """The waits that count: those that devices are at, and the only ones that lead to a rank.
+    """The waits that count: at the calls of devices, and the only ones that lead to a rank.
 
     A call that is enqueued behind the one that a device is at waits for no rank yet. But it may
     be all that leads to a rank which has run everything, and issues nothing more.
@@ -128,7 +128,7 @@ def stuck_devices(job: Job, disputed: Mapping[int, int]) -> dict[int, Stuck]:
 
 
 def without_company(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
-    """Of stuck devices those that are not all together before one call.
+    """The stuck devices that are not all together before one call.
 
     Where no rank waits for any of them, there is none to compare them with either.
     """
@@ -143,7 +143,7 @@ def without_company(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
 
 
 def not_passed(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
-    """Of stuck devices those that are not behind all others.
+    """The stuck devices that are not behind all others.
 
     One that has not run what is complete elsewhere, and that no rank waits for, waits itself.
     """
@@ -172,7 +172,7 @@ def _outrun(job: Job, rank: int, place: Place, here: Place | None) -> bool:
 
 
 def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[int, Stuck]:
-    """Of the members that all stand at one place those that enqueued less than the others."""
+    """The members that are at one place with all others, and enqueued less than some of them."""
     found: dict[int, Stuck] = {}
     for place in dict.fromkeys(at.values()):
         members = job.members(place.gid)

@@ -161,7 +161,7 @@ def _date_lost_nodes(found: dict[int, Ending]) -> None:
 
 
 def _excuse_the_unseen(job: Job, found: dict[int, Ending]) -> None:
-    """Where a job is over, and a rank is known to have failed by itself, excuse later ends.
+    """Excuse later ends of a job that is over, if a rank is known to have failed by itself.
 
     The launcher has ended the ranks that went after it, and that were not seen to end. Not
     where it failed in a collective: a rank that went unseen may be why.
@@ -177,7 +177,7 @@ def _excuse_the_unseen(job: Job, found: dict[int, Ending]) -> None:
 
 
 def _suspect_the_unseen(job: Job, found: dict[int, Ending]) -> None:
-    """Where no failure was seen, as in a job that was short, doubt clean ends.
+    """Doubt clean ends where no failure was seen, as in a job that was short.
 
     A rank that came to the end of its program may have failed there as well.
     """
@@ -190,7 +190,7 @@ def _suspect_the_unseen(job: Job, found: dict[int, Ending]) -> None:
 
 
 def _blame_a_vague_error(job: Job, found: dict[int, Ending]) -> None:
-    """Where no rank is known to have failed by itself, blame the one whose error may be its own."""
+    """Blame the rank whose error may be its own, where none is known to have failed by itself."""
     vague = [
         rank
         for rank, end in found.items()
@@ -254,9 +254,9 @@ def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], found: dict[int, Endin
 
 
 def _ended_behind(job: Job, gid: int, ends: dict[int, Ending]) -> tuple[list[int], list[float]]:
-    """How far members that have ended had come, in order; and for each how long ago one ended.
+    """The counts of members that have ended, in order; and for each the age of an end.
 
-    It is the first by itself of those that had come so far or less, 0 where none ended so.
+    It is that of the first to end by itself with that count or less, 0 where none did.
     """
     ended = []
     for member in job.members(gid):

@@ -29,7 +29,7 @@ class Step(NamedTuple):
     file: str = ""
     line: int = 0
     size: str = ""
-    """Where C++ issued it, and it has no line; of new_group the group that it makes."""
+    """Of a call that C++ issued, which has no line; of new_group the group that it makes."""
     kind: str = ""
     """Of its group, where that counts: how it is described, else how large it is."""
 

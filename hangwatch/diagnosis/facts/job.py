@@ -63,7 +63,7 @@ class Job:
     unfinished: dict[int, list[int]] = field(default_factory=dict)
     """rank to the positions in ``ops`` of its calls that are not over, for ranks with any."""
     devices: dict[int, list[int]] = field(default_factory=dict)
-    """The same of those that a device runs."""
+    """The same of the calls that a device runs."""
     _gids: dict[GroupKey, int] = field(default_factory=dict)
     _gid_by_id: dict[int, int] = field(default_factory=dict)
     _by_group: list[list[tuple[int, OpRecord]]] = field(default_factory=list)

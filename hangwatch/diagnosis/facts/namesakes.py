@@ -26,7 +26,7 @@ TOGETHER_S = 1.0
 
 
 class _Families:
-    """Numbers families of groups: those that have members and description in common.
+    """Numbers families of groups: the groups that share members and description.
 
     A key may name all ranks of a large job, and many ranks share one: it is hashed once.
     """

@@ -341,7 +341,7 @@ def _in_groups(
         causes = {m: ended[m].cause for m in job.members(gid) if m in ended}
         gone = [member for member, cause in causes.items() if cause is Cause.OWN]
         if not gone and timed_out(ended[rank.rank]):
-            # The launcher has ended those that it had waited for in vain.
+            # The launcher has ended the ranks that it had waited for in vain.
             gone = [member for member, cause in causes.items() if cause is Cause.TERMINATED]
         seqs = [reached.get(member, 0) for member in causes if member not in gone]
         # A member that came to its end is missing from the place after its last one.
