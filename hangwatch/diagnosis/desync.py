@@ -57,18 +57,16 @@ def find_desync(snapshot: JobSnapshot) -> Verdict | None:
     of each rank alike. State ``desync``; certainty never more than ``likely``.
     """
     job = index(snapshot)
-    found = [verdict for gid in range(len(job.keys)) for verdict in _in_group(job, gid)]
+    found: list[Verdict] = []
+    for gid in range(len(job.keys)):
+        ranks = [rank for rank in job.members(gid) if rank in job.ranks][:MOST_RANKS]
+        places = {
+            seq: {r: records[r] for r in ranks if r in records and records[r].source == "page"}
+            for seq, records in job.places(gid).items()
+        }
+        found += _out_of_step(job, gid, ranks, places)
+        found += _other_signature(job, gid, places)
     return min(found, key=lambda verdict: len(verdict.culprits), default=None)
-
-
-def _in_group(job: Job, gid: int) -> Iterator[Verdict]:
-    ranks = [rank for rank in job.members(gid) if rank in job.ranks][:MOST_RANKS]
-    places = {
-        seq: {r: records[r] for r in ranks if r in records and records[r].source == "page"}
-        for seq, records in job.places(gid).items()
-    }
-    yield from _out_of_step(job, gid, ranks, places)
-    yield from _other_signature(job, gid, places)
 
 
 def _out_of_step(job: Job, gid: int, ranks: list[int], places: _Places) -> Iterator[Verdict]:

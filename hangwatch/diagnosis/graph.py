@@ -202,7 +202,7 @@ def _missing_senders(
     present = (rank for rank in several if not _is_gone(rank, wait_point, graph, ended))
     if sum(sending(job, wait_point, rank) for rank in present) > wait_point.turn:
         return ()
-    dead = tuple(rank for rank in several if _has_failed(rank, ended))
+    dead = tuple(rank for rank in several if rank in ended and ended[rank].is_failure)
     if dead:
         return dead
     finished = {rank for rank in several if rank in ended or job.has_left(rank, wait_point.gid)}
@@ -252,10 +252,6 @@ def _is_gone(
     return bool(at) and not any(answers(other, wait_point) for other in at)
 
 
-def _has_failed(rank: int, ended: Mapping[int, Ending]) -> bool:
-    return rank in ended and ended[rank].is_failure
-
-
 def _missing_at_setup(
     job: Job, wait_point: Setup, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
@@ -276,18 +272,16 @@ def _missing_at_setup(
             if rank.phase is Phase.RUNNING and number not in ended
         )
     missing = tuple(rank for rank in job.world() if rank not in there)
-    if wait_point.call == NEW_GROUP:
-        # A rank that is no member is let through, and may have come to its end since.
-        left = tuple(r for r in missing if r not in ended or ended[r].how is not How.CLEAN)
-        return left or missing
-    return missing
+    if wait_point.call != NEW_GROUP:
+        return missing
+    # A rank that is no member is let through, and may have come to its end since.
+    return tuple(r for r in missing if r not in ended or ended[r].how is not How.CLEAN) or missing
 
 
 def _made(job: Job, rank: int, setup: Setup) -> bool:
     """Return True if a rank has come through a call of new_group, together with its members."""
     known = job.ranks[rank].new_groups if rank in job.ranks else ()
-    called = (call for call in known if call.number == setup.number)
-    return any(job.gid(call.group) == setup.gid for call in called)
+    return any(c.number == setup.number and job.gid(c.group) == setup.gid for c in known)
 
 
 # --- Its roots ------------------------------------------------------------------------

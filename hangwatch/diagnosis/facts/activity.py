@@ -120,7 +120,7 @@ class Compiling:
 def compiling(rank: RankSnapshot) -> Compiling | None:
     """The compilation that a rank is in, None where it is in none or has no stack."""
     known = ((thread, _compiler(thread.frames)) for thread in _threads(rank))
-    thread, by = next(((thread, by) for thread, by in known if by is not None), (None, None))
+    thread, by = next((found for found in known if found[1] is not None), (None, None))
     if thread is None or by is None:
         return None
     names = (found[1] for child in rank.children if (found := _NAME.search(child.command)))

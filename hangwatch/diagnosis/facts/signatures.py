@@ -112,14 +112,14 @@ def split_of(records: Mapping[int, OpRecord]) -> Split | None:
 
 
 def _exchange(known: Mapping[int, OpRecord]) -> Split | None:
-    """Return those whose sizes do not fit those of the others, after the others."""
+    """Return the ranks whose sizes do not fit those of the others, after the others."""
     found = misfits(known)
     if not found:
         return None
     odd = odd_ones(found)
     others = tuple(sorted(known.keys() - set(odd)))
     parts = (("sizes that fit", others), ("sizes that do not", odd))
-    return Split(Differs.SPLITS, tuple(part for part in parts if part[1]))
+    return Split(Differs.SPLITS, parts if others else parts[1:])
 
 
 def _forms(known: Mapping[int, OpRecord]) -> Split | None:
@@ -137,8 +137,7 @@ def wire_key(records: Iterable[OpRecord]) -> Callable[[OpRecord], str]:
     Records of one source are compared by what is run for them, those of two sources by the coarser
     names that gloo's recorder knows.
     """
-    one_source = len({record.source for record in records}) <= 1
-    if one_source:
+    if len({record.source for record in records}) <= 1:
         return lambda record: _operation(record.wire).run_as or _base(record.wire)
     return lambda record: _operation(record.wire).by_gloo or _base(record.wire)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hangwatch.diagnosis.facts.activity import GIL_STALE_S, waits_in_collective
 from hangwatch.diagnosis.facts.channels import turn
@@ -20,7 +20,7 @@ from hangwatch.diagnosis.facts.stores import for_keys
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.model.frames import program_thread, with_source
 from hangwatch.model.kinds import OpState, Phase
-from hangwatch.model.snapshot import GroupProgress, NewGroup, OpRecord, RankSnapshot
+from hangwatch.model.snapshot import GroupProgress, NewGroup, RankSnapshot
 
 MOMENT_S = 1.0
 """A rank that has been in a set-up call for less does not wait yet, unless others are in it for
@@ -50,9 +50,12 @@ def find_waits(
             waits.extend(_of_living(job, rank, setups))
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
             found = list(_of_ended(job, rank, ended))
-            in_dispute = _in_dispute(job, rank, end, disputed or {})
-            if all(_is_before(wait.wait_point, in_dispute) for wait in found):
-                found = in_dispute or found
+            passed = _disputed_places(job, number, end, disputed or {})
+            points = (wait.wait_point for wait in found)
+            # It has been long ago in a place before one that it raised after.
+            if all(isinstance(p, Place) and p.seq < passed.get(p.gid, 0) for p in points):
+                places = (Place(gid, seq) for gid, seq in passed.items())
+                found = [Wait(number, p, end.age_s, firm=False) for p in places] or found
             waits.extend(wait._replace(over=True) for wait in found)
     return waits + for_keys(job, ended, waits)
 
@@ -201,18 +204,15 @@ def _pending(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
     seen: set[int] = set()
     for position in job.unfinished.get(rank.rank, ()):
         gid, record = job.ops[rank.rank][position]
-        waits = record.state is OpState.ISSUED and not record.p2p and record.seq > 0
-        if waits and gid not in seen and _is_unfinished(job, rank, gid, record):
+        if record.state is not OpState.ISSUED or record.p2p or record.seq < 1 or gid in seen:
+            continue
+        progress = job.progress.get(rank.rank, {}).get(gid)
+        if rank.flight or (
+            progress is not None and 0 <= _complete(job, gid, progress) < record.seq
+        ):
             seen.add(gid)
             age_s = seconds(record.issued_age_s) or seconds(rank.pending_age_s)
             yield from _in_call(job, rank.rank, position, age_s)
-
-
-def _is_unfinished(job: Job, rank: RankSnapshot, gid: int, record: OpRecord) -> bool:
-    if rank.flight:
-        return True
-    progress = job.progress.get(rank.rank, {}).get(gid)
-    return progress is not None and 0 <= _complete(job, gid, progress) < record.seq
 
 
 def _by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
@@ -253,27 +253,13 @@ def _complete(job: Job, gid: int, progress: GroupProgress) -> int:
 # --- Of ranks that another one's end, or the launcher, ended --------------------------
 
 
-def _in_dispute(
-    job: Job, rank: RankSnapshot, end: Ending, disputed: Mapping[int, int]
-) -> list[Wait]:
+def _disputed_places(
+    job: Job, rank: int, end: Ending, disputed: Mapping[int, int]
+) -> dict[int, int]:
     """The disputed places that a rank raised after: its calls failed, c10d counts them done."""
-    if end.cause is not Cause.ECHO:
-        return []
-    return [
-        Wait(rank.rank, Place(gid, disputed[gid]), end.age_s, firm=False)
-        for gid in job.progress.get(rank.rank, {})
-        if gid in disputed and job.arrived(rank.rank, Place(gid, disputed[gid]))
-    ]
-
-
-def _is_before(wait_point: WaitPoint, waits: Iterable[Wait]) -> bool:
-    """Return True for a place before one that a rank waits in: it has been there long ago."""
-    return isinstance(wait_point, Place) and any(
-        isinstance(wait.wait_point, Place)
-        and wait_point.gid == wait.wait_point.gid
-        and wait_point.seq < wait.wait_point.seq
-        for wait in waits
-    )
+    known = ((gid, disputed[gid]) for gid in job.progress.get(rank, {}) if gid in disputed)
+    passed = {gid: seq for gid, seq in known if job.arrived(rank, Place(gid, seq))}
+    return passed if end.cause is Cause.ECHO else {}
 
 
 def _of_ended(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Wait]:
