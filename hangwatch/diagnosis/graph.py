@@ -346,16 +346,18 @@ def _components(graph: Graph, starts: Iterable[Node]) -> Iterator[list[Node]]:
             node, order, height, after = work[-1]
             entered = None
             for child in after:
-                if child not in low:
+                at = low.get(child)
+                if at is None:
                     entered = child
                     break
-                low[node] = min(low[node], low[child])
+                low[node] = min(low[node], at)
             else:
                 work.pop()
-                if work:
+                if low[node] < order:
                     low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == order:
-                    component = stack[height:][::-1]
-                    del stack[height:]
-                    low.update(dict.fromkeys(component, math.inf))  # none of it counts any more
-                    yield component
+                    continue
+                component = stack[height:][::-1]
+                del stack[height:]
+                for done in component:
+                    low[done] = math.inf  # it counts no more
+                yield component
