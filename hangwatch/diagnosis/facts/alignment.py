@@ -24,7 +24,7 @@ from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, Job
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.source.program import Line, Position, fork
 from hangwatch.model.kinds import Phase
-from hangwatch.model.snapshot import OpRecord
+from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
 MOST_CALLS = 50_000
 """Of all ranks together; of each its last ones are compared."""
@@ -157,16 +157,7 @@ def _past(job: Job, rank: int, end: Ending | None, most: int) -> Past:
     pid = snapshot.pid  # the native id of the main thread as well
     main = max(threads, key=lambda thread: (threads[thread], thread == pid, thread), default=0)
     groups = job.progress.get(rank, {})
-    calls = tuple(_calls(job, ops, main))
-    together = job.gid(SETTING_UP)
-    if job.reached[together]:
-        groups_made = {call.number: str(job.gid(call.group)) for call in snapshot.new_groups}
-        calls = tuple(
-            made._replace(step=made.step._replace(size=groups_made[made.seq]))
-            if made.gid == together
-            else made
-            for made in calls
-        )
+    calls = tuple(_calls(job, snapshot, ops, main))
     # The stages of a pipeline differ in the part that they have in the exchange of messages.
     part = {
         (_kind(job, gid), job.keys[gid].ranks.index(rank))
@@ -188,18 +179,25 @@ def _past(job: Job, rank: int, end: Ending | None, most: int) -> Past:
 
 
 def _has_thread(record: OpRecord) -> bool:
-    """True if the thread that made a call is known: autograd runs a device's in its own."""
+    """Return True if the thread that made a call is known, which autograd's for devices is not."""
     return record.source == "page" and not record.device and record.thread != 0
 
 
-def _calls(job: Job, ops: Sequence[tuple[int, OpRecord]], main: int) -> Iterator[Made]:
+def _calls(
+    job: Job, rank: RankSnapshot, ops: Sequence[tuple[int, OpRecord]], main: int
+) -> Iterator[Made]:
     used = {(gid, record.p2p) for gid, record in ops}
     kinds = {(gid, p2p): _kind(job, gid, p2p=p2p) for gid, p2p in used}
     # By its size alone a call is not known again in a group that is not described.
     groups = {gid: " " if job.keys[gid].desc else f" {gid}" for gid, _ in used}
+    together = job.gid(SETTING_UP)
+    new_groups = rank.new_groups if job.reached[together] else ()
+    groups_made = {call.number: str(job.gid(call.group)) for call in new_groups}
     for gid, record in ops:
         aside = record.thread != main and _has_thread(record)
         made = step(record, kinds[gid, record.p2p], groups[gid])
+        if gid == together:
+            made = made._replace(size=groups_made[record.seq])
         yield Made(made, gid, record.seq, record.source == "page", record.p2p, aside)
 
 

@@ -10,12 +10,10 @@ from typing import NamedTuple
 
 from hangwatch.diagnosis.facts.history import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.job import Job, seconds
-from hangwatch.diagnosis.facts.wait_points import STORE, Setup, Wait
+from hangwatch.diagnosis.facts.wait_points import MOMENT_S, STORE, Setup, Wait
 from hangwatch.model.calls import OF_A_STORE, Site
 from hangwatch.model.snapshot import Mark, RankSnapshot
 
-MOMENT_S = 1.0
-"""A rank that has waited for a key for less does not hang yet."""
 KEY = "key"
 """The difference where ranks ask for another key than others do."""
 ALIKE = 0.75

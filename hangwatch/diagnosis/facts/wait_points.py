@@ -17,6 +17,10 @@ UNNAMED = "collective"
 """The name of a call whose operation is not known: C++ issued it, and no recorder has it."""
 STORE = "store"
 """Instead of a set-up call: a key of a store."""
+MOMENT_S = 1.0
+"""A rank that has been in a set-up call, or has asked for a key, for less does not wait yet, unless
+others are in the call for longer: a thread may make groups of its own again and again, while the
+program is elsewhere."""
 
 
 class Place(NamedTuple):

@@ -17,14 +17,11 @@ from hangwatch.diagnosis.facts.devices import oldest
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, timed_out, went_on
 from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, Job, seconds
 from hangwatch.diagnosis.facts.stores import for_keys
-from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import MOMENT_S, Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.model.frames import program_thread, with_source
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.snapshot import GroupProgress, NewGroup, RankSnapshot
 
-MOMENT_S = 1.0
-"""A rank that has been in a set-up call for less does not wait yet, unless others are in it for
-longer: a thread may make groups of its own again and again, while the program is elsewhere."""
 FAILED_WITHIN = 4
 """A call that raised is where a rank ended if it is among its last so many."""
 COUNTED_S = 2.0
