@@ -77,9 +77,9 @@ def _out_of_step(job: Job, gid: int, ranks: list[int], places: _Places) -> Itera
     for rank in ranks:
         by_shift: dict[int, dict[int, Drift]] = defaultdict(dict)
         for other in ranks:
-            found = drift(steps[rank], steps[other])
-            if found is not None:
-                by_shift[found.shift][other] = found
+            apart = drift(steps[rank], steps[other])
+            if apart is not None:
+                by_shift[apart.shift][other] = apart
         others = max(by_shift.values(), key=len, default={})
         if not others or not is_half(others, ranks):
             continue
@@ -93,7 +93,7 @@ def _out_of_step(job: Job, gid: int, ranks: list[int], places: _Places) -> Itera
         rest = tuple(one for one in ranks if one not in culprits)
         if first.known or len(culprits) < len(rest):
             yield _verdict_of_drift(job, gid, first, (culprits, rest), places)
-        return  # else neither when it began nor who it was is known: too little for an alarm
+        return  # else neither its begin nor the rank is known: too little for an alarm
 
 
 def drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
@@ -135,11 +135,11 @@ def _from(first: int, calls: Mapping[int, Step]) -> dict[int, Step]:
 
 
 def _verdict_of_drift(
-    job: Job, gid: int, found: Drift, sides: tuple[Ranks, Ranks], places: _Places
+    job: Job, gid: int, apart: Drift, sides: tuple[Ranks, Ranks], places: _Places
 ) -> Verdict:
-    place, records = Place(gid, found.seq), places[found.seq]
+    place, records = Place(gid, apart.seq), places[apart.seq]
     mine, theirs = (next(records[rank] for rank in side if rank in records) for side in sides)
-    about = theirs if found.shift > 0 else mine
+    about = theirs if apart.shift > 0 else mine
     texts = job.snapshot.sources
     scene = Scene(
         *sides,
@@ -148,24 +148,24 @@ def _verdict_of_drift(
         with_source(theirs.site, texts),
     )
     even = len(sides[0]) == len(sides[1])
-    text = disagreement.drifting(scene, found.shift, known=found.known, even=even)
+    text = disagreement.drifting(scene, apart.shift, known=apart.known, even=even)
     return _verdict(job, place, Kind.OP_MISMATCH, scene, about, text, even=even)
 
 
 def _other_signature(job: Job, gid: int, places: _Places) -> Iterator[Verdict]:
     for seq, records in sorted(places.items()):
-        found = split_of(records)
-        if found is None or found.differs not in _WRONG:
+        split = split_of(records)
+        if split is None or split.differs not in _WRONG:
             continue
         if len({step(record) for record in records.values()}) > 1:
             continue  # other lines: which place a call has may be wrong where threads race
         place = Place(gid, seq)
-        most, *rest = (ranks for _, ranks in found.parts)
+        most, *rest = (ranks for _, ranks in split.parts)
         culprits = tuple(sorted(rank for ranks in rest for rank in ranks))
         about = records[culprits[0]]
         site = with_source(about.site, job.snapshot.sources)
         scene = Scene(culprits, most, wait_point_text(job, place, about.op), site, site)
-        text = disagreement.unnoticed(scene, found)
+        text = disagreement.unnoticed(scene, split)
         even = len(most) == len(rest[0])
         yield _verdict(job, place, Kind.SIGNATURE_MISMATCH, scene, about, text, even=even)
         return

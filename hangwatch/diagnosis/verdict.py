@@ -151,7 +151,7 @@ def _without_repeats(findings: list[Finding]) -> list[Finding]:
 
 
 def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
-    """Return True if counters alone show it, and something better explains all who wait there."""
+    """Return True if counters alone show it, and something better explains all its waits."""
     if finding.certainty is not Certainty.POSSIBLE or not finding.waits:
         return False
     waiting = {wait.rank for wait in finding.waits}

@@ -66,7 +66,7 @@ class Past:
     kinds: frozenset[str]
     """Of the groups that it is in."""
     part: tuple[object, ...]
-    """Its position among those with whom it exchanges messages."""
+    """Its position among those that it exchanges messages with."""
 
     @cached_property
     def whole(self) -> bool:
@@ -483,7 +483,7 @@ def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> in
         return None
     if parting.ways[1 - odd[0]][0].step not in usual:
         return None  # the same operation, and another call
-    # What it does again and again from then on is a part of the program.
+    # A call that it makes again and again from then on is a part of the program.
     again = (known[-1], ways[odd[0]][0]) in pairwise(ways[odd[0]])
     return None if again else odd[0]
 
@@ -491,5 +491,5 @@ def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> in
 def _in_one_loop(parting: Parting, source: Source) -> bool:
     """Return True if the source shows that neither is past a loop that the other is in."""
     here, there = (Position((Line(way[0].step.file, way[0].step.line),)) for way in parting.ways)
-    found = fork(source.program, here, there)
-    return found is not None and not found.left and not found.back.left
+    parted = fork(source.program, here, there)
+    return parted is not None and not parted.left and not parted.back.left

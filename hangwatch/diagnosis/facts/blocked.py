@@ -43,91 +43,6 @@ _LOCKS = frozenset({"Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition
 _FUTEX = "futex"
 
 
-def lock_taken(site: Site | None, wchan: str, call: str, program: Program) -> str:
-    """The lock that a line waits to take, as it is written there; empty where it does not.
-
-    It is one by its name, or by what the name is given in the file.
-    """
-    found = _TAKEN.match((site.source if site else None) or "")
-    if (
-        found is None
-        or site is None
-        or call not in ("", "threading.acquire", "threading.__enter__")
-    ):
-        return ""
-    name = found[1] or found[2]
-    last = name.rpartition(".")[2]
-    is_lock = _NAMED_LOCK.search(last) is not None or _is_given_lock(program, site.file, last)
-    return name if is_lock and (not wchan or wchan.startswith(_FUTEX)) else ""
-
-
-def _is_given_lock(program: Program, file: str, name: str) -> bool:
-    """Return True if a name, or an attribute of it, is given a lock of threading's in a file."""
-    tree = program.trees.get(file)
-    made = program.given_to(name, tree, everywhere=True) if tree is not None else ()
-    return any(isinstance(value, ast.Call) and called(value) in _LOCKS for value in made)
-
-
-def holder(
-    rank: RankSnapshot, lock: str, sources: Mapping[str, str], program: Program
-) -> Link | None:
-    """The only other thread that is in a block of such a lock; None where it is not known."""
-    taken = ((thread, _has_taken(thread, lock, sources, program)) for thread in others(rank))
-    found = only((thread, at) for thread, at in taken if at is not None)
-    if found is None:
-        return None
-    return replace(_crossed(rank, found[0], sources, program), holds=found[1])
-
-
-def waits_for_it(rank: RankSnapshot, sources: Mapping[str, str], program: Program) -> Link | None:
-    """The only other thread that waits for a lock which the one that trains has taken."""
-    links = (_crossed(rank, thread, sources, program) for thread in others(rank))
-    return only(link for link in links if link.crossed is not None)
-
-
-def _crossed(
-    rank: RankSnapshot, thread: ThreadStack, sources: Mapping[str, str], program: Program
-) -> Link:
-    """A thread, and where the one that trains has taken the lock that it waits for."""
-    link = of_thread(thread, sources)
-    inside = not is_user_frame(thread.frames[0])
-    lock = "" if inside else lock_taken(link.site, "", "", program)
-    trains = program_thread(rank)
-    taken = _has_taken(trains, lock, sources, program) if trains and lock else None
-    return replace(link, crossed=taken)
-
-
-def _has_taken(
-    thread: ThreadStack, lock: str, sources: Mapping[str, str], program: Program
-) -> Site | None:
-    """The line at which a thread has taken a lock of that name that it has not given back."""
-    for frame in user_frames(thread.frames):
-        scope = program.scope_at(Line(frame.file, frame.line))
-        taken = _taken_at(scope, lock.rpartition(".")[2], frame.line)
-        if taken is not None:
-            return site_of(replace(frame, line=taken), sources)
-    return None
-
-
-def _taken_at(scope: Function | None, name: str, line: int) -> int | None:
-    """The line of a function by which it has a lock of that name at ``line``; None for none."""
-    taken, given = [], [0]
-    for node in own(scope) if scope is not None else ():
-        match node:
-            case ast.With() | ast.AsyncWith() if spans(node.body, line):
-                taken += [node.lineno for item in node.items if _is(item.context_expr, name)]
-            case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if _is(owner, name):
-                if attr == "acquire" and node.lineno < line:
-                    taken.append(node.lineno)
-                elif attr == "release" and node.lineno < line:
-                    given.append(node.lineno)
-    return max((at for at in taken if at > max(given)), default=None)
-
-
-def _is(node: ast.expr, name: str) -> bool:
-    return ast.unparse(node).rpartition(".")[2] == name
-
-
 @dataclass(frozen=True, slots=True)
 class Blocked:
     """A wait. what: ``the lock `self.lock```; call: of Python's own, ``queue.get``."""
@@ -203,11 +118,15 @@ class _Look:
     wchan: str
 
     def for_lock(self) -> Blocked | None:
-        """By a lock that its line takes."""
-        lock = lock_taken(self.site, self.wchan, _call(self.inside), self.program)
-        if not lock or len(self.inside) > 1:
+        """By a lock that its line takes, and the only other thread that is in a block of it."""
+        lock = self._lock_taken(self.site)
+        may_take = _call(self.inside) in ("", "threading.acquire", "threading.__enter__")
+        asleep = not self.wchan or self.wchan.startswith(_FUTEX)
+        if not lock or not may_take or not asleep or len(self.inside) > 1:
             return None
-        link = holder(self.rank, lock, self.sources, self.program)
+        taken = ((thread, self._has_taken(thread, lock)) for thread in others(self.rank))
+        holder = only((thread, at) for thread, at in taken if at is not None)
+        link = replace(self._crossed(holder[0]), holds=holder[1]) if holder is not None else None
         return Blocked(On.LOCK, f"the lock `{lock}`", link=link)
 
     def by_library(self) -> Blocked | None:
@@ -223,9 +142,10 @@ class _Look:
             return Blocked(On.CHILD, call=call, link=link)
         if call:
             peers = () if has_returned(self.rank) else self.peers
+            crossed = (self._crossed(thread) for thread in others(self.rank))
             link = (
                 missing_thread(self.rank, peers, self.sources)
-                or waits_for_it(self.rank, self.sources, self.program)
+                or only(link for link in crossed if link.crossed is not None)
                 or other_thread(self.rank, peers, self.sources)
             )
             return Blocked(On.THREAD, call=call, link=link)
@@ -264,6 +184,40 @@ class _Look:
         link = only_child(self.rank, self.sources) if on is On.CHILD else None
         return Blocked(on, what, link=link) if on is not None else None
 
+    def _lock_taken(self, site: Site | None) -> str:
+        """The lock that a line waits to take, as it is written there; empty where it does not.
+
+        It is one by its name, or by a value that the name is given in the file.
+        """
+        match = _TAKEN.match((site.source if site else None) or "")
+        if match is None or site is None:
+            return ""
+        name = match[1] or match[2]
+        last = name.rpartition(".")[2]
+        tree = self.program.trees.get(site.file)
+        given = self.program.given_to(last, tree, everywhere=True) if tree is not None else ()
+        is_lock = _NAMED_LOCK.search(last) is not None or any(
+            isinstance(value, ast.Call) and called(value) in _LOCKS for value in given
+        )
+        return name if is_lock else ""
+
+    def _crossed(self, thread: ThreadStack) -> Link:
+        """A thread, and the line at which the one that trains has the lock that it waits for."""
+        link = of_thread(thread, self.sources)
+        lock = self._lock_taken(link.site) if is_user_frame(thread.frames[0]) else ""
+        trains = program_thread(self.rank)
+        taken = self._has_taken(trains, lock) if trains and lock else None
+        return replace(link, crossed=taken)
+
+    def _has_taken(self, thread: ThreadStack, lock: str) -> Site | None:
+        """The line at which a thread has taken a lock of that name that it has not given back."""
+        for frame in user_frames(thread.frames):
+            scope = self.program.scope_at(Line(frame.file, frame.line))
+            taken = _taken_at(scope, lock.rpartition(".")[2], frame.line)
+            if taken is not None:
+                return site_of(replace(frame, line=taken), self.sources)
+        return None
+
     def _while(self) -> ast.While | None:
         """The innermost ``while`` around its line."""
         line = self.site.line if self.site is not None else 0
@@ -282,13 +236,32 @@ class _Look:
         return site_of(frame, self.sources) if frame is not None else None
 
 
+def _taken_at(scope: Function | None, name: str, line: int) -> int | None:
+    """The line of a function by which it has a lock of that name at ``line``; None for none."""
+    taken, given = [], [0]
+    for node in own(scope) if scope is not None else ():
+        match node:
+            case ast.With() | ast.AsyncWith() if spans(node.body, line):
+                taken += [node.lineno for item in node.items if _is(item.context_expr, name)]
+            case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if _is(owner, name):
+                if attr == "acquire" and node.lineno < line:
+                    taken.append(node.lineno)
+                elif attr == "release" and node.lineno < line:
+                    given.append(node.lineno)
+    return max((at for at in taken if at > max(given)), default=None)
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return ast.unparse(node).rpartition(".")[2] == name
+
+
 def _call(inside: Sequence[Frame]) -> str:
     """The function of Python's that the user's line waits in for others: ``queue.get``."""
     outermost = inside[-1] if inside else None
-    found = _PYTHON.search(outermost.file) if outermost else None
-    if found is None or outermost is None:
+    match = _PYTHON.search(outermost.file) if outermost else None
+    if match is None or outermost is None:
         return ""
-    return f"{found[1].replace('/', '.')}.{outermost.function.rpartition('.')[2]}"
+    return f"{match[1].replace('/', '.')}.{outermost.function.rpartition('.')[2]}"
 
 
 def _asks_for_time(test: ast.expr) -> bool:

@@ -80,7 +80,7 @@ def sent(job: Job, wait_point: Channel, ranks: Sequence[int]) -> dict[int, int]:
 
 
 def fewest(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """At most half of the ranks that have all sent less than the others, who sent alike."""
+    """At most half of the ranks: they have all sent less than the others, which sent alike."""
     least = min(counts.values(), default=0)
     behind = tuple(rank for rank, count in counts.items() if count == least)
     others = {count for count in counts.values() if count != least}

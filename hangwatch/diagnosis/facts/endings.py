@@ -128,84 +128,84 @@ _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "Genera
 
 def endings(job: Job) -> dict[int, Ending]:
     """The ends of all ranks that have ended."""
-    found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
-    _date_lost_nodes(found)
-    _excuse_the_unseen(job, found)
-    _suspect_the_unseen(job, found)
-    failed = any(end.cause is Cause.OWN for end in found.values())
+    ends = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
+    _date_lost_nodes(ends)
+    _excuse_the_unseen(job, ends)
+    _suspect_the_unseen(job, ends)
+    failed = any(end.cause is Cause.OWN for end in ends.values())
     if not failed and len(job.ranks) == len(job.world()):
-        _blame_a_vague_error(job, found)
+        _blame_a_vague_error(job, ends)
     else:
-        _find_echoes(job, found)
-        _excuse_the_later(job, found)
-    return found
+        _find_echoes(job, ends)
+        _excuse_the_later(job, ends)
+    return ends
 
 
-def _attribute(found: dict[int, Ending], ranks: Sequence[int], cause: Cause) -> None:
+def _attribute(ends: dict[int, Ending], ranks: Sequence[int], cause: Cause) -> None:
     for rank in ranks:
-        found[rank] = replace(found[rank], cause=cause)
+        ends[rank] = replace(ends[rank], cause=cause)
 
 
-def _date_lost_nodes(found: dict[int, Ending]) -> None:
+def _date_lost_nodes(ends: dict[int, Ending]) -> None:
     """Let lost nodes be lost before all other ends: the time is not known.
 
     A lost node may be the root of all that is not explained by itself. Where another rank
     has failed by itself, the node may well have been given back after that.
     """
-    others = [end for end in found.values() if end.how is not How.LOST]
+    others = [end for end in ends.values() if end.how is not How.LOST]
     cause = Cause.TERMINATED if any(end.is_failure for end in others) else Cause.OWN
     first_s = max((end.age_s for end in others), default=0.0)
-    for rank, end in found.items():
+    for rank, end in ends.items():
         if end.how is How.LOST:
-            found[rank] = replace(end, cause=cause, age_s=max(end.age_s, first_s))
+            ends[rank] = replace(end, cause=cause, age_s=max(end.age_s, first_s))
 
 
-def _excuse_the_unseen(job: Job, found: dict[int, Ending]) -> None:
+def _excuse_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
     """Excuse later ends of a job that is over, if a rank is known to have failed by itself.
 
     The launcher has ended the ranks that went after it, and that were not seen to end. Not
     where it failed in a collective: a rank that went unseen may be why.
     """
     known = (How.RAISED, How.SIGNAL, How.EXIT_CODE)
-    own = {rank: end for rank, end in found.items() if end.cause is Cause.OWN}
+    own = {rank: end for rank, end in ends.items() if end.cause is Cause.OWN}
     ages = [e.age_s for r, e in own.items() if e.how in known and not _thrown_out_of(job, r, e)]
     if job.snapshot.ended and ages:
         # Of a rank that went unseen the last sign of life is known.
         least_s = max(ages) + NOTICED_S
         unseen = [rank for rank, e in own.items() if e.how is How.GONE and e.age_s < least_s]
-        _attribute(found, unseen, Cause.TERMINATED)
+        _attribute(ends, unseen, Cause.TERMINATED)
 
 
-def _suspect_the_unseen(job: Job, found: dict[int, Ending]) -> None:
+def _suspect_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
     """Doubt clean ends where no failure was seen, as in a job that was short.
 
     A rank that came to the end of its program may have failed there as well.
     """
-    bad = [end for end in found.values() if end.how is not How.CLEAN]
+    bad = [end for end in ends.values() if end.how is not How.CLEAN]
     if not job.snapshot.exit_code or not bad or any(end.how is not How.GONE for end in bad):
         return
-    for rank, end in found.items():
+    for rank, end in ends.items():
         if end.how is How.CLEAN and end.exit_code is None:
-            found[rank] = replace(end, how=How.GONE, reason=Reason.UNKNOWN, cause=Cause.OWN)
+            ends[rank] = replace(end, how=How.GONE, reason=Reason.UNKNOWN, cause=Cause.OWN)
 
 
-def _blame_a_vague_error(job: Job, found: dict[int, Ending]) -> None:
+def _blame_a_vague_error(job: Job, ends: dict[int, Ending]) -> None:
     """Blame the rank whose error may be its own, where none is known to have failed by itself."""
     vague = [
         rank
-        for rank, end in found.items()
+        for rank, end in ends.items()
         if end.cause is Cause.ECHO
         and end.exception
         and not _names_a_peer(job, rank, end.exception)
         and last_call(job, rank) is None
     ]
-    if len(vague) == 1 and len(found) > 1:
-        _attribute(found, vague, Cause.OWN)
+    if len(vague) == 1 and len(ends) > 1:
+        _attribute(ends, vague, Cause.OWN)
 
 
-def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
+def _find_echoes(job: Job, ends: dict[int, Ending]) -> None:
     """Find the ranks that raised in a collective because a rank that it needs had ended."""
-    own = {rank: end for rank, end in found.items() if end.cause is Cause.OWN}
+    own = {rank: end for rank, end in ends.items() if end.cause is Cause.OWN}
     first_s = max((end.age_s for end in own.values() if end.is_failure), default=0.0)
     thrown: dict[int, list[int]] = defaultdict(list)
     for rank, end in own.items():
@@ -224,21 +224,21 @@ def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
             # It may have noticed that its peer is gone before that was seen.
             just = bisect_right(seen_s, age_s) > bisect_right(seen_s, age_s - NOTICED_S)
             if (just and rank in noticed) or age_s < max(first_s, clean_s):
-                found[rank] = replace(own[rank], cause=Cause.ECHO)
+                ends[rank] = replace(own[rank], cause=Cause.ECHO)
         for member in others:
             age_s = own[member].age_s
             if bisect_left(raised_s, age_s + NOTICED_S) > bisect_left(raised_s, age_s):
-                found[member] = replace(own[member], contested=True)
-    _find_echoes_in_cpp(job, {rank: end for rank, end in own.items() if rank not in raised}, found)
+                ends[member] = replace(own[member], contested=True)
+    _find_echoes_in_cpp(job, {rank: end for rank, end in own.items() if rank not in raised}, ends)
 
 
-def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], found: dict[int, Ending]) -> None:
+def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], ends: dict[int, Ending]) -> None:
     """Find the ranks that raised for that amid collectives of C++, such as those of backward.
 
     It is not recorded if they raised out of one. But they had issued one that a member never came
     to which had ended before.
     """
-    known = dict(found)
+    known = dict(ends)
     behind: dict[int, tuple[list[int], list[float]]] = {}
     for rank, end in own.items():
         if end.how is not How.RAISED or end.reason is Reason.OUT_OF_MEMORY:
@@ -249,7 +249,7 @@ def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], found: dict[int, Endin
             counts, seen_s = behind[gid]
             fewer = bisect_left(counts, progress.enqueued)
             if fewer and end.age_s < seen_s[fewer - 1]:
-                found[rank] = replace(end, cause=Cause.ECHO)
+                ends[rank] = replace(end, cause=Cause.ECHO)
                 break
 
 
@@ -288,16 +288,16 @@ def _is_its_own(job: Job, rank: int, end: Ending) -> bool:
     return bool(text) and not _PEER.search(text) and not _ECHO.search(text)
 
 
-def _excuse_the_later(job: Job, found: dict[int, Ending]) -> None:
+def _excuse_the_later(job: Job, ends: dict[int, Ending]) -> None:
     """Excuse ranks that ended with an exit code after another one had failed for sure.
 
     They were asked to end: a handler of SIGTERM may end a rank with any.
     """
-    own = {rank: end for rank, end in found.items() if end.cause is Cause.OWN}
+    own = {rank: end for rank, end in ends.items() if end.cause is Cause.OWN}
     sure = [end.age_s for rank, end in own.items() if _failed_for_sure(job, rank, end)]
     first_s = max(sure, default=0.0)
     later = [r for r, end in own.items() if end.how is How.EXIT_CODE and end.age_s < first_s]
-    _attribute(found, later, Cause.TERMINATED)
+    _attribute(ends, later, Cause.TERMINATED)
 
 
 def _failed_for_sure(job: Job, rank: int, end: Ending) -> bool:

@@ -210,8 +210,8 @@ def gpu_fault(gpu: GpuState | None, within_s: float) -> Fault | None:
             sure=True,
         )
     if worst is not None:
-        found = meaning(worst)
-        return Fault(name, f"{name}, which {found.what} (Xid {worst})", found.detail, sure=hard)
+        error = meaning(worst)
+        return Fault(name, f"{name}, which {error.what} (Xid {worst})", error.detail, sure=hard)
     if health is not None:
         return Fault(name, f"{name}, which {health[0]}", health[1], sure=False)
     return None

@@ -38,13 +38,12 @@ def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
     if first is None or not first.wire.startswith("all_to_all"):
         return []  # as nearly always
     ranks = first.group.ranks
-    known = [records[rank] for rank in ranks if rank in records]
-    return list(_misfits(ranks, known)) if len(known) == len(ranks) else []
-
-
-def _misfits(ranks: Sequence[int], records: Sequence[OpRecord]) -> Iterator[Misfit]:
-    sending = [(n, call) for n, call in enumerate(records) if len(call.sends) == len(ranks)]
-    taking = [(n, call) for n, call in enumerate(records) if len(call.receives) == len(ranks)]
+    if not records.keys() >= {*ranks}:
+        return []
+    calls = [(at, records[rank]) for at, rank in enumerate(ranks)]
+    sending = [(at, call) for at, call in calls if len(call.sends) == len(ranks)]
+    taking = [(at, call) for at, call in calls if len(call.receives) == len(ranks)]
+    found = []
     for (sender, theirs), (receiver, mine) in product(sending, taking):
         if mine.source != theirs.source or mine.state is theirs.state is OpState.DONE:
             continue  # it is not known, or there was room enough
@@ -54,7 +53,8 @@ def _misfits(ranks: Sequence[int], records: Sequence[OpRecord]) -> Iterator[Misf
         sent, taken = theirs.sends[receiver], mine.receives[sender]
         if sent != taken:
             unit = "row" if by_row else "element"
-            yield Misfit(ranks[sender], ranks[receiver], sent, taken, unit)
+            found.append(Misfit(ranks[sender], ranks[receiver], sent, taken, unit))
+    return found
 
 
 def odd_ones(found: Sequence[Misfit]) -> tuple[int, ...]:

@@ -183,7 +183,7 @@ def _blocked(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
             continue
         blocked_s = record.blocked_age_s
         # A call that leaves its message to the device returns once NCCL has made the connection.
-        # What the program posts next is not known: maybe the other half of the same batch.
+        # The call that the program posts next is not known: maybe the other half of the batch.
         progress = job.progress[rank.rank].get(gid)
         in_order = record.p2p and progress is not None and progress.in_order
         connects = in_order and (blocked_s is None or blocked_s >= record.issued_age_s)
@@ -317,7 +317,7 @@ def _in_groups(
     Counters are sampled, so they may be a step behind, and those of the ranks that
     failed with it say more. c10d may count what has failed as done.
     """
-    # What raised was C++'s: a group in which Python made the last call is not the one.
+    # A call of C++ raised: a group in which Python made the last call is not the one.
     by_cpp = [gid for gid in groups if not _made_by_python(job, rank.rank, gid)]
     for gid in by_cpp or groups:
         reached = job.reached[gid]
