@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hangwatch.diagnosis.advice.remedy import advice
 from hangwatch.diagnosis.facts.history import Step, shift, step
 from hangwatch.diagnosis.facts.job import Job, index, is_half
-from hangwatch.diagnosis.facts.signatures import Differs, Split, split_of
+from hangwatch.diagnosis.facts.signatures import Differs, split_of
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import Ranks, wait_point_text
@@ -26,14 +26,18 @@ from hangwatch.model.snapshot import JobSnapshot, OpRecord
 from hangwatch.model.verdict import Collective, Verdict
 
 MOST_RANKS = 32
-"""Ranks of a group that are compared; in a larger one its first."""
+"""The first ranks of a group are compared, so many at most."""
 AGREED_BEFORE = 2
 """Places directly before one at which ranks fell out of step that have to agree."""
 AGREE_AFTER = 3
 """Places after it that have to agree, shifted."""
 AGREE_WITHOUT_START = 12
-"""So many, where no place is known at which they were in step."""
+"""The same where no place is known at which they were in step."""
 _WRONG = {Differs.SHAPE, Differs.DTYPE, Differs.ROOT}
+
+
+_Places = Mapping[int, Mapping[int, OpRecord]]
+"""Calls of a group: place to rank to record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,75 +47,65 @@ class Drift:
     seq: int
     shift: int
     known: bool = True
-    """Whether ``seq`` is where it began; else it began before."""
+    """``seq`` is where it began; else it began before."""
 
 
 def find_desync(snapshot: JobSnapshot) -> Verdict | None:
     """The first disagreement of the group in which it began first; None if all agree.
 
-    Only what Python issued is compared: its place, operation, size and line are known
+    Only calls that Python issued are compared: their place, operation, size and line are known
     of each rank alike. State ``desync``; certainty never more than ``likely``.
     """
     job = index(snapshot)
-    found = [verdict for gid in range(len(job.keys)) for verdict in _in_group(job, gid)]
+    found: list[Verdict] = []
+    for gid in range(len(job.keys)):
+        ranks = [rank for rank in job.members(gid) if rank in job.ranks][:MOST_RANKS]
+        places = {
+            seq: {r: records[r] for r in ranks if r in records and records[r].source == "page"}
+            for seq, records in job.places(gid).items()
+        }
+        found += _out_of_step(job, gid, ranks, places)
+        found += _other_signature(job, gid, places)
     return min(found, key=lambda verdict: len(verdict.culprits), default=None)
 
 
-def _in_group(job: Job, gid: int) -> Iterator[Verdict]:
-    ranks = [rank for rank in job.members(gid) if rank in job.ranks][:MOST_RANKS]
-    places = {
-        seq: {r: records[r] for r in ranks if r in records and records[r].source == "page"}
-        for seq, records in job.places(gid).items()
+def _out_of_step(job: Job, gid: int, ranks: list[int], places: _Places) -> Iterator[Verdict]:
+    steps = {
+        rank: {seq: step(records[rank]) for seq, records in places.items() if rank in records}
+        for rank in ranks
     }
-    yield from _out_of_step(job, gid, ranks, places)
-    yield from _other_signature(job, gid, places)
-
-
-def _out_of_step(
-    job: Job, gid: int, ranks: list[int], places: Mapping[int, Mapping[int, OpRecord]]
-) -> Iterator[Verdict]:
-    steps = {rank: _steps(places, rank) for rank in ranks}
     for rank in ranks:
         by_shift: dict[int, dict[int, Drift]] = defaultdict(dict)
         for other in ranks:
-            found = drift(steps[rank], steps[other]) if other != rank else None
-            if found is not None:
-                by_shift[found.shift][other] = found
+            apart = drift(steps[rank], steps[other])
+            if apart is not None:
+                by_shift[apart.shift][other] = apart
         others = max(by_shift.values(), key=len, default={})
-        if others and is_half(others, ranks):
-            model, first = next(iter(others.items()))
-            # One that nowhere differs from the others has only not come far enough to tell.
-            apart = {one for one in ranks if one not in others and _differ(steps, one, model)}
-            sides = (
-                tuple(one for one in ranks if one in apart or one == rank),
-                tuple(one for one in ranks if one not in apart and one != rank),
-            )
-            if not first.known and len(sides[0]) >= len(sides[1]):
-                return  # neither when it began nor who it was: too little to alarm people
-            yield _verdict_of_drift(job, Place(gid, first.seq), first, sides, places)
-            return
-
-
-def _steps(places: Mapping[int, Mapping[int, OpRecord]], rank: int) -> dict[int, Step]:
-    return {seq: step(records[rank]) for seq, records in places.items() if rank in records}
-
-
-def _differ(steps: Mapping[int, Mapping[int, Step]], one: int, other: int) -> bool:
-    """Whether two ranks did different things at a place."""
-    mine, theirs = steps[one], steps[other]
-    return any(mine[seq] != theirs[seq] for seq in mine.keys() & theirs.keys())
+        if not others or not is_half(others, ranks):
+            continue
+        model, first = next(iter(others.items()))
+        # A rank that nowhere differs from the others has only not come far enough to show it.
+        culprits = tuple(
+            one
+            for one in ranks
+            if one == rank or (one not in others and _differing(steps[one], steps[model]))
+        )
+        rest = tuple(one for one in ranks if one not in culprits)
+        if first.known or len(culprits) < len(rest):
+            yield _verdict_of_drift(job, gid, first, (culprits, rest), places)
+        return  # else neither its begin nor the rank is known: too little for an alarm
 
 
 def drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
-    """From where on two sequences of calls, by their places, are shifted; None where they are not.
+    """The shift between two sequences of calls, by their places; None where there is none.
 
     Ranks may take turns at a call that stands on two lines. So one of the calls at which they
     differ first has to be one that they had made together.
     """
-    common = sorted(mine.keys() & theirs.keys())
-    differ = [seq for seq in common if mine[seq] != theirs[seq]]
+    differ = _differing(mine, theirs)
     if not differ:
         return None
+    common = sorted(mine.keys() & theirs.keys())
     first, last = differ[0], common[-1]
     before = [seq for seq in common if seq < first]
     if before[-AGREED_BEFORE:] == [*range(first - AGREED_BEFORE, first)]:
@@ -130,21 +124,22 @@ def drift(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> Drift | None:
     return Drift(begin, moved, known=False) if explained >= AGREE_AFTER else None
 
 
+def _differing(mine: Mapping[int, Step], theirs: Mapping[int, Step]) -> list[int]:
+    """The places at which two ranks made different calls."""
+    return sorted(seq for seq in mine.keys() & theirs.keys() if mine[seq] != theirs[seq])
+
+
 def _from(first: int, calls: Mapping[int, Step]) -> dict[int, Step]:
     """A sequence of calls from a place on."""
     return {seq: call for seq, call in calls.items() if seq >= first}
 
 
 def _verdict_of_drift(
-    job: Job,
-    place: Place,
-    found: Drift,
-    sides: tuple[Ranks, Ranks],
-    places: Mapping[int, Mapping[int, OpRecord]],
+    job: Job, gid: int, apart: Drift, sides: tuple[Ranks, Ranks], places: _Places
 ) -> Verdict:
-    records = places[place.seq]
+    place, records = Place(gid, apart.seq), places[apart.seq]
     mine, theirs = (next(records[rank] for rank in side if rank in records) for side in sides)
-    about = theirs if found.shift > 0 else mine
+    about = theirs if apart.shift > 0 else mine
     texts = job.snapshot.sources
     scene = Scene(
         *sides,
@@ -153,41 +148,33 @@ def _verdict_of_drift(
         with_source(theirs.site, texts),
     )
     even = len(sides[0]) == len(sides[1])
-    text = disagreement.drifting(scene, found.shift, known=found.known, even=even)
+    text = disagreement.drifting(scene, apart.shift, known=apart.known, even=even)
     return _verdict(job, place, Kind.OP_MISMATCH, scene, about, text, even=even)
 
 
-def _other_signature(
-    job: Job, gid: int, places: Mapping[int, Mapping[int, OpRecord]]
-) -> Iterator[Verdict]:
-    for seq in sorted(places):
-        found = split_of(places[seq])
-        if found is None or found.differs not in _WRONG:
+def _other_signature(job: Job, gid: int, places: _Places) -> Iterator[Verdict]:
+    for seq, records in sorted(places.items()):
+        split = split_of(records)
+        if split is None or split.differs not in _WRONG:
             continue
-        if len({step(record) for record in places[seq].values()}) > 1:
+        if len({step(record) for record in records.values()}) > 1:
             continue  # other lines: which place a call has may be wrong where threads race
-        yield _verdict_of_split(job, Place(gid, seq), found, places[seq])
+        place = Place(gid, seq)
+        most, *rest = (ranks for _, ranks in split.parts)
+        culprits = tuple(sorted(rank for ranks in rest for rank in ranks))
+        about = records[culprits[0]]
+        site = with_source(about.site, job.snapshot.sources)
+        scene = Scene(culprits, most, wait_point_text(job, place, about.op), site, site)
+        text = disagreement.unnoticed(scene, split)
+        even = len(most) == len(rest[0])
+        yield _verdict(job, place, Kind.SIGNATURE_MISMATCH, scene, about, text, even=even)
         return
-
-
-def _verdict_of_split(
-    job: Job, place: Place, found: Split, records: Mapping[int, OpRecord]
-) -> Verdict:
-    most, *rest = (ranks for _, ranks in found.parts)
-    even = len(most) == len(rest[0])
-    culprits = tuple(sorted(rank for ranks in rest for rank in ranks))
-    about = records[culprits[0]]
-    site = with_source(about.site, job.snapshot.sources)
-    scene = Scene(culprits, most, wait_point_text(job, place, about.op), site, site)
-    text = disagreement.unnoticed(scene, found)
-    return _verdict(job, place, Kind.SIGNATURE_MISMATCH, scene, about, text, even=even)
 
 
 def _verdict(  # noqa: PLR0913 (what was found, and where)
     job: Job, place: Place, kind: Kind, scene: Scene, about: OpRecord, text: Text, *, even: bool
 ) -> Verdict:
     """even: as many ranks are on one side as on the other, so all of them are candidates."""
-    names = (groups[place.gid].name for groups in job.progress.values() if place.gid in groups)
     everyone = tuple(sorted({*scene.culprits, *scene.others}))
     return Verdict(
         state=State.DESYNC,
@@ -196,7 +183,7 @@ def _verdict(  # noqa: PLR0913 (what was found, and where)
         certainty=Certainty.POSSIBLE if even else Certainty.LIKELY,
         culprits=everyone if even else scene.culprits,
         group=job.keys[place.gid],
-        group_name=next(names, ""),
+        group_name=job.group_name(place.gid),
         collective=Collective(about.op or about.wire, place.seq, about.dtype, about.shape),
         site=scene.site,
         victim_site=scene.other_site,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hangwatch.diagnosis.advice.facts import facts_of
 from hangwatch.diagnosis.advice.remedy import advice
-from hangwatch.diagnosis.facts.aftermath import find_waits
-from hangwatch.diagnosis.facts.compiling import compiling
-from hangwatch.diagnosis.facts.devices import needed, not_passed, stuck_devices, without_company
+from hangwatch.diagnosis.facts.activity import compiling
+from hangwatch.diagnosis.facts.devices import not_passed, stuck_devices, without_company
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, endings, gave_up, last_call
 from hangwatch.diagnosis.facts.job import Job, index, seconds
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Wait
-from hangwatch.diagnosis.graph.build import build
-from hangwatch.diagnosis.graph.wait_for import roots
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait
+from hangwatch.diagnosis.facts.waits import find_waits
+from hangwatch.diagnosis.graph import build, roots
 from hangwatch.diagnosis.rules.beside import unless_given_up
 from hangwatch.diagnosis.rules.blame import with_fault
 from hangwatch.diagnosis.rules.by_source import decided_by_source, told_by_source
@@ -40,15 +40,15 @@ PROOF_AFTER_S = 1.0
 """Nothing is proved by waits younger than this: pages are read one after the other,
 and c10d's counters are sampled twice a second."""
 MOST_TURNS = 3
-"""Somebody may wait so often as long as a hang takes, where others go on meanwhile: each of them
+"""A rank may wait so often as long as a hang takes, where others go on meanwhile: each of them
 may have its turn."""
 LAUNCHER_S = 6.0
-"""How long a job in which a rank has failed is left to its launcher: it ends or restarts the
+"""A job in which a rank has failed is left to its launcher so long: it ends or restarts the
 others once the process is gone and it looks, torchrun every 0.1 s, an older one every 5 s."""
 
 
 def diagnose(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
-    """All independent root causes, those that hold up most ranks first.
+    """All independent root causes, the ones that hold up most ranks first.
 
     ``(OK,)`` where nothing waits, or not for long enough to say anything.
     """
@@ -65,7 +65,7 @@ def _judge(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
         for finding in _findings(case)
         if (verdict := _verdict(case, finding, thresholds)) is not None
     ]
-    # What will not go on is told first, however many wait for what may.
+    # A hang comes first, however many ranks wait in what may still go on.
     found.sort(key=lambda pair: (pair[1].state is State.SLOW, _importance(case, *pair)))
     return tuple(verdict for _, verdict in found) or (OK,)
 
@@ -75,50 +75,43 @@ def _open(snapshot: JobSnapshot) -> Case:
     ended = endings(job)
     waits = find_waits(job, ended)
     disputed = disputes(job, waits, ended)
-    aborted = _died_of_a_dispute(job, ended, disputed)
-    if aborted:
+    if disputed:
         ended = {
-            rank: replace(end, cause=Cause.ECHO) if rank in aborted else end
+            rank: replace(end, cause=Cause.ECHO)
+            if _died_of_a_dispute(job, rank, end, disputed)
+            else end
             for rank, end in ended.items()
         }
-    if disputed:
         waits = find_waits(job, ended, disputed)
     stuck = stuck_devices(job, disputed)
-    graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
-    if stuck and not graph.at:
-        stuck = without_company(job, stuck)
-        graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
-    if stuck and not graph.at:
-        stuck = not_passed(job, stuck)
-        graph = build(job, needed(job, waits, stuck), ended, disputed, stuck)
+    graph = build(job, waits, ended, disputed, stuck)
+    for weaker in (without_company, not_passed):
+        if stuck and not graph.at:  # nothing waits for them, so they do not explain a hang
+            stuck = weaker(job, stuck)
+            graph = build(job, waits, ended, disputed, stuck)
     return Case(job, ended, graph, Source(snapshot.sources), disputed, stuck)
 
 
-def _died_of_a_dispute(job: Job, ended: dict[int, Ending], disputed: dict[int, int]) -> set[int]:
-    """Ranks that aborted or raised in a disputed place, or after it in its group.
+def _died_of_a_dispute(job: Job, rank: int, end: Ending, disputed: Mapping[int, int]) -> bool:
+    """Return True if a rank aborted or raised in a disputed place, or after it in its group.
 
     On gloo a mismatch aborts the rank with the smaller buffer, often not the culprit.
     """
-    found = set()
-    for rank, end in ended.items():
-        if end.cause is not Cause.OWN or end.how not in (How.RAISED, How.SIGNAL):
-            continue
-        call = last_call(job, rank)
-        place = Place(job.gid(call.group), call.seq) if call and not call.p2p else None
-        # For a call that nothing of the program waits for, a thread of gloo's aborts it.
-        aborted = end.signal == signal.SIGABRT
-        if any(
-            (place is not None and place.gid == gid and place.seq >= first)
-            or (aborted and job.arrived(rank, Place(gid, first)))
-            for gid, first in disputed.items()
-        ):
-            found.add(rank)
-    return found
+    if end.cause is not Cause.OWN or end.how not in (How.RAISED, How.SIGNAL):
+        return False
+    call = last_call(job, rank)
+    gid = job.gid(call.group) if call and not call.p2p else -1
+    if call and gid in disputed and call.seq >= disputed[gid]:
+        return True
+    # For a call that nothing of the program waits for, a thread of gloo's aborts it.
+    return end.signal == signal.SIGABRT and any(
+        job.arrived(rank, Place(gid, first)) for gid, first in disputed.items()
+    )
 
 
 def _findings(case: Case) -> list[Finding]:
     job = case.job
-    dead = [r for r, e in case.ended.items() if e.cause is Cause.OWN and e.how is not How.CLEAN]
+    dead = [rank for rank, end in case.ended.items() if end.is_failure]
     found: list[Finding] = []
     terminals: list[int] = []
     for root in roots(case.graph, dead if job.snapshot.ended else ()):
@@ -129,46 +122,36 @@ def _findings(case: Case) -> list[Finding]:
         elif root.ranks:
             terminals.extend(root.ranks)
         else:
-            wait_point = root.wait_points[0]
-            disputed = (
-                isinstance(wait_point, Place)
-                and case.disputed.get(wait_point.gid) == wait_point.seq
-            )
-            finding = (
-                judge_dispute(case, wait_point)
-                if isinstance(wait_point, Place) and disputed
-                else None
-            )
-            found.append(finding or judge_stuck(case, wait_point))
+            [point] = root.wait_points
+            finding = None
+            if isinstance(point, Place) and point in case.graph.disputed:
+                finding = judge_dispute(case, point)
+            found.append(finding or judge_stuck(case, point))
     found.extend(judge_terminals(case, terminals))
-    kept = [finding for finding in found if not _is_idle_guess(finding, found)]
-    told = [
+    decided = [
         finding
         if finding.settled
         else of_all_in_loop(case, decided_by_source(case, with_departure(case, finding)))
-        for finding in kept
+        for finding in found
+        if not _is_idle_guess(finding, found)
     ]
-    return [with_fault(case, finding) for finding in _once(told)]
+    return [with_fault(case, finding) for finding in _without_repeats(decided)]
 
 
-def _once(findings: list[Finding]) -> list[Finding]:
-    """Of all calls of new_group that get stuck of the same ranks one."""
-    found: list[Finding] = []
-    groups: dict[tuple[int, ...], int] = {}
-    for finding in findings:
-        at = groups.get(finding.culprits, -1) if finding.makes_a_group else -1
-        if at >= 0:
-            victims = tuple(sorted({*found[at].victims, *finding.victims}))
-            found[at] = replace(found[at], victims=victims)
-            continue
-        if finding.makes_a_group:
-            groups[finding.culprits] = len(found)
-        found.append(finding)
-    return found
+def _without_repeats(findings: list[Finding]) -> list[Finding]:
+    """Join the calls of new_group that get stuck because of the same ranks."""
+    found: dict[object, Finding] = {}
+    for number, finding in enumerate(findings):
+        key = finding.culprits if finding.makes_a_group else number
+        same = found.setdefault(key, finding)
+        if same is not finding:
+            victims = tuple(sorted({*same.victims, *finding.victims}))
+            found[key] = replace(same, victims=victims)
+    return list(found.values())
 
 
 def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
-    """Whether counters alone tell of it, and something better explains all who wait there."""
+    """Return True if counters alone show it, and something better explains all its waits."""
     if finding.certainty is not Certainty.POSSIBLE or not finding.waits:
         return False
     waiting = {wait.rank for wait in finding.waits}
@@ -179,9 +162,15 @@ def _is_idle_guess(finding: Finding, others: list[Finding]) -> bool:
 
 
 def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | None:
-    shown = _waits(case, finding)
-    finding = unless_given_up(case, _unless_guessed(case, finding))
-    # Where nobody is missing, nothing has been stuck before the last one came.
+    shown = tuple(
+        _shown(case, wait)
+        for rank in sorted({*finding.victims, *finding.culprits})
+        for wait in case.graph.by_rank.get(rank, ())
+    )
+    if _is_guessed(case, finding):
+        finding = replace(_unproved(finding), final=False)
+    finding = unless_given_up(case, finding)
+    # Where no rank is missing, nothing has been stuck before the last one came.
     if finding.culprits or not finding.waits:
         age_s = max((wait.age_s for wait in shown), default=0.0)
     else:
@@ -189,26 +178,21 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     state = _state(case, finding, age_s, thresholds)
     if state is None:
         return None
-    certainty, hang = finding.certainty, finding.hang
-    if not _old_enough(case, age_s):
-        certainty, hang = (
-            certainty.at_most(Certainty.LIKELY),
-            hang and hang.at_most(Certainty.LIKELY),
-        )
     wait_point = finding.wait_point
     gid = wait_point.gid if isinstance(wait_point, Place | Channel) else None
     reads = choices_of(case, finding)
     cause = cause_of(case, finding, reads)
+    sure = finding if _is_old_enough(case, age_s) else _unproved(finding)
     finding = told_by_source(case, finding, reads)
     return Verdict(
         state=state,
         kind=finding.kind,
         reason=finding.reason,
-        certainty=certainty,
+        certainty=sure.certainty,
         culprits=finding.culprits,
         victims=finding.victims,
         group=case.job.keys[gid] if gid is not None else None,
-        group_name=_group_name(case, gid) if gid is not None else "",
+        group_name=case.job.group_name(gid) if gid is not None else "",
         collective=finding.collective,
         site=finding.site,
         victim_site=finding.victim_site,
@@ -217,40 +201,40 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
         advice=advice(finding.kind, finding.reason, facts_of(case, finding, cause, reads)),
         waits=shown,
         stuck_age_s=age_s,
-        hang=hang,
+        hang=sure.hang,
         cause=cause,
     )
 
 
-def _unless_guessed(case: Case, finding: Finding) -> Finding:
-    """The finding, which proves nothing where it is a guess which groups of ranks are one.
+def _unproved(finding: Finding) -> Finding:
+    hang = finding.hang and finding.hang.at_most(Certainty.LIKELY)
+    return replace(finding, certainty=finding.certainty.at_most(Certainty.LIKELY), hang=hang)
 
-    Nor where somebody may be about to take the place of a culprit that has ended.
+
+def _is_guessed(case: Case, finding: Finding) -> bool:
+    """Return True if it is a guess which groups of ranks are one, so that nothing is proved.
+
+    Nor is it where a process may be about to take the place of a culprit that has ended.
     """
     ranks = (case.job.ranks.get(culprit) for culprit in finding.culprits)
     replaced = any(rank.process.replaced for rank in ranks if rank is not None)
-    wait_points = (finding.wait_point, *(wait.wait_point for wait in finding.waits))
-    guessed = any(isinstance(s, Place | Channel) and s.gid in case.job.guessed for s in wait_points)
-    if not replaced and (not guessed or finding.kind is Kind.DIED):
-        return finding
-    hang = finding.hang and finding.hang.at_most(Certainty.LIKELY)
-    return replace(
-        finding, final=False, certainty=finding.certainty.at_most(Certainty.LIKELY), hang=hang
-    )
+    points = (finding.wait_point, *(wait.wait_point for wait in finding.waits))
+    guessed = any(isinstance(p, Place | Channel) and p.gid in case.job.guessed for p in points)
+    return replaced or (guessed and finding.kind is not Kind.DIED)
 
 
-def _old_enough(case: Case, age_s: float) -> bool:
+def _is_old_enough(case: Case, age_s: float) -> bool:
     return case.job.snapshot.ended or age_s >= PROOF_AFTER_S
 
 
 def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -> State | None:
-    """None where there is nothing to say yet."""
+    """The state to report, None where there is nothing to say yet."""
     over = bool(finding.waits) and all(wait.over for wait in finding.waits)
     if case.job.snapshot.ended or over:
-        # Somebody may just have ended a job that was well: then nobody waited for long.
+        # A job that was well may just have been ended: then no rank waited for long.
         wrong = finding.final or finding.ended or age_s >= thresholds.suspect_after_s
         return State.FAILED if wrong or gave_up(case.ended, finding.waits) else None
-    if finding.final and _old_enough(case, age_s) and not _is_failing(case):
+    if finding.final and _is_old_enough(case, age_s) and not _is_failing(case):
         return State.HANG
     if age_s >= thresholds.hang_after_s and not _is_being_compiled_for(case, finding):
         enough = finding.final or age_s >= MOST_TURNS * thresholds.hang_after_s
@@ -260,7 +244,7 @@ def _state(case: Case, finding: Finding, age_s: float, thresholds: Thresholds) -
 
 
 def _idle_s(case: Case, finding: Finding) -> float:
-    """How long ago the last of its ranks began to wait, or made its last call if it does not."""
+    """The time since the last of its ranks began to wait, or made its last call if it does not."""
     ages = [math.inf]
     for rank in {*finding.victims, *finding.culprits} - case.ended.keys():
         waits, snapshot = case.graph.by_rank.get(rank, ()), case.job.ranks.get(rank)
@@ -274,59 +258,40 @@ def _idle_s(case: Case, finding: Finding) -> float:
 
 
 def _is_being_compiled_for(case: Case, finding: Finding) -> bool:
-    """Whether all that is waited for is a compiler at work: it takes as long as it takes."""
+    """Return True if ranks wait for a compiler at work alone: it takes as long as it takes."""
     if finding.reason is not Reason.COMPILING:
         return False
     doing = [case.activity(rank).compiling for rank in finding.culprits]
     if not all(one is not None and (one.at_work or one.locked) for one in doing):
         return False
-    # Who waits for a lock file waits for whoever compiles the same.
-    everybody = map(compiling, case.job.ranks.values())
-    return any(one is not None and one.at_work for one in everybody)
+    # A rank that waits for a lock file waits for one that compiles the same.
+    known = map(compiling, case.job.ranks.values())
+    return any(one is not None and one.at_work for one in known)
 
 
 def _is_failing(case: Case) -> bool:
-    """Whether a rank has failed so shortly before that the launcher may still end the job."""
+    """Return True if a rank has failed so recently that the launcher may still end the job."""
     ends = case.ended.values()
     failed_s = [end.age_s for end in ends if end.how not in (How.CLEAN, How.LOST)]
     return 0.0 < max(failed_s, default=0.0) < LAUNCHER_S  # 0 is not known
 
 
-def _waits(case: Case, finding: Finding) -> tuple[ShownWait, ...]:
-    """The waits of its victims and culprits, as they are reported."""
-    graph = case.graph
-    return tuple(
-        ShownWait(
-            rank=rank,
-            group=case.job.keys[wait.wait_point.gid]
-            if isinstance(wait.wait_point, Place | Channel)
-            else None,
-            seq=_seq(wait),
-            op=wait.op or case.op_at((), wait.wait_point) or UNNAMED,
-            waits_for=graph.missing.get(wait.wait_point, ()),
-            age_s=wait.age_s,
-            site=case.wait_site(wait),
-        )
-        for rank in sorted({*finding.victims, *finding.culprits})
-        for wait in graph.by_rank.get(rank, ())
+def _shown(case: Case, wait: Wait) -> ShownWait:
+    """A wait as it is reported."""
+    point = wait.wait_point
+    recorded = wait.record.seq if wait.record is not None else 0
+    return ShownWait(
+        rank=wait.rank,
+        group=None if isinstance(point, Setup) else case.job.keys[point.gid],
+        seq=point.seq if isinstance(point, Place) else recorded,
+        op=wait.op or case.op_at((), point) or UNNAMED,
+        waits_for=case.graph.missing.get(point, ()),
+        age_s=wait.age_s,
+        site=case.wait_site(wait),
     )
-
-
-def _seq(wait: Wait) -> int:
-    if isinstance(wait.wait_point, Place):
-        return wait.wait_point.seq
-    return wait.record.seq if wait.record is not None else 0
-
-
-def _group_name(case: Case, gid: int) -> str:
-    for groups in case.job.progress.values():
-        if gid in groups:
-            return groups[gid].name
-    return ""
 
 
 def _importance(case: Case, finding: Finding, verdict: Verdict) -> tuple[float, ...]:
-    gone_s = max(
-        (seconds(case.ended[r].age_s) for r in finding.ended if r in case.ended), default=0
-    )
+    ends = (case.ended[rank] for rank in finding.ended if rank in case.ended)
+    gone_s = max((seconds(end.age_s) for end in ends), default=0)
     return -len(verdict.victims), -max(verdict.stuck_age_s, gone_s), -gone_s

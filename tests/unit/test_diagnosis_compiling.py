@@ -22,7 +22,7 @@ from snapshots import (
 )
 
 from hangwatch.diagnosis import diagnose
-from hangwatch.diagnosis.facts.compiling import Compiler, compiling
+from hangwatch.diagnosis.facts.activity import Compiler, compiling
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.snapshot import Child, Frame, ProcessState, ThreadStack
 

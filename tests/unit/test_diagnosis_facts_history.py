@@ -25,19 +25,18 @@ from snapshots import (
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.desync import Drift, drift
-from hangwatch.diagnosis.facts.history import other_peers
+from hangwatch.diagnosis.facts.history import Step, other_peers
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.model.kinds import Certainty, Kind, State
 from hangwatch.model.verdict import OK
 
 if TYPE_CHECKING:
-    from hangwatch.diagnosis.facts.history import Step
     from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
 
 def steps(lines: str) -> dict[int, Step]:
     """A sequence of calls, a letter each."""
-    return {n: ("all_reduce", letter, 0, "") for n, letter in enumerate(lines, 1)}
+    return {n: Step("all_reduce", letter) for n, letter in enumerate(lines, 1)}
 
 
 @pytest.mark.parametrize(

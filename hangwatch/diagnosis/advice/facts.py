@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
+from hangwatch.diagnosis.facts.activity import Compiler, Compiling
 from hangwatch.diagnosis.facts.awaited import FULL_PIPE, Link, On
 from hangwatch.diagnosis.facts.blocked import Blocked
-from hangwatch.diagnosis.facts.compiling import Compiler, Compiling
 from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Library, aborted_by, gave_up
 from hangwatch.diagnosis.facts.stores import KEY, setter

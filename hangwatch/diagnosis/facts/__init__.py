@@ -1,1 +1,1 @@
-"""What is known of a job, indexed: who came how far, waits where, ended how."""
+"""The facts of a job, indexed: the calls that ranks made, their waits and their ends."""

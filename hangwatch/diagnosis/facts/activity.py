@@ -1,13 +1,13 @@
-"""What a rank is doing, from its stack and its process alone."""
+"""Classifies what a rank is doing, from its stack and its process alone."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from hangwatch.diagnosis.facts.blocked import Blocked
-from hangwatch.diagnosis.facts.compiling import Compiling, compiling
 from hangwatch.diagnosis.facts.job import seconds
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import (
@@ -52,9 +52,112 @@ _SYNC_LINE = re.compile(r"\.(?:item|cpu|tolist|numpy|wait|synchronize|wait_tenso
 _FROZEN_WCHAN = ("do_freezer_trap", "__refrigerator", "do_signal_stop")
 
 
+# --- Compilers ------------------------------------------------------------------------
+
+
+class Compiler(Enum):
+    """The compilers, by the names that people use."""
+
+    TORCH = "torch.compile"
+    EXTENSION = "C++ extension"
+    TRITON = "Triton"
+    NUMBA = "Numba"
+
+
+_FRAMES = (
+    (Compiler.TORCH, re.compile(r"/torch/_dynamo/convert_frame\.py:(?!<module>)")),
+    (Compiler.TORCH, re.compile(r"/torch/_inductor/compile_fx\.py:(?:.*\.)?\w*compile\w*$")),
+    (
+        Compiler.TORCH,
+        re.compile(
+            r"/torch/_inductor/runtime/triton_heuristics\.py:"
+            r".*(?:precompile|autotune_to_one_config|benchmark_all_configs|coordinate_descent)"
+        ),
+    ),
+    (Compiler.EXTENSION, re.compile(r"/torch/utils/cpp_extension\.py:(?!<module>)")),
+    (
+        Compiler.TRITON,
+        re.compile(
+            r"/(?:site|dist)-packages/triton/(?:compiler/|backends/\w+/compiler\.py|runtime/build)"
+        ),
+    ),
+    (
+        Compiler.TRITON,
+        re.compile(r"/(?:site|dist)-packages/triton/(?:runtime/autotuner|testing)\.py:.*bench"),
+    ),
+    (Compiler.NUMBA, re.compile(r"/numba/core/compiler\w*\.py:(?!<module>)")),
+)
+"""File and function of frames that exist only while something is compiled; what runs the
+compiled code afterwards (eval_frame.py, CachingAutotuner.run, JITFunction.run) is not here.
+The first that matches is what the program asked for: torch.compile calls Triton."""
+_IMPORTS = re.compile(r"/torch/utils/cpp_extension\.py:_import_module_from_library$")
+"""Runs the code of an extension when it is imported: it is built."""
+_LOCK_FILE = re.compile(r"/torch/utils/file_baton\.py$")
+"""Waits until a file is gone: for the build of an extension, up to torch 2.14."""
+_LOCK = re.compile(r"/torch/utils/_filelock\.py$|/filelock/_\w+\.py$")
+"""Waits for a lock that the kernel keeps: from then on, and for what torch.compile makes."""
+_AUTOGRAD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
+_NAME = re.compile(r"-DTORCH_EXTENSION_NAME=(\w+)")
+_MIN_PROCESSORS = 0.05
+"""Other threads of a rank (the sampler, a progress bar, a logger) take less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """A compilation that a rank is in."""
+
+    by: Compiler
+    extension: str = ""
+    """Name of the extension, empty where that is not known."""
+    locked: bool = False
+    """It waits for a lock: another process compiles the same, or has left the lock's file."""
+    held: bool = False
+    """That lock is held by a process that still runs."""
+    at_work: bool = False
+    """The rank, or what it has started, used a processor while it was looked at."""
+
+
+def compiling(rank: RankSnapshot) -> Compiling | None:
+    """The compilation that a rank is in, None where it is in none or has no stack."""
+    known = ((thread, _compiler(thread.frames)) for thread in _threads(rank))
+    thread, by = next((found for found in known if found[1] is not None), (None, None))
+    if thread is None or by is None:
+        return None
+    names = (found[1] for child in rank.children if (found := _NAME.search(child.command)))
+    held = any(_LOCK.search(frame.file) for frame in thread.frames)
+    locked = held or any(_LOCK_FILE.search(frame.file) for frame in thread.frames)
+    at_work = (rank.processors or 0.0) >= _MIN_PROCESSORS
+    return Compiling(by, next(names, ""), locked, held, at_work and not locked)
+
+
+def _threads(rank: RankSnapshot) -> Iterator[ThreadStack]:
+    """The threads that compile for the program, if any does.
+
+    That of the program, and those of the autograd engine, which C++ has started, while it is in
+    backward: each device has one, and what backward needs is compiled there.
+    """
+    thread = program_thread(rank)
+    if thread is None or not thread.frames:
+        return
+    yield thread
+    if _AUTOGRAD.search(thread.frames[0].file):
+        known = (other for other in rank.threads or () if other.frames)
+        yield from (t for t in known if t.frames[-1].file.endswith("/torch/autograd/function.py"))
+
+
+def _compiler(frames: Sequence[Frame]) -> Compiler | None:
+    names = [f"{frame.file}:{frame.function}" for frame in frames]
+    if any(map(_IMPORTS.search, names)):
+        return None
+    return next((by for by, pattern in _FRAMES if any(map(pattern.search, names))), None)
+
+
+# --- Activities -----------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a rank is doing.
+    """The activity of a rank.
 
     ``site`` is its innermost user frame, or that of the data worker it waits for.
     """
@@ -66,15 +169,15 @@ class Activity:
     worker_site: Site | None = None
     handling: str = ""
     interrupted: bool = False
-    """It was ended from outside; ``site`` is where that found it."""
+    """It was ended from outside; ``site`` is the line at which it was then."""
     sure: bool = True
-    """Not so where it is only concluded from what others do."""
+    """False where it is only concluded from the calls of others."""
     fault: str = ""
-    """What is wrong with its GPU, where that explains it."""
+    """The fault of its GPU, where that explains it."""
     running: bool = False
     """Its thread was on a processor when it was looked at."""
     blocked: Blocked | None = None
-    """What its own line waits for, where that was asked."""
+    """The wait of its own line, where that was asked."""
     compiling: Compiling | None = None
 
 
@@ -82,9 +185,9 @@ _NO_STACK = ThreadStack("", 0, active=True, owns_gil=True, frames=())
 
 
 def waits_in_collective(rank: RankSnapshot, sources: Mapping[str, str]) -> bool | None:
-    """Whether a rank that has unfinished work waits for it; None without a stack.
+    """Return True if a rank that has unfinished work waits for it; None without a stack.
 
-    Only what lies inside the innermost user frame counts: backward, the wait of
+    Only frames inside the innermost user frame count: backward, the wait of
     a functional collective, a compiled graph, a synchronisation of the device.
     """
     thread = program_thread(rank)
@@ -102,7 +205,7 @@ def waits_in_collective(rank: RankSnapshot, sources: Mapping[str, str]) -> bool 
 
 
 def may_wait(rank: RankSnapshot, sources: Mapping[str, str]) -> bool:
-    """Whether a rank that seems busy may be waiting for its unfinished work after all.
+    """Return True if a rank that seems busy may be waiting for its unfinished work after all.
 
     ``work.wait()`` has no frame of its own: where the line is not known it could be one.
     """
@@ -118,20 +221,20 @@ def activity(rank: RankSnapshot, sources: Mapping[str, str]) -> Activity:
     """Classify a living rank that waits in no collective, the surest sign first."""
     thread = program_thread(rank)
     frames: Sequence[Frame] = thread.frames if thread else ()
-    site = innermost_user_site(frames, sources) or _in_call_site(rank)
+    site = innermost_user_site(frames, sources) or (rank.in_call_site if rank.in_call else None)
     stopped = _stopped(rank, frames)
     if stopped is not None:
         return Activity(stopped, site)
     compiles = compiling(rank)
     if compiles is not None:
         return Activity(Reason.COMPILING, site, compiling=compiles)
-    return _waiting_outside(rank, frames, site, sources) or _busy(rank, frames, site, sources)
+    return _waiting_outside(rank, frames, site, sources) or _busy(rank, site, sources)
 
 
 def _waiting_outside(
     rank: RankSnapshot, frames: Sequence[Frame], site: Site | None, sources: Mapping[str, str]
 ) -> Activity | None:
-    """For data, a file or the store: what it calls says more than who has the GIL."""
+    """For data, a file or the store: its calls say more than the holder of the GIL."""
     text = (site.source if site else None) or ""
     innermost = bool(frames) and is_user_frame(frames[0])
     if _any(_DATA, frames):
@@ -139,29 +242,23 @@ def _waiting_outside(
         return Activity(Reason.DATA_LOADING, worker_site or site, worker, worker_site)
     if _any(_CHECKPOINT, frames) or (innermost and _CHECKPOINT_LINE.search(text)):
         return Activity(Reason.CHECKPOINT_IO, site)
-    if _waits_for_store(frames) or (innermost and _STORE_LINE.search(text)):
+    in_store = any(_STORE.search(f.file) or f.function in _STORE_CALL for f in frames[:6])
+    if in_store or (innermost and _STORE_LINE.search(text)):
         return Activity(Reason.STORE_WAIT, site)
     return None
 
 
-def _busy(
-    rank: RankSnapshot, frames: Sequence[Frame], site: Site | None, sources: Mapping[str, str]
-) -> Activity:
+def _busy(rank: RankSnapshot, site: Site | None, sources: Mapping[str, str]) -> Activity:
     holder = _gil_holder(rank)
     if holder is not None:
         return Activity(Reason.GIL_HELD, innermost_user_site(holder.frames, sources) or site)
     if rank.handling:
         return Activity(Reason.EXCEPTION_HANDLING, site, handling=rank.handling)
-    if frames:
-        thread = program_thread(rank)
-        running = thread is not None and thread.active
-        return Activity(Reason.USER_CODE, site, running=running)
+    thread = program_thread(rank)
+    if thread is not None and thread.frames:
+        return Activity(Reason.USER_CODE, site, running=thread.active)
     joining = rank.phase is Phase.INIT or bool(rank.in_call)
     return Activity(Reason.STORE_WAIT if joining else Reason.UNKNOWN, site)
-
-
-def _in_call_site(rank: RankSnapshot) -> Site | None:
-    return rank.in_call_site if rank.in_call else None
 
 
 def _stopped(rank: RankSnapshot, frames: Sequence[Frame]) -> Reason | None:
@@ -180,7 +277,7 @@ def _gil_holder(rank: RankSnapshot) -> ThreadStack | None:
     owner = next((thread for thread in rank.threads or () if thread.owns_gil), None)
     beats = rank.heartbeat_age_s is not None and seconds(rank.heartbeat_age_s) < GIL_STALE_S
     if owner is None and beats:
-        # Its native heart beats, its interpreter does not: somebody has the GIL.
+        # Its native heart beats, its interpreter does not: some thread has the GIL.
         return main_thread(rank.threads, rank.pid) or _NO_STACK
     return owner
 
@@ -200,11 +297,6 @@ def _stuck_worker(children: Sequence[Child], sources: Mapping[str, str]) -> tupl
         elif child.process.state[:1] in ("T", "t") and "python" in child.command:
             busy = busy if busy[0] else (child.pid, None)
     return busy
-
-
-def _waits_for_store(frames: Sequence[Frame]) -> bool:
-    inner = frames[:6]
-    return any(_STORE.search(f.file) or f.function in _STORE_CALL for f in inner)
 
 
 def _any(pattern: re.Pattern[str], frames: Sequence[Frame]) -> bool:

@@ -1,30 +1,82 @@
-"""Which ranks left the common program: the calls of all ranks, held against each other.
+"""Finds the ranks that left the common program, by comparing the calls of all ranks.
 
 Ranks of one program make the same calls, by operation and line, whatever their groups, but
 for calls that are not for all of them. So of two ranks the calls that are for both are alike:
 one has made the beginning of what the other has. Where two part, one of them has left the
 program, and the fewest ranks that explain all partings are those that did.
 
-Two ranks are compared from where all that they did since is known of both (facts/past.py).
+What is known of a rank has holes: rings wrap, and not every rank has a recorder. Two ranks are
+compared from where all that they did since is known of both.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations, pairwise, takewhile
+from typing import NamedTuple
 
-from hangwatch.diagnosis.facts.endings import Ending
+from hangwatch.diagnosis.facts.endings import Ending, How
+from hangwatch.diagnosis.facts.history import Step, expected, step
 from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, Job
-from hangwatch.diagnosis.facts.past import END, LEFT, Made, Past, Step, pasts
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.source.program import Line, Position, fork
+from hangwatch.model.kinds import Phase
+from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
+MOST_CALLS = 50_000
+"""Of all ranks together; of each its last ones are compared."""
 MOST_CLASSES = 48
 """Of ranks that did the same. Where there are more, each runs in its own way."""
 MOST_CONTEXT = 8
-"""Calls before a parting that tell what usually comes then."""
+"""Calls before a parting that show what usually comes then."""
+END = Step("the end of the program")
+LEFT = "destroy_process_group"
+
+
+class Made(NamedTuple):
+    """A call that a rank made, and its number among those of its group."""
+
+    step: Step
+    gid: int
+    seq: int
+    by_python: bool = True
+    p2p: bool = False
+    aside: bool = False
+    """Another thread made it than the one that makes most calls of the rank."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """The calls of ranks that did the same, in a form that can be compared."""
+
+    ranks: tuple[int, ...]
+    calls: tuple[Made, ...]
+    known: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
+    """(kind of group, the call from which on all of that kind are known) pairs, then those
+    for what Python made; -1 for all, a number beyond the last call for never."""
+    groups: frozenset[int]
+    left: frozenset[int]
+    """The groups that it has destroyed."""
+    recorded: bool
+    """The calls that C++ issued are known, too."""
+    ended: bool
+    kinds: frozenset[str]
+    """Of the groups that it is in."""
+    part: tuple[object, ...]
+    """Its position among those that it exchanges messages with."""
+
+    @cached_property
+    def whole(self) -> bool:
+        """True if all calls are known."""
+        return all(since < 0 for _, since in self.known[0])
+
+    @cached_property
+    def steps(self) -> frozenset[Step]:
+        """All steps that it made."""
+        return frozenset(made.step for made in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +85,29 @@ class Parting:
 
     ranks: tuple[int, int]
     ways: tuple[tuple[Made, ...], tuple[Made, ...]]
-    """What each of them did from there on, of what is for both."""
+    """The calls of each from there on that are for both."""
     before: tuple[Step, ...]
-    """What both did until then, as far as it is known."""
+    """The calls of both until then, as far as they are known."""
     last: tuple[Made | None, Made | None] = (None, None)
     """The last of that, as each of them did it."""
     pairs: int = 1
     """So many pairs of ranks part like them."""
 
     def seen_by(self, rank: int) -> tuple[tuple[Made, ...], tuple[Made, ...]]:
-        """What a rank did from there on, and what the other did."""
+        """The calls of a rank from there on, and those of the other."""
         one, other = self.ways
         return (one, other) if rank == self.ranks[0] else (other, one)
 
 
 @dataclass(frozen=True, slots=True)
 class Departures:
-    """Who left the common program; empty where all follow it, or that is not known."""
+    """The ranks that left the common program; empty where all follow it, or that is not known."""
 
     ranks: frozenset[int] = frozenset()
     by_habit: frozenset[int] = frozenset()
     """Those of them that are known only by what all did before; that is no proof."""
     tied: frozenset[int] = frozenset()
-    """Of these some left it, and nothing tells which."""
+    """Of these some left it, and nothing shows which."""
     partings: tuple[Parting, ...] = ()
 
 
@@ -63,7 +115,7 @@ def departures(
     job: Job, ended: Mapping[int, Ending], source: Source, ranks: Iterable[int]
 ) -> Departures:
     """Compare ranks of a job, each with each."""
-    known = pasts(job, ended, ranks)
+    known = _pasts(job, ended, ranks)
     if len(known) > MOST_CLASSES:
         return Departures()
     partings = {
@@ -86,25 +138,153 @@ def departures(
     return Departures(of(left), of(left - sure), of(tied), tuple(partings.values()))
 
 
-# --- Where two ranks part -------------------------------------------------------------
+# --- What each rank did, and how far back all of it is known --------------------------
+
+
+def _pasts(job: Job, ended: Mapping[int, Ending], ranks: Iterable[int]) -> list[Past]:
+    """The pasts of these ranks, those that did the same together."""
+    alike: dict[Past, list[int]] = defaultdict(list)
+    several = list(ranks)
+    most = MOST_CALLS // max(1, len(several))
+    for rank in several:
+        alike[_past(job, rank, ended.get(rank), most)].append(rank)
+    return [replace(past, ranks=tuple(same)) for past, same in alike.items()]
+
+
+def _past(job: Job, rank: int, end: Ending | None, most: int) -> Past:
+    snapshot, ops = job.ranks[rank], job.ops.get(rank, [])[-most:]
+    threads = Counter(record.thread for _, record in ops if _has_thread(record))
+    pid = snapshot.pid  # the native id of the main thread as well
+    main = max(threads, key=lambda thread: (threads[thread], thread == pid, thread), default=0)
+    groups = job.progress.get(rank, {})
+    calls = tuple(_calls(job, snapshot, ops, main))
+    # The stages of a pipeline differ in the part that they have in the exchange of messages.
+    part = {
+        (_kind(job, gid), job.keys[gid].ranks.index(rank))
+        for gid, record in ops
+        if record.p2p and rank in job.keys[gid].ranks
+    }
+    return Past(
+        (),
+        calls,
+        _known(job, rank, calls),
+        frozenset(groups),
+        frozenset(gid for gid, progress in groups.items() if not progress.alive),
+        # The thread of a call that C++ issued is not known.
+        snapshot.flight and len(threads) <= 1,
+        snapshot.phase is Phase.FINALIZING if end is None else end.how is How.CLEAN,
+        frozenset(_kind(job, gid) for gid in groups),
+        tuple(sorted(part)),
+    )
+
+
+def _has_thread(record: OpRecord) -> bool:
+    """Return True if the thread that made a call is known, which autograd's for devices is not."""
+    return record.source == "page" and not record.device and record.thread != 0
+
+
+def _calls(
+    job: Job, rank: RankSnapshot, ops: Sequence[tuple[int, OpRecord]], main: int
+) -> Iterator[Made]:
+    used = {(gid, record.p2p) for gid, record in ops}
+    kinds = {(gid, p2p): _kind(job, gid, p2p=p2p) for gid, p2p in used}
+    # By its size alone a call is not known again in a group that is not described.
+    groups = {gid: " " if job.keys[gid].desc else f" {gid}" for gid, _ in used}
+    together = job.gid(SETTING_UP)
+    new_groups = rank.new_groups if job.reached[together] else ()
+    groups_made = {call.number: str(job.gid(call.group)) for call in new_groups}
+    for gid, record in ops:
+        aside = record.thread != main and _has_thread(record)
+        made = step(record, kinds[gid, record.p2p], groups[gid])
+        if gid == together:
+            made = made._replace(size=groups_made[record.seq])
+        yield Made(made, gid, record.seq, record.source == "page", record.p2p, aside)
+
+
+def _kind(job: Job, gid: int, *, p2p: bool = False) -> str:
+    key = job.keys[gid]
+    return (key.desc or f"of {len(key.ranks)}") + (" p2p" if p2p else "")
+
+
+def _known(
+    job: Job, rank: int, calls: Sequence[Made]
+) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
+    """Past.known. The rings of Python's calls and of c10d's do not hold as many."""
+    every, pythons = _streams(calls), _streams(calls, python=True)
+    # Nothing orders the calls of two threads in one group.
+    aside = {made.gid for made in calls if made.aside}
+    mixed = aside and aside & {made.gid for made in calls if not made.aside}
+    groups = job.progress.get(rank, {})
+    counts = {(gid, False): (one.enqueued, one.by_python) for gid, one in groups.items()}
+    counts |= {(gid, True): (one.p2p, one.p2p) for gid, one in groups.items()}
+    together = job.gid(SETTING_UP)
+    if job.reached[together]:
+        last = max((made.seq for made in calls if made.gid == together), default=0)
+        # A rank that has made a group, and of which no such call is known, has made one.
+        count = last or int(len(groups) > 1)
+        counts[together, False] = count, count
+    never = len(calls) + 1
+    none = _Stream(never)
+    whole = all(pythons.get(key, none).count >= own >= 0 for key, (_, own) in counts.items())
+    # Python's calls are known as such from its first one on.
+    origin = -1 if whole else sum(1 for _ in takewhile(lambda made: not made.by_python, calls))
+    known: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for (gid, p2p), (count, own) in counts.items():
+        kind = _kind(job, gid, p2p=p2p)
+        since = [never, never]
+        if gid not in mixed:
+            since[0] = max(origin, every.get((gid, p2p), none).unbroken_since(count, never))
+            python = pythons.get((gid, p2p), none)
+            if own == count:
+                since[1] = python.unbroken_since(count, never)
+            else:
+                since[1] = -1 if python.count >= own >= 0 else python.first
+        for of, at, made_any in zip(known, since, (count, own), strict=True):
+            if made_any:
+                of[kind] = max(of.get(kind, -1), at)
+    return tuple(sorted(known[0].items())), tuple(sorted(known[1].items()))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The known calls of a group: its collectives, or its messages."""
+
+    first: int
+    count: int = 0
+    last: int = 0
+    after_hole: int = -1
+
+    def unbroken_since(self, count: int, never: int) -> int:
+        """The call from which on none is missing, of so many; -1 where none is at all."""
+        return never if self.last < count else self.after_hole
+
+
+def _streams(calls: Iterable[Made], *, python: bool = False) -> dict[tuple[int, bool], _Stream]:
+    """The calls by group, and collectives or messages. python: only Python's."""
+    found: dict[tuple[int, bool], _Stream] = {}
+    for number, (_, gid, seq, by_python, p2p, _) in enumerate(calls):
+        if python and not by_python:
+            continue
+        stream = found.get((gid, p2p))
+        if stream is None:
+            stream = found[gid, p2p] = _Stream(number)
+        if seq != stream.last + 1:
+            stream.after_hole = number
+        stream.count += 1
+        stream.last = seq
+    return found
+
+
+# --- The point at which two ranks part ------------------------------------------------
 
 
 def _parting(job: Job, one: Past, other: Past) -> Parting | None:
-    """Where two part; None where one made the beginning of what the other did."""
+    """The point at which two part; None where one made the beginning of what the other did."""
     recorded = one.recorded and other.recorded
     found = _parting_of(job, one, other, python=False) if recorded else None
     if found is None and not (recorded and one.whole and other.whole):
         found = _parting_of(job, one, other, python=True)
-    if found is None:
-        found = _parting_in_a_group(one, other)
-    if found is None and (turned := _parting_in_a_group(other, one)) is not None:
-        found = replace(
-            turned,
-            ranks=(turned.ranks[1], turned.ranks[0]),
-            ways=(turned.ways[1], turned.ways[0]),
-            last=(turned.last[1], turned.last[0]),
-        )
-    return found
+    return found or _parting_in_a_group(one, other)
 
 
 def _parting_of(job: Job, one: Past, other: Past, *, python: bool) -> Parting | None:
@@ -164,7 +344,7 @@ def _knowledge(
 
 
 def _is_for(job: Job, past: Past, made: Made, rival: Past) -> bool:
-    """Whether a call of one rank is for another rank, too."""
+    """Return True if a call of one rank is for another rank, too."""
     if (made.gid in rival.groups and not made.p2p) or job.keys[made.gid] is SETTING_UP:
         return True
     if past.part != rival.part:
@@ -183,7 +363,7 @@ def _from_a_place_of_both(mine: list[Made], theirs: list[Made]) -> tuple[list[Ma
 
 
 def _is_one_call(one: Past, other: Past, mine: Made, theirs: Made) -> bool:
-    """Whether two ranks make a collective together from two lines, each from its own alone."""
+    """Return True if two ranks make one collective from two lines, each from its own alone."""
     return (
         not mine.p2p
         and (mine.gid, mine.seq) == (theirs.gid, theirs.seq)
@@ -194,20 +374,25 @@ def _is_one_call(one: Past, other: Past, mine: Made, theirs: Made) -> bool:
     )
 
 
-def _parting_in_a_group(leaver: Past, other: Past) -> Parting | None:
-    """Where one of two has destroyed a group in which the other goes on."""
-    for gid in sorted(leaver.left & other.groups - other.left):
-        own = [made for made in leaver.calls if made.gid == gid and not made.p2p]
-        more = [made for made in other.calls if made.gid == gid and not made.p2p][len(own) :]
-        if own and own[0].seq == 1 and own[-1].seq == len(own) and more:
-            end = Made(Step(LEFT, kind=own[0].step.kind), gid, 0)
-            ranks = leaver.ranks[0], other.ranks[0]
-            return Parting(ranks, ((end,), tuple(more)), _until_the_end_of(leaver, gid))
+def _parting_in_a_group(one: Past, other: Past) -> Parting | None:
+    """The point at which one of two has destroyed a group in which the other goes on."""
+    for leaver, rival in ((one, other), (other, one)):
+        for gid in sorted(leaver.left & rival.groups - rival.left):
+            own = [made for made in leaver.calls if made.gid == gid and not made.p2p]
+            more = [made for made in rival.calls if made.gid == gid and not made.p2p][len(own) :]
+            if own and own[0].seq == 1 and own[-1].seq == len(own) and more:
+                end = Made(Step(LEFT, kind=own[0].step.kind), gid, 0)
+                ways = (end,), tuple(more)
+                return Parting(
+                    (one.ranks[0], other.ranks[0]),
+                    ways if leaver is one else ways[::-1],
+                    _until_the_end_of(leaver, gid),
+                )
     return None
 
 
 def _until_the_end_of(past: Past, gid: int) -> tuple[Step, ...]:
-    """What it did in groups of one kind, with their ends, up to the last call in one of them."""
+    """The steps in groups of one kind, with their ends, up to the last call in one of them."""
     last = max(number for number, made in enumerate(past.calls) if made.gid == gid and not made.p2p)
     kind = past.calls[last].step.kind
     steps: list[Step] = []
@@ -222,7 +407,7 @@ def _until_the_end_of(past: Past, gid: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-# --- Who explains all partings --------------------------------------------------------
+# --- The ranks that explain all partings ----------------------------------------------
 
 
 def _covers(edges: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[frozenset[int]]:
@@ -268,7 +453,7 @@ def _by_habit(
 
 
 def strange_side(parting: Parting, source: Source) -> int | None:
-    """Which of two ranks did what they never did at this point.
+    """The one of two ranks that made a call which it never made at this point, as 0 or 1.
 
     A call that is new to both may come after a loop: it is strange only where the source shows
     that none ends between their lines.
@@ -286,30 +471,25 @@ def _strange(parting: Parting, read: Callable[[Step], Step], *, new: bool) -> in
     """The same. read: what is compared of a call; new: a call that neither knows is strange."""
     before, known = parting.before, [read(step) for step in parting.before]
     alike = sum(1 for _ in takewhile(lambda step: step == before[-1], reversed(before)))
-    # One of several equal calls in a row tells nothing: it takes all of them, and one before.
+    # One of several equal calls in a row shows nothing: it takes all of them, and one before.
     # Unless the source shows that it is no loop that ends with them.
-    least = alike if alike > 1 and not new else 0
-    for length in range(min(MOST_CONTEXT, len(before)), least, -1):
-        context = before[-length:]
-        usual = {
-            before[at] for at in range(length, len(before)) if before[at - length : at] == context
-        }
-        if usual:
-            expected = {read(step) for step in usual}
-            ways = [[read(made.step) for made in way] for way in parting.ways]
-            odd = [side for side, way in enumerate(ways) if way[0] not in expected]
-            if len(odd) != 1 or not (new or ways[odd[0]][0] in known):
-                return None
-            if parting.ways[1 - odd[0]][0].step not in usual:
-                return None  # the same operation, and another call
-            # What it does again and again from then on is a part of the program.
-            again = (known[-1], ways[odd[0]][0]) in pairwise(ways[odd[0]])
-            return None if again else odd[0]
-    return None
+    shortest = alike + 1 if alike > 1 and not new else 1
+    usual = expected(before, shortest=shortest, longest=MOST_CONTEXT)
+    if usual is None:
+        return None
+    ways = [[read(made.step) for made in way] for way in parting.ways]
+    odd = [side for side, way in enumerate(ways) if way[0] not in {*map(read, usual)}]
+    if len(odd) != 1 or not (new or ways[odd[0]][0] in known):
+        return None
+    if parting.ways[1 - odd[0]][0].step not in usual:
+        return None  # the same operation, and another call
+    # A call that it makes again and again from then on is a part of the program.
+    again = (known[-1], ways[odd[0]][0]) in pairwise(ways[odd[0]])
+    return None if again else odd[0]
 
 
 def _in_one_loop(parting: Parting, source: Source) -> bool:
-    """Whether the source shows that neither is past a loop that the other is in."""
+    """Return True if the source shows that neither is past a loop that the other is in."""
     here, there = (Position((Line(way[0].step.file, way[0].step.line),)) for way in parting.ways)
-    found = fork(source.program, here, there)
-    return found is not None and not found.left and not found.back.left
+    parted = fork(source.program, here, there)
+    return parted is not None and not parted.left and not parted.back.left

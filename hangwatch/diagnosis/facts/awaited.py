@@ -1,19 +1,21 @@
-"""By what a wait of a rank would end: the thread or process of its own that it waits for.
+"""Finds the thread or process of its own that a rank waits for.
 
-By the stacks of its other threads and of its children, the kernel functions that they sleep in,
-and those that its peers have.
+Evidence are the stacks of its other threads and of its children, the kernel functions that they
+sleep in, and the threads and processes that its peers have.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import takewhile
+from typing import TypeVar
 
 from hangwatch.diagnosis.facts.history import THREAD_DIED
+from hangwatch.diagnosis.facts.job import is_majority
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import (
     innermost_user_site,
@@ -24,9 +26,11 @@ from hangwatch.model.frames import (
 )
 from hangwatch.model.snapshot import Child, RankSnapshot, ThreadStack
 
+_T = TypeVar("_T")
+
 
 class On(StrEnum):
-    """What is waited for."""
+    """The kinds of things that a program waits for outside collectives."""
 
     LOCK = "lock"
     """Of threading."""
@@ -43,7 +47,7 @@ class On(StrEnum):
     LOOP = "loop"
     """Nothing: it is in a loop."""
     RETRY = "retry"
-    """What raises, and is tried again and again."""
+    """A statement that raises, and is tried again and again."""
     KEY = "key"
     """Of a store of torch's."""
     INPUT = "input"
@@ -62,9 +66,9 @@ class Link:
     waits_for: str = ""
     command: str = ""
     holds: Site | None = None
-    """Where it has taken the lock."""
+    """The line at which it has taken the lock."""
     crossed: Site | None = None
-    """Where the waiting thread has taken a lock that this one waits for."""
+    """The line at which the waiting thread has taken a lock that this one waits for."""
     ended_by: str = ""
     """The exception that has ended it, at ``site``."""
     had_by: tuple[int, ...] = ()
@@ -109,8 +113,14 @@ _NUMBERED = re.compile(r"(?<=Thread)-\d+|(?<=ThreadPoolExecutor)-\d+_\d+|_\d+$")
 _MAIN = "MainThread"
 
 
+def only(items: Iterable[_T]) -> _T | None:
+    """The one item; None of several, or of none."""
+    found = [*items]
+    return found[0] if len(found) == 1 else None
+
+
 def by_kernel(wchan: str) -> tuple[On | None, str]:
-    """What a process waits for in a function of the kernel, and that in words."""
+    """The kind of thing that a process waits for in a function of the kernel, and that in words."""
     return next(((on, what) for kind, on, what in _BY_KERNEL if kind.search(wchan)), (None, ""))
 
 
@@ -118,7 +128,7 @@ def by_kernel(wchan: str) -> tuple[On | None, str]:
 
 
 def has_returned(rank: RankSnapshot) -> bool:
-    """Whether the program is over, and the interpreter waits for what it has started."""
+    """Return True if the program is over, and the interpreter waits for what it has started."""
     main = main_thread(rank.threads, rank.pid)
     frames = main.frames if main else ()
     for number, frame in enumerate(frames):
@@ -134,9 +144,7 @@ def has_returned(rank: RankSnapshot) -> bool:
 def others(rank: RankSnapshot) -> Iterator[ThreadStack]:
     """The threads of a rank that are in the user's code, but for the one that trains."""
     program = program_thread(rank)
-    for thread in rank.threads or ():
-        if thread is not program and user_frames(thread.frames):
-            yield thread
+    return (t for t in rank.threads or () if t is not program and user_frames(t.frames))
 
 
 def of_thread(thread: ThreadStack, sources: Mapping[str, str]) -> Link:
@@ -150,13 +158,12 @@ def same_thread(waiting: RankSnapshot, tid: int, rank: RankSnapshot) -> ThreadSt
 
     None where that is the one that trains, and where the rank has no such thread, or several.
     """
-    threads = [one for one in others(waiting) if one.tid == tid]
-    alike = [one for one in others(rank) if threads and _runs(one) == _runs(threads[0])]
-    return alike[0] if len(alike) == 1 else None
+    threads = [thread for thread in others(waiting) if thread.tid == tid][:1]
+    return only(o for o in others(rank) for thread in threads if _runs(o) == _runs(thread))
 
 
 def _runs(thread: ThreadStack) -> tuple[str, str]:
-    """File and function of the user's that a thread was started for."""
+    """The file and function of the user's that a thread was started for."""
     outermost = user_frames(thread.frames)[-1]
     return outermost.file, outermost.function
 
@@ -194,19 +201,19 @@ def _of_peers(
         for runs, thread in {_runs(thread): thread for thread in others(peer)}.items():
             if runs not in mine and (not mine or runs[0] in here):
                 had[runs].append((peer.rank, thread))
-    missing = [found for found in had.values() if 2 * len(found) > len(peers)]
-    if len(missing) != 1:
+    missing = only(found for found in had.values() if is_majority(found, peers))
+    if missing is None:
         return None
-    thread, name = missing[0][0][1], _name(missing[0][0][1].name)
-    idle = any(_name(one.name) == name and _waits_for_jobs(one) for one in rank.threads or ())
-    had_by = tuple(rank for rank, _ in missing[0])
+    thread = missing[0][1]
+    # A thread of a pool of concurrent.futures that has no job is in its own file.
+    idle = any(
+        _name(one.name) == _name(thread.name)
+        and bool(one.frames)
+        and one.frames[0].file.endswith("/concurrent/futures/thread.py")
+        for one in rank.threads or ()
+    )
+    had_by = tuple(peer for peer, _ in missing)
     return replace(of_thread(thread, sources), had_by=had_by, idle=idle)
-
-
-def _waits_for_jobs(thread: ThreadStack) -> bool:
-    """Whether a thread of a pool of concurrent.futures has none to do."""
-    first = next(iter(thread.frames), None)
-    return first is not None and first.file.endswith("/concurrent/futures/thread.py")
 
 
 def _name(name: str) -> str:
@@ -219,8 +226,8 @@ def other_thread(
 ) -> Link | None:
     """The one other thread of a rank that is in the user's code, and where no peer's thread is."""
     usual = {_at(thread) for peer in peers for thread in others(peer)}
-    apart = [thread for thread in others(rank) if _at(thread) not in usual]
-    return of_thread(apart[0], sources) if len(apart) == 1 else None
+    apart = only(thread for thread in others(rank) if _at(thread) not in usual)
+    return of_thread(apart, sources) if apart is not None else None
 
 
 def _at(thread: ThreadStack) -> tuple[str, int]:
@@ -234,32 +241,27 @@ def missing_child(rank: RankSnapshot, peers: Sequence[RankSnapshot]) -> Link | N
     mine = Counter(child.command for child in _children(rank))
     theirs = [Counter(child.command for child in _children(peer)) for peer in peers]
     common = set.intersection(*map(set, theirs)) if theirs else set()
-    missing = [one for one in common if min(counts[one] for counts in theirs) > mine[one]]
-    if len(missing) != 1:
-        return None
+    missing = only(one for one in common if min(counts[one] for counts in theirs) > mine[one])
     had_by = tuple(peer.rank for peer in peers)
-    return Link("process", command=missing[0], had_by=had_by)
+    return Link("process", command=missing, had_by=had_by) if missing is not None else None
 
 
 def only_child(rank: RankSnapshot, sources: Mapping[str, str]) -> Link | None:
     """The one process that a rank has started, or the one of several that is in the user's code."""
-    children = {child.pid: child for child in _children(rank)}
-    sites = {pid: _site_of_child(child, sources) for pid, child in children.items()}
-    if len(children) > 1:
-        children = {pid: child for pid, child in children.items() if sites[pid] is not None}
-    if len(children) != 1:
+    children = {child.pid: (child, _site_of_child(child, sources)) for child in _children(rank)}
+    known = [*children.values()]
+    found = only(known if len(known) == 1 else (pair for pair in known if pair[1] is not None))
+    if found is None:
         return None
-    [child] = children.values()
-    site = sites[child.pid]
+    child, site = found
+    waits_for = by_kernel(child.process.wchan)[1]
     if child.process.state[:1] in ("T", "t"):
         waits_for = "somebody to continue it: it is stopped"
-    else:
-        _, waits_for = by_kernel(child.process.wchan)
     return Link(f"process {child.pid}", site, waits_for, child.command)
 
 
 def _site_of_child(child: Child, sources: Mapping[str, str]) -> Site | None:
-    """Where a process is in the user's code, without what its parent was in when it forked it."""
+    """The line of the user's that a process is at, without those of its parent when it forked."""
     thread = main_thread(child.threads, child.pid)
     frames = thread.frames if thread else ()
     own = takewhile(lambda frame: not frame.file.endswith(_PROCESS), frames)

@@ -1,4 +1,4 @@
-"""Finds what a rank outside all collectives waits for: by its stack, its line, and the kernel."""
+"""Finds what a rank outside all collectives waits for, by its stack, its line and the kernel."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hangwatch.diagnosis.facts.awaited import (
     missing_child,
     missing_thread,
     of_thread,
+    only,
     only_child,
     other_thread,
     others,
@@ -42,99 +43,9 @@ _LOCKS = frozenset({"Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition
 _FUTEX = "futex"
 
 
-def lock_taken(site: Site | None, wchan: str, call: str, program: Program) -> str:
-    """The lock that a line waits to take, as it is written there; empty where it does not.
-
-    It is one by its name, or by what the name is given in the file.
-    """
-    found = _TAKEN.match((site.source if site else None) or "")
-    if (
-        found is None
-        or site is None
-        or call not in ("", "threading.acquire", "threading.__enter__")
-    ):
-        return ""
-    name = found[1] or found[2]
-    last = name.rpartition(".")[2]
-    is_lock = _NAMED_LOCK.search(last) is not None or _is_given_lock(program, site.file, last)
-    return name if is_lock and (not wchan or wchan.startswith(_FUTEX)) else ""
-
-
-def _is_given_lock(program: Program, file: str, name: str) -> bool:
-    """Whether a name, or an attribute of that name, is given a lock of threading's in a file."""
-    tree = program.trees.get(file)
-    made = program.given_to(name, tree, everywhere=True) if tree is not None else ()
-    return any(isinstance(value, ast.Call) and called(value) in _LOCKS for value in made)
-
-
-def holder(
-    rank: RankSnapshot, lock: str, sources: Mapping[str, str], program: Program
-) -> Link | None:
-    """The only other thread that is in a block of such a lock; None where it is not known."""
-    found = []
-    for thread in others(rank):
-        holds = _has_taken(thread, lock, sources, program)
-        if holds is not None:
-            found.append((thread, holds))
-    if len(found) != 1:
-        return None
-    thread, holds = found[0]
-    return replace(_crossed(rank, thread, sources, program), holds=holds)
-
-
-def waits_for_it(rank: RankSnapshot, sources: Mapping[str, str], program: Program) -> Link | None:
-    """The only other thread that waits for a lock which the one that trains has taken."""
-    links = (_crossed(rank, thread, sources, program) for thread in others(rank))
-    found = [link for link in links if link.crossed is not None]
-    return found[0] if len(found) == 1 else None
-
-
-def _crossed(
-    rank: RankSnapshot, thread: ThreadStack, sources: Mapping[str, str], program: Program
-) -> Link:
-    """A thread, and where the one that trains has taken the lock that it waits for."""
-    link = of_thread(thread, sources)
-    inside = not is_user_frame(thread.frames[0])
-    lock = "" if inside else lock_taken(link.site, "", "", program)
-    trains = program_thread(rank)
-    taken = _has_taken(trains, lock, sources, program) if trains and lock else None
-    return replace(link, crossed=taken)
-
-
-def _has_taken(
-    thread: ThreadStack, lock: str, sources: Mapping[str, str], program: Program
-) -> Site | None:
-    """The line at which a thread has taken a lock of that name that it has not given back."""
-    for frame in user_frames(thread.frames):
-        scope = program.scope_at(Line(frame.file, frame.line))
-        taken = _taken_at(scope, lock.rpartition(".")[2], frame.line)
-        if taken is not None:
-            return site_of(replace(frame, line=taken), sources)
-    return None
-
-
-def _taken_at(scope: Function | None, name: str, line: int) -> int | None:
-    """The line of a function by which it has a lock of that name at ``line``; None for none."""
-    taken, given = [], [0]
-    for node in own(scope) if scope is not None else ():
-        match node:
-            case ast.With() | ast.AsyncWith() if spans(node.body, line):
-                taken += [node.lineno for item in node.items if _is(item.context_expr, name)]
-            case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if _is(owner, name):
-                if attr == "acquire" and node.lineno < line:
-                    taken.append(node.lineno)
-                elif attr == "release" and node.lineno < line:
-                    given.append(node.lineno)
-    return max((at for at in taken if at > max(given)), default=None)
-
-
-def _is(node: ast.expr, name: str) -> bool:
-    return ast.unparse(node).rpartition(".")[2] == name
-
-
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A wait. what: of what, ``the lock `self.lock```; call: of Python's own, ``queue.get``."""
+    """A wait. what: ``the lock `self.lock```; call: of Python's own, ``queue.get``."""
 
     on: On
     what: str = ""
@@ -143,7 +54,7 @@ class Blocked:
     until: Site | None = None
     """The loop that goes on until something has come about, or what is tried again and again."""
     instead: Setter | None = None
-    """Where a key of nearly that name was set."""
+    """The line at which a key of nearly that name was set."""
 
 
 _PYTHON = re.compile(
@@ -177,7 +88,7 @@ def blocked(
     sources: Mapping[str, str],
     program: Program,
 ) -> Blocked | None:
-    """What the program of a rank waits for; None where nothing tells of it."""
+    """The wait of the program of a rank; None where nothing shows one."""
     thread = program_thread(rank)
     if thread is None or not thread.frames:
         return None
@@ -195,7 +106,7 @@ class _Look:
     """A look at the thread of a rank that trains.
 
     inside: the frames of libraries within the user's line, which is ``site``.
-    wchan: where it sleeps in the kernel, empty where that is not known.
+    wchan: the kernel function in which it sleeps, empty where that is not known.
     """
 
     rank: RankSnapshot
@@ -207,15 +118,19 @@ class _Look:
     wchan: str
 
     def for_lock(self) -> Blocked | None:
-        """Where its line takes a lock."""
-        lock = lock_taken(self.site, self.wchan, _call(self.inside), self.program)
-        if not lock or len(self.inside) > 1:
+        """By a lock that its line takes, and the only other thread that is in a block of it."""
+        lock = self._lock_taken(self.site)
+        may_take = _call(self.inside) in ("", "threading.acquire", "threading.__enter__")
+        asleep = not self.wchan or self.wchan.startswith(_FUTEX)
+        if not lock or not may_take or not asleep or len(self.inside) > 1:
             return None
-        link = holder(self.rank, lock, self.sources, self.program)
+        taken = ((thread, self._has_taken(thread, lock)) for thread in others(self.rank))
+        holder = only((thread, at) for thread, at in taken if at is not None)
+        link = replace(self._crossed(holder[0]), holds=holder[1]) if holder is not None else None
         return Blocked(On.LOCK, f"the lock `{lock}`", link=link)
 
     def by_library(self) -> Blocked | None:
-        """By what it has called."""
+        """By the function that it has called."""
         for pattern, on, what in _LIBRARIES:
             if any(pattern.search(frame.file) for frame in self.inside):
                 return Blocked(on, what)
@@ -227,9 +142,10 @@ class _Look:
             return Blocked(On.CHILD, call=call, link=link)
         if call:
             peers = () if has_returned(self.rank) else self.peers
+            crossed = (self._crossed(thread) for thread in others(self.rank))
             link = (
                 missing_thread(self.rank, peers, self.sources)
-                or waits_for_it(self.rank, self.sources, self.program)
+                or only(link for link in crossed if link.crossed is not None)
                 or other_thread(self.rank, peers, self.sources)
             )
             return Blocked(On.THREAD, call=call, link=link)
@@ -239,14 +155,22 @@ class _Look:
         """By the text of its line."""
         if self.inside or self.site is None:
             return None
-        if _SLEEPS.search(self._text):
-            return self._again() or Blocked(On.SLEEP, "time to pass", until=self._loop())
-        return Blocked(On.INPUT, INPUT) if _ASKS.search(self._text) else None
+        text = self.site.source or ""
+        if not _SLEEPS.search(text):
+            return Blocked(On.INPUT, INPUT) if _ASKS.search(text) else None
+        tried = tried_again(self._scope, self.site.line)
+        if tried is not None and self.rank.handling:
+            return Blocked(On.RETRY, self.rank.handling, until=self._at(tried))
+        # A loop that asks for something but the time.
+        node = self._while()
+        if node is not None and (isinstance(node.test, ast.Constant) or _asks_for_time(node.test)):
+            node = None
+        return Blocked(On.SLEEP, "time to pass", until=self._at(node) if node else None)
 
     def by_loop(self) -> Blocked | None:
         """By a loop of its function in which nothing is for other ranks.
 
-        What a package does within is not known.
+        The inside of a package is not known.
         """
         node = self._while()
         of_packages = any(_PACKAGES.search(frame.file) for frame in self.inside)
@@ -254,21 +178,48 @@ class _Look:
             return None
         return Blocked(On.LOOP, until=self._at(node))
 
-    def _again(self) -> Blocked | None:
-        """What a handler goes back to once it has slept."""
-        tried = tried_again(self._scope, self.site.line) if self.site is not None else None
-        if tried is None or not self.rank.handling:
-            return None
-        return Blocked(On.RETRY, self.rank.handling, until=self._at(tried))
+    def by_kernel(self) -> Blocked | None:
+        """By the function of the kernel that it sleeps in."""
+        on, what = by_kernel(self.wchan)
+        link = only_child(self.rank, self.sources) if on is On.CHILD else None
+        return Blocked(on, what, link=link) if on is not None else None
 
-    def _loop(self) -> Site | None:
-        """The innermost ``while`` around its line that asks for something but the time."""
-        node = self._while()
-        calls = [n for n in ast.walk(node.test) if isinstance(n, ast.Call)] if node else []
-        asks = node is not None and not isinstance(node.test, ast.Constant)
-        return self._at(node) if node and asks and not any(map(_gives_time, calls)) else None
+    def _lock_taken(self, site: Site | None) -> str:
+        """The lock that a line waits to take, as it is written there; empty where it does not.
+
+        It is one by its name, or by a value that the name is given in the file.
+        """
+        match = _TAKEN.match((site.source if site else None) or "")
+        if match is None or site is None:
+            return ""
+        name = match[1] or match[2]
+        last = name.rpartition(".")[2]
+        tree = self.program.trees.get(site.file)
+        given = self.program.given_to(last, tree, everywhere=True) if tree is not None else ()
+        is_lock = _NAMED_LOCK.search(last) is not None or any(
+            isinstance(value, ast.Call) and called(value) in _LOCKS for value in given
+        )
+        return name if is_lock else ""
+
+    def _crossed(self, thread: ThreadStack) -> Link:
+        """A thread, and the line at which the one that trains has the lock that it waits for."""
+        link = of_thread(thread, self.sources)
+        lock = self._lock_taken(link.site) if is_user_frame(thread.frames[0]) else ""
+        trains = program_thread(self.rank)
+        taken = self._has_taken(trains, lock) if trains and lock else None
+        return replace(link, crossed=taken)
+
+    def _has_taken(self, thread: ThreadStack, lock: str) -> Site | None:
+        """The line at which a thread has taken a lock of that name that it has not given back."""
+        for frame in user_frames(thread.frames):
+            scope = self.program.scope_at(Line(frame.file, frame.line))
+            taken = _taken_at(scope, lock.rpartition(".")[2], frame.line)
+            if taken is not None:
+                return site_of(replace(frame, line=taken), self.sources)
+        return None
 
     def _while(self) -> ast.While | None:
+        """The innermost ``while`` around its line."""
         line = self.site.line if self.site is not None else 0
         nodes = own(self._scope) if self._scope is not None else ()
         loops = [node for node in nodes if isinstance(node, ast.While) and in_body(node, line)]
@@ -284,25 +235,35 @@ class _Look:
         frame = Frame(site.file, node.lineno, site.function) if site is not None else None
         return site_of(frame, self.sources) if frame is not None else None
 
-    def by_kernel(self) -> Blocked | None:
-        """By where it sleeps."""
-        on, what = by_kernel(self.wchan)
-        link = only_child(self.rank, self.sources) if on is On.CHILD else None
-        return Blocked(on, what, link=link) if on is not None else None
 
-    @property
-    def _text(self) -> str:
-        return (self.site.source if self.site else None) or ""
+def _taken_at(scope: Function | None, name: str, line: int) -> int | None:
+    """The line of a function by which it has a lock of that name at ``line``; None for none."""
+    taken, given = [], [0]
+    for node in own(scope) if scope is not None else ():
+        match node:
+            case ast.With() | ast.AsyncWith() if spans(node.body, line):
+                taken += [node.lineno for item in node.items if _is(item.context_expr, name)]
+            case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if _is(owner, name):
+                if attr == "acquire" and node.lineno < line:
+                    taken.append(node.lineno)
+                elif attr == "release" and node.lineno < line:
+                    given.append(node.lineno)
+    return max((at for at in taken if at > max(given)), default=None)
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return ast.unparse(node).rpartition(".")[2] == name
 
 
 def _call(inside: Sequence[Frame]) -> str:
-    """What the user's line has called that waits for others of the program: ``queue.get``."""
+    """The function of Python's that the user's line waits in for others: ``queue.get``."""
     outermost = inside[-1] if inside else None
-    found = _PYTHON.search(outermost.file) if outermost else None
-    if found is None or outermost is None:
+    match = _PYTHON.search(outermost.file) if outermost else None
+    if match is None or outermost is None:
         return ""
-    return f"{found[1].replace('/', '.')}.{outermost.function.rpartition('.')[2]}"
+    return f"{match[1].replace('/', '.')}.{outermost.function.rpartition('.')[2]}"
 
 
-def _gives_time(call: ast.Call) -> bool:
-    return called(call) in ("monotonic", "now", "perf_counter", "time")
+def _asks_for_time(test: ast.expr) -> bool:
+    clocks = ("monotonic", "now", "perf_counter", "time")
+    return any(isinstance(node, ast.Call) and called(node) in clocks for node in ast.walk(test))

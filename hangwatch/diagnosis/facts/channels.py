@@ -10,28 +10,25 @@ from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import OpRecord
 
 MAX_SENDERS = 4096
-"""Who may answer a recv from any source; a larger group is cut, not searched."""
+"""Ranks that may answer a recv from any source; a larger group is cut, not searched."""
 
 
 def turn(job: Job, rank: int, position: int) -> tuple[int, int]:
     """(calls like it under way before it, calls like it ever made before it or -1)."""
-    ops = job.ops[rank]
-    gid, record = ops[position]
+    gid, record = job.ops[rank][position]
     alike = [
         earlier
-        for at, earlier in ops[:position]
+        for at, earlier in job.ops[rank][:position]
         if at == gid
         and earlier.p2p
         and (earlier.wire, earlier.peer, earlier.tag) == (record.wire, record.peer, record.tag)
     ]
-    under_way = _under_way(alike)
-    calls = _in_group(job, rank, gid)
-    known = _is_whole(calls) and not _any_from_anyone(calls, record.wire)
-    return under_way, len(alike) if known else -1
+    counted = _are_counted(_in_group(job, rank, gid), record.wire)
+    return _under_way(alike), len(alike) if counted else -1
 
 
 def answers(other: WaitPoint, wait_point: Channel) -> bool:
-    """Whether a rank at ``other`` makes the call that ``wait_point`` needs of it."""
+    """Return True if a rank at ``other`` makes the call that ``wait_point`` needs of it."""
     return (
         isinstance(other, Channel)
         and (other.gid, other.sends) == (wait_point.gid, not wait_point.sends)
@@ -40,14 +37,10 @@ def answers(other: WaitPoint, wait_point: Channel) -> bool:
 
 
 def is_posted(job: Job, wait_point: Channel, peer: int) -> bool:
-    """Whether ``peer`` has made the call that a send or recv needs of it."""
+    """Return True if ``peer`` has made the call that a send or recv needs of it."""
     calls = _in_group(job, peer, wait_point.gid)
     alike = _answering(calls, wait_point)
-    if (
-        wait_point.nth >= 0
-        and _is_whole(calls)
-        and not _any_from_anyone(calls, _wanted(wait_point))
-    ):
+    if wait_point.nth >= 0 and _are_counted(calls, _wanted(wait_point)):
         return len(alike) > wait_point.nth
     return _under_way(alike) > wait_point.turn
 
@@ -55,25 +48,25 @@ def is_posted(job: Job, wait_point: Channel, peer: int) -> bool:
 def is_guessed(job: Job, wait_point: Channel) -> bool:
     """Return True if a peer may have made the call that is_posted() misses, for all that is known.
 
-    It waits for none of its calls, so that those that are complete look like those that are not.
+    It waits for none of its calls, so that complete and incomplete ones look alike.
     """
     calls = _in_group(job, wait_point.peer, wait_point.gid)
     return not _is_whole(calls) and _forgets(_answering(calls, wait_point))
 
 
 def senders(job: Job, wait_point: Channel) -> tuple[int, ...]:
-    """Who may send what a recv from any source waits for."""
+    """The ranks that may send the message that a recv from any source waits for."""
     members = job.members(wait_point.gid)[: MAX_SENDERS + 1]
     return tuple(rank for rank in members if rank != wait_point.waiter)
 
 
 def sending(job: Job, wait_point: Channel, peer: int) -> int:
-    """How many messages for a recv from any source ``peer`` has under way."""
+    """The number of messages for a recv from any source that ``peer`` has under way."""
     return _under_way(_answering(_in_group(job, peer, wait_point.gid), wait_point))
 
 
 def sent(job: Job, wait_point: Channel, ranks: Sequence[int]) -> dict[int, int]:
-    """How many messages for a recv each of some ranks has sent since the same moment.
+    """The number of messages for a recv that each of some ranks has sent since one moment.
 
     Ever, where that is known; else since the first collective that all of them have on
     record. Empty where their rings have no such moment in common.
@@ -87,7 +80,7 @@ def sent(job: Job, wait_point: Channel, ranks: Sequence[int]) -> dict[int, int]:
 
 
 def fewest(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """At most half of the ranks that have all sent less than the others, who sent alike."""
+    """At most half of the ranks: they have all sent less than the others, which sent alike."""
     least = min(counts.values(), default=0)
     behind = tuple(rank for rank, count in counts.items() if count == least)
     others = {count for count in counts.values() if count != least}
@@ -129,8 +122,8 @@ def _wanted(wait_point: Channel) -> str:
 def _under_way(calls: Sequence[OpRecord]) -> int:
     """Count the calls that are not complete.
 
-    A call that nobody waits for stays ISSUED when it is complete, unless a device tells. Where
-    some were waited for, those that are ISSUED are yet to be.
+    A call that no thread waits for stays ISSUED when it is complete, unless a device runs it.
+    Where some were waited for, the ISSUED ones are yet to be.
     """
     forgets = _forgets(calls)
     return sum(
@@ -146,15 +139,18 @@ def _forgets(calls: Sequence[OpRecord]) -> bool:
     return bool(calls) and all(call.state is OpState.ISSUED and not call.device for call in calls)
 
 
-def _any_from_anyone(calls: Iterable[OpRecord], wire: str) -> bool:
-    return any(call.peer == ANYONE and call.wire.startswith(wire) for call in calls)
-
-
 def _in_group(job: Job, rank: int, gid: int, since: int = 0) -> list[OpRecord]:
     calls = job.ops.get(rank, [])[since:]
     return [record for at, record in calls if at == gid and record.p2p]
 
 
 def _is_whole(calls: Sequence[OpRecord]) -> bool:
-    """Whether no call has dropped out of the ring: they are numbered from 1."""
+    """Return True if no call has dropped out of the ring: they are numbered from 1."""
     return not calls or min(call.seq for call in calls) <= 1
+
+
+def _are_counted(calls: Sequence[OpRecord], wire: str) -> bool:
+    """Return True if it is known of all calls of a kind to which peer they were."""
+    return _is_whole(calls) and not any(
+        call.peer == ANYONE and call.wire.startswith(wire) for call in calls
+    )

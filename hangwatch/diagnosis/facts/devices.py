@@ -1,16 +1,16 @@
-"""Where a rank is that has a device: not where its program is, which runs ahead.
+"""Finds the call that the device of a rank is at: its program runs ahead.
 
 The program enqueues calls, often many and in several groups, and the device runs them
-in that order: it is at the oldest that is unfinished. What is enqueued behind that
-is no arrival. A device that stands at nothing, although it has work, is stuck itself:
+in that order: it is at the oldest that is unfinished. A call that is enqueued behind
+that has not arrived. A device that is at no call, although it has work, is stuck itself:
 
 - others have completed a call that needs every rank, and it has not: its device ran no
-  further, or can no longer tell (after an error no event completes). Not where members came
+  further, or can no longer report it (after an error no event completes). Not where members came
   with different calls: NCCL pairs them all the same, and lets the one that needs less go;
-- it has begun nothing of what it has to run: the device tells so itself (beacons), or the
-  recorder takes these times. The program's calls are not late then, what it enqueued
-  before them is;
-- all stand at one call, and its program alone has stopped enqueuing what follows:
+- it has begun none of its calls: the device says so itself (beacons), or the
+  recorder takes these times. The program's calls are not late then, but work that it enqueued
+  before them;
+- all are at one call, and its program alone has stopped enqueuing what follows:
   after an error of the device the program gets no further either. Not where all are
   known to have begun it.
 """
@@ -18,7 +18,8 @@ is no arrival. A device that stands at nothing, although it has work, is stuck i
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch.diagnosis.facts.job import Job
@@ -27,12 +28,12 @@ from hangwatch.model.operations import OPERATIONS
 
 
 class Stuck(NamedTuple):
-    """What shows that the device of a rank is stuck itself."""
+    """The evidence that the device of a rank is stuck itself."""
 
     place: Place | None
     """The place that it has not run, or not alone; None for a point-to-point call."""
     sure: bool
-    """Not so where only its program says so, by having stopped."""
+    """False where only its program shows it, by having stopped."""
 
 
 def oldest(job: Job, rank: int) -> list[int]:
@@ -52,32 +53,29 @@ def oldest(job: Job, rank: int) -> list[int]:
 
 
 def needed(job: Job, waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait]:
-    """The waits that count: where devices are, and what leads to ranks that nothing else does.
+    """The waits that count: at the calls of devices, and the only ones that lead to a rank.
 
-    What is enqueued behind the call that a device is at waits for nobody yet. But it may be
-    all that tells of a rank which has run everything, and issues nothing more.
+    A call that is enqueued behind the one that a device is at waits for no rank yet. But it may
+    be all that leads to a rank which has run everything, and issues nothing more.
     """
     if not job.devices:
         return list(waits)
-    now = [wait for wait in waits if not _is_behind(wait) and wait.rank not in stuck]
-    behind = [wait for wait in waits if _is_behind(wait) and wait.rank not in stuck]
+    now: list[Wait] = []
+    behind: list[Wait] = []
+    for wait in waits:
+        if wait.rank not in stuck:
+            is_behind = wait.apart and wait.record is not None and wait.record.device
+            (behind if is_behind else now).append(wait)
     if not behind:
         return now
     known = {wait.rank for wait in now}
     for wait_point in {wait.wait_point for wait in now}:
-        known.update(_lacking(job, wait_point, stuck) if isinstance(wait_point, Place) else ())
+        known |= _lacking(job, wait_point, stuck)
         if isinstance(wait_point, Channel):
             known.add(wait_point.peer)
-    new = {
-        wait_point
-        for wait_point in {wait.wait_point for wait in behind}
-        if _lacking(job, wait_point, stuck) - known
-    }
+    points = {wait.wait_point for wait in behind}
+    new = {wait_point for wait_point in points if _lacking(job, wait_point, stuck) - known}
     return now + [wait for wait in behind if wait.wait_point in new]
-
-
-def _is_behind(wait: Wait) -> bool:
-    return wait.apart and wait.record is not None and wait.record.device
 
 
 def _lacking(job: Job, wait_point: WaitPoint, stuck: Collection[int]) -> set[int]:
@@ -93,7 +91,7 @@ def _lacking(job: Job, wait_point: WaitPoint, stuck: Collection[int]) -> set[int
 
 
 def are_untimed(waits: Collection[Wait]) -> bool:
-    """Whether devices run what ranks wait in, and of none it is known that it has come to it."""
+    """Return True if devices run the calls that ranks wait in, and none is known to be there."""
     records = [wait.record for wait in waits]
     return bool(records) and all(
         record is not None and record.device and record.begun is None for record in records
@@ -111,63 +109,56 @@ def stuck_devices(job: Job, disputed: Mapping[int, int]) -> dict[int, Stuck]:
 
     at: dict[int, Place] = {}
     found: dict[int, Stuck] = {}
-    for rank in job.devices:
+    for rank, positions in job.devices.items():
         gid, record = job.ops[rank][oldest(job, rank)[0]]
         here = None if record.p2p else Place(gid, record.seq)
         if here is not None and not is_disputed(here):
             at[rank] = here
-        places = (place for place in _unfinished(job, rank) if not is_disputed(place))
+        unfinished = [job.ops[rank][position] for position in positions]
+        first: dict[int, Place] = {}
+        for gid, record in unfinished:
+            if not record.p2p:
+                first.setdefault(gid, Place(gid, record.seq))
+        places = (place for place in first.values() if not is_disputed(place))
         place = next((place for place in places if _outrun(job, rank, place, here)), None)
-        if place is not None or _began_nothing(job, rank):
+        # A device that has begun none of its unfinished calls is busy with something else.
+        if place is not None or all(record.begun is False for _, record in unfinished):
             found[rank] = Stuck(place or here, sure=True)
     return found | _silent(job, at, found)
 
 
 def without_company(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
-    """Of stuck devices those that are not all together before one call.
+    """The stuck devices that are not all together before one call.
 
-    Where nobody waits for any of them, there is nobody to compare them with either.
+    Where no rank waits for any of them, there is none to compare them with either.
     """
-    at: dict[Place, set[int]] = {}
-    for rank, one in stuck.items():
-        if one.place is not None:
-            at.setdefault(one.place, set()).add(rank)
-    together = {
-        rank
-        for place, ranks in at.items()
-        if ranks >= set(job.members(place.gid))
-        for rank in ranks
+    at: dict[Place | None, set[int]] = defaultdict(set)
+    for rank, evidence in stuck.items():
+        at[evidence.place].add(rank)
+    return {
+        rank: evidence
+        for rank, evidence in stuck.items()
+        if (place := evidence.place) is None or not at[place] >= {*job.members(place.gid)}
     }
-    return {rank: one for rank, one in stuck.items() if rank not in together}
 
 
 def not_passed(job: Job, stuck: Mapping[int, Stuck]) -> dict[int, Stuck]:
-    """Of stuck devices those that are not behind all others.
+    """The stuck devices that are not behind all others.
 
-    One that has not run what is complete elsewhere, and that nobody waits for, waits itself.
+    One that has not run what is complete elsewhere, and that no rank waits for, waits itself.
     """
     return {
-        rank: one
-        for rank, one in stuck.items()
-        if one.place is None
-        or not any(job.passed(member, one.place) for member in job.members(one.place.gid))
+        rank: evidence
+        for rank, evidence in stuck.items()
+        if (place := evidence.place) is None
+        or not any(job.passed(member, place) for member in job.members(place.gid))
     }
 
 
-def _unfinished(job: Job, rank: int) -> Iterator[Place]:
-    """The first unfinished place of each group, as far as a device runs it."""
-    seen: set[int] = set()
-    for position in job.devices[rank]:
-        gid, record = job.ops[rank][position]
-        if not record.p2p and gid not in seen:
-            seen.add(gid)
-            yield Place(gid, record.seq)
-
-
 def _outrun(job: Job, rank: int, place: Place, here: Place | None) -> bool:
-    """Whether others have completed what this rank has not, or nobody else is needed for it.
+    """Return True if others have completed a place that this rank has not, or none has to.
 
-    here: where its device is.
+    here: the place that its device is at.
     """
     record = job.record(rank, place)
     others = [member for member in job.members(place.gid) if member != rank]
@@ -180,14 +171,8 @@ def _outrun(job: Job, rank: int, place: Place, here: Place | None) -> bool:
     return len(past) == len(others)
 
 
-def _began_nothing(job: Job, rank: int) -> bool:
-    """Whether the device has begun none of its unfinished calls: it is busy with something else."""
-    own = job.ops[rank]
-    return all(own[position][1].begun is False for position in job.devices[rank])
-
-
 def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[int, Stuck]:
-    """Of the members that all stand at one place those that enqueued less than the others."""
+    """The members that are at one place with all others, and enqueued less than some of them."""
     found: dict[int, Stuck] = {}
     for place in dict.fromkeys(at.values()):
         members = job.members(place.gid)
@@ -195,16 +180,14 @@ def _silent(job: Job, at: Mapping[int, Place], stuck: Collection[int]) -> dict[i
             continue
         if all((call := job.record(rank, place)) and call.begun for rank in members):
             continue  # each device is in the call itself, whatever its program is at
-        furthest: dict[int, int] = {}
+        furthest: dict[int, int] = defaultdict(int)
         for rank in members:
             for gid in job.progress.get(rank, {}):
-                furthest[gid] = max(furthest.get(gid, 0), job.reached[gid].get(rank, 0))
+                furthest[gid] = max(furthest[gid], job.reached[gid].get(rank, 0))
         behind = [
             rank
             for rank in members
-            if any(
-                job.reached[gid].get(rank, 0) < furthest[gid] for gid in job.progress.get(rank, {})
-            )
+            if any(job.reached[g].get(rank, 0) < furthest[g] for g in job.progress.get(rank, {}))
         ]
         if len(behind) < len(members):
             found.update(dict.fromkeys(behind, Stuck(place, sure=False)))

@@ -1,8 +1,8 @@
-"""How ranks ended, and whether by themselves or because another one did.
+"""Finds how ranks ended, and whether by themselves or because another one did.
 
-Deaths lie: the exit code of a rank says little. A peer of a dead rank dies of a
-connection error, the launcher ends the rest, gloo aborts whoever has the smaller
-buffer. What counts is who was gone first, and what it was doing.
+The exit code of a rank says little: a peer of a dead rank dies of a connection error, the
+launcher ends the rest, gloo aborts the rank with the smaller buffer. The order in which ranks
+ended counts, and the calls that they were in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import signal
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from itertools import accumulate
@@ -26,7 +26,7 @@ from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
 
 class How(StrEnum):
-    """How a rank ended."""
+    """The ways in which a rank ends."""
 
     CLEAN = "clean"
     """Its program came to its end."""
@@ -36,11 +36,11 @@ class How(StrEnum):
     LOST = "lost"
     """Its node is gone."""
     GONE = "gone"
-    """It is no more, and nobody knows how."""
+    """It is gone, and it is not known how."""
 
 
 class Cause(StrEnum):
-    """Why a rank ended."""
+    """The causes of the end of a rank."""
 
     OWN = "own"
     """By itself: nothing that happened elsewhere is known to explain it."""
@@ -51,10 +51,10 @@ class Cause(StrEnum):
 
 
 class Library(Enum):
-    """What ends a process by SIGABRT."""
+    """The libraries that end a process by SIGABRT."""
 
     GLOO = auto()
-    """Where it is sent more than it expects."""
+    """A gloo that is sent more than it expects."""
     NCCL = auto()
     """PyTorch's watchdog of NCCL: after an error of the GPU, or a time-out."""
 
@@ -75,14 +75,19 @@ class Ending:
     contested: bool = False
     """A peer was thrown out of a collective just before this end was seen."""
 
+    @property
+    def is_failure(self) -> bool:
+        """Return True if the rank ended by itself, before its program came to its end."""
+        return self.cause is Cause.OWN and self.how is not How.CLEAN
+
 
 _PEER = re.compile(
     r"gloo/transport/(?:\w+/)+(?!device|address)|ncclremoteerror|nccl communicator|recvvalue failed"
     r"|sendbytes failed|aborted comm|failed to pass monitoredbarrier",
     re.IGNORECASE,
 )
-"""What gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore alone say of a lost peer.
-An address that gloo does not find, or what NCCL says of CUDA, is the rank's own."""
+"""The messages of gloo's transport/tcp/pair.cc, ProcessGroupNCCL and TCPStore for a lost peer only.
+An address that gloo does not find, or a message of NCCL on CUDA, is the rank's own."""
 
 _ECHO = re.compile(
     r"connection (?:was )?(?:reset|refused|aborted|lost)|connection.{0,20}by peer"
@@ -92,12 +97,12 @@ _ECHO = re.compile(
     r"|failed to recv|store(?:'s)? (?:socket|server)",
     re.IGNORECASE,
 )
-"""What may be said of a lost peer, and of other things that a program talks to."""
+"""Messages for a lost peer, and for other things that a program talks to."""
 
 _OF_TORCH = frozenset(
     {"RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 )
-"""What torch's own C++ raises."""
+"""The types that torch's own C++ raises."""
 
 _TIME_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
@@ -108,14 +113,14 @@ _MISTAKES = frozenset(
     {"AttributeError", "AssertionError", "ImportError", "IndexError", "KeyError"}
     | {"ModuleNotFoundError", "NameError", "TypeError", "UnboundLocalError", "ZeroDivisionError"}
 )
-"""What nobody raises to tell of another exception."""
+"""The types that no handler raises to report another exception."""
 SAMPLED_S = 1.0
-"""So long after a call that C++ has issued it is seen at the latest."""
+"""A call that C++ has issued is seen after so long at the latest."""
 NOTICED_S = 1.0
-"""So long after a rank has ended that is seen at the latest. Its peers are told at once, by the
-connection that closes, and what they raise has the time at which they did."""
+"""The end of a rank is seen after so long at the latest. Its peers notice at once, by the
+connection that closes, and their exceptions have the time at which they were raised."""
 _CUT_AT_LEAST = 40
-"""No text that the agent has cut is shorter."""
+"""A text that the agent has cut is no shorter."""
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _ENDED_BY = {number.name for number in _ASKED_TO_END}
 _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "GeneratorExit"}
@@ -123,24 +128,85 @@ _END_EXCEPTIONS = {"KeyboardInterrupt", "SignalException", "SystemExit", "Genera
 
 def endings(job: Job) -> dict[int, Ending]:
     """The ends of all ranks that have ended."""
-    found = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
-    _place_the_lost(found)
-    _excuse_the_unseen(job, found)
-    _suspect_the_unseen(job, found)
-    if all(end.cause is not Cause.OWN for end in found.values()) and len(job.ranks) == len(
-        job.world()
-    ):
-        _blame_the_vague(job, found)
-        return found
-    _find_echoes(job, found)
-    _excuse_the_later(job, found)
-    return found
+    ends = {rank: end for rank, snap in job.ranks.items() if (end := _ending(snap, job))}
+    _date_lost_nodes(ends)
+    _excuse_the_unseen(job, ends)
+    _suspect_the_unseen(job, ends)
+    failed = any(end.cause is Cause.OWN for end in ends.values())
+    if not failed and len(job.ranks) == len(job.world()):
+        _blame_a_vague_error(job, ends)
+    else:
+        _find_echoes(job, ends)
+        _excuse_the_later(job, ends)
+    return ends
 
 
-def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
-    """Whoever raised in a collective after a rank that it needs had ended did it for that."""
-    own = {rank: end for rank, end in found.items() if end.cause is Cause.OWN}
-    first_s = max((end.age_s for end in own.values() if end.how is not How.CLEAN), default=0.0)
+def _attribute(ends: dict[int, Ending], ranks: Sequence[int], cause: Cause) -> None:
+    for rank in ranks:
+        ends[rank] = replace(ends[rank], cause=cause)
+
+
+def _date_lost_nodes(ends: dict[int, Ending]) -> None:
+    """Let lost nodes be lost before all other ends: the time is not known.
+
+    A lost node may be the root of all that is not explained by itself. Where another rank
+    has failed by itself, the node may well have been given back after that.
+    """
+    others = [end for end in ends.values() if end.how is not How.LOST]
+    cause = Cause.TERMINATED if any(end.is_failure for end in others) else Cause.OWN
+    first_s = max((end.age_s for end in others), default=0.0)
+    for rank, end in ends.items():
+        if end.how is How.LOST:
+            ends[rank] = replace(end, cause=cause, age_s=max(end.age_s, first_s))
+
+
+def _excuse_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
+    """Excuse later ends of a job that is over, if a rank is known to have failed by itself.
+
+    The launcher has ended the ranks that went after it, and that were not seen to end. Not
+    where it failed in a collective: a rank that went unseen may be why.
+    """
+    known = (How.RAISED, How.SIGNAL, How.EXIT_CODE)
+    own = {rank: end for rank, end in ends.items() if end.cause is Cause.OWN}
+    ages = [e.age_s for r, e in own.items() if e.how in known and not _thrown_out_of(job, r, e)]
+    if job.snapshot.ended and ages:
+        # Of a rank that went unseen the last sign of life is known.
+        least_s = max(ages) + NOTICED_S
+        unseen = [rank for rank, e in own.items() if e.how is How.GONE and e.age_s < least_s]
+        _attribute(ends, unseen, Cause.TERMINATED)
+
+
+def _suspect_the_unseen(job: Job, ends: dict[int, Ending]) -> None:
+    """Doubt clean ends where no failure was seen, as in a job that was short.
+
+    A rank that came to the end of its program may have failed there as well.
+    """
+    bad = [end for end in ends.values() if end.how is not How.CLEAN]
+    if not job.snapshot.exit_code or not bad or any(end.how is not How.GONE for end in bad):
+        return
+    for rank, end in ends.items():
+        if end.how is How.CLEAN and end.exit_code is None:
+            ends[rank] = replace(end, how=How.GONE, reason=Reason.UNKNOWN, cause=Cause.OWN)
+
+
+def _blame_a_vague_error(job: Job, ends: dict[int, Ending]) -> None:
+    """Blame the rank whose error may be its own, where none is known to have failed by itself."""
+    vague = [
+        rank
+        for rank, end in ends.items()
+        if end.cause is Cause.ECHO
+        and end.exception
+        and not _names_a_peer(job, rank, end.exception)
+        and last_call(job, rank) is None
+    ]
+    if len(vague) == 1 and len(ends) > 1:
+        _attribute(ends, vague, Cause.OWN)
+
+
+def _find_echoes(job: Job, ends: dict[int, Ending]) -> None:
+    """Find the ranks that raised in a collective because a rank that it needs had ended."""
+    own = {rank: end for rank, end in ends.items() if end.cause is Cause.OWN}
+    first_s = max((end.age_s for end in own.values() if end.is_failure), default=0.0)
     thrown: dict[int, list[int]] = defaultdict(list)
     for rank, end in own.items():
         call = _thrown_out_of(job, rank, end)
@@ -150,29 +216,29 @@ def _find_echoes(job: Job, found: dict[int, Ending]) -> None:
     for gid, ranks in thrown.items():
         members = [member for member in job.members(gid) if member in own]
         clean_s = max((own[m].age_s for m in members if own[m].how is How.CLEAN), default=0.0)
-        others = [m for m in members if m not in raised and own[m].how is not How.CLEAN]
+        others = [m for m in members if m not in raised and own[m].is_failure]
         noticed = {rank for rank in ranks if not _is_its_own(job, rank, own[rank])}
         raised_s, seen_s = (sorted(own[m].age_s for m in some) for some in (noticed, others))
         for rank in ranks:
             age_s = own[rank].age_s
-            # That its peer is gone it may have been told before anybody saw that.
+            # It may have noticed that its peer is gone before that was seen.
             just = bisect_right(seen_s, age_s) > bisect_right(seen_s, age_s - NOTICED_S)
             if (just and rank in noticed) or age_s < max(first_s, clean_s):
-                found[rank] = replace(own[rank], cause=Cause.ECHO)
+                ends[rank] = replace(own[rank], cause=Cause.ECHO)
         for member in others:
             age_s = own[member].age_s
             if bisect_left(raised_s, age_s + NOTICED_S) > bisect_left(raised_s, age_s):
-                found[member] = replace(own[member], contested=True)
-    _find_echoes_in_cpp(job, {rank: end for rank, end in own.items() if rank not in raised}, found)
+                ends[member] = replace(own[member], contested=True)
+    _find_echoes_in_cpp(job, {rank: end for rank, end in own.items() if rank not in raised}, ends)
 
 
-def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], found: dict[int, Ending]) -> None:
-    """The same of those that raised amid collectives of C++, such as those of backward.
+def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], ends: dict[int, Ending]) -> None:
+    """Find the ranks that raised for that amid collectives of C++, such as those of backward.
 
-    No record tells whether it was out of one. But it had issued one that a member never came
+    It is not recorded if they raised out of one. But they had issued one that a member never came
     to which had ended before.
     """
-    known = dict(found)
+    known = dict(ends)
     behind: dict[int, tuple[list[int], list[float]]] = {}
     for rank, end in own.items():
         if end.how is not How.RAISED or end.reason is Reason.OUT_OF_MEMORY:
@@ -183,64 +249,60 @@ def _find_echoes_in_cpp(job: Job, own: dict[int, Ending], found: dict[int, Endin
             counts, seen_s = behind[gid]
             fewer = bisect_left(counts, progress.enqueued)
             if fewer and end.age_s < seen_s[fewer - 1]:
-                found[rank] = replace(end, cause=Cause.ECHO)
+                ends[rank] = replace(end, cause=Cause.ECHO)
                 break
 
 
 def _ended_behind(job: Job, gid: int, ends: dict[int, Ending]) -> tuple[list[int], list[float]]:
-    """How far members that have ended had come, in order; and for each how long ago one ended.
+    """The counts of members that have ended, in order; and for each the age of an end.
 
-    It is the first by itself of those that had come so far or less, 0 where none ended so.
+    It is that of the first to end by itself with that count or less, 0 where none did.
     """
-    ended = sorted(
-        (job.progress[member][gid].enqueued, _seen_at_s(ends[member]))
-        for member in job.members(gid)
-        if member in ends and gid in job.progress.get(member, {})
-    )
-    counts = [count for count, _ in ended]
-    return counts, list(accumulate((age_s for _, age_s in ended), max))
-
-
-def _seen_at_s(end: Ending) -> float:
-    """How long ago a rank ended by itself, at most: that it was killed is seen a little later."""
-    if end.cause is not Cause.OWN:
-        return 0.0
-    killed = end.how is How.SIGNAL and end.signal != signal.SIGABRT
-    return end.age_s + NOTICED_S if killed else end.age_s
+    ended = []
+    for member in job.members(gid):
+        if member in ends and gid in job.progress.get(member, {}):
+            end = ends[member]
+            # That it was killed is seen a little later.
+            killed = end.how is How.SIGNAL and end.signal != signal.SIGABRT
+            age_s = end.age_s + NOTICED_S if killed else end.age_s
+            own_s = age_s if end.cause is Cause.OWN else 0.0
+            ended.append((job.progress[member][gid].enqueued, own_s))
+    ended.sort()
+    return [count for count, _ in ended], list(accumulate((age_s for _, age_s in ended), max))
 
 
 def _is_its_own(job: Job, rank: int, end: Ending) -> bool:
-    """Whether what a rank raised is known not to come of a peer's end.
+    """Return True if the error of a rank is known not to come of a peer's end.
 
-    What the call itself has raised says nothing of one.
+    The call itself has raised something that says nothing of one.
     """
     error = end.exception
     if error is None:
         return False
-    said = error.thrown if _failed_last(job, rank) else ""
-    if not said:
+    text = _thrown_by_last_call(job, rank, error)
+    if not text:
         call = last_call(job, rank)
         made, raised = call.site if call else None, error.site
         straight = made and raised and (made.file, made.line) == (raised.file, raised.line)
-        said = error.message if straight else ""
-    return bool(said) and not _PEER.search(said) and not _ECHO.search(said)
+        text = error.message if straight else ""
+    return bool(text) and not _PEER.search(text) and not _ECHO.search(text)
 
 
-def _excuse_the_later(job: Job, found: dict[int, Ending]) -> None:
-    """Whoever ended with an exit code after another one had failed for sure was asked to.
+def _excuse_the_later(job: Job, ends: dict[int, Ending]) -> None:
+    """Excuse ranks that ended with an exit code after another one had failed for sure.
 
-    A handler of SIGTERM may end a rank with any.
+    They were asked to end: a handler of SIGTERM may end a rank with any.
     """
-    sure = [end.age_s for rank, end in found.items() if _failed_for_sure(job, rank, end)]
+    own = {rank: end for rank, end in ends.items() if end.cause is Cause.OWN}
+    sure = [end.age_s for rank, end in own.items() if _failed_for_sure(job, rank, end)]
     first_s = max(sure, default=0.0)
-    for rank, end in found.items():
-        if end.cause is Cause.OWN and end.how is How.EXIT_CODE and end.age_s < first_s:
-            found[rank] = replace(end, cause=Cause.TERMINATED)
+    later = [r for r, end in own.items() if end.how is How.EXIT_CODE and end.age_s < first_s]
+    _attribute(ends, later, Cause.TERMINATED)
 
 
 def _failed_for_sure(job: Job, rank: int, end: Ending) -> bool:
-    """Whether a rank failed by itself, and cannot have done so because of another one's end."""
-    if end.cause is not Cause.OWN or end.contested:
+    """Return True if a rank that failed by itself cannot have done so for another one's end."""
+    if end.contested:
         return False
     if end.how is How.SIGNAL:
         return end.signal != signal.SIGABRT
@@ -248,69 +310,8 @@ def _failed_for_sure(job: Job, rank: int, end: Ending) -> bool:
     return end.how is How.RAISED and (thrown is None or _is_its_own(job, rank, end))
 
 
-def _place_the_lost(found: dict[int, Ending]) -> None:
-    """When a node was lost nobody has seen.
-
-    It may be the root of whatever is not explained by itself. Where another rank
-    has failed by itself, its node may well have been given back after that.
-    """
-    others = [end for end in found.values() if end.how is not How.LOST]
-    failed = any(end.cause is Cause.OWN and end.how is not How.CLEAN for end in others)
-    first_s = max((end.age_s for end in others), default=0.0)
-    for rank, end in found.items():
-        if end.how is How.LOST:
-            cause = Cause.TERMINATED if failed else Cause.OWN
-            found[rank] = replace(end, cause=cause, age_s=max(end.age_s, first_s))
-
-
-def _excuse_the_unseen(job: Job, found: dict[int, Ending]) -> None:
-    """The job is over, and another rank is known to have failed by itself.
-
-    Then the launcher has ended those that went after it, and of which nobody saw how. Not
-    where it failed in a collective: one that went unseen may be why.
-    """
-    known = (How.RAISED, How.SIGNAL, How.EXIT_CODE)
-    ages = [
-        end.age_s
-        for rank, end in found.items()
-        if end.cause is Cause.OWN and end.how in known and not _thrown_out_of(job, rank, end)
-    ]
-    for rank, end in found.items() if job.snapshot.ended and ages else ():
-        # Of one that went unseen the last sign of life is known.
-        last = end.how is How.GONE and end.age_s < max(ages) + NOTICED_S
-        if last and end.cause is Cause.OWN:
-            found[rank] = replace(end, cause=Cause.TERMINATED)
-
-
-def _suspect_the_unseen(job: Job, found: dict[int, Ending]) -> None:
-    """Nobody saw how any of those ended that did not do well, as in a job that was short.
-
-    Then one that came to the end of its program may have failed there as well.
-    """
-    bad = [end for end in found.values() if end.how is not How.CLEAN]
-    if not job.snapshot.exit_code or not bad or any(end.how is not How.GONE for end in bad):
-        return
-    for rank, end in found.items():
-        if end.how is How.CLEAN and end.exit_code is None:
-            found[rank] = replace(end, how=How.GONE, reason=Reason.UNKNOWN, cause=Cause.OWN)
-
-
-def _blame_the_vague(job: Job, found: dict[int, Ending]) -> None:
-    """Nobody is known to have failed by itself: the one whose error may be its own did."""
-    vague = [
-        rank
-        for rank, end in found.items()
-        if end.cause is Cause.ECHO
-        and end.exception
-        and not _tells_of_a_peer(job, rank, end.exception)
-        and last_call(job, rank) is None
-    ]
-    if len(vague) == 1 and len(found) > 1:
-        found[vague[0]] = replace(found[vague[0]], cause=Cause.OWN)
-
-
 def aborted_by(job: Job, rank: int, end: Ending) -> Library | None:
-    """What may have aborted a rank that ended in its program, after a call of some group."""
+    """The library that may have aborted a rank in its program, after a call of some group."""
     groups = job.progress.get(rank, {}).values()
     used = [group.in_order for group in groups if group.enqueued > 0 or group.p2p > 0]
     if end.signal != signal.SIGABRT or end.in_shutdown or not used:
@@ -319,12 +320,12 @@ def aborted_by(job: Job, rank: int, end: Ending) -> Library | None:
 
 
 def gave_up(ended: Mapping[int, Ending], waits: Iterable[Wait]) -> bool:
-    """Whether the time-out of a rank's own wait has ended it: that comes of no peer's end."""
+    """Return True if the time-out of a rank's own wait has ended it, and no peer's end."""
     return any(timed_out(ended[wait.rank]) for wait in waits if wait.rank in ended)
 
 
 def timed_out(end: Ending) -> bool:
-    """Whether a rank raised what tells of a time-out of a collective, or was made of that."""
+    """Return True if a rank raised an error of a collective's time-out, or one made of that."""
     if end.how is not How.RAISED or end.cause is not Cause.ECHO or end.exception is None:
         return False
     return any(map(_TIME_OUT.search, (end.exception.message, *end.exception.after)))
@@ -343,9 +344,9 @@ def last_call(job: Job, rank: int) -> OpRecord | None:
 
 
 def went_on(job: Job, rank: int, gid: int, call: OpRecord) -> bool:
-    """Whether a rank has made calls after one of group gid that nobody has recorded: C++ has.
+    """Return True if C++ has made calls after one of group gid, which are not recorded.
 
-    Of one that it waits for later that is not known.
+    It is not known of a call that the rank waits for later.
     """
     if call.is_async:
         return False
@@ -359,7 +360,7 @@ def went_on(job: Job, rank: int, gid: int, call: OpRecord) -> bool:
 
 
 def _thrown_out_of(job: Job, rank: int, end: Ending) -> OpRecord | None:
-    """The collective that a rank was in when it ended, where that may be why it did."""
+    """The collective that a rank was in when it ended, where it may have ended for that."""
     if end.signal == signal.SIGKILL or end.reason is Reason.OUT_OF_MEMORY:
         return None
     call = last_call(job, rank)
@@ -375,14 +376,14 @@ def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
     if process.alive and not over and rank.exception is None:
         return None
     how = _how(rank, lost=rank.node in job.snapshot.lost_nodes and bool(rank.node))
-    # What it said itself is exact; that it is gone was seen later, or it was last seen before.
-    said = [seconds(rank.exception_age_s)] if rank.exception is not None else []
-    said += [seconds(rank.phase_age_s)] if over else []
+    # Its own times are exact; that it is gone was seen later, or it was last seen before.
+    exact = [seconds(rank.exception_age_s)] if rank.exception is not None else []
+    exact += [seconds(rank.phase_age_s)] if over else []
     return Ending(
         how=how,
         cause=_cause(rank, how, job),
         reason=_reason(rank, how),
-        age_s=max(said, default=0.0) or seconds(process.gone_age_s),
+        age_s=max(exact, default=0.0) or seconds(process.gone_age_s),
         exception=_with_what_was_thrown(rank, job) if how is How.RAISED else None,
         signal=process.signal if how is How.SIGNAL else None,
         exit_code=process.exit_code,
@@ -391,9 +392,9 @@ def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
 
 
 def _with_what_was_thrown(rank: RankSnapshot, job: Job) -> ExceptionRecord | None:
-    """Its exception, with what its last call has raised among those that led to it."""
+    """Its exception, with the one that its last call has raised among those that led to it."""
     error = rank.exception
-    if error is None or not error.thrown or not _failed_last(job, rank.rank):
+    if error is None or not _thrown_by_last_call(job, rank.rank, error):
         return error
     thrown = error.thrown.partition(": ")[2]
     known = (error.message, *(text.partition(": ")[2] for text in error.after))
@@ -402,19 +403,19 @@ def _with_what_was_thrown(rank: RankSnapshot, job: Job) -> ExceptionRecord | Non
 
 
 def _is_one_text(first: str, second: str) -> bool:
-    """Whether two texts are the same, as far as they are there: each may have been cut."""
+    """Return True if two texts are the same as far as they go: each may have been cut."""
     shorter, longer = sorted((first, second), key=len)
     return longer.startswith(shorter) if len(shorter) >= _CUT_AT_LEAST else longer == shorter
 
 
-def _failed_last(job: Job, rank: int) -> bool:
-    call = last_call(job, rank)
-    return call is not None and call.state is OpState.FAILED
+def _thrown_by_last_call(job: Job, rank: int, error: ExceptionRecord) -> str:
+    """The exception that the last call of a rank has raised; empty if it did not fail."""
+    call = last_call(job, rank) if error.thrown else None
+    return error.thrown if call is not None and call.state is OpState.FAILED else ""
 
 
 def _how(rank: RankSnapshot, *, lost: bool) -> How:
     process = rank.process
-    finished = rank.phase in (Phase.EXITED, Phase.FINALIZING)
     if process.exit_code == 0:
         return How.CLEAN
     if rank.exception is not None or rank.phase is Phase.RAISED:
@@ -423,28 +424,29 @@ def _how(rank: RankSnapshot, *, lost: bool) -> How:
         return How.SIGNAL
     if process.exit_code is not None:
         return How.EXIT_CODE
-    if finished:
+    if rank.phase in (Phase.EXITED, Phase.FINALIZING):
         return How.CLEAN
     return How.LOST if lost else How.GONE
 
 
+_REASONS = {
+    How.CLEAN: Reason.EXITED,
+    How.RAISED: Reason.EXCEPTION,
+    How.SIGNAL: Reason.SIGNAL,
+    How.EXIT_CODE: Reason.EXITED,
+    How.LOST: Reason.NODE_LOST,
+    How.GONE: Reason.UNKNOWN,
+}
+
+
 def _reason(rank: RankSnapshot, how: How) -> Reason:
-    exception = rank.exception
-    of_memory = exception is not None and how is How.RAISED and _is_of_memory(exception)
-    if rank.process.oom_killed or of_memory:
-        return Reason.OUT_OF_MEMORY
-    return {
-        How.CLEAN: Reason.EXITED,
-        How.RAISED: Reason.EXCEPTION,
-        How.SIGNAL: Reason.SIGNAL,
-        How.EXIT_CODE: Reason.EXITED,
-        How.LOST: Reason.NODE_LOST,
-        How.GONE: Reason.UNKNOWN,
-    }[how]
+    exception = rank.exception if how is How.RAISED else None
+    of_memory = exception is not None and _is_of_memory(exception)
+    return Reason.OUT_OF_MEMORY if rank.process.oom_killed or of_memory else _REASONS[how]
 
 
 def _is_of_memory(exception: ExceptionRecord) -> bool:
-    """Whether it is of memory itself, or made of one that is; a mistake in a handler is neither."""
+    """Return True if it is of memory itself, or made of one; a mistake in a handler is neither."""
     text = f"{exception.type}: {exception.message}"
     wrapped = exception.after[:1] if exception.type not in _MISTAKES else ()
     return any(map(_MEMORY.search, (text, *wrapped)))
@@ -457,24 +459,24 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
             return Cause.TERMINATED
         vague = _ECHO.search(exception.message) and _may_be_of_torch(job, exception)
         vague = vague and _was_communicating(job, rank)
-        return Cause.ECHO if vague or _tells_of_a_peer(job, rank.rank, exception) else Cause.OWN
+        return Cause.ECHO if vague or _names_a_peer(job, rank.rank, exception) else Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
     return Cause.TERMINATED if asked and how in (How.SIGNAL, How.EXIT_CODE) else Cause.OWN
 
 
 def _may_be_of_torch(job: Job, exception: ExceptionRecord) -> bool:
-    """Whether torch's C++ may have raised an exception, and not a line of the program."""
+    """Return True if torch's C++ may have raised an exception, and not a line of the program."""
     site = with_source(exception.site, job.snapshot.sources)
     raises = site is not None and (site.source or "").startswith("raise ")
     return not raises and exception.type.rpartition(".")[2] in _OF_TORCH
 
 
-def _tells_of_a_peer(job: Job, rank: int, exception: ExceptionRecord) -> bool:
-    """Whether a lost peer led to it: the library says so, there or where its last call failed.
+def _names_a_peer(job: Job, rank: int, exception: ExceptionRecord) -> bool:
+    """Return True if a lost peer led to it, by the library, there or where its last call failed.
 
-    Not that which it had lost in a life before, as where it restarts within its process.
+    Not a peer that it had lost in a life before, as where it restarts within its process.
     """
-    thrown = exception.thrown if _failed_last(job, rank) else ""
+    thrown = _thrown_by_last_call(job, rank, exception)
     after = exception.after
     if any(map(_PEER.search, after)) and _has_met_again(job, rank):
         after = ()
@@ -482,7 +484,7 @@ def _tells_of_a_peer(job: Job, rank: int, exception: ExceptionRecord) -> bool:
 
 
 def _has_met_again(job: Job, rank: int) -> bool:
-    """Whether the members of a group in which a call of its failed have completed one since."""
+    """Return True if members of a group in which a call failed have completed one since."""
     met: set[int] = set()
     for gid, record in reversed(job.ops.get(rank, [])):
         if record.state is OpState.FAILED:
@@ -494,7 +496,7 @@ def _has_met_again(job: Job, rank: int) -> bool:
 
 
 def _was_communicating(job: Job, rank: RankSnapshot) -> bool:
-    """Whether its last calls can have raised: one failed, or one was not complete."""
+    """Return True if its last calls can have raised: one failed, or one was not complete."""
     if rank.in_call or rank.phase in (Phase.BORN, Phase.INIT):
         return True
     unfinished = (OpState.FAILED, OpState.BLOCKED, OpState.ISSUED)

@@ -4,8 +4,8 @@ The numbers of the driver's errors (Xid) are those of NVIDIA's catalogue:
 https://docs.nvidia.com/deploy/xid-errors/
 
 A failure blames no rank by itself: ranks with sound counters go on with a GPU that had an error
-an hour ago. It says why a rank that others wait for does not come, and which of those who are
-all in one collective keeps it from completing.
+an hour ago. It explains why a rank that others wait for does not come, and which one of the ranks
+that are all in one collective keeps it from completing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hangwatch.model.kinds import GpuHealth
 
 
 class Weight(IntEnum):
-    """What an Xid says of who is at fault; the greater, the surer."""
+    """The evidence of an Xid for a fault of the GPU; the greater, the surer."""
 
     NOTE = auto()
     """The GPU works on."""
@@ -148,12 +148,12 @@ _UNKNOWN = Meaning(
 
 
 def meaning(number: int) -> Meaning:
-    """What an Xid means; of one that is not in the table, that it may mean anything."""
+    """The meaning of an Xid; one that is not in the table may mean anything."""
     return XIDS.get(number, _UNKNOWN)
 
 
 MARGIN_S = 60.0
-"""An error may come so long before anybody waits: the program runs ahead of its device."""
+"""An error may come so long before a rank waits: the program runs ahead of its device."""
 _ORDER = {number: place for place, number in enumerate(XIDS)}
 _HEALTH = {
     GpuHealth.LOST: (
@@ -173,7 +173,7 @@ _HEALTH = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with the GPU of a rank."""
+    """A fault of the GPU of a rank."""
 
     gpu: str
     """``GPU 3``."""
@@ -182,17 +182,14 @@ class Fault:
     detail: str
     """A sentence or two."""
     sure: bool
-    """Whether hardware has failed; else its program may have made the error."""
+    """Hardware has failed; else its program may have made the error."""
 
 
 def gpu_fault(gpu: GpuState | None, within_s: float) -> Fault | None:
-    """The gravest fault of a GPU, None if it has none, or none of late.
-
-    within_s: how long ago it may have been.
-    """
+    """The gravest fault of a GPU, None if it has none within ``within_s``."""
     if gpu is None:
         return None
-    name = _name(gpu)
+    name = f"{'a MIG device of ' if gpu.parent else ''}GPU {gpu.index}"
     recent = [xid.number for xid in gpu.xids if seconds(xid.age_s) <= within_s]
     recent.sort(key=lambda number: (_ORDER.get(number, len(_ORDER)), number))
     worst = next((number for number in recent if meaning(number).weight > Weight.NOTE), None)
@@ -213,12 +210,8 @@ def gpu_fault(gpu: GpuState | None, within_s: float) -> Fault | None:
             sure=True,
         )
     if worst is not None:
-        found = meaning(worst)
-        return Fault(name, f"{name}, which {found.what} (Xid {worst})", found.detail, sure=hard)
+        error = meaning(worst)
+        return Fault(name, f"{name}, which {error.what} (Xid {worst})", error.detail, sure=hard)
     if health is not None:
         return Fault(name, f"{name}, which {health[0]}", health[1], sure=False)
     return None
-
-
-def _name(gpu: GpuState) -> str:
-    return f"{'a MIG device of ' if gpu.parent else ''}GPU {gpu.index}"

@@ -1,8 +1,9 @@
-"""The usual order of a program's collectives, from the rings of its ranks."""
+"""The usual order of a program's calls, from the rings of its ranks, and what is marked there."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
 from hangwatch.diagnosis.facts.job import Job
@@ -12,47 +13,60 @@ from hangwatch.model.snapshot import OpRecord, RankSnapshot
 
 _T = TypeVar("_T")
 MOST_BEFORE = 40
-"""Calls before one that tell whether it is usual there."""
+"""Calls before one that show whether it is usual there."""
 ENOUGH_SENT = 4
 """Messages of a line that have gone elsewhere: two rounds of one to each of two neighbours."""
 PEER = "peer"
-"""What differs where a message goes to another rank than the one that waits for it."""
+"""The difference where a message goes to another rank than the one that waits for it."""
 MAX_SHIFT = 8
 """Calls that a rank left out, or made more."""
-Step = tuple[str, str, int, str]
-"""What makes a call recognisable when it comes again: operation and line."""
+
+
+class Step(NamedTuple):
+    """The properties by which a call is recognised when it comes again, on any rank."""
+
+    wire: str
+    file: str = ""
+    line: int = 0
+    size: str = ""
+    """Of a call that C++ issued, which has no line; of new_group the group that it makes."""
+    kind: str = ""
+    """Of its group, where that counts: how it is described, else how large it is."""
+
 
 Call = tuple[int, int, Step]
 """(gid, peer, step) of a call."""
 
 
-def step(record: OpRecord) -> Step:
-    """A call as its operation and line; its size where C++ issued it."""
-    if record.site is None:
-        return record.wire, "", 0, str(record.shape)
-    return record.wire, record.site.file, record.site.line, ""
+def step(record: OpRecord, kind: str = "", group: str = "") -> Step:
+    """A call as its operation and line; its size, and the group, where C++ issued it."""
+    site = record.site
+    if site is None:
+        return Step(record.wire, "", 0, f"{record.shape}{group}", kind)
+    return Step(record.wire, site.file, site.line, "", kind)
 
 
 def next_of(job: Job, rank: int, calls: Collection[Call]) -> set[Call]:
-    """Which of some calls the rank used to make next; none if that is not known.
+    """Return the calls of these that the rank used to make next; none if that is not known.
 
-    Of all that it did only these calls count, so that what it did at the same time
-    in another thread does not matter.
+    Of all its calls only these count, so that those of another thread at the same time do
+    not matter.
     """
     done = [call for pair in job.ops.get(rank, ()) if (call := call_of(*pair)) in calls]
     return expected(done) or set()
 
 
-def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
-    """Whether a rank made a call after what it always does before it, None if unknown.
+def is_usual_wait(job: Job, wait: Wait) -> bool | None:
+    """Return True if a rank waits in a call that always came after those before it.
 
-    The longest run of calls before it that the rank has made twice before tells.
+    None if that is unknown. The longest run of calls before it that the rank has made twice
+    before decides.
     """
-    calls = []
-    for gid, own in job.ops.get(rank, ()):
-        if own is record:
-            break
-        calls.append(call_of(gid, own))
+    rank, record = wait.rank, wait.record
+    if record is None:
+        return None
+    made = takewhile(lambda pair: pair[1] is not record, job.ops.get(rank, ()))
+    calls = [call_of(*pair) for pair in made]
     call = call_of(job.gid(record.group), record)
     if call not in calls:
         # It may come after a loop, or every hundredth time; but not to another peer.
@@ -61,17 +75,14 @@ def is_usual(job: Job, rank: int, record: OpRecord) -> bool | None:
     return None if usual is None else call in usual
 
 
-def is_usual_wait(job: Job, wait: Wait) -> bool | None:
-    """The same of the call that a rank waits in."""
-    return is_usual(job, wait.rank, wait.record) if wait.record is not None else None
+def expected(
+    calls: Sequence[_T], least: int = 1, *, shortest: int = 1, longest: int = MOST_BEFORE
+) -> set[_T] | None:
+    """The calls that always came next after the last ones, None where these did not come before.
 
-
-def expected(calls: Sequence[_T], least: int = 1) -> set[_T] | None:
-    """What always came next after such calls, None where they did not come before.
-
-    The longest run of them that came before, at least so many times, tells.
+    The longest run of last calls that came before, at least so many times, decides.
     """
-    for length in range(min(MOST_BEFORE, len(calls) - 1), 0, -1):
+    for length in range(min(longest, len(calls) - 1), shortest - 1, -1):
         context = calls[-length:]
         after = [
             calls[at] for at in range(length, len(calls)) if calls[at - length : at] == context
@@ -82,9 +93,10 @@ def expected(calls: Sequence[_T], least: int = 1) -> set[_T] | None:
 
 
 def shift(mine: Mapping[int, _T], theirs: Mapping[int, _T], least: int) -> int | None:
-    """How many places the first is ahead of the second (behind if negative), None for neither.
+    """The number of places by which the first is ahead of the second (behind if negative).
 
-    Both by place. All that are known have to agree, so shifted, and at least so many.
+    Both by place. All that are known have to agree, so shifted, and at least so many; None
+    where they do not.
     """
     for count in range(1, MAX_SHIFT + 1):
         for ahead, behind, sign in ((mine, theirs, 1), (theirs, mine, -1)):
@@ -97,7 +109,7 @@ def shift(mine: Mapping[int, _T], theirs: Mapping[int, _T], least: int) -> int |
 
 
 def other_peers(job: Job, rank: int, record: OpRecord) -> tuple[int, ...]:
-    """To whom all messages of a line went before this one, which goes to somebody else.
+    """The ranks that all messages of a line went to before this one, which goes to another.
 
     Empty where it does not, and where too few are known.
     """
@@ -114,12 +126,12 @@ def other_peers(job: Job, rank: int, record: OpRecord) -> tuple[int, ...]:
 
 
 def messages_between(job: Job, rank: int, peer: int) -> int:
-    """How many messages a rank has posted that are known, to or from a peer."""
+    """The number of messages that a rank is known to have posted, to or from a peer."""
     return sum(one.p2p and one.peer == peer for _, one in job.ops.get(rank, ()))
 
 
 def has_left_out(job: Job, point: Channel) -> bool:
-    """Whether the peer of a message has come by where it always made its part, and did not."""
+    """Return True if the peer of a message has left out its part, which it always made there."""
     wire = "recv" if point.sends else "send"
     made = [
         (call_of(gid, one), one.p2p and one.wire.startswith(wire) and one.peer == point.waiter)
@@ -134,15 +146,14 @@ def has_left_out(job: Job, point: Channel) -> bool:
 
 
 def made_before(job: Job, rank: int, record: OpRecord) -> bool:
-    """Whether a rank has made a call like another rank's, from the same line."""
+    """Return True if a rank has made a call like another rank's, from the same line."""
     return any(step(own) == step(record) for _, own in job.ops.get(rank, ()))
 
 
-def has_history(job: Job, rank: int, record: OpRecord | None) -> bool:
-    """Whether it is known what a rank did before it made a call, or did before such calls."""
-    made = sum(group.enqueued + group.p2p for group in job.progress.get(rank, {}).values())
-    whole = len(job.ops.get(rank, ())) >= made
-    return whole or (record is not None and is_usual(job, rank, record) is not None)
+def has_history(job: Job, wait: Wait) -> bool:
+    """Return True if the calls of a rank before it waited, or before such calls, are known."""
+    made = sum(group.enqueued + group.p2p for group in job.progress.get(wait.rank, {}).values())
+    return len(job.ops.get(wait.rank, ())) >= made or is_usual_wait(job, wait) is not None
 
 
 def call_of(gid: int, record: OpRecord) -> Call:
@@ -158,23 +169,25 @@ HANDLES = "handles"
 """Kinds of marks (agent/record/marks.py)."""
 
 
-class Uneven(NamedTuple):
-    """A line at which some ranks did something ``mine`` times, and others ``theirs`` times."""
-
-    site: Site
-    mine: int
-    theirs: int
-
-
 def uneven(
     ranks: Mapping[int, RankSnapshot], kind: str, some: Collection[int], others: Collection[int]
-) -> list[Uneven]:
-    """The lines at which all of some ranks did it equally often, and all others not as often."""
+) -> list[tuple[Site, int, int]]:
+    """The lines at which all of some ranks did it equally often, and all others not as often.
+
+    With how often each of the ones did it, and each of the others.
+    """
     found = []
     for site in lines_of(ranks, kind, (*some, *others)):
-        mine, theirs = (_counts(ranks, kind, site, part) for part in (some, others))
+        mine, theirs = (
+            {
+                next((m.count for m in ranks[rank].marks if (m.kind, m.site) == (kind, site)), 0)
+                for rank in part
+                if rank in ranks
+            }
+            for part in (some, others)
+        )
         if len(mine) == len(theirs) == 1 and mine != theirs:
-            found.append(Uneven(site, mine.pop(), theirs.pop()))
+            found.append((site, mine.pop(), theirs.pop()))
     return found
 
 
@@ -182,14 +195,3 @@ def lines_of(ranks: Mapping[int, RankSnapshot], kind: str, some: Collection[int]
     """The lines at which some of the ranks did it."""
     known = (mark for rank in some if rank in ranks for mark in ranks[rank].marks)
     return list(dict.fromkeys(m.site for m in known if m.kind == kind and m.site is not None))
-
-
-def _counts(
-    ranks: Mapping[int, RankSnapshot], kind: str, site: Site, some: Collection[int]
-) -> set[int]:
-    """How often ranks did it at a line."""
-    return {
-        next((m.count for m in ranks[rank].marks if m.kind == kind and m.site == site), 0)
-        for rank in some
-        if rank in ranks
-    }

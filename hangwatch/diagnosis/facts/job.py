@@ -1,4 +1,4 @@
-"""The job as an index: groups by number, the progress of each rank, and the issuers of calls.
+"""The job as an index: groups by number, the progress of each rank, and the calls of ranks.
 
 Group keys may name a hundred thousand ranks, so they are hashed once each and
 known by a small number (``gid``) from there on. Building it takes time linear in
@@ -12,25 +12,25 @@ import math
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 
-from hangwatch.diagnosis.facts.namesakes import told_apart
+from hangwatch.diagnosis.facts.namesakes import distinguish
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import OpState, Phase
-from hangwatch.model.snapshot import GroupProgress, JobSnapshot, NewGroup, OpRecord, RankSnapshot
+from hangwatch.model.snapshot import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
 
 
 def is_minority(part: Sized, whole: Sized) -> bool:
-    """Some, and at most half: of two halves only one has left the common program."""
+    """True of some, and at most half: of two halves only one has left the common program."""
     return 0 < 2 * len(part) <= len(whole)
 
 
 def is_half(part: Sized, whole: Sized) -> bool:
-    """At least half."""
+    """True of at least half."""
     return 2 * len(part) >= len(whole)
 
 
 def is_majority(part: Sized, whole: Sized) -> bool:
-    """More than half."""
+    """True of more than half."""
     return 2 * len(part) > len(whole)
 
 
@@ -39,9 +39,9 @@ MAX_WORLD = 1 << 20
 
 NEW_GROUP = "new_group"
 SETTING_UP = GroupKey((), NEW_GROUP)
-"""Stands for the group in which all ranks of the job make groups, one after the other."""
+"""The key of a group of all ranks of the job, in which they make groups one after the other."""
 
-_PHASES = list(Phase)
+_PHASES = {phase: number for number, phase in enumerate(Phase)}
 _UNFINISHED = frozenset({OpState.ISSUED, OpState.BLOCKED})
 
 
@@ -55,7 +55,7 @@ class Job:
     progress: dict[int, dict[int, GroupProgress]] = field(default_factory=dict)
     """rank to gid to progress."""
     guessed: set[int] = field(default_factory=set)
-    """The gids of groups of which clocks alone tell that they are one on all ranks."""
+    """The gids of groups that are one on all ranks by clocks alone."""
     reached: list[dict[int, int]] = field(default_factory=list)
     """gid to rank to the last place that it entered."""
     ops: dict[int, list[tuple[int, OpRecord]]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Job:
     unfinished: dict[int, list[int]] = field(default_factory=dict)
     """rank to the positions in ``ops`` of its calls that are not over, for ranks with any."""
     devices: dict[int, list[int]] = field(default_factory=dict)
-    """The same of those that a device runs."""
+    """The same of the calls that a device runs."""
     _gids: dict[GroupKey, int] = field(default_factory=dict)
     _gid_by_id: dict[int, int] = field(default_factory=dict)
     _by_group: list[list[tuple[int, OpRecord]]] = field(default_factory=list)
@@ -102,27 +102,30 @@ class Job:
             if record.seq > reached.get(rank, 0):
                 reached[rank] = record.seq
 
+    def group_name(self, gid: int) -> str:
+        """The name that c10d gives a group on the first rank that has it; empty for none."""
+        return next((groups[gid].name for groups in self.progress.values() if gid in groups), "")
+
     def members(self, gid: int) -> tuple[int, ...]:
         """Ranks of a group; those seen in it where its key names none."""
         return self.keys[gid].ranks or tuple(sorted(self.reached[gid]))
 
     def arrived(self, rank: int, place: Place) -> bool:
-        """Whether a rank has entered a place."""
+        """Return True if a rank has entered a place."""
         return self.reached[place.gid].get(rank, 0) >= place.seq
 
     def settled(self, gid: int) -> int:
         """The last place of a group that all its members have entered and one has completed."""
-        found = self._settled.get(gid)
-        if found is None:
+        if gid not in self._settled:
             members, reached = self.members(gid), self.reached[gid]
             known = (self.progress.get(rank, {}).get(gid) for rank in members)
             entered = min((reached.get(rank, 0) for rank in members), default=0)
-            completed = max((one.completed for one in known if one is not None), default=0)
-            found = self._settled[gid] = min(entered, completed)
-        return found
+            completed = max((own.completed for own in known if own is not None), default=0)
+            self._settled[gid] = min(entered, completed)
+        return self._settled[gid]
 
     def record(self, rank: int, place: Place) -> OpRecord | None:
-        """What a rank issued at a place, where that is still known."""
+        """The call that a rank issued at a place, where that is still known."""
         return self.places(place.gid).get(place.seq, {}).get(rank)
 
     def places(self, gid: int) -> dict[int, dict[int, OpRecord]]:
@@ -135,11 +138,11 @@ class Job:
         return found
 
     def assume(self, rank: int, place: Place, record: OpRecord) -> None:
-        """Take it that a rank issued this at a place, where nothing is recorded."""
+        """Assume that a rank issued this call at a place, where none is recorded."""
         self.places(place.gid).setdefault(place.seq, {}).setdefault(rank, record)
 
     def passed(self, rank: int, place: Place) -> bool:
-        """Whether a place is known to be complete on a rank."""
+        """Return True if a place is known to be complete on a rank."""
         record = self.record(rank, place)
         if record is not None:
             return record.state is OpState.DONE
@@ -147,7 +150,7 @@ class Job:
         return progress is not None and progress.completed >= place.seq
 
     def has_left(self, rank: int, gid: int) -> bool:
-        """Whether a rank has destroyed a group."""
+        """Return True if a rank has destroyed a group."""
         progress = self.progress.get(rank, {}).get(gid)
         return progress is not None and not progress.alive
 
@@ -164,9 +167,9 @@ def index(snapshot: JobSnapshot) -> Job:
     job = Job(snapshot)
     for rank in snapshot.ranks:
         other = job.ranks.get(rank.rank)
-        if rank.rank >= 0 and (other is None or _further(rank, other)):
+        if rank.rank >= 0 and (other is None or _PHASES[rank.phase] > _PHASES[other.phase]):
             job.ranks[rank.rank] = rank
-    job.ranks, guessed = told_apart(job.ranks)
+    job.ranks, guessed = distinguish(job.ranks)
     for number, rank in job.ranks.items():
         progress = job.progress[number] = {job.gid(group.key): group for group in rank.groups}
         for gid, group in progress.items():
@@ -179,27 +182,22 @@ def index(snapshot: JobSnapshot) -> Job:
 
 
 def _calls(rank: RankSnapshot) -> Iterable[OpRecord]:
-    """The calls of a rank, and those of new_group among them, oldest first."""
-    made = [_as_record(call) for call in rank.new_groups if call.number >= 0]
+    """The calls of a rank, and those of new_group as calls of a group of all, oldest first."""
+    made = [
+        OpRecord(
+            SETTING_UP,
+            NEW_GROUP,
+            NEW_GROUP,
+            call.number,
+            p2p=False,
+            state=OpState.DONE,  # as far as ops show
+            site=call.site,
+            issued_age_s=call.age_s,
+        )
+        for call in rank.new_groups
+        if call.number >= 0
+    ]
     return heapq.merge(rank.ops, made, key=lambda record: -record.issued_age_s)
-
-
-def _as_record(call: NewGroup) -> OpRecord:
-    """A call of new_group as one of a group that all ranks are in; over, as far as ops tell."""
-    return OpRecord(
-        SETTING_UP,
-        NEW_GROUP,
-        NEW_GROUP,
-        call.number,
-        p2p=False,
-        state=OpState.DONE,
-        site=call.site,
-        issued_age_s=call.age_s,
-    )
-
-
-def _further(rank: RankSnapshot, other: RankSnapshot) -> bool:
-    return _PHASES.index(rank.phase) > _PHASES.index(other.phase)
 
 
 def seconds(age_s: float | None) -> float:

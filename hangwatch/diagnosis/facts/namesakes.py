@@ -1,10 +1,10 @@
-"""Tells apart process groups that are known by the same and never were one.
+"""Distinguishes process groups that have one key and never were one group.
 
 A group's place among its like is counted in each process, so a process that was not there
 for some of them counts others: a trainer that opens a world with a fresh helper for each
 epoch is in its third group of the two where the helper is in its first, and so are ranks
 that sat out while another was in their place. A group is made by all its members together,
-so when each made its groups tells which of them are one.
+so the times at which each made its groups show which of them are one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hangwatch.model.snapshot import GroupProgress, RankSnapshot
 SAME_NODE_S = 0.1
 """The ranks of a node make a group, and come to their end, at the same time but for this."""
 OTHER_NODE_S = 2.0
-"""And those of several nodes but for this, since one is looked at a moment after the other."""
+"""Those of several nodes do but for this, since one is looked at a moment after the other."""
 
 TOGETHER_S = 1.0
-"""What was made further apart was not made together, however busy the machine is."""
+"""Groups that were made further apart were not made together, however busy the machine is."""
 
 
 class _Families:
-    """Numbers what groups are known by but for their place: members and description.
+    """Numbers families of groups: the groups that share members and description.
 
     A key may name all ranks of a large job, and many ranks share one: it is hashed once.
     """
@@ -50,12 +50,12 @@ class _Families:
         return found
 
 
-def told_apart(
+def distinguish(
     ranks: dict[int, RankSnapshot],
 ) -> tuple[dict[int, RankSnapshot], frozenset[GroupKey]]:
     """The ranks, with places for their groups that are the same on all.
 
-    With them the groups for which that is a guess: clocks alone tell which of them are one,
+    With them the groups for which that is a guess: clocks alone show which of them are one,
     and nothing is proved by those.
     """
     if not any(group.key.index or not group.alive for r in ranks.values() for group in r.groups):
@@ -97,16 +97,15 @@ def _placed(
         if other is rank:
             continue
         theirs = families.of(other)[family]
-        slack_s = SAME_NODE_S if rank.node == other.node else OTHER_NODE_S
+        one_clock = rank.node == other.node
+        slack_s = SAME_NODE_S if one_clock else OTHER_NODE_S
         late = _came_after(rank, theirs, slack_s)
         places: dict[int, int] = {}
+        guess = False
         if own[-1].key.index < most:
-            clock_s = 0.0 if rank.node == other.node else slack_s
-            places, guess = _by_time(own, theirs, clock_s, late=late)
-        else:
-            guess = False
-            if _follows(rank, own, theirs, slack_s):
-                places = {group.key.index: group.key.index + most + 1 for group in own}
+            places, guess = _by_time(own, theirs, 0.0 if one_clock else slack_s, late=late)
+        elif _follows(rank, own, theirs, slack_s):
+            places = {group.key.index: group.key.index + most + 1 for group in own}
         if guess or late or _came_after(other, own, slack_s):
             guessed.add(family)
         if any(place != index for index, place in places.items()):
@@ -115,7 +114,7 @@ def _placed(
 
 
 def _came_after(rank: RankSnapshot, theirs: Sequence[GroupProgress], slack_s: float) -> bool:
-    """Whether a rank was started when others had made groups that it cannot have been in."""
+    """Return True if a rank was started when others had made groups that it cannot be in."""
     born_s, made_s = rank.born_age_s, theirs[0].made_age_s
     return born_s is not None and made_s is not None and made_s > born_s + slack_s
 
@@ -126,7 +125,7 @@ def _follows(
     theirs: Sequence[GroupProgress],
     slack_s: float,
 ) -> bool:
-    """Whether all of their groups were over before a rank that came later made its own.
+    """Return True if all of their groups were over before a rank that came later made its own.
 
     Ranks that were started together may be slow to note a group.
     """
@@ -147,12 +146,12 @@ def _by_time(
     *,
     late: bool,
 ) -> tuple[dict[int, int], bool]:
-    """For the index of each group of a rank its place among those of the rank that made more.
+    """The index of each group of a rank to its place among those of the rank that made more.
 
     It keeps its index unless theirs was over by then. Where making a group does not wait for
     the others (NCCL) a rank may just be late: then the name that c10d gives to one group only
-    of a world tells. One that none of theirs can be has a place of its own, if the rank was
-    started when there had been groups. Also whether any of that is a guess.
+    of a world decides. One that none of theirs can be has a place of its own, if the rank was
+    started when there had been groups. And True if any of that is a guess.
     """
     places: dict[int, int] = {}
     guess = False
@@ -162,9 +161,10 @@ def _by_time(
         place = max(group.key.index, least)
         made_s = group.made_age_s
         if made_s is not None and _was_over(place, theirs, made_s, slack_s):
-            named = None if late else _by_name(group, own, theirs)
-            found = named if named is not None else _nearest(group, theirs, least, slack_s, late)
-            guess = guess or named is None
+            found = None if late else _by_name(group, own, theirs)
+            if found is None:
+                guess = True
+                found = _nearest(group, theirs, least, slack_s, late=late)
             if found is not None:
                 place = found
             elif late:
@@ -181,9 +181,8 @@ def _by_name(
     """The one of theirs that has its name, where each side has had one of that name."""
     if theirs[0].key.index or own[0].key.index or not group.name:
         return None  # some are forgotten
-    same = [other for other in theirs if other.name == group.name]
-    once = sum(other.name == group.name for other in own) == 1
-    return same[0].key.index if once and len(same) == 1 else None
+    mine, same = ([one for one in side if one.name == group.name] for side in (own, theirs))
+    return same[0].key.index if len(mine) == len(same) == 1 else None
 
 
 def _nearest(
@@ -191,7 +190,8 @@ def _nearest(
     theirs: Sequence[GroupProgress],
     least: int,
     slack_s: float,
-    late: bool,  # noqa: FBT001 (one of five facts)
+    *,
+    late: bool,
 ) -> int | None:
     """The one of theirs that was there at the same time, and was made at the same time.
 
@@ -199,24 +199,22 @@ def _nearest(
     one of that name that lives with the others.
     """
     made_s = group.made_age_s or 0.0
-    distance = {}
+    apart_s = {}
     for other in theirs:
         if other.key.index < least or other.made_age_s is None:
             continue
-        if group.name and other.name and group.name != other.name:
-            continue
-        if (other.ended_age_s or 0.0) > made_s + slack_s:
-            continue  # it was over
-        if (group.ended_age_s or 0.0) > other.made_age_s + slack_s:
-            continue
-        apart_s = abs(other.made_age_s - made_s)
-        if apart_s <= max(slack_s, TOGETHER_S) or (late and group.alive and other.alive):
-            distance[other.key.index] = apart_s
-    return min(distance, key=lambda index: (distance[index], index), default=None)
+        other_name = bool(group.name and other.name and group.name != other.name)
+        was_over = (other.ended_age_s or 0.0) > made_s + slack_s
+        ended_before = (group.ended_age_s or 0.0) > other.made_age_s + slack_s
+        distance_s = abs(other.made_age_s - made_s)
+        together = distance_s <= max(slack_s, TOGETHER_S) or (late and group.alive and other.alive)
+        if together and not (other_name or was_over or ended_before):
+            apart_s[other.key.index] = distance_s
+    return min(apart_s, key=lambda index: (apart_s[index], index), default=None)
 
 
 def _was_over(index: int, theirs: Sequence[GroupProgress], made_s: float, slack_s: float) -> bool:
-    """Whether a group was destroyed before another was made; those that are forgotten were.
+    """Return True if a group was destroyed before another was made, as forgotten ones were.
 
     slack_s: 0 where both were timed by one clock. By others a world may follow the one before
     within that, so there it has to be one that is over by now, and was made so much earlier.

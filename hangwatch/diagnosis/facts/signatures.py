@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.job import Job
@@ -25,7 +26,7 @@ class Misfit:
     sent: int
     taken: int
     unit: str
-    """``row``, or ``element`` where a Flight Recorder tells."""
+    """``row``, or ``element`` where a Flight Recorder has it."""
 
 
 def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
@@ -36,29 +37,24 @@ def misfits(records: Mapping[int, OpRecord]) -> list[Misfit]:
     first = next(iter(records.values()), None)
     if first is None or not first.wire.startswith("all_to_all"):
         return []  # as nearly always
-    if not records.keys() >= {*first.group.ranks}:
+    ranks = first.group.ranks
+    if not records.keys() >= {*ranks}:
         return []
-    return list(_misfits(records))
-
-
-def _misfits(records: Mapping[int, OpRecord]) -> Iterator[Misfit]:
-    ranks = next(iter(records.values())).group.ranks
-    for sending, sender in enumerate(ranks):
-        theirs = records.get(sender)
-        if theirs is None or len(theirs.sends) != len(ranks):
-            continue
-        for taking, receiver in enumerate(ranks):
-            mine = records.get(receiver)
-            if mine is None or len(mine.receives) != len(ranks) or mine.source != theirs.source:
-                continue
-            if mine.state is theirs.state is OpState.DONE:
-                continue  # there was room enough
-            if mine.source == "page" and mine.shape[1:] != theirs.shape[1:]:
-                continue  # their rows are not of one size
-            sent, taken = theirs.sends[taking], mine.receives[sending]
-            if sent != taken:
-                unit = "row" if mine.source == "page" else "element"
-                yield Misfit(sender, receiver, sent, taken, unit)
+    calls = [(at, records[rank]) for at, rank in enumerate(ranks)]
+    sending = [(at, call) for at, call in calls if len(call.sends) == len(ranks)]
+    taking = [(at, call) for at, call in calls if len(call.receives) == len(ranks)]
+    found = []
+    for (sender, theirs), (receiver, mine) in product(sending, taking):
+        if mine.source != theirs.source or mine.state is theirs.state is OpState.DONE:
+            continue  # it is not known, or there was room enough
+        by_row = mine.source == "page"
+        if by_row and mine.shape[1:] != theirs.shape[1:]:
+            continue  # their rows are not of one size
+        sent, taken = theirs.sends[receiver], mine.receives[sender]
+        if sent != taken:
+            unit = "row" if by_row else "element"
+            found.append(Misfit(ranks[sender], ranks[receiver], sent, taken, unit))
+    return found
 
 
 def odd_ones(found: Sequence[Misfit]) -> tuple[int, ...]:
@@ -94,7 +90,7 @@ class Split:
 
     differs: Differs
     parts: tuple[tuple[str, tuple[int, ...]], ...]
-    """(what, ranks) pairs; ``what`` as people read it."""
+    """(text, ranks) pairs; the text for people."""
 
 
 def split_of(records: Mapping[int, OpRecord]) -> Split | None:
@@ -116,14 +112,14 @@ def split_of(records: Mapping[int, OpRecord]) -> Split | None:
 
 
 def _exchange(known: Mapping[int, OpRecord]) -> Split | None:
-    """Return those whose sizes do not fit those of the others, after the others."""
+    """Return the ranks whose sizes do not fit those of the others, after the others."""
     found = misfits(known)
     if not found:
         return None
     odd = odd_ones(found)
     others = tuple(sorted(known.keys() - set(odd)))
     parts = (("sizes that fit", others), ("sizes that do not", odd))
-    return Split(Differs.SPLITS, tuple(part for part in parts if part[1]))
+    return Split(Differs.SPLITS, parts if others else parts[1:])
 
 
 def _forms(known: Mapping[int, OpRecord]) -> Split | None:
@@ -141,8 +137,7 @@ def wire_key(records: Iterable[OpRecord]) -> Callable[[OpRecord], str]:
     Records of one source are compared by what is run for them, those of two sources by the coarser
     names that gloo's recorder knows.
     """
-    one_source = len({record.source for record in records}) <= 1
-    if one_source:
+    if len({record.source for record in records}) <= 1:
         return lambda record: _operation(record.wire).run_as or _base(record.wire)
     return lambda record: _operation(record.wire).by_gloo or _base(record.wire)
 
@@ -169,9 +164,13 @@ def _sizes(known: Mapping[int, OpRecord]) -> Split | None:
         if _are_as_large(typed.values()):
             continue
         split = _split(Differs.DTYPE, typed, lambda record: _dtype(record.dtype))
-        split = split or _split(Differs.SHAPE, typed, _elements)
         if split is not None:
-            return _with_shapes(split, records)
+            return split
+        split = _split(Differs.SHAPE, typed, lambda record: str(math.prod(record.shape)))
+        if split is not None:
+            shapes = ((typed[ranks[0]].shape, ranks) for _, ranks in split.parts)
+            parts = tuple((f"shape {list(shape)}", ranks) for shape, ranks in shapes)
+            return Split(Differs.SHAPE, parts)
     return None
 
 
@@ -189,19 +188,6 @@ def _dtype(name: str) -> str:
     return name.removeprefix("torch.").lower()
 
 
-def _elements(record: OpRecord) -> str:
-    return str(math.prod(record.shape))
-
-
-def _with_shapes(split: Split, records: Mapping[int, OpRecord]) -> Split:
-    if split.differs is not Differs.SHAPE:
-        return split
-    return Split(
-        split.differs,
-        tuple((f"shape {list(records[ranks[0]].shape)}", ranks) for _, ranks in split.parts),
-    )
-
-
 def _split(
     differs: Differs, records: Mapping[int, OpRecord], key: Callable[[OpRecord], str]
 ) -> Split | None:
@@ -215,7 +201,7 @@ def _split(
 
 
 LEAST = 2
-"""Calls that have to agree on what is usual."""
+"""Calls that have to agree before they count as usual."""
 LASTING = (Differs.DTYPE, Differs.ROOT)
 """Respects in which a line does not come to differ by itself, as sizes do in a last batch."""
 

@@ -1,4 +1,4 @@
-"""The keys of torch's stores that ranks wait for, and who has set such keys before."""
+"""The keys of torch's stores that ranks wait for, and the ranks that set such keys before."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import NamedTuple
 
 from hangwatch.diagnosis.facts.history import AWAITS_KEY, SETS_KEY
 from hangwatch.diagnosis.facts.job import Job, seconds
-from hangwatch.diagnosis.facts.wait_points import STORE, Setup, Wait
+from hangwatch.diagnosis.facts.wait_points import MOMENT_S, STORE, Setup, Wait
 from hangwatch.model.calls import OF_A_STORE, Site
 from hangwatch.model.snapshot import Mark, RankSnapshot
 
-MOMENT_S = 1.0
-"""Who has waited for a key for less waits for nobody yet."""
 KEY = "key"
-"""What differs where ranks ask for another key than others do."""
+"""The difference where ranks ask for another key than others do."""
 ALIKE = 0.75
 """Of two names, by difflib: `done-9` and `done_9` are."""
 _NUMBER = re.compile(r"\d+")
@@ -30,13 +28,13 @@ class Setter(NamedTuple):
     key: str
     """The last one that was set there."""
     counts: Mapping[int, int]
-    """Rank to how often it came by."""
+    """Rank to the number of times that it came by."""
     age_s: float = 0.0
     """Since that last one."""
     by_form: bool = True
-    """Such keys were set there. Else those who wait came by more often than others."""
+    """Such keys were set there. Else the ranks that wait came by more often than others."""
     behind_s: float = 0.0
-    """Since the last one that those set who came by least often."""
+    """Since the last one of the ranks that came by least often."""
 
     @property
     def behind(self) -> tuple[int, ...]:
@@ -56,38 +54,37 @@ def awaited_keys(rank: RankSnapshot) -> tuple[str, ...]:
 def setter(ranks: Mapping[int, RankSnapshot], keys: Collection[str]) -> Setter | None:
     """The line that should set keys, if it is one: it set keys that differ in numbers only.
 
-    Else one that those who wait for the keys came by more often than others did, as where
+    Else one that the ranks that wait for the keys came by more often than others did, as where
     the last one to come by it sets the key.
     """
     lines: dict[Site, dict[int, Mark]] = defaultdict(dict)
-    for number, mark in _set_by(ranks):
-        if mark.site is not None:
-            lines[mark.site][number] = mark
+    for number, site, mark in _set_by(ranks):
+        lines[site][number] = mark
     found = [_line(site, marks, by_form=True) for site, marks in _of_form(lines, keys)]
     if not found:
         waiting = {number for number, rank in ranks.items() if awaited_keys(rank) == (*keys,)}
         known = [_line(site, marks, by_form=False) for site, marks in lines.items()]
-        found = [one for one in known if _came_by_more(one.counts, waiting)]
+        found = [line for line in known if _came_by_more(line.counts, waiting)]
     return found[0] if len(found) == 1 else None
 
 
 def longest_owed(ranks: Mapping[int, RankSnapshot], waits: Collection[Setup]) -> Setup:
     """Of several waits for keys of a cycle the one whose key it was the turn to set.
 
-    Where ranks answer each other, who has set a key last has done its part.
+    Where ranks answer each other, the one that has set a key last has done its part.
     """
 
     def owed_s(wait_point: Setup) -> float:
         known = setter(ranks, wait_point.keys)
         return known.behind_s if known is not None else -1.0
 
-    return max(waits, key=lambda one: (owed_s(one), one))
+    return max(waits, key=lambda wait_point: (owed_s(wait_point), wait_point))
 
 
 def asked_alike(
     ranks: Mapping[int, RankSnapshot], waiting: Collection[int], known: Setter
 ) -> tuple[int, ...]:
-    """The ranks that came by the line of those who wait as often, and asked for what was set.
+    """The ranks that came by the waiting ranks' line as often, and asked for the key that was set.
 
     None where several ranks set such keys, or one sets several a turn: each may be for one rank.
     """
@@ -112,10 +109,10 @@ def _of_form(
     """The lines of some ranks at which keys of that form were set, and not these."""
     forms = {*map(_form, keys)}
     for site, marks in lines.items():
-        last = {number: mark.text.splitlines() for number, mark in marks.items()}
-        those = {n: marks[n] for n, some in last.items() if forms & {*map(_form, some)}}
-        if those and not any({*keys} & {*last[number]} for number in those):
-            yield site, those
+        last = {number: {*mark.text.splitlines()} for number, mark in marks.items()}
+        alike = {n: marks[n] for n, some in last.items() if forms & {*map(_form, some)}}
+        if alike and not any({*keys} & last[number] for number in alike):
+            yield site, alike
 
 
 def _line(site: Site, marks: Mapping[int, Mark], *, by_form: bool) -> Setter:
@@ -126,7 +123,7 @@ def _line(site: Site, marks: Mapping[int, Mark], *, by_form: bool) -> Setter:
 
 
 def _came_by_more(counts: Mapping[int, int], waiting: Collection[int]) -> bool:
-    """Whether ranks that wait came by equally often, and some others less often, but once."""
+    """Return True if ranks that wait came by equally often, and some others less, but once."""
     theirs = {counts.get(rank, 0) for rank in waiting}
     others = [count for rank, count in counts.items() if rank not in waiting]
     return len(theirs) == 1 and bool(others) and min(others) < min(theirs)
@@ -134,21 +131,19 @@ def _came_by_more(counts: Mapping[int, int], waiting: Collection[int]) -> bool:
 
 def nearest(ranks: Mapping[int, RankSnapshot], keys: Sequence[str]) -> Setter | None:
     """The line that has set the key whose name is most like one of these."""
-    marks = [(number, mark) for number, mark in _set_by(ranks) if mark.site is not None]
-    known = {key: (number, mark) for number, mark in marks for key in mark.text.splitlines()}
+    known = {key: found for found in _set_by(ranks) for key in found[2].text.splitlines()}
     for key in keys:
-        alike = get_close_matches(key, known.keys() - {key}, 1, ALIKE)
-        if alike:
-            number, mark = known[alike[0]]
-            return Setter(mark.site, alike[0], {number: mark.count}) if mark.site else None
+        for alike in get_close_matches(key, known.keys() - {key}, 1, ALIKE):
+            number, site, mark = known[alike]
+            return Setter(site, alike, {number: mark.count})
     return None
 
 
-def _set_by(ranks: Mapping[int, RankSnapshot]) -> Iterator[tuple[int, Mark]]:
+def _set_by(ranks: Mapping[int, RankSnapshot]) -> Iterator[tuple[int, Site, Mark]]:
     for number, rank in ranks.items():
         for mark in rank.marks:
-            if mark.kind == SETS_KEY:
-                yield number, mark
+            if mark.kind == SETS_KEY and mark.site is not None:
+                yield number, mark.site, mark
 
 
 def _form(key: str) -> str:
@@ -156,14 +151,13 @@ def _form(key: str) -> str:
 
 
 def for_keys(job: Job, ended: Collection[int], waits: Sequence[Wait]) -> list[Wait]:
-    """The waits for keys of a store, where nobody is left who might set them.
+    """The waits for keys of a store, where no rank is left that might set them.
 
-    Who serves the others may wait for a key all day long: only where all ranks that live
-    wait for something is it known that none comes. And then for the rank that has set such
-    keys before; where none is known, only if all wait for keys.
+    A rank that serves the others may wait for a key all day long: only where all ranks that live
+    wait for something is it known that none comes. Then they wait for the rank that has set such
+    keys before; where none is known, they count only if all wait for keys.
     """
-    inside = [rank for rank in job.ranks.values() if rank.in_call]
-    calling = [rank for rank in inside if rank.in_call.startswith(OF_A_STORE)]
+    calling = [rank for rank in job.ranks.values() if rank.in_call.startswith(OF_A_STORE)]
     if not calling or len(job.ranks) < len(job.world()):
         return []
     waited_s: dict[int, float] = defaultdict(float)

@@ -1,6 +1,6 @@
-"""Where a rank can wait.
+"""The points at which ranks wait.
 
-Tuples, which are made and hashed in a fraction of a dataclass's time: a large job
+They are tuples, which are made and hashed in a fraction of a dataclass's time: a large job
 has hundreds of thousands of them.
 """
 
@@ -14,12 +14,13 @@ from hangwatch.model.snapshot import OpRecord
 ANYONE = -1
 """The peer of a recv from any source."""
 UNNAMED = "collective"
-"""What a call is called that nothing tells the operation of: C++ issued it, and no recorder
-has it."""
-
-
+"""The name of a call whose operation is not known: C++ issued it, and no recorder has it."""
 STORE = "store"
 """Instead of a set-up call: a key of a store."""
+MOMENT_S = 1.0
+"""A rank that has been in a set-up call, or has asked for a key, for less does not wait yet, unless
+others are in the call for longer: a thread may make groups of its own again and again, while the
+program is elsewhere."""
 
 
 class Place(NamedTuple):
@@ -36,12 +37,12 @@ class Channel(NamedTuple):
     waiter: int
     peer: int
     sends: bool
-    """Whether the waiter sends; else it receives."""
+    """The waiter sends; else it receives."""
     tag: int
     turn: int
-    """How many calls like it the waiter has under way before it."""
+    """The number of calls like it that the waiter has under way before it."""
     nth: int
-    """How many calls like it the waiter ever made before it, -1 where unknown."""
+    """The number of calls like it that the waiter ever made before it, -1 where unknown."""
 
 
 class Setup(NamedTuple):
@@ -82,6 +83,6 @@ class Wait(NamedTuple):
     apart: bool = False
     """A thread of its own waits, while the program of the rank is elsewhere."""
     vague: bool = False
-    """Only counters tell of it: which group it is, and which place, is inferred."""
+    """Only counters show it: its group, and its place, are inferred."""
     connects: bool = False
     """It waits for its connection to the peer alone: the call returns before there is a message."""

@@ -19,7 +19,7 @@ from hangwatch.diagnosis.facts.history import HANDLES, THREAD_DIED
 from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, seconds
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait, WaitPoint
-from hangwatch.diagnosis.graph.wait_for import Graph, held_up
+from hangwatch.diagnosis.graph import Graph, held_up
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.text.phrases import key_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Text

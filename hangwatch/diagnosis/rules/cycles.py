@@ -13,7 +13,7 @@ from hangwatch.diagnosis.facts.history import has_history
 from hangwatch.diagnosis.facts.job import NEW_GROUP
 from hangwatch.diagnosis.facts.stores import longest_owed
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
-from hangwatch.diagnosis.graph.wait_for import Root
+from hangwatch.diagnosis.graph import Root
 from hangwatch.diagnosis.rules.absentees import frozen_setup, init_incomplete
 from hangwatch.diagnosis.rules.beside import unless_beside
 from hangwatch.diagnosis.rules.case import Case, Finding
@@ -302,7 +302,7 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
         beside.extend(wait for wait in there if inside and wait.rank not in inside)
     # What they have done before they came to wait might tell who has left the way.
     waits = [wait for side in sides.values() for wait in side]
-    silent = any(not has_history(case.job, wait.rank, wait.record) for wait in (*waits, *beside))
+    silent = any(not has_history(case.job, wait) for wait in (*waits, *beside))
     left = divergence(case, waits, beside, [*for_messages(case, root)])
     told = judge_messages(case, sides) if left is None else None
     if told is not None:

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from hangwatch.diagnosis.facts.alignment import Parting
+from hangwatch.diagnosis.facts.alignment import END, Made, Parting
 from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.history import (
     PEER,
+    Step,
     has_left_out,
     is_usual_wait,
     messages_between,
@@ -19,7 +20,6 @@ from hangwatch.diagnosis.facts.history import (
     step,
 )
 from hangwatch.diagnosis.facts.job import NEW_GROUP
-from hangwatch.diagnosis.facts.past import END, Made, Step
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding

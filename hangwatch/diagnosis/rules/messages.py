@@ -10,7 +10,7 @@ from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.job import is_minority
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Wait, WaitPoint
-from hangwatch.diagnosis.graph.wait_for import Root
+from hangwatch.diagnosis.graph import Root
 from hangwatch.diagnosis.rules.absentees import missing_peer
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.divergence import Divergence

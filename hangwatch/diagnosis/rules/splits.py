@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from hangwatch.diagnosis.facts.alignment import Parting
+from hangwatch.diagnosis.facts.alignment import END, LEFT, Made, Parting
 from hangwatch.diagnosis.facts.endings import How
-from hangwatch.diagnosis.facts.past import END, LEFT, Made, Step
+from hangwatch.diagnosis.facts.history import Step
 from hangwatch.diagnosis.facts.stores import setter
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import Case, Finding

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hangwatch.diagnosis.facts.activity import Activity
+from hangwatch.diagnosis.facts.activity import Activity, Compiler, Compiling
 from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.blocked import Blocked
-from hangwatch.diagnosis.facts.compiling import Compiler, Compiling
 from hangwatch.diagnosis.facts.endings import Ending
 from hangwatch.diagnosis.facts.job import Job
 from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Place, WaitPoint

@@ -1,1 +1,0 @@
-"""The wait-for graph of ranks and where they wait, and its roots."""
