@@ -16,18 +16,17 @@ from hangwatch.diagnosis.facts.job import Job, index, seconds
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Wait
 from hangwatch.diagnosis.graph.build import build
 from hangwatch.diagnosis.graph.wait_for import roots
-from hangwatch.diagnosis.rules.beside import unless_given_up
-from hangwatch.diagnosis.rules.blame import with_fault
+from hangwatch.diagnosis.rules.blocking import judge_blocking
 from hangwatch.diagnosis.rules.by_source import decided_by_source, told_by_source
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.cause import cause_of
 from hangwatch.diagnosis.rules.choices import choices_of
-from hangwatch.diagnosis.rules.cycles import frozen_in, judge_cycle, judge_stuck
+from hangwatch.diagnosis.rules.cycles import frozen_in, judge_cycle
 from hangwatch.diagnosis.rules.departed import with_departure
-from hangwatch.diagnosis.rules.disputes import disputes
-from hangwatch.diagnosis.rules.mismatch import judge_dispute
+from hangwatch.diagnosis.rules.mismatch import disputes, judge_dispute
 from hangwatch.diagnosis.rules.order import of_all_in_loop
-from hangwatch.diagnosis.rules.terminals import judge_terminals
+from hangwatch.diagnosis.rules.stuck import judge_stuck, with_fault
+from hangwatch.diagnosis.rules.threads import unless_given_up
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.model.codec import without_collections
 from hangwatch.model.frames import program_thread
@@ -120,14 +119,14 @@ def _findings(case: Case) -> list[Finding]:
     job = case.job
     dead = [r for r, e in case.ended.items() if e.cause is Cause.OWN and e.how is not How.CLEAN]
     found: list[Finding] = []
-    terminals: list[int] = []
+    blocking: list[int] = []
     for root in roots(case.graph, dead if job.snapshot.ended else ()):
         if root.is_cycle and (frozen := frozen_in(case, root)):
-            terminals.extend(frozen)
+            blocking.extend(frozen)
         elif root.is_cycle:
             found.append(judge_cycle(case, root))
         elif root.ranks:
-            terminals.extend(root.ranks)
+            blocking.extend(root.ranks)
         else:
             wait_point = root.wait_points[0]
             disputed = (
@@ -140,7 +139,7 @@ def _findings(case: Case) -> list[Finding]:
                 else None
             )
             found.append(finding or judge_stuck(case, wait_point))
-    found.extend(judge_terminals(case, terminals))
+    found.extend(judge_blocking(case, blocking))
     kept = [finding for finding in found if not _is_idle_guess(finding, found)]
     told = [
         finding

@@ -1,29 +1,24 @@
-"""Judges ranks that wait for messages of each other, none of which comes."""
+"""Judges ranks that wait for messages of each other that never come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hangwatch.diagnosis.facts.channels import senders
 from hangwatch.diagnosis.facts.history import step
-from hangwatch.diagnosis.facts.job import is_minority
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Wait, WaitPoint
-from hangwatch.diagnosis.graph.wait_for import Root
-from hangwatch.diagnosis.rules.absentees import missing_peer
+from hangwatch.diagnosis.facts.wait_points import Channel, Wait, WaitPoint
 from hangwatch.diagnosis.rules.case import Case, Finding
-from hangwatch.diagnosis.rules.divergence import Divergence
 from hangwatch.diagnosis.text import messages
-from hangwatch.diagnosis.text.phrases import Ranks, at_line, group_text, verb
+from hangwatch.diagnosis.text.phrases import Ranks, group_text
 from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import with_source
-from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, What
+from hangwatch.model.kinds import Certainty, Kind, OpState, What
 from hangwatch.model.snapshot import OpRecord
 
 ENOUGH_TAGS = 4
-"""Messages of a line that tell by how much its tag goes up each time."""
+"""Messages of a line that show by how much its tag goes up each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,7 @@ class Side:
 
 
 def judge_messages(case: Case, sides: Mapping[WaitPoint, Sequence[Wait]]) -> Finding | None:
-    """Two ranks of which one sends and the other receives, and yet not one message.
+    """Two ranks of which one sends and the other receives, but not the same message.
 
     Or ranks that all send, or all receive, each waiting for the next. None for other cycles.
     """
@@ -72,13 +67,10 @@ def judge_messages(case: Case, sides: Mapping[WaitPoint, Sequence[Wait]]) -> Fin
 
 
 def _posted(case: Case, side: Side) -> Side | None:
-    """A call of its peer's for a message of theirs the other way round, but with another tag.
-
-    None where there is none that is still under way.
-    """
+    """The call of its peer, still under way, for the message but with another tag."""
     gid, waiter, peer = side.point.gid, side.rank, side.point.peer
     wire = "recv" if side.point.sends else "send"
-    wait = wait_of(case, peer)
+    wait = case.first_wait(peer)
     for own, record in case.job.ops.get(peer, ()):
         if (
             wait is not None
@@ -110,7 +102,7 @@ def _of_two_names(case: Case, one: Side, other: Side) -> Finding | None:
 
 
 def _of_one_direction(case: Case, found: Sequence[Side], *, posted: bool) -> Finding | None:
-    """Ranks that all send or all receive: nobody does what would let the first go on.
+    """Ranks that all send or all receive: no call would let the first go on.
 
     posted: some have made their part of other messages, with other tags.
     """
@@ -132,37 +124,25 @@ def _site(case: Case, side: Side) -> Site | None:
 
 
 def _finding(
-    case: Case,
-    scene: Scene,
-    sides: Sequence[Side],
-    text: Text,
-    differs: str = "",
+    case: Case, scene: Scene, sides: Sequence[Side], text: Text, differs: str = ""
 ) -> Finding:
     points = [side.point for side in sides]
     waits = tuple(side.wait for side in sides)
     firm = all(wait.firm for wait in waits)
-    ranks = {side.rank for side in sides}
-    alone = len(scene.culprits) < len(ranks)
-    return Finding(
+    ranks, culprits = {side.rank for side in sides}, {*scene.culprits}
+    victims = tuple(sorted({*case.victims_of(culprits, points), *ranks} - culprits))
+    finding = Finding(
         kind=Kind.MISSING_PEER,
-        reason=Reason.USER_CODE,
-        certainty=Certainty.LIKELY if alone else Certainty.POSSIBLE,
-        culprits=scene.culprits,
-        victims=tuple(
-            sorted({*case.victims_of(scene.culprits, points), *ranks} - {*scene.culprits})
-        ),
+        certainty=Certainty.LIKELY if culprits < ranks else Certainty.POSSIBLE,
         text=text,
         final=firm,
-        wait_point=points[0],
-        collective=case.collective(points[0], case.waits_at(points[0])),
-        site=scene.site,
-        victim_site=scene.other_site,
-        waits=waits,
         hang=Certainty.PROVED if firm else Certainty.LIKELY,
         what=What.DIFFERENT_ARGUMENT if differs else What.UNMATCHED_P2P,
         settled=True,
         differs=differs,
+        **case.about(points[0], scene, victims),
     )
+    return replace(finding, waits=waits)
 
 
 def _leap(case: Case, side: Side) -> tuple[int, int] | None:
@@ -176,60 +156,3 @@ def _leap(case: Case, side: Side) -> tuple[int, int] | None:
     *before, now = [later - earlier for earlier, later in pairwise(tags)] or [0]
     even = len(before) >= ENOUGH_TAGS and len({*before}) == 1
     return (before[0], now) if even and now != before[0] else None
-
-
-# --- Messages in a cycle of other waits --------------------------------------------------
-
-
-def tells(case: Case, wait_point: Channel, left: Divergence | None) -> bool:
-    """Whether a send or recv without its other half is what the cycle is about."""
-    peers = peers_of(case, wait_point)
-    if left is not None:
-        known = bool(peers) and set(peers) <= set(left.culprits)
-        return known and wait_point.waiter in left.others
-    return bool(peers) and all(
-        any(wait_point.waiter in _missed(case, w) for w in case.graph.by_rank.get(peer, ()))
-        for peer in peers
-    )
-
-
-def peers_of(case: Case, wait_point: Channel) -> Ranks:
-    """Who has to match a send or recv; of a recv from any source those who sent too little."""
-    if wait_point.peer != ANYONE:
-        return (wait_point.peer,)
-    missing, several = case.graph.missing[wait_point], senders(case.job, wait_point)
-    return missing if len(several) == 1 or is_minority(missing, several) else ()
-
-
-def _missed(case: Case, wait: Wait) -> Ranks:
-    return case.graph.missing.get(wait.wait_point, ())
-
-
-def channel_in_cycle(case: Case, wait_point: Channel, inside: set[int], *, silent: bool) -> Finding:
-    """A send or recv whose peer waits in something else, and that for the waiter.
-
-    silent: nothing tells but it may be the one that waits for it that has left the way.
-    """
-    peers = peers_of(case, wait_point)
-    wait = wait_of(case, peers[0])
-    they = verb(peers, "it waits", "they wait")
-    waiting = (
-        f"{they} in {case.where(wait.wait_point)}{at_line(case.wait_site(wait))}" if wait else ""
-    )
-    found = missing_peer(case, wait_point, peers, waiting, Reason.USER_CODE)
-    firm = all(w.firm for r in inside for w in case.graph.by_rank.get(r, ()))
-    sure = firm and wait_point.peer != ANYONE and not silent
-    return replace(found, certainty=Certainty.PROVED if sure else Certainty.LIKELY, final=firm)
-
-
-def for_messages(case: Case, root: Root) -> Iterator[Wait]:
-    """The waits of ranks outside for messages of ranks of a cycle."""
-    for rank in root.ranks:
-        for point in case.graph.before().get(rank, ()):
-            if isinstance(point, Channel) and point not in root.wait_points:
-                yield from case.waits_at(point)
-
-
-def wait_of(case: Case, rank: int) -> Wait | None:
-    """The first wait of a rank."""
-    return next(iter(case.graph.by_rank.get(rank, ())), None)

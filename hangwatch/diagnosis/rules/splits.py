@@ -94,13 +94,13 @@ def _from_their_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator
     known, mine = setter(case.job.ranks, wait_point.keys), position(case, culprit)
     if known is None or mine is None or culprit not in known.behind:
         return
-    line = _line(known.site)
+    line = line_at(known.site)
     since = [
         record.site
         for _, record in case.job.ops.get(culprit, [])
         if record.site is not None and record.issued_age_s < known.age_s
     ]
-    start = _line(since[-1]) if since else line
+    start = line_at(since[-1]) if since else line
     for begin in dict.fromkeys((start, mine.line)):
         yield Split(culprit, None, begin, mine, Position((line,)), known=True)
 
@@ -150,7 +150,7 @@ def _since(
         if at == (made.gid, made.seq, made.p2p):
             break
         if record.site is not None:
-            line = _line(record.site)
+            line = line_at(record.site)
             alone = record.p2p or _kind(record.group) not in kinds
             found.append(((record.wire, line), Position((line,)), alone))
         if last is not None and at == (last.gid, last.seq, last.p2p):
@@ -192,8 +192,8 @@ def _from_their_own_message(case: Case, culprit: int, channel: Channel) -> Itera
         for _, record in case.job.ops.get(culprit, ())
         if record.site and record.peer == channel.waiter and record.wire == wanted
     ]
-    if mine is not None and before and lines and mine.line != _line(before[-1]):
-        theirs = Position((_line(before[-1]),))
+    if mine is not None and before and lines and mine.line != line_at(before[-1]):
+        theirs = Position((line_at(before[-1]),))
         yield Split(culprit, None, lines[-1], mine, theirs, mine.line in lines)
 
 
@@ -209,7 +209,7 @@ def _from_its_own_part(case: Case, finding: Finding, culprit: int) -> Iterator[S
         line
         for gid, record in case.job.ops.get(culprit, ())
         if (gid, record.wire) == (place.gid, wire) and record.site is not None
-        if (line := _line(record.site)) not in theirs and line != mine.line
+        if (line := line_at(record.site)) not in theirs and line != mine.line
     ]
     if own and lines:
         yield Split(culprit, None, lines[-1], mine, Position((own[-1],)), mine.line in lines)
@@ -287,7 +287,7 @@ def _stack(case: Case, rank: int) -> Position | None:
 
 
 def _at(site: Site | None) -> Position | None:
-    return Position((_line(site),)) if site is not None else None
+    return Position((line_at(site),)) if site is not None else None
 
 
 def _start(case: Case, parting: Parting) -> Line | None:
@@ -330,10 +330,11 @@ def line_of(case: Case, record: OpRecord | None) -> Line | None:
     if record is None:
         return None
     if record.site is not None:
-        return _line(record.site)
+        return line_at(record.site)
     is_bucket = record.source == "flight" and record.wire == "all_reduce"
     return case.source.program.only_call("backward") if is_bucket else None
 
 
-def _line(site: Site) -> Line:
+def line_at(site: Site) -> Line:
+    """The line of a site, without its text."""
     return Line(site.file, site.line)
