@@ -243,12 +243,13 @@ def _settled_otherwise(case: Case, split: Split) -> Callable[[Choice], bool]:
         other = node.orelse if choice.taken else node.body
         # By its rank it may be there for the first time, and as no other rank.
         been = before if case.source.asks_for_rank(choice.file, test) else now
-        return _spans(been, choice.file, other) and case.source.is_settled(choice.file, test)
+        return is_within(been, choice.file, other) and case.source.is_settled(choice.file, test)
 
     return barred
 
 
-def _spans(lines: Sequence[Line], file: str, body: Sequence[ast.stmt]) -> bool:
+def is_within(lines: Sequence[Line], file: str, body: Sequence[ast.stmt]) -> bool:
+    """True if any of some lines of a file is in a body."""
     return any(line.file == file and spans(body, line.number) for line in lines)
 
 
@@ -279,7 +280,7 @@ def _named_by_source(
         blocks = nodes_around(case.source.program, line, ast.Try)
         frames = split.mine.frames
         caught = [block.body for block in blocks if node in block.handlers]
-        if frames and any(_spans(frames, frames[0].file, body) for body in caught):
+        if frames and any(is_within(frames, frames[0].file, body) for body in caught):
             return None, node  # a culprit is in the block, and has not come to what follows it
         loop = exhausted_loop(case.source.program.scope_at(line), node)
         return (What.UNEVEN_LOOP, loop) if loop is not None else (What.SWALLOWED_EXCEPTION, node)
@@ -391,7 +392,7 @@ def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
     """The statement by which a branch leaves a turn, a loop, a function, and its name."""
     node = choice.node
     body = (node.body if choice.taken else node.orelse) if isinstance(node, ast.If) else []
-    if not body or _spans(mine.frames, choice.file, body):
+    if not body or is_within(mine.frames, choice.file, body):
         return None  # it is still on the way there
     match body[-1]:
         case ast.Continue():
