@@ -66,12 +66,14 @@ def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
     By what it used to do next; else the oldest, and among those of the same
     moment the one with most ranks in it.
     """
-
-    def call(wait_point: WaitPoint) -> Call | None:
-        record = next((w.record for w in case.graph.at[wait_point] if w.record is not None), None)
-        if isinstance(wait_point, Place) and record is not None:
-            return call_of(wait_point.gid, record)
-        return None
+    nodes = case.graph.before().get(rank, ())
+    wait_points = [node for node in nodes if not isinstance(node, int)]
+    calls: dict[WaitPoint, Call] = {}
+    for point in wait_points:
+        records = (wait.record for wait in case.graph.at[point] if wait.record is not None)
+        if isinstance(point, Place) and (record := next(records, None)) is not None:
+            calls[point] = call_of(point.gid, record)
+    usual = next_of(case.job, rank, {*calls.values()} if len(wait_points) > 1 else ())
 
     def weight(wait_point: WaitPoint) -> tuple[object, ...]:
         waits = case.graph.at[wait_point]
@@ -82,15 +84,6 @@ def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
         kind = type(wait_point).__name__, seq, case.op_at(waits, wait_point)
         return firm, expected, round(oldest_s, 1), len(waits), kind
 
-    wait_points = [
-        wait_point
-        for wait_point in case.graph.before().get(rank, ())
-        if not isinstance(wait_point, int)
-    ]
-    calls = {
-        wait_point: known for wait_point in wait_points if (known := call(wait_point)) is not None
-    }
-    usual = next_of(case.job, rank, {*calls.values()} if len(wait_points) > 1 else ())
     return max(wait_points, key=weight, default=None)
 
 
@@ -277,7 +270,7 @@ def died(
     if mismatch is not None:
         return mismatch
     # One that has just raised out of it neither waits any more nor has ended yet.
-    leaving = {*_raised_out_of(case, wait_point)} - {*culprits}
+    leaving = _raised_out_of(case, wait_point) - {*culprits}
     direct = tuple(sorted(({*case.direct(wait_point)} - {*culprits}) | leaving))
     site = with_source(end.exception.site, case.texts) if end.exception else None
     scene = Scene(
@@ -295,7 +288,8 @@ def died(
         peers = ()
     # Of several whose end was not seen, one may have failed and taken the others along.
     several = len(culprits) > 1 and end.how is How.GONE
-    runs_at = next(filter(None, map(case.runs_on_at, culprits)), None)
+    running = (rank for rank in culprits if case.job.ranks[rank].process.alive)
+    runs_at = next(filter(None, map(case.waiting_site, running)), None)
     if peers or several:
         certainty = Certainty.POSSIBLE
     elif vague or runs_at is not None:
@@ -380,19 +374,18 @@ def _last_recorded(case: Case, rank: int) -> Place | None:
     return next((Place(gid, call.seq) for gid, call in calls if not call.p2p and call.seq), None)
 
 
-def _raised_out_of(case: Case, wait_point: WaitPoint | None) -> Iterator[int]:
+def _raised_out_of(case: Case, wait_point: WaitPoint | None) -> set[int]:
     """Living ranks whose last call was at a place, and failed."""
     if not isinstance(wait_point, Place):
-        return
-    for rank in case.job.members(wait_point.gid):
-        if rank in case.job.ranks and rank not in case.ended:
-            last = last_call(case.job, rank)
-            if (
-                last is not None
-                and last.state is OpState.FAILED
-                and (case.job.gid(last.group), last.seq) == (wait_point.gid, wait_point.seq)
-            ):
-                yield rank
+        return set()
+    living = {*case.job.members(wait_point.gid)} & case.job.ranks.keys() - case.ended.keys()
+    return {
+        rank
+        for rank in living
+        if (last := last_call(case.job, rank)) is not None
+        and last.state is OpState.FAILED
+        and (case.job.gid(last.group), last.seq) == wait_point
+    }
 
 
 def _last_place(case: Case, rank: int) -> Place | None:

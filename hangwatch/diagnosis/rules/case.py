@@ -26,9 +26,8 @@ from hangwatch.diagnosis.text.phrases import Ranks, at_line, key_text, verb, wai
 from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import innermost_user_site, program_thread, user_frames, with_source
-from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Certainty, Kind, Reason, What
-from hangwatch.model.snapshot import Frame, Mark, OpRecord, RankSnapshot
+from hangwatch.model.snapshot import Frame, Mark, OpRecord
 from hangwatch.model.verdict import Collective, RootCause
 
 _T = TypeVar("_T")
@@ -227,7 +226,7 @@ class Case:
         return [(tuple(some), self.doing(some[0])) for some in islice(by_line.values(), FEW)]
 
     def doing_in_thread(self, rank: int, waits: Iterable[Wait]) -> Activity | None:
-        """The activity of a rank's thread for which the same thread of other ranks waits."""
+        """The activity of a rank's thread, where only the same thread of others waits for it."""
         known = ((self.job.ranks.get(wait.rank), wait.record) for wait in waits)
         peer, record = next(((one, made) for one, made in known if made is not None), (None, None))
         if peer is None or record is None or rank not in self.job.ranks or rank in self.ended:
@@ -281,10 +280,14 @@ class Case:
 
     def thread_that_died(self, ranks: Collection[int]) -> Mark | None:
         """The thread that an exception ended on some ranks, and on no other."""
-        had = {number for number, one in self.job.ranks.items() if _died(one)}
-        if not had or had != {*ranks}:
+        marks = {
+            number: died
+            for number, rank in self.job.ranks.items()
+            if (died := [m for m in rank.marks if m.kind == THREAD_DIED and m.site is not None])
+        }
+        if not marks or marks.keys() != {*ranks}:
             return None
-        return min(_died(self.job.ranks[min(had)]), key=lambda mark: mark.age_s)
+        return min(marks[min(marks)], key=lambda mark: mark.age_s)
 
     def is_frozen(self, rank: int) -> bool:
         """True if nothing of a rank runs, not even what works on its collectives."""
@@ -296,10 +299,13 @@ class Case:
         snapshot = self.job.ranks.get(rank)
         if snapshot is None or snapshot.gpu is None:
             return None
-        found = gpu_fault(snapshot.gpu, self._within_s)
-        # What a program did on a GPU that ranks share may have been another one's.
-        told = found is None or found.sure or rank in self.ended or not self._shares(snapshot.gpu)
-        return found if told else None
+        fault = gpu_fault(snapshot.gpu, self._within_s)
+        if fault is None or fault.sure or rank in self.ended:
+            return fault
+        # A program's fault on a GPU that ranks share may be another rank's.
+        gpus = (one.gpu for one in self.job.ranks.values() if one.gpu)
+        on_it = (gpu for gpu in gpus if gpu.uuid == snapshot.gpu.uuid)
+        return fault if len(list(islice(on_it, 2))) == 1 else None
 
     @cached_property
     def _within_s(self) -> float:
@@ -309,18 +315,13 @@ class Case:
         ages = chain(waits, (seconds(end.age_s) for end in failed))
         return max(ages, default=0.0) + MARGIN_S
 
-    def _shares(self, gpu: GpuState) -> bool:
-        """True if several ranks are on a GPU."""
-        on_it = (one for one in self.job.ranks.values() if one.gpu and one.gpu.uuid == gpu.uuid)
-        return len(list(islice(on_it, 2))) > 1
-
     def _activity(self, rank: int) -> Activity:
         found, fault = self._activity_without_fault(rank), self.fault(rank)
         if fault is None or found.interrupted or found.reason in _FROZEN:
             return found
-        if fault.sure or found.reason in _UNEXPLAINED:
-            return replace(found, reason=Reason.GPU_FAULT, fault=fault.what, sure=fault.sure)
-        return found
+        if not fault.sure and found.reason not in _UNEXPLAINED:
+            return found
+        return replace(found, reason=Reason.GPU_FAULT, fault=fault.what, sure=fault.sure)
 
     def _activity_without_fault(self, rank: int) -> Activity:
         snapshot = self.job.ranks[rank]
@@ -382,11 +383,6 @@ class Case:
         thread = program_thread(snapshot) if snapshot else None
         return innermost_user_site(thread.frames, self.texts) if thread else None
 
-    def runs_on_at(self, rank: int) -> Site | None:
-        """The user's line of a process that still runs, though its program has failed."""
-        snapshot = self.job.ranks.get(rank)
-        return self.waiting_site(rank) if snapshot is not None and snapshot.process.alive else None
-
     def wait_site(self, wait: Wait) -> Site | None:
         """The user's line of a wait; of one that is over the line that raised."""
         found = wait.site or (self._raised_at(wait.rank) if wait.over else None)
@@ -423,16 +419,10 @@ class Case:
         return site
 
     def waiting_text(self, ranks: Ranks) -> str:
-        """``they wait in all_reduce #3 at train.py:41``, by the first wait of the first rank."""
-        wait = self.first_wait(ranks[0])
-        if wait is None:
-            return ""
+        """``they wait in all_reduce #3 at train.py:41``, of ranks that wait."""
+        wait = self.graph.by_rank[ranks[0]][0]
         they = verb(ranks, "it waits", "they wait")
         return f"{they} in {self.where(wait.wait_point)}{at_line(self.wait_site(wait))}"
-
-    def first_wait(self, rank: int) -> Wait | None:
-        """The first wait of a rank."""
-        return next(iter(self.graph.by_rank.get(rank, ())), None)
 
     def victims_site(self, waits: Iterable[Wait]) -> Site | None:
         """The line at which most of the waiting ranks are."""
@@ -453,24 +443,21 @@ class Case:
         """All waits at a wait point."""
         return tuple(self.graph.at.get(wait_point, ())) if wait_point is not None else ()
 
-    def direct(self, wait_point: WaitPoint | None) -> tuple[int, ...]:
+    def direct(self, wait_point: WaitPoint | None) -> Ranks:
         """The ranks that wait at a wait point itself."""
         return tuple(sorted({wait.rank for wait in self.waits_at(wait_point)}))
 
-    def victims_of(
-        self, culprits: Iterable[int], wait_points: Iterable[WaitPoint] = ()
-    ) -> tuple[int, ...]:
+    def victims_of(self, culprits: Iterable[int], wait_points: Iterable[WaitPoint] = ()) -> Ranks:
         """All ranks that wait, however indirectly, for the culprits or at the wait points."""
-        guilty = set(culprits)
+        guilty = {*culprits}
         return tuple(sorted(held_up(self.graph, [*guilty, *wait_points]) - guilty))
 
     def where(self, wait_point: WaitPoint | None) -> str:
         """A wait point as people read it."""
         if wait_point is None:
             return ""
-        return wait_point_text(
-            self.job, wait_point, self.op_at(self.waits_at(wait_point), wait_point)
-        )
+        op = self.op_at(self.waits_at(wait_point), wait_point)
+        return wait_point_text(self.job, wait_point, op)
 
     def op_at(self, waits: Sequence[Wait], wait_point: WaitPoint | None) -> str:
         """The operation of a wait point, as most of the waiting ranks know it."""
@@ -490,8 +477,7 @@ class Case:
             return Collective(op or UNNAMED, wait_point.seq, dtype, shape)
         if isinstance(wait_point, Channel):
             record = next((wait.record for wait in waits if wait.record is not None), None)
-            if record is not None:
-                return Collective(record.op, record.seq, record.dtype, record.shape)
+            return collective_of(record) if record is not None else None
         return None
 
 
@@ -508,8 +494,3 @@ def collective_of(record: OpRecord) -> Collective:
 def _most_common(counts: Counter[_T]) -> _T | None:
     """The most frequent; among equals the first in the order of their text."""
     return min(counts, key=lambda item: (-counts[item], repr(item)), default=None)
-
-
-def _died(rank: RankSnapshot) -> list[Mark]:
-    """The threads of a rank that exceptions ended."""
-    return [mark for mark in rank.marks if mark.kind == THREAD_DIED and mark.site is not None]

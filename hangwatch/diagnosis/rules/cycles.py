@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from hangwatch.diagnosis.facts.channels import is_guessed, senders
 from hangwatch.diagnosis.facts.history import has_history, is_usual_wait, step
@@ -13,13 +14,18 @@ from hangwatch.diagnosis.graph.wait_for import Root
 from hangwatch.diagnosis.rules.absentees import missing_peer
 from hangwatch.diagnosis.rules.blocking import finished
 from hangwatch.diagnosis.rules.case import Case, Finding
-from hangwatch.diagnosis.rules.messages import judge_messages
 from hangwatch.diagnosis.rules.setups import frozen_setup, judge_setups_in_cycle
 from hangwatch.diagnosis.rules.threads import unless_released
-from hangwatch.diagnosis.text import wording
+from hangwatch.diagnosis.text import messages, wording
 from hangwatch.diagnosis.text.phrases import Ranks, group_text
-from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.model.kinds import Certainty, Kind, Reason
+from hangwatch.diagnosis.text.wording import Scene, Text
+from hangwatch.model.calls import Site
+from hangwatch.model.frames import with_source
+from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, What
+from hangwatch.model.snapshot import OpRecord
+
+ENOUGH_TAGS = 4
+"""Messages of a line that show by how much its tag goes up each time."""
 
 
 def frozen_in(case: Case, root: Root) -> Ranks:
@@ -67,8 +73,8 @@ def _judge_cycle(case: Case, root: Root) -> Finding:
     # The calls that they made before they came to wait might show which of them left the way.
     waits = [wait for side in sides.values() for wait in side]
     silent = any(not has_history(case.job, wait.rank, wait.record) for wait in (*waits, *outside))
-    left = divergence(case, waits, outside, [*_for_messages(case, root)])
-    finding = judge_messages(case, sides) if left is None else None
+    left = _divergence(case, waits, outside, [*_for_messages(case, root)])
+    finding = _judge_messages(case, sides) if left is None else None
     if finding is not None:
         return finding
     halves = [s for s in root.wait_points if isinstance(s, Channel) and _is_cause(case, s, left)]
@@ -130,7 +136,7 @@ def _is_first(case: Case, root: Root, wait: Wait) -> bool:
     return next(wait_points, None) == wait.wait_point
 
 
-def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: Divergence | None) -> Finding:
+def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Divergence | None) -> Finding:
     """Ranks that wait for each other in different calls, with those that left the program."""
     ordered = sorted(sides.items(), key=lambda side: len(side[1]))
     parts = [
@@ -193,7 +199,7 @@ def _fewer(sides: Sequence[Ranks]) -> Ranks:
 # --- A message without its other half -----------------------------------------------------
 
 
-def _is_cause(case: Case, wait_point: Channel, left: Divergence | None) -> bool:
+def _is_cause(case: Case, wait_point: Channel, left: _Divergence | None) -> bool:
     """True if a send or recv without its other half is the cause of the cycle."""
     peers = _peers_of(case, wait_point)
     if left is not None:
@@ -241,7 +247,7 @@ def _for_messages(case: Case, root: Root) -> Iterator[Wait]:
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class _Divergence:
     """The ranks of a cycle that left the common program, and the others."""
 
     culprits: Ranks
@@ -250,14 +256,14 @@ class Divergence:
     """``culprits`` parted from each other, and it is not known which of them left."""
 
 
-def divergence(
-    case: Case, waits: Sequence[Wait], outside: Sequence[Wait] = (), messages: Sequence[Wait] = ()
-) -> Divergence | None:
+def _divergence(
+    case: Case, waits: Sequence[Wait], outside: Sequence[Wait], for_messages: Sequence[Wait]
+) -> _Divergence | None:
     """Judge the ranks of a cycle, each with the one wait that it is in.
 
-    That ranks wait for each other does not show which is wrong. A rank is that does what it never
-    did at this point. ``outside`` are waits of other ranks at the same wait points: each is on the
-    side of those with whom it waits; ``messages`` those of other ranks for messages of the cycle.
+    That ranks wait for each other does not show which is wrong: the one is that does what it never
+    did at this point. outside: waits of other ranks at the same wait points, each on the side of
+    those with whom it waits. for_messages: those of other ranks for messages of the cycle.
     """
     inside = {wait.rank for wait in waits}
     there = [*waits, *outside]
@@ -265,16 +271,16 @@ def divergence(
     departures = case.departures
     alone = (departures.ranks or departures.tied) & inside
     if is_minority(alone, everyone):
-        return Divergence(*_sides(alone, everyone), parted=not departures.ranks)
+        return _Divergence(*_sides(alone, everyone), parted=not departures.ranks)
     if len(everyone) == 2 and _is_one_call(waits):  # noqa: PLR2004 (a pair)
         return None  # both send first: either may be at fault
-    culprits, others = _sides(_strange(case, there, everyone, messages), everyone)
+    culprits, others = _sides(_strange(case, there, everyone, for_messages), everyone)
     culprits = tuple(rank for rank in culprits if rank in inside)
-    return Divergence(culprits, others) if culprits else None
+    return _Divergence(culprits, others) if culprits else None
 
 
 def _strange(
-    case: Case, waits: Sequence[Wait], everyone: Ranks, messages: Sequence[Wait]
+    case: Case, waits: Sequence[Wait], everyone: Ranks, for_messages: Sequence[Wait]
 ) -> set[int]:
     """The few ranks that do what they never did after what they did before, while all others do."""
     usual = {wait.rank: is_usual_wait(case.job, wait) for wait in waits}
@@ -286,7 +292,7 @@ def _strange(
     along = any(
         is_usual_wait(case.job, wait) is False
         and {*case.graph.missing.get(wait.wait_point, ())} <= rest
-        for wait in messages
+        for wait in for_messages
     )
     return rest if along else strange
 
@@ -299,3 +305,141 @@ def _is_one_call(waits: Sequence[Wait]) -> bool:
 
 def _sides(ranks: Collection[int], everyone: Ranks) -> tuple[Ranks, Ranks]:
     return tuple(sorted(ranks)), tuple(rank for rank in everyone if rank not in ranks)
+
+
+# --- Messages that do not match ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One rank of a cycle, and a message of it that does not come."""
+
+    wait: Wait
+    point: Channel
+    posted: OpRecord | None = None
+    """The call that it made for the message, where that is not the one that it waits in."""
+
+    @property
+    def rank(self) -> int:
+        """The rank that waits."""
+        return self.wait.rank
+
+    @property
+    def record(self) -> OpRecord | None:
+        """The call that it made for the message."""
+        return self.posted or self.wait.record
+
+
+def _judge_messages(case: Case, sides: Mapping[WaitPoint, Sequence[Wait]]) -> Finding | None:
+    """Two ranks of which one sends and the other receives, but not the same message.
+
+    Or ranks that all send, or all receive, each waiting for the next. None for other cycles.
+    """
+    found = [
+        _Side(wait, point)
+        for point, waits in sides.items()
+        for wait in waits
+        if isinstance(point, Channel)
+    ]
+    ranks = tuple(sorted(side.rank for side in found))
+    peers = tuple(sorted(side.point.peer for side in found))
+    if len(found) != sum(map(len, sides.values())) or len({*ranks}) < len(found) or ranks != peers:
+        return None
+    if len({side.point.sends for side in found}) == 1:
+        pairs = [(side, other) for side in found if (other := _posted(case, side)) is not None]
+        parted = (pair for pair in pairs if any(_leap(case, side) for side in pair))
+        named = next(parted, None)
+        if named is not None:
+            return _of_two_names(case, *named)
+        return _of_one_direction(case, found, posted=bool(pairs))
+    return _of_two_names(case, *found) if len(found) == 2 else None  # noqa: PLR2004 (a pair)
+
+
+def _posted(case: Case, side: _Side) -> _Side | None:
+    """The call of its peer, still under way, for the message but with another tag."""
+    gid, waiter, peer = side.point.gid, side.rank, side.point.peer
+    wire = "recv" if side.point.sends else "send"
+    for own, record in case.job.ops.get(peer, ()):
+        if (
+            (own, record.p2p, record.peer) == (gid, True, waiter)
+            and record.wire.startswith(wire)
+            and record.tag != side.point.tag
+            and record.state in (OpState.ISSUED, OpState.BLOCKED)
+        ):
+            point = Channel(gid, peer, waiter, not side.point.sends, record.tag, 0, -1)
+            return _Side(case.graph.by_rank[peer][0], point, record)
+    return None
+
+
+def _of_two_names(case: Case, one: _Side, other: _Side) -> Finding | None:
+    """A send and a recv between two ranks, with different tags or in different groups."""
+    differs = "tag" if one.point.tag != other.point.tag else "group"
+    leaps = {side: leap for side in (one, other) if (leap := _leap(case, side))}
+    culprit = next(iter(leaps)) if differs == "tag" and len(leaps) == 1 else None
+    first, second = (one, other) if culprit is not other else (other, one)
+    both = tuple(sorted((one.rank, other.rank)))
+    scene = _scene(case, (culprit.rank,) if culprit else both, (second.rank,), first, second)
+    names = [
+        f"tag {side.point.tag}" if differs == "tag" else group_text(case.job, side.point.gid)
+        for side in (first, second)
+    ]
+    leap = leaps[culprit] if culprit is not None else None
+    text = messages.two_names(scene, first.rank, names, leap, sends=first.point.sends)
+    return _finding(case, scene, (first, second), text, differs)
+
+
+def _of_one_direction(case: Case, found: Sequence[_Side], *, posted: bool) -> Finding | None:
+    """Ranks that all send or all receive: no call would let the first go on.
+
+    posted: some have made their part of other messages, with other tags.
+    """
+    ranks = tuple(sorted(side.rank for side in found))
+    first, second = sorted(found, key=lambda side: side.rank)[:2]
+    scene = _scene(case, ranks, (), first, second)
+    text = messages.one_direction(scene, sends=first.point.sends, posted=posted)
+    return _finding(case, scene, found, text)
+
+
+def _scene(case: Case, culprits: Ranks, others: Ranks, first: _Side, second: _Side) -> Scene:
+    where = group_text(case.job, first.point.gid)
+    return Scene(culprits, others, where, _site(case, first), _site(case, second))
+
+
+def _site(case: Case, side: _Side) -> Site | None:
+    known = with_source(side.posted.site, case.texts) if side.posted is not None else None
+    return known or case.wait_site(side.wait)
+
+
+def _finding(
+    case: Case, scene: Scene, sides: Sequence[_Side], text: Text, differs: str = ""
+) -> Finding:
+    points = [side.point for side in sides]
+    waits = tuple(side.wait for side in sides)
+    firm = all(wait.firm for wait in waits)
+    ranks, culprits = {side.rank for side in sides}, {*scene.culprits}
+    victims = tuple(sorted({*case.victims_of(culprits, points), *ranks} - culprits))
+    finding = Finding(
+        kind=Kind.MISSING_PEER,
+        certainty=Certainty.LIKELY if culprits < ranks else Certainty.POSSIBLE,
+        text=text,
+        final=firm,
+        hang=Certainty.PROVED if firm else Certainty.LIKELY,
+        what=What.DIFFERENT_ARGUMENT if differs else What.UNMATCHED_P2P,
+        settled=True,
+        differs=differs,
+        **case.about(points[0], scene, victims),
+    )
+    return replace(finding, waits=waits)
+
+
+def _leap(case: Case, side: _Side) -> tuple[int, int] | None:
+    """(by how much the tags of its line went up before, by how much now) where that differs."""
+    record = side.record
+    if record is None:
+        return None
+    gid = case.job.gid(record.group)
+    made = [one for own, one in case.job.ops.get(side.rank, ()) if own == gid]
+    tags = [one.tag for one in made if step(one) == step(record) and one.peer == record.peer]
+    *before, now = [later - earlier for earlier, later in pairwise(tags)] or [0]
+    even = len(before) >= ENOUGH_TAGS and len({*before}) == 1
+    return (before[0], now) if even and now != before[0] else None

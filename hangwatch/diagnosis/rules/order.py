@@ -1,4 +1,4 @@
-"""Why calls come in another order on each rank: they are made in an order that is none."""
+"""Finds calls that are made in no fixed order: in a loop over a set or files, or by finalizers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_SIDES = frozenset({Kind.ORDER_INVERSION, Kind.SIGNATURE_MISMATCH, Kind.OP_MI
 
 
 def of_all_in_loop(case: Case, finding: Finding) -> Finding:
-    """The finding, of all that wait in a loop over a set: its order is nobody's departure."""
+    """The finding, of all that wait in a loop over a set: its order is no rank's departure."""
     if finding.settled or finding.kind not in _OF_SIDES:
         return finding
     waiting = {wait.rank for wait in finding.waits if not wait.vague}
@@ -43,7 +43,7 @@ def of_all_in_loop(case: Case, finding: Finding) -> Finding:
 
 
 def without_order(case: Case, finding: Finding, *, apart: bool = False) -> RootCause | None:
-    """What has another order on each rank: a finalizer, a loop over a set, or over files.
+    """The source of another order on each rank: a finalizer, a loop over a set, or over files.
 
     apart: also a loop of which one call has led to the lines of all.
     """
@@ -60,9 +60,9 @@ def _in_finalizer(case: Case, finding: Finding, ranks: Sequence[int]) -> RootCau
     sites = {site for site in inside.values() if site is not None}
     if len(sites) != 1 or None not in inside.values():
         return None
-    why = reasons.in_finalizer()
-    certainty = finding.certainty.at_most(Certainty.LIKELY)
-    return RootCause(What.DIFFERENT_ORDER, certainty, sites.pop(), why, (why,))
+    return finding.cause(
+        What.DIFFERENT_ORDER, Certainty.LIKELY, sites.pop(), reasons.in_finalizer()
+    )
 
 
 def _finalizer(case: Case, rank: int) -> Site | None:
@@ -79,11 +79,10 @@ def _in_loop(
     if found is None:
         return None
     site, over = found
-    why = reasons.without_order(site, over)
     # Else sizes may differ that belong to one element: then it is another reason.
     sure = over is Unordered.SET and finding.kind is Kind.ORDER_INVERSION
-    certainty = finding.certainty.at_most(Certainty.LIKELY if sure else Certainty.POSSIBLE)
-    return RootCause(What.DIFFERENT_ORDER, certainty, site, why, (why,))
+    at_most = Certainty.LIKELY if sure else Certainty.POSSIBLE
+    return finding.cause(What.DIFFERENT_ORDER, at_most, site, reasons.without_order(site, over))
 
 
 def _loop(
