@@ -17,7 +17,7 @@ from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Wait
 from hangwatch.diagnosis.graph.build import build
 from hangwatch.diagnosis.graph.wait_for import roots
 from hangwatch.diagnosis.rules.blocking import judge_blocking
-from hangwatch.diagnosis.rules.by_source import decided_by_source, told_by_source
+from hangwatch.diagnosis.rules.by_source import decided_by_source, refined_by_source
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.cause import cause_of
 from hangwatch.diagnosis.rules.choices import choices_of
@@ -198,7 +198,7 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     gid = wait_point.gid if isinstance(wait_point, Place | Channel) else None
     reads = choices_of(case, finding)
     cause = cause_of(case, finding, reads)
-    finding = told_by_source(case, finding, reads)
+    finding = refined_by_source(case, finding, reads)
     return Verdict(
         state=state,
         kind=finding.kind,

@@ -161,7 +161,7 @@ def _is_inside(read: Read, position: Position) -> bool:
 # --- Loops that were left, and calls that few come to -------------------------------------
 
 
-def told_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Finding:
+def refined_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Finding:
     """The finding, as a loop that was left or a call that few come to where the source shows it."""
     first = next(iter(reads), None)
     if first is None or finding.kind not in _IN_DIFFERENT_CALLS:

@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 MOST_COMPARED = 128
 """Ranks of which all that they did is compared."""
 FEW = 4
-"""Of those that wait at one point, and of those that are missing there."""
+"""Ranks that stand for all that wait at one point, or that are missing there."""
 PARTED = frozenset(
     {
         Kind.OP_MISMATCH,
@@ -190,7 +190,7 @@ class Case:
         return departures(self.job, self.ended, self.source, self._compared())
 
     def _compared(self) -> list[int]:
-        """The ranks that are compared with each other: of a large job those that differ."""
+        """The ranks to compare with each other: of a large job the ones that differ."""
         known = self.job.ranks
         if len(known) <= MOST_COMPARED:
             return list(known)
@@ -393,7 +393,7 @@ class Case:
     def sites_now(self, ranks: Sequence[int], waits: Iterable[Wait] = ()) -> dict[int, Site]:
         """The lines that ranks wait at, or are at instead, where these are known.
 
-        waits: those that it is about, of any of the ranks.
+        waits: the waits in question, of any of the ranks.
         """
         these = {wait.rank: wait for wait in waits}
         found = {}

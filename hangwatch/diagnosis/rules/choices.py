@@ -124,8 +124,7 @@ def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list
 
 def _around(case: Case, finding: Finding, split: Split) -> Read | None:
     """The innermost condition that a culprit's stack is below, and that of the other is not."""
-    shared = {*split.theirs.frames}
-    for line in reversed([line for line in split.mine.frames if line not in shared]):
+    for line in split.own_lines:
         for node in nodes_around(case.source.program, line, ast.If)[::-1]:
             taken = spans(node.body, line.number)
             if taken or spans(node.orelse, line.number):
@@ -138,7 +137,7 @@ def _around(case: Case, finding: Finding, split: Split) -> Read | None:
 
 
 def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]:
-    """Those by which the ways of two part, of the first two of which the ways are known."""
+    """The choices by which the ways of two part, of the first two of which the ways are known."""
     for split in known:
         if split.mine.line == split.theirs.line:
             continue
@@ -149,7 +148,7 @@ def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]
         unlikely: dict[Site, Read] = {}
         for _ in range(MOST_EVEN):
             found = _ways(case, split, even)
-            reads = _reads(case, finding, split, found) if found is not None else []
+            reads = _reads(case, finding, split, found) if found else []
             evened = [read for read in reads if case.source.is_evened(read.choice.file, read.node)]
             unlikely |= {read.site: read for read in evened}
             if len(reads) > len(evened):
@@ -192,60 +191,47 @@ def _is_periodic(test: ast.expr | None) -> bool:
 
 def _made_by_rank(case: Case, finding: Finding, split: Split) -> Read | None:
     """The condition on the rank below which alone the culprit's function is made, or registered."""
-    shared = {*split.theirs.frames}
-    for line in reversed([line for line in split.mine.frames if line not in shared]):
+    for line in split.own_lines:
         mentions = conditions_of(case.source.program, line)
         shut = [[one for one in around if _is_shut(case, one, split)] for around in mentions]
         if shut and all(shut):
             choice = shut[0][0]
             site = case.site_of_line(choice.file, case.source.line_of(choice.file, choice.node))
-            found = Read(What.RANK_CONDITION, choice.node, site, choice, finding.culprits, split)
-            taken, other = _branches(case, choice)
-            return replace(found, taken=taken, other=other)
+            branches = _branches(case, choice)
+            what, culprits = What.RANK_CONDITION, finding.culprits
+            return Read(what, choice.node, site, choice, culprits, split, *branches)
     return None
 
 
-def _ways(case: Case, split: Split, even: Collection[Choice] = ()) -> Ways | None:
+def _ways(case: Case, split: Split, even: Collection[Choice]) -> Ways | None:
     """The ways by which a culprit came to its line, and not to that of the other one.
 
     even: choices that it has not made, as all make them alike.
     """
-    program, settled = case.source.program, _settled_otherwise(case, split)
+    source, program = case.source, case.source.program
+    before, ever = lines_before(case, split.culprit), lines_of(case, split.culprit)
 
     def barred(choice: Choice) -> bool:
-        return choice in even or settled(choice)
+        """True for a choice that the culprit never makes: the same each time, and it did not."""
+        node, test = choice.node, choice.test
+        if choice in even or not isinstance(node, ast.If) or test is None:
+            return choice in even
+        if asks_whether_run(test):
+            return not choice.taken
+        other = node.orelse if choice.taken else node.body
+        # By its rank it may be there for the first time, and as no other rank.
+        been = before if source.asks_for_rank(choice.file, test) else ever
+        return is_within(been, choice.file, other) and source.is_settled(choice.file, test)
 
     mine, theirs = split.mine, split.theirs
-    found = ways(program, split.start, (mine, theirs), _calls(case, split), barred)
+    calls = {line for rank in split.ranks for line in lines_of(case, rank)}
+    calls |= program.collectives_of_all
+    found = ways(program, split.start, (mine, theirs), calls, barred)
     inside = mine.frames[len(theirs.frames) :]
     if found is None and inside and mine.frames[: len(theirs.frames)] == theirs.frames:
         # Both are in one call of a library, which has called back: there it might have returned.
         return ways(program, None, (Position(inside), Position()), (), barred)
     return found
-
-
-def _calls(case: Case, split: Split) -> set[Line]:
-    """The lines of calls that are known, wherever they were made."""
-    made = {line for rank in split.ranks for line in lines_of(case, rank)}
-    return made | case.source.program.collectives_of_all
-
-
-def _settled_otherwise(case: Case, split: Split) -> Callable[[Choice], bool]:
-    """A test for choices that a culprit never makes: the same each time, and it did not."""
-    before, now = lines_before(case, split.culprit), lines_of(case, split.culprit)
-
-    def barred(choice: Choice) -> bool:
-        node, test = choice.node, choice.test
-        if not isinstance(node, ast.If) or test is None:
-            return False
-        if asks_whether_run(test):
-            return not choice.taken
-        other = node.orelse if choice.taken else node.body
-        # By its rank it may be there for the first time, and as no other rank.
-        been = before if case.source.asks_for_rank(choice.file, test) else now
-        return is_within(been, choice.file, other) and case.source.is_settled(choice.file, test)
-
-    return barred
 
 
 def is_within(lines: Sequence[Line], file: str, body: Sequence[ast.stmt]) -> bool:

@@ -137,7 +137,7 @@ def _is_first(case: Case, root: Root, wait: Wait) -> bool:
 
 
 def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Divergence | None) -> Finding:
-    """Ranks that wait for each other in different calls, with those that left the program."""
+    """Ranks that wait for each other in different calls; left: the ones that left the program."""
     ordered = sorted(sides.items(), key=lambda side: len(side[1]))
     parts = [
         (
@@ -216,7 +216,7 @@ def _is_cause(case: Case, wait_point: Channel, left: _Divergence | None) -> bool
 
 
 def _peers_of(case: Case, wait_point: Channel) -> Ranks:
-    """The ranks that have to match a send or recv; from any source those that sent too little."""
+    """The ranks that have to match a send or recv; from any source: that sent too little."""
     if wait_point.peer != ANYONE:
         return (wait_point.peer,)
     missing, several = case.graph.missing[wait_point], senders(case.job, wait_point)
@@ -371,7 +371,7 @@ def _posted(case: Case, side: _Side) -> _Side | None:
     return None
 
 
-def _of_two_names(case: Case, one: _Side, other: _Side) -> Finding | None:
+def _of_two_names(case: Case, one: _Side, other: _Side) -> Finding:
     """A send and a recv between two ranks, with different tags or in different groups."""
     differs = "tag" if one.point.tag != other.point.tag else "group"
     leaps = {side: leap for side in (one, other) if (leap := _leap(case, side))}
@@ -388,7 +388,7 @@ def _of_two_names(case: Case, one: _Side, other: _Side) -> Finding | None:
     return _finding(case, scene, (first, second), text, differs)
 
 
-def _of_one_direction(case: Case, found: Sequence[_Side], *, posted: bool) -> Finding | None:
+def _of_one_direction(case: Case, found: Sequence[_Side], *, posted: bool) -> Finding:
     """Ranks that all send or all receive: no call would let the first go on.
 
     posted: some have made their part of other messages, with other tags.

@@ -36,6 +36,12 @@ class Split:
         """The culprit, and the other rank if there is one."""
         return (self.culprit,) if self.other is None else (self.culprit, self.other)
 
+    @property
+    def own_lines(self) -> list[Line]:
+        """The lines of the culprit's stack that are not in the other, innermost first."""
+        shared = {*self.theirs.frames}
+        return [line for line in reversed(self.mine.frames) if line not in shared]
+
 
 def splits(case: Case, finding: Finding, weight: Callable[[int], int]) -> Iterator[Split]:
     """The splits of culprits and others, the best known first.
@@ -254,7 +260,7 @@ def position(case: Case, rank: int) -> Position | None:
 
 
 def lines_before(case: Case, rank: int) -> list[Line]:
-    """The lines of the calls of a rank, but for those that it waits in."""
+    """The lines of the calls of a rank, but for the calls that it waits in."""
     waits = [w.record for w in case.graph.by_rank.get(rank, ()) if w.record is not None]
     made = [record for _, record in case.job.ops.get(rank, ()) if record not in waits]
     # all_gather_object and its like make several calls, and the rank is still in one of them.

@@ -24,7 +24,7 @@ from hangwatch.model.kinds import Certainty, Kind, What
 from hangwatch.model.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
 
 _BOOTSTRAP = re.compile(r"/threading\.py$")
-"""Where a thread of threading's begins, below it native frames at most."""
+"""The first Python frames of a thread of threading's."""
 _NATIVE = re.compile(r"\.(?:so|c|cc|cpp|h|S)(?:[.\d]*)$|^$")
 _CHORES = re.compile(
     r"/hangwatch/agent/"
@@ -43,7 +43,7 @@ _FOR_A_WHILE = re.compile(r"\.(?:acquire|exception|get|join|result|wait)\(\s*[^)
 """A line that waits, with a limit, or for a time."""
 _AUTOGRAD = re.compile(r"/torch/(?:autograd/|_tensor\.py$)")
 _STANDARD = re.compile(r"/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
-"""What they call, and what a timer or an event loop is seen in as well."""
+"""Modules that they call, in which a timer or an event loop is seen as well."""
 
 
 def unless_released(case: Case, finding: Finding) -> Finding:
