@@ -170,9 +170,12 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         few = subset(case, wait_point, culprits, f"went on without it: {how}", final=True)
         if few is not None:
             return few
-    if is_majority(culprits, members) or _went_on_alone(case, wait_point, culprits):
+    waits, waiting = case.waits_at(wait_point), {*case.direct(wait_point)}
+    if is_majority(culprits, members) or (
+        # Only the waiting ranks have left the common program.
+        waiting and case.departures.ranks & waiting.union(culprits) == waiting
+    ):
         return _outlasted(case, wait_point, culprits, how)
-    waits = case.waits_at(wait_point)
     scene = case.scene(wait_point, culprits, _finished_site(case, culprits[0]))
     # Counters alone do not say for sure that it is this group that has unfinished work.
     sure = any(not wait.vague for wait in waits)
@@ -192,13 +195,6 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
         ended=tuple(rank for rank in culprits if rank in case.ended),
         **case.about(wait_point, scene),
     )
-
-
-def _went_on_alone(case: Case, wait_point: Place, finished: Ranks) -> bool:
-    """True if what all ranks did shows that the waiting ranks have left the common program."""
-    waiting = case.direct(wait_point)
-    alone = case.departures.ranks & {*waiting, *finished}
-    return bool(alone) and alone == frozenset(waiting)
 
 
 def _outlasted(case: Case, wait_point: Place | Channel, finished: Ranks, how: str) -> Finding:
@@ -317,20 +313,21 @@ def died(
 
 def _mismatch(case: Case, wait_point: WaitPoint | None, aborted: int) -> Finding | None:
     """The disagreement for which gloo aborted a rank, where enough is known of the calls there."""
-    places = [one for one in (wait_point, _last_recorded(case, aborted)) if isinstance(one, Place)]
-    for place in places:
-        found = judge_aborted(case, place)
-        if found is not None:
-            return found
-        members = case.job.members(place.gid)
-        known = sum(case.job.record(rank, place) is not None for rank in members)
-        # A few pages have a call of Python's; most ranks, there as well, had one of C++'s.
-        if 2 * known >= len(members) or not all(case.job.arrived(rank, place) for rank in members):
+    for place in (wait_point, _last_recorded(case, aborted)):
+        if not isinstance(place, Place):
             continue
-        found = judge_unrecorded(case, place)
-        if found is not None and found.certainty is not Certainty.POSSIBLE:
-            victims = tuple(rank for rank in members if rank not in found.culprits)
-            return replace(found, victims=victims, final=True)
+        finding = judge_aborted(case, place)
+        if finding is not None:
+            return finding
+        members = case.job.members(place.gid)
+        known = [rank for rank in members if case.job.record(rank, place) is not None]
+        # A few pages have a call of Python's; most ranks, there as well, had one of C++'s.
+        if is_half(known, members) or not all(case.job.arrived(rank, place) for rank in members):
+            continue
+        finding = judge_unrecorded(case, place)
+        if finding is not None and finding.certainty is not Certainty.POSSIBLE:
+            victims = tuple(rank for rank in members if rank not in finding.culprits)
+            return replace(finding, victims=victims, final=True)
     return None
 
 

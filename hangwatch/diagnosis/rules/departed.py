@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from hangwatch.diagnosis.facts.alignment import Parting
 from hangwatch.diagnosis.facts.channels import senders
@@ -102,16 +103,16 @@ def _makers(case: Case, made: Made) -> set[int]:
 def _or_another(case: Case, finding: Finding) -> Finding:
     """The finding, of all ranks that may be at fault as well as its culprits."""
     culprits, others = {*finding.culprits}, _others(case, finding)
-    tied = _tied(case, finding)
-    if finding.kind is Kind.MISSING_PEER and not any(
-        _is_elsewhere(case, rank) for rank in culprits
-    ):
+    tied, elsewhere = _tied(case, finding), [_is_elsewhere(case, rank) for rank in culprits]
+    if finding.kind is Kind.MISSING_PEER and not any(elsewhere):
         return finding  # they may yet make it
     point = finding.wait_point
     if isinstance(point, Channel) and _is_awaited_elsewhere(case, point):
         either = finding.of_any(culprits | {point.waiter})
         return replace(either, what=What.DIFFERENT_ARGUMENT, differs=PEER)
-    if not tied and not _is_one_of_two(case, finding, others):
+    # Else the culprits are fewer, or busy.
+    even = finding.reason in _OF_THE_PROGRAM and len(culprits) >= len(others) and all(elsewhere)
+    if not tied and not even:
         return finding
     if is_by_rank(case, finding) or (not tied and _did_as_never_before(case, culprits, others)):
         return finding.likely_at_most()
@@ -162,32 +163,21 @@ def _tied(case: Case, finding: Finding) -> set[int]:
     return set()
 
 
-def _is_one_of_two(case: Case, finding: Finding, others: set[int]) -> bool:
-    """True if the other side may be at fault as well: the culprits are not fewer, nor busy."""
-    return (
-        finding.reason in _OF_THE_PROGRAM
-        and len(finding.culprits) >= len(others)
-        and all(_is_elsewhere(case, rank) for rank in finding.culprits)
-    )
-
-
 def _others(case: Case, finding: Finding) -> set[int]:
     """The ranks on the other side of a finding than its culprits."""
-    place, graph = finding.wait_point, case.graph
-    found = {wait.rank for wait in finding.waits}
+    culprits, place, before = {*finding.culprits}, finding.wait_point, case.graph.before()
+    others = {wait.rank for wait in finding.waits}
     if finding.kind is Kind.ORDER_INVERSION:
-        return found - {*finding.culprits}
+        return others - culprits
     if finding.reason is Reason.EXITED:
-        for rank in finding.culprits:
-            for wait_point in graph.before().get(rank, ()):
-                found.update(case.direct(wait_point) if not isinstance(wait_point, int) else ())
+        for node in chain.from_iterable(before.get(rank, ()) for rank in culprits):
+            others.update(case.direct(node) if not isinstance(node, int) else ())
     if isinstance(place, Channel):
-        found.update(senders(case.job, place) if place.peer == ANYONE else (place.peer,))
-        for rank in finding.culprits:
-            found.update(_in_messages(case, rank))
+        others.update(senders(case.job, place) if place.peer == ANYONE else (place.peer,))
+        others.update(*(_in_messages(case, rank) for rank in culprits))
     elif isinstance(place, Place):
-        found.update(case.job.members(place.gid))
-    return found - {*finding.culprits}
+        others.update(case.job.members(place.gid))
+    return others - culprits
 
 
 def _in_messages(case: Case, rank: int) -> set[int]:
@@ -220,15 +210,12 @@ def _is_elsewhere(case: Case, rank: int) -> bool:
 def _did_as_never_before(case: Case, ranks: set[int], others: set[int]) -> bool:
     """True if ranks wait in calls that they never came to from there, and the others as ever."""
 
-    def usual(some: set[int]) -> list[set[bool | None]]:
-        waits = (case.graph.by_rank.get(rank, ()) for rank in some)
-        return [{is_usual_wait(case.job, w) for w in own if w.record is not None} for own in waits]
+    def usual(rank: int) -> set[bool | None]:
+        waits = case.graph.by_rank.get(rank, ())
+        return {is_usual_wait(case.job, wait) for wait in waits if wait.record is not None}
 
-    return (
-        bool(others)
-        and all(False in of for of in usual(ranks))
-        and all(of <= {True} for of in usual(others))
-    )
+    as_ever = (usual(rank) <= {True} for rank in others)
+    return bool(others) and all(False in usual(rank) for rank in ranks) and all(as_ever)
 
 
 def _since(case: Case, finding: Finding) -> Finding:
@@ -237,14 +224,11 @@ def _since(case: Case, finding: Finding) -> Finding:
 
     def is_before(mine: Sequence[Made], theirs: Sequence[Made]) -> bool:
         moved = _moved_by(mine, theirs)
-        about = theirs[0] if moved is not None and moved > 0 else mine[0]
+        if moved is None or not isinstance(place, Place):
+            return False
+        about = theirs[0] if moved > 0 else mine[0]
         # The place where they got stuck is in the finding as it is.
-        return (
-            moved is not None
-            and isinstance(place, Place)
-            and (about.gid, about.p2p) == (place.gid, False)
-            and about.seq < place.seq
-        )
+        return (about.gid, about.p2p) == (place.gid, False) and about.seq < place.seq
 
     parting = _parting(case, finding.culprits, is_before)
     return finding if parting is None else _of_departed(case, finding, finding.culprits, parting)
