@@ -11,11 +11,19 @@ from hangwatch.diagnosis.facts.endings import Cause, Ending, How, Library, abort
 from hangwatch.diagnosis.facts.history import Call, call_of, next_of
 from hangwatch.diagnosis.facts.job import is_half, is_majority
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, WaitPoint
-from hangwatch.diagnosis.rules.absentees import absent_ranks, living, lost, missing_peer, subset
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.gradients import differs_in_no_sync
 from hangwatch.diagnosis.rules.mismatch import judge_aborted, judge_unrecorded
-from hangwatch.diagnosis.rules.setups import frozen_setup, init_incomplete, judge_key
+from hangwatch.diagnosis.rules.missing import (
+    absent_ranks,
+    frozen_setup,
+    init_incomplete,
+    judge_key,
+    living,
+    lost,
+    missing_peer,
+    subset,
+)
 from hangwatch.diagnosis.text import reasons, wording
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended, verb
 from hangwatch.diagnosis.text.wording import Gone, Scene
@@ -355,7 +363,7 @@ def _rivals(case: Case, wait_point: WaitPoint | None, aborted: Ranks, others: Ra
         place = place if later else wait_point
     if place is None:
         return ()
-    records = case.job.places(place.gid).get(place.seq, {})
+    records = case.records_at(place)
     members = case.job.members(place.gid)
     if all(rank in records for rank in aborted):
         unknown = tuple(rank for rank in members if rank not in records)

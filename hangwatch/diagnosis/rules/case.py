@@ -443,6 +443,12 @@ class Case:
         """All waits at a wait point."""
         return tuple(self.graph.at.get(wait_point, ())) if wait_point is not None else ()
 
+    def records_at(self, wait_point: WaitPoint | None) -> Mapping[int, OpRecord]:
+        """The known calls of a place, by rank; empty for another wait point."""
+        if not isinstance(wait_point, Place):
+            return {}
+        return self.job.places(wait_point.gid).get(wait_point.seq, {})
+
     def direct(self, wait_point: WaitPoint | None) -> Ranks:
         """The ranks that wait at a wait point itself."""
         return tuple(sorted({wait.rank for wait in self.waits_at(wait_point)}))
@@ -462,9 +468,9 @@ class Case:
     def op_at(self, waits: Sequence[Wait], wait_point: WaitPoint | None) -> str:
         """The operation of a wait point, as most of the waiting ranks know it."""
         names = Counter(wait.op for wait in waits if wait.op)
-        if not names and isinstance(wait_point, Place):
-            records = self.job.places(wait_point.gid).get(wait_point.seq, {})
-            names = Counter(record.op for record in records.values() if record.op)
+        if not names:
+            records = self.records_at(wait_point).values()
+            names = Counter(record.op for record in records if record.op)
         return _most_common(names) or ""
 
     def collective(self, wait_point: WaitPoint | None, waits: Sequence[Wait]) -> Collective | None:

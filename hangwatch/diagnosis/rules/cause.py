@@ -22,7 +22,6 @@ from hangwatch.diagnosis.rules.choices import (
     has_parted,
     is_about_groups,
     nodes_around,
-    records_of,
     ways_at,
 )
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
@@ -247,7 +246,12 @@ def _by_kind(case: Case, finding: Finding) -> RootCause:
     lines = {(at.file, at.line) for at in (site, finding.victim_site) if at is not None}
     two = what is What.DIFFERENT_ARGUMENT and len(lines) > 1
     why = reasons.AT_TWO_LINES if two else reasons.of_kind(what)
-    return RootCause(what, _certainty(case, finding, what), site, why)
+    sure = Certainty.PROVED
+    if what in _SYMPTOMS and not (what is What.NETWORK and finding.reason is Reason.NETWORK):
+        sure = Certainty.POSSIBLE
+    elif what is What.DIFFERENT_ARGUMENT:
+        sure = Certainty.LIKELY if _is_one_call(case, finding) else Certainty.POSSIBLE
+    return RootCause(what, finding.certainty.at_most(sure), site, why)
 
 
 def _of_messages(finding: Finding) -> RootCause | None:
@@ -274,16 +278,6 @@ def _sized(case: Case, finding: Finding) -> RootCause | None:
     sized = finding.differs == Differs.SHAPE
     why = reasons.sized_by_data(site) if sized else reasons.put_by_rank(site)
     return finding.cause(What.DIFFERENT_ARGUMENT, Certainty.POSSIBLE, site, why)
-
-
-def _certainty(case: Case, finding: Finding, what: What) -> Certainty:
-    shown = what is What.NETWORK and finding.reason is Reason.NETWORK
-    if what in _SYMPTOMS and not shown:
-        return Certainty.POSSIBLE
-    if what is What.DIFFERENT_ARGUMENT:
-        sure = Certainty.LIKELY if _is_one_call(case, finding) else Certainty.POSSIBLE
-        return finding.certainty.at_most(sure)
-    return finding.certainty
 
 
 def _stuck(case: Case, finding: Finding) -> RootCause:
@@ -402,7 +396,7 @@ def _is_one_call(case: Case, finding: Finding) -> bool:
     C++ issues buckets that may be left out. And where a line comes with one size after the other,
     a rank that left a call out is at the next one.
     """
-    records = records_of(case, finding)
+    records = case.records_at(finding.wait_point)
     sites = {record.site for record in records.values()}
     if len(sites) != 1 or None in sites:
         return False

@@ -7,12 +7,12 @@ meet, a loop whose length is in the text.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
-from hangwatch.diagnosis.facts.wait_points import Channel, Place, Wait
+from hangwatch.diagnosis.facts.wait_points import Channel, Wait
 from hangwatch.diagnosis.rules.case import PARTED, Case, Finding
 from hangwatch.diagnosis.rules.splits import Split, lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Choice, Turn, asks_whether_run, exits
@@ -29,7 +29,6 @@ from hangwatch.diagnosis.source.syntax import (
 from hangwatch.diagnosis.text.phrases import Ranks
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Kind, Reason, What
-from hangwatch.model.snapshot import OpRecord
 
 _Node = TypeVar("_Node", bound=ast.AST)
 MOST_EVEN = 3
@@ -77,12 +76,6 @@ def is_about_groups(finding: Finding) -> bool:
     return finding.makes_a_group and finding.reason in OF_THE_PROGRAM
 
 
-def records_of(case: Case, finding: Finding) -> Mapping[int, OpRecord]:
-    """The calls of a finding's place, by rank."""
-    place = finding.wait_point
-    return case.job.places(place.gid).get(place.seq, {}) if isinstance(place, Place) else {}
-
-
 def has_parted(case: Case, finding: Finding) -> bool:
     """True if culprits and others are at two places of the program, and it has a reason for it."""
     if not finding.culprits or finding.reason not in OF_THE_PROGRAM:
@@ -90,7 +83,7 @@ def has_parted(case: Case, finding: Finding) -> bool:
     if finding.kind in (Kind.MISSING_PEER, Kind.INIT_INCOMPLETE) and are_busy(case, finding):
         return False
     if finding.kind is Kind.SIGNATURE_MISMATCH:
-        sites = {record.site for record in records_of(case, finding).values()}
+        sites = {record.site for record in case.records_at(finding.wait_point).values()}
         return finding.apart or len(sites) > 1
     return finding.what is None and (finding.kind in PARTED or is_about_groups(finding))
 

@@ -11,10 +11,13 @@ from hangwatch.diagnosis.facts.history import has_history, is_usual_wait, step
 from hangwatch.diagnosis.facts.job import is_minority
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.diagnosis.graph.wait_for import Root
-from hangwatch.diagnosis.rules.absentees import missing_peer
 from hangwatch.diagnosis.rules.blocking import finished
 from hangwatch.diagnosis.rules.case import Case, Finding
-from hangwatch.diagnosis.rules.setups import frozen_setup, judge_setups_in_cycle
+from hangwatch.diagnosis.rules.missing import (
+    frozen_setup,
+    judge_setups_in_cycle,
+    missing_peer,
+)
 from hangwatch.diagnosis.rules.threads import unless_released
 from hangwatch.diagnosis.text import messages, wording
 from hangwatch.diagnosis.text.phrases import Ranks, group_text

@@ -78,7 +78,7 @@ def _both_there(split: Split, records: Mapping[int, object]) -> bool:
 
 def judge_dispute(case: Case, place: Place) -> Finding | None:
     """The finding for a disputed place, None if its members agree after all."""
-    split = split_of(case.job.places(place.gid).get(place.seq, {}))
+    split = split_of(case.records_at(place))
     if split is None:
         return None
     racing = judge_threads(case, place)
@@ -106,7 +106,7 @@ def judge_lines(case: Case, place: Place) -> Finding | None:
 
     None where all came from one line, or as many from one as from another.
     """
-    records = case.job.places(place.gid).get(place.seq, {})
+    records = case.records_at(place)
     lines = Counter(step(record) for record in records.values())
     if len(lines) < 2 or len(records) < len(case.job.members(place.gid)):  # noqa: PLR2004 (a pair)
         return None
@@ -127,7 +127,7 @@ def judge_aborted(case: Case, place: Place) -> Finding | None:
     The backend may allow such sizes, so that only the abort shows that it did not. None
     where no majority brought one size.
     """
-    records = case.job.places(place.gid).get(place.seq, {})
+    records = case.records_at(place)
     if {record.wire for record in records.values()} != {"all_gather"}:
         return None
     usual, most = Counter(record.shape for record in records.values()).most_common(1)[0]
@@ -321,7 +321,7 @@ def _blame(case: Case, place: Place, split: Split, sides: _Sides, certainty: Cer
 
 def _other_shape(case: Case, place: Place, sides: _Sides, certainty: Certainty) -> Finding:
     """The finding of two sides with tensors of other shapes."""
-    records = case.job.places(place.gid)[place.seq]
+    records = case.records_at(place)
     shapes = ((f"shape {list(records[side[0]].shape)}", side) for side in sides[::-1])
     return _other_signature(case, place, Split(Differs.SHAPE, tuple(shapes)), sides, certainty)
 
@@ -340,7 +340,7 @@ def _other_signature(
 
 def _other_splits(case: Case, place: Place, split: Split) -> Finding:
     """Ranks that send another amount than is taken, or take another than is sent."""
-    pairs = misfits(case.job.places(place.gid)[place.seq])
+    pairs = misfits(case.records_at(place))
     culprits = split.parts[-1][1]
     alone = len(culprits) == 1
     named = {rank for pair in pairs for rank in (pair.sender, pair.receiver)}

@@ -76,9 +76,9 @@ def splits(case: Case, finding: Finding, weight: Callable[[int], int]) -> Iterat
     mine = position(case, culprit) or _at(finding.site)
     for other in sorted(_others(case, finding), key=weight):
         theirs = position(case, other) or _at(finding.victim_site)
-        if mine is not None and theirs is not None and mine != theirs:
-            if _is_in_a_message_of_others(case, other, culprits):
-                continue
+        if mine is None or theirs is None or mine == theirs:
+            continue
+        if not _is_in_a_message_of_others(case, other, culprits):
             start = _last_of_both(case, culprit, other, theirs)
             known = mine.line in lines_before(case, culprit)
             yield Split(culprit, other, start, mine, theirs, known)

@@ -13,7 +13,7 @@ from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup,
 from hangwatch.diagnosis.rules.blocking import died, left_behind
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.mismatch import judge_lines, judge_unrecorded
-from hangwatch.diagnosis.rules.setups import judge_names, judge_setup
+from hangwatch.diagnosis.rules.missing import judge_names, judge_setup
 from hangwatch.diagnosis.text import wording
 from hangwatch.diagnosis.text.phrases import Ranks, capital
 from hangwatch.diagnosis.text.wording import Scene
@@ -113,8 +113,7 @@ def _connects(case: Case, place: Place) -> bool:
 
 def _is_alike(case: Case, place: Place) -> bool:
     """True if it is known of all members that they made the same call there."""
-    known = case.job.places(place.gid).get(place.seq, {})
-    return len(known) == len(case.job.members(place.gid))
+    return len(case.records_at(place)) == len(case.job.members(place.gid))
 
 
 def _is_before(waits: Sequence[Wait]) -> bool:

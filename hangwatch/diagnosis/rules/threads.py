@@ -70,11 +70,12 @@ def unless_released(case: Case, finding: Finding) -> Finding:
             "the call that is missing."
         )
         return _open(finding, Certainty.POSSIBLE if called else Certainty.LIKELY, note)
-    mixed = tuple(rank for rank, one in ranks.items() if _calls_from_several(one, stuck[rank]))
+    hidden = {rank: one for rank, one in ranks.items() if one.process.alive and not one.threads}
+    mixed = tuple(rank for rank, one in hidden.items() if _callers(one) - stuck[rank])
     if mixed:
         note = f"{capital(the_ranks(mixed))} {verb(mixed, 'calls', 'call')} from several threads."
         return _open(finding, Certainty.POSSIBLE, note)
-    unseen = tuple(rank for rank, one in ranks.items() if one.process.alive and one.threads == ())
+    unseen = tuple(rank for rank, one in hidden.items() if one.threads == ())
     if unseen:
         note = f"Other threads of {the_ranks(unseen)} could not be seen."
         return _open(finding, Certainty.LIKELY, note)
@@ -102,7 +103,7 @@ def judge_threads(case: Case, place: Place) -> Finding | None:
     one rank comes to the one first, and another rank to the other, and no rank has left the
     common program. An asynchronous checkpoint without a group of its own is the usual case.
     """
-    records = case.job.places(place.gid).get(place.seq, {})
+    records = case.records_at(place)
     kinds = {rank: _is_of_thread(case.job.ranks[rank], record) for rank, record in records.items()}
     main = tuple(sorted(rank for rank, is_so in kinds.items() if is_so is False))
     rest = tuple(sorted(rank for rank, is_so in kinds.items() if is_so))
@@ -181,13 +182,6 @@ def _callers(rank: RankSnapshot) -> set[int]:
     return {record.thread for record in rank.ops if _is_of_thread(rank, record)}
 
 
-def _calls_from_several(rank: RankSnapshot, stuck: Collection[int]) -> bool:
-    """True if a thread next to the main one has made calls, and its stack is not known."""
-    if not rank.process.alive or rank.threads:
-        return False
-    return bool(_callers(rank).difference(stuck))
-
-
 def _is_main(rank: RankSnapshot, thread: ThreadStack) -> bool:
     return thread.tid == rank.pid or thread.name == "MainThread"
 
@@ -200,7 +194,10 @@ def _is_of_python(thread: ThreadStack) -> bool:
 
 def _does_chores(rank: RankSnapshot, thread: ThreadStack) -> bool:
     """Return True if a thread is known to run a library's chores only, or no Python code."""
-    if not thread.frames or (not _is_of_python(thread) and _is_in_autograd(rank)):
+    main = next((one.frames for one in rank.threads or () if _is_main(rank, one)), ())
+    # The main thread waits for those of autograd, which run its hooks.
+    in_autograd = any(_AUTOGRAD.search(frame.file) for frame in main)
+    if not thread.frames or (in_autograd and not _is_of_python(thread)):
         return True
     frames = [frame for frame in thread.frames if not _NATIVE.search(frame.file)]
     own = (frame for frame in frames if not _STANDARD.search(frame.file))
@@ -209,9 +206,3 @@ def _does_chores(rank: RankSnapshot, thread: ThreadStack) -> bool:
 
 def _is_chore(frame: Frame) -> bool:
     return bool(_CHORES.search(frame.file)) and not frame.function.endswith(_RUNS_CALLBACKS)
-
-
-def _is_in_autograd(rank: RankSnapshot) -> bool:
-    """Return True if the main thread waits for those of autograd, which run its hooks."""
-    frames = next((t.frames for t in rank.threads or () if _is_main(rank, t)), ())
-    return any(_AUTOGRAD.search(frame.file) for frame in frames)
