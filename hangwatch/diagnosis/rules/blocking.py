@@ -103,10 +103,11 @@ def _judge_wait_point(
     if frozen is not None:
         yield frozen
         return
-    parts: dict[tuple[_Judge | None, object], Ranks] = defaultdict(tuple)
+    parts: dict[tuple[_Judge | None, object], list[int]] = defaultdict(list)
     for rank in missing:
-        parts[_judge_of(case, wait_point, rank)] += (rank,)
-    for (judge, _), ranks in parts.items():
+        parts[_judge_of(case, wait_point, rank)].append(rank)
+    for (judge, _), part in parts.items():
+        ranks = tuple(part)
         if judge is None:
             yield _deserted(case, wait_point, ranks) or died(case, wait_point, ranks)
         elif setup is not None and setup.keys:
@@ -214,7 +215,7 @@ def _outlasted(case: Case, wait_point: Place | Channel, finished: Ranks, how: st
     sure = Certainty.PROVED if isinstance(wait_point, Place) else Certainty.LIKELY
     site, other_site = case.victims_site(waits), _finished_site(case, finished[0])
     scene = case.scene(wait_point, culprits, site, finished, other_site)
-    victims = tuple(rank for rank in case.victims_of(finished) if rank not in culprits)
+    victims = tuple(sorted({*case.victims_of(finished)} - {*culprits}))
     return Finding(
         kind=Kind.FINISHED_EARLY,
         certainty=sure if firm else Certainty.POSSIBLE,

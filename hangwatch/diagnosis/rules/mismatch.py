@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -310,11 +310,10 @@ def _blame(case: Case, place: Place, split: Split, sides: _Sides, certainty: Cer
         return _other_signature(case, place, split, sides, certainty)
     culprits, others = sides
     scene = _scene(case, place, sides, UNNAMED)
-    entered: dict[str, Ranks] = {}
+    entered: dict[str, list[int]] = defaultdict(list)
     for rank in culprits:
-        op = _op(case, place, rank)
-        entered[op] = (*entered.get(op, ()), rank)
-    mine = [(ranks, op) for op, ranks in entered.items()]
+        entered[_op(case, place, rank)].append(rank)
+    mine = [(tuple(ranks), op) for op, ranks in entered.items()]
     text = disagreement.other_op(scene, mine, _op(case, place, others[0]))
     return replace(_finding(case, place, Kind.OP_MISMATCH, scene, text), certainty=certainty)
 

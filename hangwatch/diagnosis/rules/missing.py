@@ -107,7 +107,7 @@ def subset(
     """
     culprits, site = case.direct(wait_point), case.victims_site(case.waits_at(wait_point))
     scene = case.scene(wait_point, culprits, site, others, case.waiting_site(others[0]))
-    victims = tuple(rank for rank in case.victims_of(others) if rank not in culprits)
+    victims = tuple(sorted({*case.victims_of(others)} - {*culprits}))
     finding = Finding(
         kind=Kind.SUBSET_ENTERED,
         certainty=Certainty.PROVED if final else Certainty.LIKELY,
