@@ -119,14 +119,14 @@ def _findings(case: Case) -> list[Finding]:
     job = case.job
     dead = [r for r, e in case.ended.items() if e.cause is Cause.OWN and e.how is not How.CLEAN]
     found: list[Finding] = []
-    blocking: list[int] = []
+    terminals: list[int] = []
     for root in roots(case.graph, dead if job.snapshot.ended else ()):
         if root.is_cycle and (frozen := frozen_in(case, root)):
-            blocking.extend(frozen)
+            terminals.extend(frozen)
         elif root.is_cycle:
             found.append(judge_cycle(case, root))
         elif root.ranks:
-            blocking.extend(root.ranks)
+            terminals.extend(root.ranks)
         else:
             wait_point = root.wait_points[0]
             disputed = (
@@ -139,7 +139,7 @@ def _findings(case: Case) -> list[Finding]:
                 else None
             )
             found.append(finding or judge_stuck(case, wait_point))
-    found.extend(judge_blocking(case, blocking))
+    found.extend(judge_blocking(case, terminals))
     kept = [finding for finding in found if not _is_idle_guess(finding, found)]
     told = [
         finding
