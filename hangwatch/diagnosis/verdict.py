@@ -16,18 +16,17 @@ from hangwatch.diagnosis.facts.job import Job, index, seconds
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait
 from hangwatch.diagnosis.facts.waits import find_waits
 from hangwatch.diagnosis.graph import build, roots
-from hangwatch.diagnosis.rules.beside import unless_given_up
-from hangwatch.diagnosis.rules.blame import with_fault
-from hangwatch.diagnosis.rules.by_source import decided_by_source, told_by_source
+from hangwatch.diagnosis.rules.blocking import judge_blocking
+from hangwatch.diagnosis.rules.by_source import decided_by_source, refined_by_source
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.cause import cause_of
 from hangwatch.diagnosis.rules.choices import choices_of
-from hangwatch.diagnosis.rules.cycles import frozen_in, judge_cycle, judge_stuck
+from hangwatch.diagnosis.rules.cycles import frozen_in, judge_cycle
 from hangwatch.diagnosis.rules.departed import with_departure
-from hangwatch.diagnosis.rules.disputes import disputes
-from hangwatch.diagnosis.rules.mismatch import judge_dispute
+from hangwatch.diagnosis.rules.mismatch import disputes, judge_dispute
 from hangwatch.diagnosis.rules.order import of_all_in_loop
-from hangwatch.diagnosis.rules.terminals import judge_terminals
+from hangwatch.diagnosis.rules.stuck import judge_stuck, with_fault
+from hangwatch.diagnosis.rules.threads import unless_given_up
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.model.codec import without_collections
 from hangwatch.model.frames import program_thread
@@ -127,7 +126,7 @@ def _findings(case: Case) -> list[Finding]:
             if isinstance(point, Place) and point in case.graph.disputed:
                 finding = judge_dispute(case, point)
             found.append(finding or judge_stuck(case, point))
-    found.extend(judge_terminals(case, terminals))
+    found.extend(judge_blocking(case, terminals))
     decided = [
         finding
         if finding.settled
@@ -183,7 +182,7 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     reads = choices_of(case, finding)
     cause = cause_of(case, finding, reads)
     sure = finding if _is_old_enough(case, age_s) else _unproved(finding)
-    finding = told_by_source(case, finding, reads)
+    finding = refined_by_source(case, finding, reads)
     return Verdict(
         state=state,
         kind=finding.kind,

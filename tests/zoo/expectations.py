@@ -33,7 +33,7 @@ from harness import RECORDED, NothingCameError, reaches, watch
 from waiting import SLOWNESS, NoAnswerError
 
 from hangwatch.diagnosis.facts.wait_points import UNNAMED
-from hangwatch.diagnosis.rules.unrecorded import BY_CPP
+from hangwatch.diagnosis.rules.mismatch import BY_CPP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

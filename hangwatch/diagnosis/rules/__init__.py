@@ -1,1 +1,1 @@
-"""Who left the common program: one module for each shape that a hang can have."""
+"""Rules that name the culprits of a hang: one module for each shape that it can have."""

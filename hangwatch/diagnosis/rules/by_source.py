@@ -1,4 +1,4 @@
-"""Tells findings by what the source shows: a loop that was left, a call that few come to."""
+"""Decides findings by what the source shows: a loop that was left, a call that few come to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 from hangwatch.diagnosis.facts.alignment import odd_side
 from hangwatch.diagnosis.facts.history import made_before
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, WaitPoint
-from hangwatch.diagnosis.rules.case import Case, Finding
-from hangwatch.diagnosis.rules.choices import CONDITIONS, Read, choices_of
+from hangwatch.diagnosis.rules.case import PARTED, Case, Finding, name_of
+from hangwatch.diagnosis.rules.choices import CONDITIONS, Read, choices_of, is_within
 from hangwatch.diagnosis.rules.splits import position, sides_of
 from hangwatch.diagnosis.source.flow import Turn
 from hangwatch.diagnosis.source.names import asks_for_most
 from hangwatch.diagnosis.source.program import Position, fork
-from hangwatch.diagnosis.source.syntax import Loop, body_end, in_body, leaves, spans
+from hangwatch.diagnosis.source.syntax import Loop, body_end, in_body, leaves
 from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, group_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
@@ -24,89 +24,64 @@ from hangwatch.model.kinds import Certainty, Kind, What
 from hangwatch.model.verdict import Collective
 
 MOST_SIDES = 16
-"""Lines at which those wait of whom one side is at fault; more are not compared."""
-_OF_SIDES = frozenset(
-    {
-        Kind.OP_MISMATCH,
-        Kind.SIGNATURE_MISMATCH,
-        Kind.SUBSET_ENTERED,
-        Kind.ORDER_INVERSION,
-    }
-)
-"""Where two sides wait in different calls."""
+"""Lines at which ranks wait of which one side is at fault; more are not compared."""
+_OF_TWO_SIDES = PARTED | {Kind.SIGNATURE_MISMATCH}
+_IN_DIFFERENT_CALLS = _OF_TWO_SIDES - {Kind.FINISHED_EARLY, Kind.MISSING_PEER}
+"""Kinds of which two sides wait in different calls."""
 _LEAVING = (What.SKIPPED_ITERATION, What.EARLY_EXIT)
-_OF_TWO_SIDES = _OF_SIDES | {Kind.FINISHED_EARLY, Kind.MISSING_PEER}
 
 
-def told_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Finding:
-    """The finding, as a loop that was left or a call that few come to where the source shows it."""
-    first = next(iter(reads), None)
-    if first is None or finding.kind not in _OF_SIDES:
-        return finding
-    if len(sides_of(case, finding.culprits)) > 1:
-        return _of_uneven_turns(case, finding, reads)
-    if not _is_of_now(finding, first):
-        return finding
-    # A turn that is cut short ends a loop as well as one turn less.
-    for read in reads if first.what in _LEAVING else reads[:1]:
-        left, still_in = _loops(case, read)
-        if left is not None:
-            return _left_loop(case, finding, read, left)
-        if still_in is not None:
-            # What the others never came to is not one turn more of what they did.
-            known = all(len(case.job.ops.get(rank, ())) > 1 for rank in read.split.ranks)
-            return (_told_of_few if known and _is_new(case, read) else _goes_on)(case, finding)
-    program = case.source.program
-    alone = first.what in CONDITIONS and _leads_in(first) and not program.communicates(first.other)
-    return _told_of_few(case, finding) if alone and _is_new(case, first) else finding
-
-
-def _loops(case: Case, read: Read) -> tuple[Loop | None, Loop | None]:
-    """The loop that culprits have left by a choice, and the one that they are still in."""
-    node = read.choice.node
-    if read.what is What.UNEVEN_LOOP and isinstance(node, Loop):
-        return (None, node) if read.choice.taken else (node, None)
-    parted = fork(case.source.program, read.split.mine, read.split.theirs)
-    if parted is None or parted.file != read.choice.file:
-        return None, None
-    left = next((loop for loop in parted.left if _leaves(case, read, loop)), None)
-    return left, next((loop for loop in parted.back.left if _is_in(read, loop)), None)
-
-
-def is_by_rank(case: Case, finding: Finding) -> bool:
-    """Whether the source shows that the culprits alone are meant to go another way."""
-    if len(sides_of(case, finding.culprits)) > 1:
-        return False
-    reads = choices_of(case, finding)[:1]
-    return any(
-        _is_for_few(case, read)
-        and not (
-            case.source.program.communicates(read.other)
-            and _is_inside(read, read.split.mine, read.taken)
-        )
-        for read in reads
-    )
-
-
-def _makes_another_call_by_rank(case: Case, finding: Finding) -> bool:
-    """The same of one call that culprits make instead of the one that all others make."""
-    reads = choices_of(case, finding)[:1]
-    return any(_are_alternatives(case, read) and _is_for_few(case, read) for read in reads)
+# --- The side that is at fault ----------------------------------------------------------
 
 
 def decided_by_source(case: Case, finding: Finding) -> Finding:
-    """A finding of several sides, told of the one that the source shows to go another way."""
+    """A finding of several sides, with the one as culprit that the source shows to go elsewhere."""
     sides = sides_of(case, finding.culprits)
     if finding.kind not in _OF_TWO_SIDES or finding.certainty is not Certainty.POSSIBLE:
         return finding
     if 1 < len(sides) <= MOST_SIDES:
-        for tells in (is_by_rank, _makes_another_call_by_rank, _made_an_odd_call):
-            found = [one for side in sides if tells(case, one := _of_side(case, finding, side))]
+        for decides in (is_by_rank, _makes_another_call_by_rank, _made_an_odd_call):
+            found = [one for side in sides if decides(case, one := _of_side(case, finding, side))]
             if len(found) == 1:
-                return _told_alone(case, finding, found[0])
+                return _of_one_side(case, finding, found[0])
     if finding.undecided:
         return replace(finding, text=disagreement.either(finding.text, finding.culprits))
     return finding
+
+
+def is_by_rank(case: Case, finding: Finding) -> bool:
+    """True if the source shows that the culprits alone are meant to go another way."""
+    if len(sides_of(case, finding.culprits)) > 1:
+        return False
+    return any(
+        _is_for_few(case, read)
+        and not (case.source.program.communicates(read.other) and _is_inside(read, read.split.mine))
+        for read in choices_of(case, finding)[:1]
+    )
+
+
+def _makes_another_call_by_rank(case: Case, finding: Finding) -> bool:
+    """True if the culprits' way makes one call instead of the one that all others make."""
+    calls_in = case.source.program.communicating
+    return any(
+        len(calls_in(read.taken)) == len(calls_in(read.other)) == 1
+        and _is_inside(read, read.split.mine)
+        and is_within(read.split.theirs.frames, read.choice.file, read.other)
+        and _is_for_few(case, read)
+        for read in choices_of(case, finding)[:1]
+    )
+
+
+def _made_an_odd_call(case: Case, finding: Finding) -> bool:
+    """True if the culprits made a call as never before, in the loop that the others are in."""
+    culprits = {*finding.culprits}
+    for parting in case.departures.partings:
+        side = odd_side(parting)
+        if side is not None and culprits & {*parting.ranks} == {parting.ranks[side]}:
+            here, there = (position(case, rank) for rank in parting.ranks)
+            parted = fork(case.source.program, here, there) if here and there else None
+            return parted is not None and not parted.left and not parted.back.left
+    return False
 
 
 def _of_side(case: Case, finding: Finding, side: Ranks) -> Finding:
@@ -125,7 +100,8 @@ def _of_side(case: Case, finding: Finding, side: Ranks) -> Finding:
     )
 
 
-def _told_alone(case: Case, finding: Finding, alone: Finding) -> Finding:
+def _of_one_side(case: Case, finding: Finding, alone: Finding) -> Finding:
+    """The finding of one side, with a text that accuses it."""
     if finding.kind is Kind.ORDER_INVERSION or finding.undecided == alone.culprits:
         return alone  # its text is right of them as it is
     ops = _entered(case, alone, alone.culprits)[1], _entered(case, alone, alone.against)[1]
@@ -134,76 +110,8 @@ def _told_alone(case: Case, finding: Finding, alone: Finding) -> Finding:
     return replace(alone, kind=Kind.OP_MISMATCH, text=text)
 
 
-def _made_an_odd_call(case: Case, finding: Finding) -> bool:
-    """Whether the culprits made a call as never before, in the loop that the others are in."""
-    culprits = {*finding.culprits}
-    for parting in case.departures.partings:
-        side = odd_side(parting)
-        if side is not None and culprits & {*parting.ranks} == {parting.ranks[side]}:
-            here, there = (position(case, rank) for rank in parting.ranks)
-            if here is None or there is None:
-                return False
-            found = fork(case.source.program, here, there)
-            return found is not None and not found.left and not found.back.left
-    return False
-
-
-def _site(case: Case, ranks: Ranks) -> Site | None:
-    for rank in ranks:
-        here = position(case, rank)
-        if here is not None and here.line is not None:
-            stack = case.waiting_site(rank)
-            known = stack is not None and (stack.file, stack.line) == here.line
-            return stack if known else case.site_of_line(*here.line)
-    return None
-
-
-def _is_of_now(finding: Finding, read: Read) -> bool:
-    """Whether a choice led culprits to where they are now, and not to a call of long before."""
-    line, site = read.split.mine.line, finding.site
-    return line is None or site is None or (site.file, site.line) == line
-
-
-def _is_in(read: Read, loop: Loop) -> bool:
-    """Whether a choice is one that is made in a loop."""
-    return in_body(loop, getattr(read.choice.node, "lineno", 0))
-
-
-def _leaves(case: Case, read: Read, loop: Loop) -> bool:
-    """Whether a choice is one by which a loop may be left: also what catches an exception of it."""
-    node = read.choice.node
-    jumps = leaves(read.taken) or read.what not in CONDITIONS
-    if not jumps and case.source.has_same_turns(read.choice.file, loop):
-        return False  # it only leaves calls out
-    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
-    caught = read.choice.turn is Turn.EXCEPTION and last >= body_end(loop)
-    return in_body(loop, first) or caught
-
-
-def _leads_in(read: Read) -> bool:
-    """Whether a condition leads culprits to their call, and not only past that of the others."""
-    if _is_inside(read, read.split.mine, read.taken):
-        return True
-    return not leaves(read.taken) and (bool(read.taken) or not isinstance(read.choice.node, ast.If))
-
-
-def _is_inside(read: Read, position: Position, way: Sequence[ast.stmt]) -> bool:
-    """Whether a rank is in one of the ways at a condition, as far as its callers are known."""
-    frames = (one.number for one in position.frames if one.file == read.choice.file)
-    return any(spans(way, number) for number in frames)
-
-
-def _is_new(case: Case, read: Read) -> bool:
-    """Whether the others have never made the call that the culprits are in."""
-    waits = case.graph.by_rank.get(read.split.culprit, ())
-    records = [wait.record for wait in waits if wait.record is not None]
-    return not any(
-        made_before(case.job, rank, record) for rank in read.split.ranks[1:] for record in records
-    )
-
-
 def _is_for_few(case: Case, read: Read) -> bool:
-    """Whether a choice is one that few ranks make, by their number."""
+    """True if few ranks make a choice, by their number."""
     choice = read.choice
     if read.what is What.UNEVEN_LOOP:
         ended = isinstance(choice.node, ast.For) and not choice.taken
@@ -219,15 +127,15 @@ def _is_for_few(case: Case, read: Read) -> bool:
 
 
 def _is_elsewhere_for_others(case: Case, read: Read) -> bool:
-    """Whether the others come to the call of the culprits, but never by this condition.
+    """True if the others come to the call of the culprits, but never by this condition.
 
     It is in a function that others call, too.
     """
     choice, test, mine = read.choice, read.choice.test, read.split.mine
     return (
         test is not None
-        and _is_inside(read, mine, read.taken)
-        and not _is_inside(read, Position(mine.frames[-1:]), read.taken)
+        and _is_inside(read, mine)
+        and not _is_inside(read, Position(mine.frames[-1:]))
         and not case.source.program.communicates(read.other)
         and all(
             case.source.holds_for(choice.file, test, rank) is (not choice.taken)
@@ -236,35 +144,76 @@ def _is_elsewhere_for_others(case: Case, read: Read) -> bool:
     )
 
 
-def _are_alternatives(case: Case, read: Read) -> bool:
-    """Whether each side is in the one call that its way at a condition makes."""
-    sides = ((read.split.mine, read.taken), (read.split.theirs, read.other))
-    return all(
-        len(case.source.program.communicating(way)) == 1 and _is_inside(read, position, way)
-        for position, way in sides
+def _is_new(case: Case, read: Read) -> bool:
+    """True if the others have never made the call that the culprits are in."""
+    waits = case.graph.by_rank.get(read.split.culprit, ())
+    records = [wait.record for wait in waits if wait.record is not None]
+    return not any(
+        made_before(case.job, rank, record) for rank in read.split.ranks[1:] for record in records
     )
 
 
-# --- What is told of it ----------------------------------------------------------------
+def _is_inside(read: Read, position: Position) -> bool:
+    """True if a rank is in the branch that culprits took, as far as its callers are known."""
+    return is_within(position.frames, read.choice.file, read.taken)
 
 
-def _entered(case: Case, finding: Finding, ranks: Ranks) -> tuple[WaitPoint | None, str]:
-    """Where ranks are, and what they call it."""
-    place = finding.wait_point
-    if isinstance(place, Place) and ranks:
-        record = case.job.record(ranks[0], place)
-        if record is not None:
-            return place, record.op or record.wire
-    own = (wait for rank in ranks for wait in case.graph.by_rank.get(rank, ()))
-    for wait in (*finding.waits, *own):
-        if wait.rank in ranks:
-            return wait.wait_point, wait.op or UNNAMED
-    return place, UNNAMED
+# --- Loops that were left, and calls that few come to -------------------------------------
 
 
-def _where(case: Case, entered: tuple[WaitPoint | None, str]) -> str:
-    point, op = entered
-    return op if point is None else wait_point_text(case.job, point, op)
+def refined_by_source(case: Case, finding: Finding, reads: Sequence[Read]) -> Finding:
+    """The finding, as a loop that was left or a call that few come to where the source shows it."""
+    first = next(iter(reads), None)
+    if first is None or finding.kind not in _IN_DIFFERENT_CALLS:
+        return finding
+    if len(sides_of(case, finding.culprits)) > 1:
+        return _of_uneven_turns(case, finding, reads)
+    line, site = first.split.mine.line, finding.site
+    if line is not None and site is not None and (site.file, site.line) != line:
+        return finding  # the choice led culprits to a call of long before
+    # A turn that is cut short ends a loop as well as one turn less.
+    for read in reads if first.what in _LEAVING else reads[:1]:
+        left, still_in = _loops(case, read)
+        if left is not None:
+            return _left_loop(case, finding, read, left)
+        if still_in is not None:
+            # A call that the others never came to is not one turn more of what they did.
+            known = all(len(case.job.ops.get(rank, ())) > 1 for rank in read.split.ranks)
+            return (_of_few if known and _is_new(case, read) else _goes_on)(case, finding)
+    communicates = case.source.program.communicates(first.other)
+    alone = first.what in CONDITIONS and _leads_in(first) and not communicates
+    return _of_few(case, finding) if alone and _is_new(case, first) else finding
+
+
+def _leads_in(read: Read) -> bool:
+    """True if a condition leads culprits to their call, and not only past that of the others."""
+    if _is_inside(read, read.split.mine):
+        return True
+    return not leaves(read.taken) and (bool(read.taken) or not isinstance(read.choice.node, ast.If))
+
+
+def _loops(case: Case, read: Read) -> tuple[Loop | None, Loop | None]:
+    """The loop that culprits have left by a choice, and the one that they are still in."""
+    node = read.choice.node
+    if read.what is What.UNEVEN_LOOP and isinstance(node, Loop):
+        return (None, node) if read.choice.taken else (node, None)
+    parted = fork(case.source.program, read.split.mine, read.split.theirs)
+    if parted is None or parted.file != read.choice.file:
+        return None, None
+    at = getattr(node, "lineno", 0)
+    left = next((loop for loop in parted.left if _leaves(case, read, loop)), None)
+    return left, next((loop for loop in parted.back.left if in_body(loop, at)), None)
+
+
+def _leaves(case: Case, read: Read, loop: Loop) -> bool:
+    """True if a loop may be left by a choice, or by an exception of it that the choice handles."""
+    node = read.choice.node
+    jumps = leaves(read.taken) or read.what not in CONDITIONS
+    if not jumps and case.source.has_same_turns(read.choice.file, loop):
+        return False  # it only leaves calls out
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
+    caught = read.choice.turn is Turn.EXCEPTION and last >= body_end(loop)
+    return in_body(loop, first) or caught
 
 
 def _left_loop(case: Case, finding: Finding, read: Read, loop: Loop) -> Finding:
@@ -285,17 +234,19 @@ def _left_loop(case: Case, finding: Finding, read: Read, loop: Loop) -> Finding:
 def _of_uneven_turns(case: Case, finding: Finding, reads: Sequence[Read]) -> Finding:
     """The finding of sides of which any may be wrong: one is in a loop that the other has left.
 
-    As it is where that is not all that the source shows.
+    Unchanged where that is not all that the source shows.
     """
     sides, read = sides_of(case, finding.culprits), reads[0]
-    parted = fork(case.source.program, read.split.mine, read.split.theirs)
+    split = read.split
+    parted = fork(case.source.program, split.mine, split.theirs)
     if read.what is not What.UNEVEN_LOOP or len(reads) > 1 or len(sides) != 2:  # noqa: PLR2004 (a pair)
         return finding
-    loops = (parted.back.left, parted.left) if parted is not None else ((), ())
-    held = next((n for n, some in enumerate(loops) if read.choice.node in some), None)
-    if held is None:
+    if parted is not None and read.choice.node in parted.back.left:
+        here = split.mine
+    elif parted is not None and read.choice.node in parted.left:
+        here = split.theirs
+    else:
         return finding
-    here = read.split.mine if held == 0 else read.split.theirs
     inside, after = sorted(sides, key=lambda side: position(case, side[0]) != here)
     scene = Scene(inside, after, "", _site(case, inside), _site(case, after))
     calls = [_where(case, _entered(case, finding, ranks)) for ranks in (inside, after)]
@@ -311,16 +262,16 @@ def _goes_on(case: Case, finding: Finding) -> Finding:
     return replace(finding, text=text)
 
 
-def _told_of_few(case: Case, finding: Finding) -> Finding:
+def _of_few(case: Case, finding: Finding) -> Finding:
+    """The finding, of a call that few ranks come to."""
     scene = _scene(case, finding)
     (point, mine), (_, theirs) = (
         _entered(case, finding, ranks) for ranks in (finding.culprits, scene.others)
     )
     if isinstance(point, Channel):
         scene = replace(scene, where=group_text(case.job, point.gid))
-        return replace(
-            finding, kind=Kind.MISSING_PEER, text=wording.unmatched(scene, mine, theirs, new=False)
-        )
+        text = wording.unmatched(scene, mine, theirs, new=False)
+        return replace(finding, kind=Kind.MISSING_PEER, text=text)
     where = disagreement.elsewhere(scene, theirs)
     if not scene.others and isinstance(point, Place):
         members = case.job.members(point.gid)
@@ -335,12 +286,45 @@ def _told_of_few(case: Case, finding: Finding) -> Finding:
     )
 
 
+# --- The parts of its text ----------------------------------------------------------------
+
+
+def _entered(case: Case, finding: Finding, ranks: Ranks) -> tuple[WaitPoint | None, str]:
+    """The wait point of ranks, and their operation there."""
+    place = finding.wait_point
+    if isinstance(place, Place) and ranks:
+        record = case.job.record(ranks[0], place)
+        if record is not None:
+            return place, name_of(record)
+    own = (wait for rank in ranks for wait in case.graph.by_rank.get(rank, ()))
+    for wait in (*finding.waits, *own):
+        if wait.rank in ranks:
+            return wait.wait_point, wait.op or UNNAMED
+    return place, UNNAMED
+
+
+def _where(case: Case, entered: tuple[WaitPoint | None, str]) -> str:
+    point, op = entered
+    return op if point is None else wait_point_text(case.job, point, op)
+
+
 def _scene(case: Case, finding: Finding) -> Scene:
     """Culprits where they are, and the ranks on the other side that wait."""
     waiting = {wait.rank for wait in finding.waits} - {*finding.culprits}
     others = tuple(sorted(waiting)) or finding.victims
     where = _where(case, _entered(case, finding, finding.culprits))
     return Scene(finding.culprits, others, where, finding.site, finding.victim_site)
+
+
+def _site(case: Case, ranks: Ranks) -> Site | None:
+    """The line of the first rank whose position is known."""
+    lines = ((rank, at.line) for rank in ranks if (at := position(case, rank)) is not None)
+    rank, line = next(((rank, line) for rank, line in lines if line is not None), (-1, None))
+    if line is None:
+        return None
+    stack = case.waiting_site(rank)
+    known = stack is not None and (stack.file, stack.line) == line
+    return stack if known else case.site_of_line(*line)
 
 
 def _collective(case: Case, finding: Finding, ranks: Ranks) -> Collective | None:

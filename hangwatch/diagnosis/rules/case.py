@@ -1,12 +1,13 @@
-"""What the rules work with: the job, who ended, the wait-for graph, and findings."""
+"""The material of the rules: the job, its ended ranks, the wait-for graph, and findings."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from hangwatch.diagnosis.facts.activity import Activity, activity
 from hangwatch.diagnosis.facts.alignment import Departures, departures
@@ -21,68 +22,81 @@ from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.diagnosis.graph import Graph, held_up
 from hangwatch.diagnosis.source.files import Source
-from hangwatch.diagnosis.text.phrases import key_text, wait_point_text
-from hangwatch.diagnosis.text.wording import Text
+from hangwatch.diagnosis.text.phrases import Ranks, at_line, key_text, verb, wait_point_text
+from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import innermost_user_site, program_thread, user_frames, with_source
-from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Certainty, Kind, Reason, What
-from hangwatch.model.snapshot import Frame, Mark, OpRecord, RankSnapshot
-from hangwatch.model.verdict import Collective
+from hangwatch.model.snapshot import Frame, Mark, OpRecord
+from hangwatch.model.verdict import Collective, RootCause
 
 _T = TypeVar("_T")
 MOST_COMPARED = 128
 """Ranks of which all that they did is compared."""
 FEW = 4
-"""Of those that wait at one point, and of those that are missing there."""
+"""Ranks that stand for all that wait at one point, or that are missing there."""
+PARTED = frozenset(
+    {
+        Kind.OP_MISMATCH,
+        Kind.SUBSET_ENTERED,
+        Kind.FINISHED_EARLY,
+        Kind.MISSING_PEER,
+        Kind.ORDER_INVERSION,
+    }
+)
+"""Kinds of which two sides are in different calls, and one has left the common program."""
 _FROZEN = frozenset({Reason.STOPPED, Reason.DEBUGGER})
 _UNEXPLAINED = frozenset({Reason.UNKNOWN, Reason.GPU_KERNEL})
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One root cause. ``final``: no future event lets those who wait go on."""
+    """One root cause."""
 
     kind: Kind
-    reason: Reason
     certainty: Certainty
-    culprits: tuple[int, ...]
-    victims: tuple[int, ...]
+    culprits: Ranks
+    victims: Ranks
     text: Text
+    reason: Reason = Reason.USER_CODE
     final: bool = False
+    """No future event lets the waiting ranks go on."""
     wait_point: WaitPoint | None = None
     collective: Collective | None = None
     site: Site | None = None
     victim_site: Site | None = None
     waits: tuple[Wait, ...] = ()
     """Of its victims and its culprits."""
-    ended: tuple[int, ...] = ()
+    ended: Ranks = ()
     """Culprits that are gone."""
     hang: Certainty | None = None
-    """That it hangs, where that is surer than who did it."""
+    """The certainty that it hangs, where that is surer than the culprits."""
     apart: bool = False
     """The culprits and the others are in different calls of the program, of one operation."""
     differs: str = ""
-    """What is not the same in their calls (facts/signatures.py: Differs), where they match else."""
-
-    undecided: tuple[int, ...] = ()
-    """Whom its text tells of, where any of its culprits may be at fault."""
-    against: tuple[int, ...] = ()
-    """Whom its culprits are held against first."""
+    """The one respect in which their calls differ (facts/signatures.py: Differs)."""
+    undecided: Ranks = ()
+    """The ranks that its text accuses, where any of its culprits may be at fault."""
+    against: Ranks = ()
+    """The ranks that its culprits are compared with first."""
     what: What | None = None
-    """Why it came to it, where the rule that found it knows."""
+    """The cause, where the rule that found it knows."""
     settled: bool = False
     """Neither what all did nor the source decides further who did it."""
 
     @property
     def makes_a_group(self) -> bool:
-        """Whether it is about who made a group."""
+        """True if it is about the making of a group."""
         point = self.wait_point
         setting_up = isinstance(point, Setup) and point.call == NEW_GROUP
         return setting_up or self.what is What.GROUP_CREATION
 
+    def cause(self, what: What, at_most: Certainty, site: Site | None, why: str) -> RootCause:
+        """A cause that is no surer than the finding, and whose explanation is its evidence."""
+        return RootCause(what, self.certainty.at_most(at_most), site, why, (why,))
+
     def of_any(self, ranks: Iterable[int]) -> Finding:
-        """The finding, of all of these ranks, of which nothing tells who is at fault."""
+        """The finding with all of these ranks as culprits, since any may be at fault."""
         candidates = {*ranks}
         return replace(
             self,
@@ -94,12 +108,24 @@ class Finding:
         )
 
     def likely_at_most(self) -> Finding:
-        """The finding, with a guess who did it; that it hangs stays as sure as it is."""
+        """The finding with unproved culprits; that it hangs stays as sure as it is."""
         sure = self.certainty.at_most(Certainty.LIKELY)
         return replace(self, certainty=sure, hang=self.hang or self.certainty)
 
 
-@dataclass(slots=True)
+class About(TypedDict):
+    """The fields of a finding that follow from its wait point and its scene."""
+
+    culprits: Ranks
+    victims: Ranks
+    wait_point: WaitPoint | None
+    collective: Collective | None
+    site: Site | None
+    victim_site: Site | None
+    waits: tuple[Wait, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Case:
     """A job under judgement."""
 
@@ -110,25 +136,61 @@ class Case:
     disputed: Mapping[int, int]
     stuck: Mapping[int, Stuck] = field(default_factory=dict)
     """Ranks whose device is stuck itself."""
-    _departures: Departures | None = None
     _activities: dict[int, Activity] = field(default_factory=dict)
     _blocked: dict[int, Blocked | None] = field(default_factory=dict)
-    _within_s: float | None = None
 
     @property
     def texts(self) -> Mapping[str, str]:
         """Text of the user's files."""
         return self.job.snapshot.sources
 
-    @property
+    def about(
+        self,
+        wait_point: WaitPoint | None,
+        scene: Scene,
+        victims: Ranks | None = None,
+        waits: tuple[Wait, ...] | None = None,
+    ) -> About:
+        """The parties of a finding, its lines, its call and its waits.
+
+        Unless given, all that wait for the culprits are victims, and the waits are those there.
+        """
+        waits = self.waits_at(wait_point) if waits is None else waits
+        return About(
+            culprits=scene.culprits,
+            victims=self.victims_of(scene.culprits) if victims is None else victims,
+            wait_point=wait_point,
+            collective=self.collective(wait_point, waits),
+            site=scene.site,
+            victim_site=scene.other_site,
+            waits=waits,
+        )
+
+    def scene(
+        self,
+        wait_point: WaitPoint | None,
+        culprits: Ranks,
+        site: Site | None = None,
+        others: Ranks | None = None,
+        other_site: Site | None = None,
+    ) -> Scene:
+        """Both sides at a wait point, with the line of each side and of each rank.
+
+        The other side are, unless given, the ranks that wait there, at the line of most of them.
+        """
+        waits = self.waits_at(wait_point)
+        if others is None:
+            others, other_site = self.direct(wait_point), self.victims_site(waits)
+        lines = self.sites_now(others, waits) | self.sites_now(culprits, waits)
+        return Scene(culprits, others, self.where(wait_point), site, other_site, lines)
+
+    @cached_property
     def departures(self) -> Departures:
-        """Who left the common program, from what all ranks did."""
-        if self._departures is None:
-            self._departures = departures(self.job, self.ended, self.source, self._compared())
-        return self._departures
+        """The ranks that left the common program, from what all ranks did."""
+        return departures(self.job, self.ended, self.source, self._compared())
 
     def _compared(self) -> list[int]:
-        """The ranks that are held against each other: of a large job those that differ."""
+        """The ranks to compare with each other: of a large job the ones that differ."""
         known = self.job.ranks
         if len(known) <= MOST_COMPARED:
             return list(known)
@@ -141,20 +203,20 @@ class Case:
         return list(islice(dict.fromkeys(ranks), MOST_COMPARED))
 
     def activity(self, rank: int) -> Activity:
-        """What a rank does, or did when it was ended from outside."""
+        """The activity of a rank, or its last one when it was ended from outside."""
         found = self._activities.get(rank)
         if found is None:
             found = self._activities[rank] = self._activity(rank)
         return found
 
     def has_returned(self, rank: int) -> bool:
-        """Whether the program of a rank that lives is over (facts/awaited.py)."""
+        """True if the program of a rank that lives is over (facts/awaited.py)."""
         return (
             rank in self.job.ranks and rank not in self.ended and has_returned(self.job.ranks[rank])
         )
 
     def doing_by_line(self, ranks: Sequence[int]) -> list[tuple[tuple[int, ...], Activity]]:
-        """What some ranks do, those of one line together, of the first few lines."""
+        """The activities of some ranks, by line, of the first few lines."""
         by_line: dict[tuple[str, int] | None, list[int]] = {}
         for rank in ranks[:MOST_COMPARED]:
             site = self.activity(rank).site
@@ -163,8 +225,8 @@ class Case:
             return [(tuple(ranks), self.doing(ranks[0]))]
         return [(tuple(some), self.doing(some[0])) for some in islice(by_line.values(), FEW)]
 
-    def doing_beside(self, rank: int, waits: Iterable[Wait]) -> Activity | None:
-        """What a rank does in a thread of its own, where only that of others waits for it."""
+    def doing_in_thread(self, rank: int, waits: Iterable[Wait]) -> Activity | None:
+        """The activity of a rank's thread, where only the same thread of others waits for it."""
         known = ((self.job.ranks.get(wait.rank), wait.record) for wait in waits)
         peer, record = next(((one, made) for one, made in known if made is not None), (None, None))
         if peer is None or record is None or rank not in self.job.ranks or rank in self.ended:
@@ -176,7 +238,7 @@ class Case:
         return Activity(Reason.USER_CODE, site, running=thread.active)
 
     def doing(self, rank: int) -> Activity:
-        """What a rank does, with what its own line waits for."""
+        """The activity of a rank, with what its own line waits for."""
         found = self.activity(rank)
         if found.reason is Reason.STORE_WAIT and (keys := awaited_keys(self.job.ranks[rank])):
             instead = nearest(self.job.ranks, keys)
@@ -210,7 +272,7 @@ class Case:
         return "" if names & others else names.pop()
 
     def exception_of(self, ranks: Collection[int]) -> Mark | None:
-        """The exception that some ranks handle and no other does, as one of them tells of it."""
+        """The newest mark of the exception that some ranks handle and no other does."""
         name = self.handled_by(ranks)
         marks = (mark for rank in ranks for mark in self.job.ranks[rank].marks) if name else ()
         known = [m for m in marks if m.kind == HANDLES and m.text.partition(": ")[0] == name]
@@ -218,43 +280,48 @@ class Case:
 
     def thread_that_died(self, ranks: Collection[int]) -> Mark | None:
         """The thread that an exception ended on some ranks, and on no other."""
-        had = {number for number, one in self.job.ranks.items() if _died(one)}
-        if not had or had != {*ranks}:
+        marks = {
+            number: died
+            for number, rank in self.job.ranks.items()
+            if (died := [m for m in rank.marks if m.kind == THREAD_DIED and m.site is not None])
+        }
+        if not marks or marks.keys() != {*ranks}:
             return None
-        return min(_died(self.job.ranks[min(had)]), key=lambda mark: mark.age_s)
+        return min(marks[min(marks)], key=lambda mark: mark.age_s)
 
     def is_frozen(self, rank: int) -> bool:
-        """Whether nothing of a rank runs, not even what works on its collectives."""
+        """True if nothing of a rank runs, not even what works on its collectives."""
         known = rank in self.job.ranks and rank not in self.ended
         return known and self.activity(rank).reason in _FROZEN
 
     def fault(self, rank: int) -> Fault | None:
-        """What has gone wrong with the GPU of a rank, not long before somebody waited."""
+        """A fault of a rank's GPU, not long before the waits began."""
         snapshot = self.job.ranks.get(rank)
         if snapshot is None or snapshot.gpu is None:
             return None
-        if self._within_s is None:
-            waits = (seconds(wait.age_s) for waits in self.graph.at.values() for wait in waits)
-            failed = (end for end in self.ended.values() if end.how is not How.CLEAN)
-            ages = chain(waits, (seconds(end.age_s) for end in failed))
-            self._within_s = max(ages, default=0.0) + MARGIN_S
-        found = gpu_fault(snapshot.gpu, self._within_s)
-        # What a program did on a GPU that ranks share may have been another one's.
-        told = found is None or found.sure or rank in self.ended or not self._shares(snapshot.gpu)
-        return found if told else None
+        fault = gpu_fault(snapshot.gpu, self._within_s)
+        if fault is None or fault.sure or rank in self.ended:
+            return fault
+        # A program's fault on a GPU that ranks share may be another rank's.
+        gpus = (one.gpu for one in self.job.ranks.values() if one.gpu)
+        on_it = (gpu for gpu in gpus if gpu.uuid == snapshot.gpu.uuid)
+        return fault if len(list(islice(on_it, 2))) == 1 else None
 
-    def _shares(self, gpu: GpuState) -> bool:
-        """Whether several ranks are on a GPU."""
-        on_it = (one for one in self.job.ranks.values() if one.gpu and one.gpu.uuid == gpu.uuid)
-        return len(list(islice(on_it, 2))) > 1
+    @cached_property
+    def _within_s(self) -> float:
+        """The age of the first wait or failure, with a margin."""
+        waits = (seconds(wait.age_s) for waits in self.graph.at.values() for wait in waits)
+        failed = (end for end in self.ended.values() if end.how is not How.CLEAN)
+        ages = chain(waits, (seconds(end.age_s) for end in failed))
+        return max(ages, default=0.0) + MARGIN_S
 
     def _activity(self, rank: int) -> Activity:
         found, fault = self._activity_without_fault(rank), self.fault(rank)
         if fault is None or found.interrupted or found.reason in _FROZEN:
             return found
-        if fault.sure or found.reason in _UNEXPLAINED:
-            return replace(found, reason=Reason.GPU_FAULT, fault=fault.what, sure=fault.sure)
-        return found
+        if not fault.sure and found.reason not in _UNEXPLAINED:
+            return found
+        return replace(found, reason=Reason.GPU_FAULT, fault=fault.what, sure=fault.sure)
 
     def _activity_without_fault(self, rank: int) -> Activity:
         snapshot = self.job.ranks[rank]
@@ -285,7 +352,7 @@ class Case:
         return None if site is None or self._is_of_a_later_call(rank, place, site) else site
 
     def _is_of_a_later_call(self, rank: int, place: Place, site: Site) -> bool:
-        """Whether a rank has come to a line only after a place, by a call that is recorded."""
+        """True if a rank has come to a line only after a place, by a recorded call."""
         here = (site.file, site.line)
         for _, record in reversed(self.job.ops.get(rank, ())):
             if self.job.gid(record.group) == place.gid and record.seq <= place.seq:
@@ -295,7 +362,7 @@ class Case:
         return False
 
     def _is_apart(self, rank: int, record: OpRecord) -> bool:
-        """Whether a thread that Python started made a call: the main one tells nothing of it."""
+        """True if a thread that Python started made a call: then the main stack is not its own."""
         threads = self.job.ranks[rank].threads or ()
         frames = next((thread.frames for thread in threads if thread.tid == record.thread), ())
         return bool(frames) and frames[-1].file.endswith("/threading.py")
@@ -316,13 +383,8 @@ class Case:
         thread = program_thread(snapshot) if snapshot else None
         return innermost_user_site(thread.frames, self.texts) if thread else None
 
-    def runs_on_at(self, rank: int) -> Site | None:
-        """The user's line that a rank is at whose program has failed, as in an excepthook."""
-        snapshot = self.job.ranks.get(rank)
-        return self.waiting_site(rank) if snapshot is not None and snapshot.process.alive else None
-
     def wait_site(self, wait: Wait) -> Site | None:
-        """The user's line of a wait; of one that is over the one at which it raised."""
+        """The user's line of a wait; of one that is over the line that raised."""
         found = wait.site or (self._raised_at(wait.rank) if wait.over else None)
         if found is None and not wait.over:
             return self.waiting_site(wait.rank)
@@ -331,7 +393,7 @@ class Case:
     def sites_now(self, ranks: Sequence[int], waits: Iterable[Wait] = ()) -> dict[int, Site]:
         """The lines that ranks wait at, or are at instead, where these are known.
 
-        waits: those that it is about, of any of the ranks.
+        waits: the waits in question, of any of the ranks.
         """
         these = {wait.rank: wait for wait in waits}
         found = {}
@@ -349,8 +411,21 @@ class Case:
         known = ((rank, self.site_at(rank, place)) for rank in ranks[:MOST_COMPARED])
         return {rank: site for rank, site in known if site is not None}
 
+    def site_of(self, rank: int) -> Site | None:
+        """The line that a rank waits at, or is at instead, or was at when it was ended."""
+        site = self.sites_now((rank,)).get(rank)
+        if site is None and rank in self.ended and rank in self.job.ranks:
+            return self.activity(rank).site
+        return site
+
+    def waiting_text(self, ranks: Ranks) -> str:
+        """``they wait in all_reduce #3 at train.py:41``, of ranks that wait."""
+        wait = self.graph.by_rank[ranks[0]][0]
+        they = verb(ranks, "it waits", "they wait")
+        return f"{they} in {self.where(wait.wait_point)}{at_line(self.wait_site(wait))}"
+
     def victims_site(self, waits: Iterable[Wait]) -> Site | None:
-        """The line that most of those who wait are at."""
+        """The line at which most of the waiting ranks are."""
         at = {wait.rank: site for wait in waits if (site := self.wait_site(wait)) is not None}
         most = _most_common(Counter(at.values()))
         rank = next((rank for rank, site in at.items() if site == most), -1)
@@ -368,35 +443,38 @@ class Case:
         """All waits at a wait point."""
         return tuple(self.graph.at.get(wait_point, ())) if wait_point is not None else ()
 
-    def direct(self, wait_point: WaitPoint | None) -> tuple[int, ...]:
+    def records_at(self, wait_point: WaitPoint | None) -> Mapping[int, OpRecord]:
+        """The known calls of a place, by rank; empty for another wait point."""
+        if not isinstance(wait_point, Place):
+            return {}
+        return self.job.places(wait_point.gid).get(wait_point.seq, {})
+
+    def direct(self, wait_point: WaitPoint | None) -> Ranks:
         """The ranks that wait at a wait point itself."""
         return tuple(sorted({wait.rank for wait in self.waits_at(wait_point)}))
 
-    def victims_of(
-        self, culprits: Iterable[int], wait_points: Iterable[WaitPoint] = ()
-    ) -> tuple[int, ...]:
+    def victims_of(self, culprits: Iterable[int], wait_points: Iterable[WaitPoint] = ()) -> Ranks:
         """All ranks that wait, however indirectly, for the culprits or at the wait points."""
-        guilty = set(culprits)
+        guilty = {*culprits}
         return tuple(sorted(held_up(self.graph, [*guilty, *wait_points]) - guilty))
 
     def where(self, wait_point: WaitPoint | None) -> str:
         """A wait point as people read it."""
         if wait_point is None:
             return ""
-        return wait_point_text(
-            self.job, wait_point, self.op_at(self.waits_at(wait_point), wait_point)
-        )
+        op = self.op_at(self.waits_at(wait_point), wait_point)
+        return wait_point_text(self.job, wait_point, op)
 
     def op_at(self, waits: Sequence[Wait], wait_point: WaitPoint | None) -> str:
-        """What most of those who wait at a wait point call it."""
+        """The operation of a wait point, as most of the waiting ranks know it."""
         names = Counter(wait.op for wait in waits if wait.op)
-        if not names and isinstance(wait_point, Place):
-            records = self.job.places(wait_point.gid).get(wait_point.seq, {})
-            names = Counter(record.op for record in records.values() if record.op)
+        if not names:
+            records = self.records_at(wait_point).values()
+            names = Counter(record.op for record in records if record.op)
         return _most_common(names) or ""
 
     def collective(self, wait_point: WaitPoint | None, waits: Sequence[Wait]) -> Collective | None:
-        """The call that a finding is about, as those who wait know it."""
+        """The call that a finding is about, as the waiting ranks know it."""
         if isinstance(wait_point, Place):
             records = [wait.record for wait in waits if wait.record is not None]
             op = self.op_at(waits, wait_point)
@@ -405,16 +483,20 @@ class Case:
             return Collective(op or UNNAMED, wait_point.seq, dtype, shape)
         if isinstance(wait_point, Channel):
             record = next((wait.record for wait in waits if wait.record is not None), None)
-            if record is not None:
-                return Collective(record.op, record.seq, record.dtype, record.shape)
+            return collective_of(record) if record is not None else None
         return None
+
+
+def name_of(record: OpRecord) -> str:
+    """The operation that the program called, else the one that was issued."""
+    return record.op or record.wire
+
+
+def collective_of(record: OpRecord) -> Collective:
+    """A recorded call, as it is reported."""
+    return Collective(name_of(record), record.seq, record.dtype, record.shape)
 
 
 def _most_common(counts: Counter[_T]) -> _T | None:
     """The most frequent; among equals the first in the order of their text."""
     return min(counts, key=lambda item: (-counts[item], repr(item)), default=None)
-
-
-def _died(rank: RankSnapshot) -> list[Mark]:
-    """The threads of a rank that exceptions ended."""
-    return [mark for mark in rank.marks if mark.kind == THREAD_DIED and mark.site is not None]

@@ -1,7 +1,7 @@
-"""The choices in the source by which culprits came to their call instead of that of the others.
+"""Finds the choices in the source by which culprits came to another call than the others.
 
-What cannot have been it is left out: a condition on the rank that the culprits do not meet, a
-loop whose length is in the text.
+Choices that cannot have led there are left out: a condition on the rank that the culprits do not
+meet, a loop whose length is in the text.
 """
 
 from __future__ import annotations
@@ -10,22 +10,16 @@ import ast
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TypeVar
 
 from hangwatch.diagnosis.facts.wait_points import Channel, Wait
-from hangwatch.diagnosis.rules.by_kind import (
-    OF_THE_PROGRAM,
-    are_busy,
-    is_about_groups,
-    records_of,
-)
-from hangwatch.diagnosis.rules.case import Case, Finding
+from hangwatch.diagnosis.rules.case import PARTED, Case, Finding
 from hangwatch.diagnosis.rules.splits import Split, lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Choice, Turn, asks_whether_run, exits
 from hangwatch.diagnosis.source.paths import Ways, ways
-from hangwatch.diagnosis.source.program import Line, Position
+from hangwatch.diagnosis.source.program import Line, Position, Program
 from hangwatch.diagnosis.source.state import conditions_of
 from hangwatch.diagnosis.source.syntax import (
-    Function,
     exhausted_loop,
     in_body,
     other_branch,
@@ -34,21 +28,15 @@ from hangwatch.diagnosis.source.syntax import (
 )
 from hangwatch.diagnosis.text.phrases import Ranks
 from hangwatch.model.calls import Site
-from hangwatch.model.kinds import Kind, What
+from hangwatch.model.kinds import Kind, Reason, What
 
+_Node = TypeVar("_Node", bound=ast.AST)
 MOST_EVEN = 3
 """So often another way is looked for, where a loop with as many turns on all explains it."""
 MOST_SIDES = 2
 """Of which any may be at fault, that are asked for what led them there."""
-_PARTED = frozenset(
-    {
-        Kind.OP_MISMATCH,
-        Kind.SUBSET_ENTERED,
-        Kind.FINISHED_EARLY,
-        Kind.MISSING_PEER,
-        Kind.ORDER_INVERSION,
-    }
-)
+OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED, Reason.EXCEPTION_HANDLING})
+"""Reasons for which a rank is elsewhere that is neither busy nor stopped."""
 CONDITIONS = (What.RANK_CONDITION, What.DATA_CONDITION)
 _ORDER = {
     What.RANK_CONDITION: 0,
@@ -56,7 +44,7 @@ _ORDER = {
     What.SKIPPED_ITERATION: 1,
     What.EARLY_EXIT: 1,
 }
-"""What is told first where several may be: what is written for a rank, or for an odd case."""
+"""The order of choices where several may be: first those for a rank, or for an odd case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +59,39 @@ class Read:
     culprits: Ranks
     split: Split
     taken: Sequence[ast.stmt] = ()
-    """Of an `if` the way that they took."""
+    """Of an `if` the branch that they took."""
     other: Sequence[ast.stmt] = ()
-    """The one that they did not."""
+    """Of an `if` the branch that they did not take."""
     around: bool = False
     """It is around where the culprits are, and no way is known by which others come past it."""
 
 
+def are_busy(case: Case, finding: Finding) -> bool:
+    """True if no culprit waits, nor has come to its end."""
+    return not any(rank in case.ended or case.graph.by_rank.get(rank) for rank in finding.culprits)
+
+
+def is_about_groups(finding: Finding) -> bool:
+    """True if ranks that are neither busy nor stopped did not make a group alike."""
+    return finding.makes_a_group and finding.reason in OF_THE_PROGRAM
+
+
 def has_parted(case: Case, finding: Finding) -> bool:
-    """Whether culprits and others are at two places of the program, for which it has a reason."""
+    """True if culprits and others are at two places of the program, and it has a reason for it."""
     if not finding.culprits or finding.reason not in OF_THE_PROGRAM:
         return False
     if finding.kind in (Kind.MISSING_PEER, Kind.INIT_INCOMPLETE) and are_busy(case, finding):
         return False
     if finding.kind is Kind.SIGNATURE_MISMATCH:
-        sites = {record.site for record in records_of(case, finding).values()}
+        sites = {record.site for record in case.records_at(finding.wait_point).values()}
         return finding.apart or len(sites) > 1
-    return finding.what is None and (finding.kind in _PARTED or is_about_groups(finding))
+    return finding.what is None and (finding.kind in PARTED or is_about_groups(finding))
 
 
 def choices_of(case: Case, finding: Finding) -> list[Read]:
     """The choices by which culprits came to their call instead of that of the others.
 
-    Of several sides of which any may be at fault those of each.
+    Where any of several sides may be at fault, those of each side.
     """
     if not has_parted(case, finding):
         return []
@@ -119,13 +117,10 @@ def _choices(case: Case, finding: Finding, weight: Callable[[int], int]) -> list
 
 def _around(case: Case, finding: Finding, split: Split) -> Read | None:
     """The innermost condition that a culprit's stack is below, and that of the other is not."""
-    shared = {*split.theirs.frames}
-    for line in reversed([line for line in split.mine.frames if line not in shared]):
-        scope = case.source.program.scope_at(line)
-        nodes = [one for one in own(scope) if isinstance(one, ast.If)] if scope is not None else []
-        for node in nodes[::-1]:
-            if spans(node.body, line.number) or spans(node.orelse, line.number):
-                taken = spans(node.body, line.number)
+    for line in split.own_lines:
+        for node in nodes_around(case.source.program, line, ast.If)[::-1]:
+            taken = spans(node.body, line.number)
+            if taken or spans(node.orelse, line.number):
                 choice = Choice(Turn.CONDITION, line.file, node, taken, node.test)
                 read = _read(case, finding, choice, split, Ways())
                 alike = asks_whether_run(node.test) or case.source.is_alike(line.file, node.test)
@@ -135,7 +130,7 @@ def _around(case: Case, finding: Finding, split: Split) -> Read | None:
 
 
 def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]:
-    """Those by which the ways of two part, of the first two of which the ways are known."""
+    """The choices by which the ways of two part, of the first two of which the ways are known."""
     for split in known:
         if split.mine.line == split.theirs.line:
             continue
@@ -146,7 +141,7 @@ def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]
         unlikely: dict[Site, Read] = {}
         for _ in range(MOST_EVEN):
             found = _ways(case, split, even)
-            reads = _reads(case, finding, split, found) if found is not None else []
+            reads = _reads(case, finding, split, found) if found else []
             evened = [read for read in reads if case.source.is_evened(read.choice.file, read.node)]
             unlikely |= {read.site: read for read in evened}
             if len(reads) > len(evened):
@@ -163,7 +158,7 @@ def _on_ways(case: Case, finding: Finding, known: Sequence[Split]) -> list[Read]
 
 def _reads(case: Case, finding: Finding, split: Split, found: Ways) -> list[Read]:
     """The choices by which the ways of two part, as they read."""
-    # What no other rank comes to is not come to by the choice that keeps it from them.
+    # A call that no other rank comes to is not reached by the choice that keeps it from them.
     shut = [choice for choice in found.before if _is_shut(case, choice, split)]
     not_made = [replace(choice, taken=not choice.taken) for choice in found.others]
     for choices in (shut, (*found.decisive, *found.around, *not_made)):
@@ -181,38 +176,50 @@ def _reads(case: Case, finding: Finding, split: Split, found: Ways) -> list[Read
 
 
 def _is_periodic(test: ast.expr | None) -> bool:
-    """Whether a condition holds every so many turns: that is mostly so on all ranks."""
+    """True if a condition holds every so many turns: that is mostly so on all ranks."""
     return isinstance(test, ast.Compare | ast.UnaryOp) and any(
         isinstance(node, ast.Mod) for node in ast.walk(test)
     )
 
 
 def _made_by_rank(case: Case, finding: Finding, split: Split) -> Read | None:
-    """The condition on the rank below which alone what a culprit is in is made, or registered."""
-    shared = {*split.theirs.frames}
-    for line in reversed([line for line in split.mine.frames if line not in shared]):
+    """The condition on the rank below which alone the culprit's function is made, or registered."""
+    for line in split.own_lines:
         mentions = conditions_of(case.source.program, line)
         shut = [[one for one in around if _is_shut(case, one, split)] for around in mentions]
         if shut and all(shut):
             choice = shut[0][0]
             site = case.site_of_line(choice.file, case.source.line_of(choice.file, choice.node))
-            what, ways_ = What.RANK_CONDITION, _branches(case, choice)
-            return Read(what, choice.node, site, choice, finding.culprits, split, *ways_)
+            branches = _branches(case, choice)
+            what, culprits = What.RANK_CONDITION, finding.culprits
+            return Read(what, choice.node, site, choice, culprits, split, *branches)
     return None
 
 
-def _ways(case: Case, split: Split, even: Collection[Choice] = ()) -> Ways | None:
-    """How a culprit came to where it is, and not to where the other one is.
+def _ways(case: Case, split: Split, even: Collection[Choice]) -> Ways | None:
+    """The ways by which a culprit came to its line, and not to that of the other one.
 
     even: choices that it has not made, as all make them alike.
     """
-    program, settled = case.source.program, _settled_otherwise(case, split)
+    source, program = case.source, case.source.program
+    before, ever = lines_before(case, split.culprit), lines_of(case, split.culprit)
 
     def barred(choice: Choice) -> bool:
-        return choice in even or settled(choice)
+        """True for a choice that the culprit never makes: the same each time, and it did not."""
+        node, test = choice.node, choice.test
+        if choice in even or not isinstance(node, ast.If) or test is None:
+            return choice in even
+        if asks_whether_run(test):
+            return not choice.taken
+        other = node.orelse if choice.taken else node.body
+        # By its rank it may be there for the first time, and as no other rank.
+        been = before if source.asks_for_rank(choice.file, test) else ever
+        return is_within(been, choice.file, other) and source.is_settled(choice.file, test)
 
     mine, theirs = split.mine, split.theirs
-    found = ways(program, split.start, (mine, theirs), _calls(case, split), barred)
+    calls = {line for rank in split.ranks for line in lines_of(case, rank)}
+    calls |= program.collectives_of_all
+    found = ways(program, split.start, (mine, theirs), calls, barred)
     inside = mine.frames[len(theirs.frames) :]
     if found is None and inside and mine.frames[: len(theirs.frames)] == theirs.frames:
         # Both are in one call of a library, which has called back: there it might have returned.
@@ -220,31 +227,8 @@ def _ways(case: Case, split: Split, even: Collection[Choice] = ()) -> Ways | Non
     return found
 
 
-def _calls(case: Case, split: Split) -> set[Line]:
-    """The lines of calls that are known, wherever they were made."""
-    made = {line for rank in split.ranks for line in lines_of(case, rank)}
-    return made | case.source.program.collectives_of_all
-
-
-def _settled_otherwise(case: Case, split: Split) -> Callable[[Choice], bool]:
-    """Tells whether a culprit never makes a choice: it is the same each time, and it did not."""
-    before, now = lines_before(case, split.culprit), lines_of(case, split.culprit)
-
-    def barred(choice: Choice) -> bool:
-        node, test = choice.node, choice.test
-        if not isinstance(node, ast.If) or test is None:
-            return False
-        if asks_whether_run(test):
-            return not choice.taken
-        other = node.orelse if choice.taken else node.body
-        # By its rank it may be there for the first time, and as no other rank.
-        been = before if case.source.asks_for_rank(choice.file, test) else now
-        return _spans(been, choice.file, other) and case.source.is_settled(choice.file, test)
-
-    return barred
-
-
-def _spans(lines: Sequence[Line], file: str, body: Sequence[ast.stmt]) -> bool:
+def is_within(lines: Sequence[Line], file: str, body: Sequence[ast.stmt]) -> bool:
+    """True if any of some lines of a file is in a body."""
     return any(line.file == file and spans(body, line.number) for line in lines)
 
 
@@ -268,13 +252,16 @@ def _read(case: Case, finding: Finding, choice: Choice, split: Split, found: Way
 def _named_by_source(
     case: Case, finding: Finding, choice: Choice, split: Split
 ) -> tuple[What | None, ast.AST]:
-    """What a choice is called, and the statement to change; None where it cannot have been it."""
+    """The name of a choice, None where it cannot have been it, and the statement to change."""
     node = choice.node
     if choice.turn is Turn.EXCEPTION:
-        scope = case.source.program.scope_at(Line(choice.file, getattr(node, "lineno", 0)))
-        if _is_in_its_block(scope, node, split):
-            return None, node
-        loop = exhausted_loop(scope, node)
+        line = Line(choice.file, getattr(node, "lineno", 0))
+        blocks = nodes_around(case.source.program, line, ast.Try)
+        frames = split.mine.frames
+        caught = [block.body for block in blocks if node in block.handlers]
+        if frames and any(is_within(frames, frames[0].file, body) for body in caught):
+            return None, node  # a culprit is in the block, and has not come to what follows it
+        loop = exhausted_loop(case.source.program.scope_at(line), node)
         return (What.UNEVEN_LOOP, loop) if loop is not None else (What.SWALLOWED_EXCEPTION, node)
     if choice.turn is Turn.LOOP:
         thrown_out = bool(case.handled_by(finding.culprits))
@@ -287,20 +274,10 @@ def _named_by_source(
     return _of_condition(case, finding, choice, test, split)
 
 
-def _is_in_its_block(scope: Function | None, handler: ast.AST, split: Split) -> bool:
-    """Whether a culprit is in the block of a handler, and so has not come to what follows it."""
-    blocks = [node for node in own(scope) if isinstance(node, ast.Try)] if scope is not None else []
-    return any(
-        _spans(split.mine.frames, split.mine.frames[0].file, block.body)
-        for block in blocks
-        if handler in block.handlers and split.mine.frames
-    )
-
-
 def _of_condition(
     case: Case, finding: Finding, choice: Choice, test: ast.expr, split: Split
 ) -> tuple[What | None, ast.AST]:
-    """The same of a condition."""
+    """The name of a condition, None where it cannot have been it, and the statement to change."""
     node = choice.node
     if isinstance(finding.wait_point, Channel) and _asks_for_itself(case, choice, test):
         return None, node  # in a loop over all peers each leaves out the message to itself
@@ -320,15 +297,13 @@ def _of_condition(
 
 
 def _asks_for_itself(case: Case, choice: Choice, test: ast.expr) -> bool:
-    """Whether a condition compares the rank with what a loop around it runs over."""
+    """True if a condition compares the rank with the target of a loop around it."""
     if not isinstance(test, ast.Compare) or len(test.comparators) != 1:
         return False
     line = Line(choice.file, test.lineno)
-    scope = case.source.program.scope_at(line)
-    loops = [one for one in own(scope) if isinstance(one, ast.For)] if scope is not None else []
     targets = {
         target.id
-        for loop in loops
+        for loop in nodes_around(case.source.program, line, ast.For)
         if in_body(loop, line.number)
         for target in ast.walk(loop.target)
         if isinstance(target, ast.Name)
@@ -340,25 +315,38 @@ def _asks_for_itself(case: Case, choice: Choice, test: ast.expr) -> bool:
 
 
 def _branches(case: Case, choice: Choice) -> tuple[Sequence[ast.stmt], Sequence[ast.stmt]]:
-    """The way that is taken at an `if`, and the other one; empty for what is none."""
+    """The branch that is taken at an `if`, and the other one; empty for another statement."""
     node = choice.node
     if not isinstance(node, ast.If):
         return (), ()
-    scope = case.source.program.scope_at(Line(choice.file, node.lineno))
-    other = other_branch(scope, node) if scope is not None else node.orelse
-    return (node.body, other) if choice.taken else (other, node.body)
+    body, other = ways_at(case.source.program, Line(choice.file, node.lineno), node)
+    return (body, other) if choice.taken else (other, body)
+
+
+def ways_at(
+    program: Program, line: Line, node: ast.If
+) -> tuple[Sequence[ast.stmt], Sequence[ast.stmt]]:
+    """The statements that are run where the condition of a line holds, and where it does not."""
+    scope = program.scope_at(line)
+    return node.body, node.orelse if scope is None else other_branch(scope, node)
+
+
+def nodes_around(program: Program, line: Line, kind: type[_Node]) -> list[_Node]:
+    """The nodes of a kind in the function of a line, outermost first."""
+    scope = program.scope_at(line)
+    return [node for node in own(scope) if isinstance(node, kind)] if scope is not None else []
 
 
 def _turns_round(case: Case, split: Split, found: Ways) -> bool:
-    """Whether the program makes both calls in a turn, whichever way it goes at a condition."""
+    """True if the program makes both calls in a turn, whichever way it goes at a condition."""
     waits = case.graph.by_rank.get(split.culprit, ())
     return found.turned_round and all(
-        _knows(case, rank, wait) for rank in split.ranks[1:] for wait in waits
+        _made_alike(case, rank, wait) for rank in split.ranks[1:] for wait in waits
     )
 
 
-def _knows(case: Case, rank: int, wait: Wait) -> bool:
-    """Whether a rank has made such a call as another waits in, in a group of that kind."""
+def _made_alike(case: Case, rank: int, wait: Wait) -> bool:
+    """True if a rank has made a call like the one that another waits in, in a group of its kind."""
     record = wait.record
     return record is not None and any(
         made.wire == record.wire
@@ -369,7 +357,7 @@ def _knows(case: Case, rank: int, wait: Wait) -> bool:
 
 
 def _is_shut(case: Case, choice: Choice, split: Split) -> bool:
-    """Whether a choice is one that a culprit makes by its rank, and the other rank does not."""
+    """True if a culprit makes a choice by its rank, and the other rank does not."""
     test = choice.test
     if test is None or not case.source.asks_for_rank(choice.file, test, strictly=True):
         return False
@@ -383,7 +371,7 @@ def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
     """The statement by which a branch leaves a turn, a loop, a function, and its name."""
     node = choice.node
     body = (node.body if choice.taken else node.orelse) if isinstance(node, ast.If) else []
-    if not body or _spans(mine.frames, choice.file, body):
+    if not body or is_within(mine.frames, choice.file, body):
         return None  # it is still on the way there
     match body[-1]:
         case ast.Continue():
@@ -392,6 +380,6 @@ def _jump(choice: Choice, mine: Position) -> tuple[What | None, ast.AST] | None:
             return What.EARLY_EXIT, body[-1]
         case last if exits(last):
             return What.EARLY_EXIT, last
-        case ast.Raise():  # what catches it is another choice
+        case ast.Raise():  # its handler is another choice
             return None, node
     return None

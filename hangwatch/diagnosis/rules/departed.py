@@ -1,10 +1,11 @@
-"""Tells a hang from where a rank left the common program, be it long before it got stuck."""
+"""Blames a hang on the ranks that left the common program, be it long before they got stuck."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from hangwatch.diagnosis.facts.alignment import END, Made, Parting
 from hangwatch.diagnosis.facts.channels import senders
@@ -19,10 +20,10 @@ from hangwatch.diagnosis.facts.history import (
     shift,
     step,
 )
-from hangwatch.diagnosis.facts.job import NEW_GROUP
+from hangwatch.diagnosis.facts.job import NEW_GROUP, is_majority
 from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.rules.by_source import is_by_rank
-from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
+from hangwatch.diagnosis.rules.case import MOST_COMPARED, PARTED, Case, Finding, collective_of
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import (
     MAX_TOLD,
@@ -39,42 +40,31 @@ from hangwatch.model.calls import Site
 from hangwatch.model.frames import with_source
 from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, What
 from hangwatch.model.snapshot import OpRecord
-from hangwatch.model.verdict import Collective
 
 AGREE_AFTER = 2
-"""Calls that have to agree then."""
-_SIDES = frozenset(
-    {
-        Kind.OP_MISMATCH,
-        Kind.SUBSET_ENTERED,
-        Kind.FINISHED_EARLY,
-        Kind.MISSING_PEER,
-        Kind.ORDER_INVERSION,
-    }
-)
-"""Where two sides are in different calls, and one of them has left the common program."""
+"""Calls after one that was left out, or made more, that have to agree."""
 _OF_TWO = frozenset({Kind.FINISHED_EARLY, Kind.MISSING_PEER, Kind.ORDER_INVERSION})
-"""Of which the one side may be at fault as well as the other."""
+"""Kinds of which the one side may be at fault as well as the other."""
 _OF_THE_PROGRAM = frozenset({Reason.USER_CODE, Reason.EXITED})
-"""Why a rank is elsewhere that is neither busy nor stopped."""
+"""Reasons for which a rank is elsewhere that is neither busy nor stopped."""
 
 
 def with_departure(case: Case, finding: Finding) -> Finding:
-    """The finding, told of those who left the common program, where what all did shows it."""
+    """The finding, of the ranks that left the common program, where the calls of all show it."""
     culprits = {*finding.culprits}
     if finding.kind is Kind.NEVER_ENTERED:
         elsewhere = _came_from_elsewhere(case, finding) and culprits == case.departures.ranks
         return _since(case, finding) if elsewhere else finding
-    if finding.kind not in _SIDES and not finding.makes_a_group:
+    if finding.kind not in PARTED and not finding.makes_a_group:
         return finding
     left = case.departures.ranks & {*culprits, *finding.victims}
-    told = left == culprits and not finding.makes_a_group
-    parting = _parting(case, left) if left and not told else None
+    blamed = left == culprits and not finding.makes_a_group
+    parting = _parting(case, left) if left and not blamed else None
     if parting is not None:
-        return _told(case, finding, tuple(sorted(left)), parting)
+        return _of_departed(case, finding, tuple(sorted(left)), parting)
     if left == culprits:
-        found = _since(case, finding)
-        return found.likely_at_most() if left & case.departures.by_habit else found
+        since = _since(case, finding)
+        return since.likely_at_most() if left & case.departures.by_habit else since
     if finding.makes_a_group:
         return _of_groups(case, finding)
     return _or_another(case, finding) if finding.kind in _OF_TWO else finding
@@ -91,8 +81,8 @@ def _of_groups(case: Case, finding: Finding) -> Finding:
         return finding
     culprit = next(rank for rank in parting.ranks if rank in finding.culprits)
     alike = tied - _makers(case, parting.seen_by(culprit)[1][0])
-    told = _told(case, finding, tuple(sorted(alike)), parting)
-    return replace(told, certainty=Certainty.POSSIBLE)
+    departed = _of_departed(case, finding, tuple(sorted(alike)), parting)
+    return replace(departed, certainty=Certainty.POSSIBLE)
 
 
 def _makers(case: Case, made: Made) -> set[int]:
@@ -111,18 +101,18 @@ def _makers(case: Case, made: Made) -> set[int]:
 
 
 def _or_another(case: Case, finding: Finding) -> Finding:
-    """The finding, of all who may be at fault as well as its culprits."""
+    """The finding, of all ranks that may be at fault as well as its culprits."""
     culprits, others = {*finding.culprits}, _others(case, finding)
-    tied = _tied(case, finding)
-    if finding.kind is Kind.MISSING_PEER and not any(
-        _is_elsewhere(case, rank) for rank in culprits
-    ):
+    tied, elsewhere = _tied(case, finding), [_is_elsewhere(case, rank) for rank in culprits]
+    if finding.kind is Kind.MISSING_PEER and not any(elsewhere):
         return finding  # they may yet make it
     point = finding.wait_point
     if isinstance(point, Channel) and _is_awaited_elsewhere(case, point):
         either = finding.of_any(culprits | {point.waiter})
         return replace(either, what=What.DIFFERENT_ARGUMENT, differs=PEER)
-    if not tied and not _is_one_of_two(case, finding, others):
+    # Else the culprits are fewer, or busy.
+    even = finding.reason in _OF_THE_PROGRAM and len(culprits) >= len(others) and all(elsewhere)
+    if not tied and not even:
         return finding
     if is_by_rank(case, finding) or (not tied and _did_as_never_before(case, culprits, others)):
         return finding.likely_at_most()
@@ -132,7 +122,7 @@ def _or_another(case: Case, finding: Finding) -> Finding:
 
 
 def _is_awaited_elsewhere(case: Case, point: Channel) -> bool:
-    """Whether the other half of a message is what a third rank waits for, as never before.
+    """True if a third rank waits for the other half of a message, as never before.
 
     Then that one and the peer agree that there is a change, which the waiter may have missed. Or
     as it has from the beginning, and the peer has had all messages of the waiter until now.
@@ -151,7 +141,7 @@ def _is_awaited_elsewhere(case: Case, point: Channel) -> bool:
 
 
 def _came_from_elsewhere(case: Case, finding: Finding) -> bool:
-    """Whether a culprit made another call in the group where those who wait made theirs."""
+    """True if a culprit made another call in the group where the waiting ranks made theirs."""
     place = finding.wait_point
     if not isinstance(place, Place) or not finding.waits or not finding.culprits:
         return False
@@ -164,63 +154,51 @@ def _came_from_elsewhere(case: Case, finding: Finding) -> bool:
 
 
 def _tied(case: Case, finding: Finding) -> set[int]:
-    """The ranks of which any may have left the program as well as the culprits."""
+    """The ranks that may have left the program as well as the culprits."""
     culprits, victims = {*finding.culprits}, {*finding.victims}
     tied = case.departures.tied
-    # Of a tie with one who waits for nothing and nobody, that one explains nothing.
+    # Of a tie with a rank that does not wait and is not awaited, that one explains nothing.
     if tied & culprits and (tied <= culprits or tied & victims):
         return culprits | (tied & victims)
     return set()
 
 
-def _is_one_of_two(case: Case, finding: Finding, others: set[int]) -> bool:
-    """Whether the other side may be at fault as well: the culprits are not fewer, nor busy."""
-    return (
-        finding.reason in _OF_THE_PROGRAM
-        and len(finding.culprits) >= len(others)
-        and all(_is_elsewhere(case, rank) for rank in finding.culprits)
-    )
-
-
 def _others(case: Case, finding: Finding) -> set[int]:
-    """Those on the other side of a finding than its culprits."""
-    place, graph = finding.wait_point, case.graph
-    found = {wait.rank for wait in finding.waits}
+    """The ranks on the other side of a finding than its culprits."""
+    culprits, place, before = {*finding.culprits}, finding.wait_point, case.graph.before()
+    others = {wait.rank for wait in finding.waits}
     if finding.kind is Kind.ORDER_INVERSION:
-        return found - {*finding.culprits}
+        return others - culprits
     if finding.reason is Reason.EXITED:
-        for rank in finding.culprits:
-            for wait_point in graph.before().get(rank, ()):
-                found.update(case.direct(wait_point) if not isinstance(wait_point, int) else ())
+        for node in chain.from_iterable(before.get(rank, ()) for rank in culprits):
+            others.update(case.direct(node) if not isinstance(node, int) else ())
     if isinstance(place, Channel):
-        found.update(senders(case.job, place) if place.peer == ANYONE else (place.peer,))
-        for rank in finding.culprits:
-            found.update(_in_messages(case, rank))
+        others.update(senders(case.job, place) if place.peer == ANYONE else (place.peer,))
+        others.update(*(_in_messages(case, rank) for rank in culprits))
     elif isinstance(place, Place):
-        found.update(case.job.members(place.gid))
-    return found - {*finding.culprits}
+        others.update(case.job.members(place.gid))
+    return others - culprits
 
 
 def _in_messages(case: Case, rank: int) -> set[int]:
-    """Most members of the collective that a rank is in: those that send and receive before it."""
-    for wait in case.graph.by_rank.get(rank, ()):
-        if isinstance(wait.wait_point, Place):
-            members = case.job.members(wait.wait_point.gid)
-            found = {
-                member
-                for member in members
-                if not case.job.arrived(member, wait.wait_point)
-                and any(
-                    isinstance(other.wait_point, Channel)
-                    for other in case.graph.by_rank.get(member, ())
-                )
-            }
-            return found if 2 * len(found) > len(members) else set()
-    return set()
+    """The members of the collective that a rank is in that are in messages, if these are most."""
+    by_rank = case.graph.by_rank
+    points = (wait.wait_point for wait in by_rank.get(rank, ()))
+    place = next((point for point in points if isinstance(point, Place)), None)
+    if place is None:
+        return set()
+    members = case.job.members(place.gid)
+    found = {
+        member
+        for member in members
+        if not case.job.arrived(member, place)
+        and any(isinstance(other.wait_point, Channel) for other in by_rank.get(member, ()))
+    }
+    return found if is_majority(found, members) else set()
 
 
 def _is_elsewhere(case: Case, rank: int) -> bool:
-    """Whether a rank has come to its end, or waits: else it may yet come."""
+    """True if a rank has come to its end, or waits: else it may yet come."""
     end = case.ended.get(rank)
     if end is not None:
         return end.how is How.CLEAN
@@ -230,36 +208,30 @@ def _is_elsewhere(case: Case, rank: int) -> bool:
 
 
 def _did_as_never_before(case: Case, ranks: set[int], others: set[int]) -> bool:
-    """Whether ranks wait in what they never came to from there, and the others as ever."""
+    """True if ranks wait in calls that they never came to from there, and the others as ever."""
 
-    def usual(some: set[int]) -> list[set[bool | None]]:
-        waits = (case.graph.by_rank.get(rank, ()) for rank in some)
-        return [{is_usual_wait(case.job, w) for w in own if w.record is not None} for own in waits]
+    def usual(rank: int) -> set[bool | None]:
+        waits = case.graph.by_rank.get(rank, ())
+        return {is_usual_wait(case.job, wait) for wait in waits if wait.record is not None}
 
-    return (
-        bool(others)
-        and all(False in of for of in usual(ranks))
-        and all(of <= {True} for of in usual(others))
-    )
+    as_ever = (usual(rank) <= {True} for rank in others)
+    return bool(others) and all(False in usual(rank) for rank in ranks) and all(as_ever)
 
 
 def _since(case: Case, finding: Finding) -> Finding:
-    """The finding, told from an earlier call that its culprits left out, or made more."""
+    """The finding, from an earlier call on that its culprits left out, or made more."""
     place = finding.wait_point
 
     def is_before(mine: Sequence[Made], theirs: Sequence[Made]) -> bool:
-        moved = moved_by(mine, theirs)
-        about = theirs[0] if moved is not None and moved > 0 else mine[0]
-        # What stands where they got stuck is told by the finding.
-        return (
-            moved is not None
-            and isinstance(place, Place)
-            and (about.gid, about.p2p) == (place.gid, False)
-            and about.seq < place.seq
-        )
+        moved = _moved_by(mine, theirs)
+        if moved is None or not isinstance(place, Place):
+            return False
+        about = theirs[0] if moved > 0 else mine[0]
+        # The place where they got stuck is in the finding as it is.
+        return (about.gid, about.p2p) == (place.gid, False) and about.seq < place.seq
 
     parting = _parting(case, finding.culprits, is_before)
-    return finding if parting is None else _told(case, finding, finding.culprits, parting)
+    return finding if parting is None else _of_departed(case, finding, finding.culprits, parting)
 
 
 def _parting(
@@ -267,7 +239,7 @@ def _parting(
     culprits: Iterable[int],
     fits: Callable[[Sequence[Made], Sequence[Made]], bool] = lambda _mine, _theirs: True,
 ) -> Parting | None:
-    """How most culprits parted from ranks that did not leave the common program."""
+    """The parting of most culprits from ranks that did not leave the common program."""
     alike: dict[tuple[Step, Step], list[Parting]] = defaultdict(list)
     for parting in case.departures.partings:
         guilty = {*parting.ranks} & {*culprits}
@@ -281,14 +253,14 @@ def _parting(
     return alike[most][0]
 
 
-def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Finding:
-    """The finding, told of these culprits and from where they left the common program."""
-    about = {*finding.culprits, *finding.victims} - {*culprits}
+def _of_departed(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Finding:
+    """The finding, of these culprits and from where they left the common program."""
+    victims = tuple(sorted({*finding.culprits, *finding.victims} - {*culprits}))
     culprit, other = sorted(parting.ranks, key=lambda rank: rank not in culprits)
     mine, theirs = parting.seen_by(culprit)
-    moved = moved_by(mine, theirs)
-    victims = tuple(sorted(about))
-    call = theirs[0] if mine[0].step == END or (moved is not None and moved > 0) else mine[0]
+    moved = _moved_by(mine, theirs)
+    is_theirs = mine[0].step == END or (moved is not None and moved > 0)
+    call, caller = (theirs[0], other) if is_theirs else (mine[0], culprit)
     where = wait_point_text(case.job, Place(call.gid, call.seq), call.step.wire)
     if call.p2p:
         where = f"{call.step.wire} in {group_text(case.job, call.gid)}"
@@ -314,12 +286,13 @@ def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Fi
         alike = mine[0].step[:3] == theirs[0].step[:3]
         what = What.GROUP_CREATION if alike else None
         calls = _setup_text(case, mine[0]), _setup_text(case, theirs[0])
-        others = tuple(sorted(_makers(case, theirs[0]) & about)) or victims
+        others = tuple(sorted(_makers(case, theirs[0]) & {*victims})) or victims
         text = disagreement.other_groups(replace(scene, others=others), calls, shows)
     elif moved is not None:
         text = disagreement.out_of_step(scene, moved, shows)
     else:
         text = disagreement.other_way(scene, (mine[0].step.wire, theirs[0].step.wire), shows)
+    record = _record(case, caller, call)
     return replace(
         finding,
         kind=kind,
@@ -329,7 +302,7 @@ def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Fi
         culprits=culprits,
         victims=victims,
         text=text,
-        collective=_collective(case, culprit if call is mine[0] else other, call),
+        collective=collective_of(record) if record is not None else None,
         site=scene.site,
         victim_site=scene.other_site,
         ended=tuple(rank for rank in culprits if rank in case.ended),
@@ -338,21 +311,21 @@ def _told(case: Case, finding: Finding, culprits: Ranks, parting: Parting) -> Fi
 
 
 def _setup_text(case: Case, made: Made) -> str:
-    """A call as people read it, of new_group with the members of the group."""
+    """``new_group for ranks 0 and 1``, or another call."""
     members = case.job.keys[int(made.step.size)].ranks if made.step.wire == NEW_GROUP else ()
     return f"{made.step.wire} for {the_ranks(members)}" if members else made.step.wire
 
 
 def _shows(case: Case, finding: Finding) -> str:
-    """Where those wait who are stuck now."""
+    """``Ranks 0 and 1 wait in all_reduce #3 at train.py:41.``, of the ranks that are stuck now."""
     at = {wait.wait_point: wait for wait in finding.waits}
-    told = [
+    waiting = [
         f"{the_ranks(ranks)} {verb(ranks, 'waits', 'wait')} in {case.where(point)}"
         f"{at_line(case.wait_site(wait))}"
         for point, wait in list(at.items())[:MAX_TOLD]
         if (ranks := case.direct(point))
     ]
-    return f"{capital(', '.join(told))}." if told else ""
+    return f"{capital(', '.join(waiting))}." if waiting else ""
 
 
 def _record(case: Case, rank: int, made: Made) -> OpRecord | None:
@@ -375,14 +348,7 @@ def _site(case: Case, rank: int, made: Made) -> Site | None:
     return case.site_at(rank, Place(made.gid, made.seq))
 
 
-def _collective(case: Case, rank: int, made: Made) -> Collective | None:
-    record = _record(case, rank, made)
-    if record is None:
-        return None
-    return Collective(record.op or record.wire, record.seq, record.dtype, record.shape)
-
-
-def moved_by(mine: Sequence[Made], theirs: Sequence[Made]) -> int | None:
-    """How many calls the first left out, or made more (negative); None for neither."""
+def _moved_by(mine: Sequence[Made], theirs: Sequence[Made]) -> int | None:
+    """The number of calls that the first left out, or made more (negative); None for neither."""
     one, other = (dict(enumerate(made.step for made in way)) for way in (mine, theirs))
     return shift(one, other, AGREE_AFTER)

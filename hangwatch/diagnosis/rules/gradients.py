@@ -1,17 +1,16 @@
-"""Why a rank does not average gradients that its peers do, where no line leads past it."""
+"""Finds the cause for which a rank does not average gradients that its peers do."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from hangwatch.diagnosis.facts.history import NO_SYNC, lines_of, uneven
 from hangwatch.diagnosis.facts.wait_points import Place, WaitPoint
 from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
-from hangwatch.diagnosis.source.program import Program
-from hangwatch.diagnosis.source.syntax import Function, own
+from hangwatch.diagnosis.source.syntax import own
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.phrases import Ranks
 from hangwatch.model.calls import Site
@@ -26,29 +25,28 @@ _PARTED = {Kind.OP_MISMATCH, Kind.SUBSET_ENTERED, Kind.FINISHED_EARLY, Kind.SIGN
 
 
 def kept_local(case: Case, finding: Finding) -> RootCause | None:
-    """By no_sync(): culprits were in it more often than the others, who wait in the bucket.
+    """The no_sync() that culprits used more often than the others, which wait in the bucket.
 
     Or less often, and they are in a bucket that the others left out.
     """
     place = finding.wait_point
     if not isinstance(place, Place) or finding.kind not in _PARTED:
         return None
-    culprits, others = finding.culprits, _others(case, finding, place)
+    culprits = finding.culprits
+    others = _others(case, culprits, place)
     for site, mine, theirs in uneven(case.job.ranks, NO_SYNC, culprits, others):
         if any(_reduces(case, rank, place) for rank in (others if mine > theirs else culprits)):
             why = reasons.kept_local(culprits, mine, others, theirs)
-            certainty = finding.certainty.at_most(Certainty.LIKELY)
             line = with_source(site, case.texts)
-            return RootCause(What.NO_SYNC, certainty, line, why, (why,))
+            return finding.cause(What.NO_SYNC, Certainty.LIKELY, line, why)
     return None
 
 
 def differs_in_no_sync(case: Case, wait_point: WaitPoint | None, some: Ranks) -> bool:
-    """Whether some members of a group alone were in no_sync() more or less often than the rest."""
+    """True if some members of a group alone were in no_sync() more or less often than the rest."""
     if not isinstance(wait_point, Place):
         return False
-    rest = (rank for rank in case.job.members(wait_point.gid) if rank not in some)
-    others = tuple(islice(rest, MOST_COMPARED))
+    others = _others(case, some, wait_point)
     return len(others) > len(some) and bool(uneven(case.job.ranks, NO_SYNC, some, others))
 
 
@@ -58,42 +56,36 @@ def left_without(case: Case, finding: Finding) -> RootCause | None:
     As torch says itself in the step after. Else only where nothing in the source leads past the
     backward pass in which the others wait; and then first no_sync(), where the ranks use it.
     """
-    ends = [case.ended[rank] for rank in finding.culprits if rank in case.ended]
-    told = [end.exception for end in ends if end.exception is not None]
-    if told and all(_NOT_REDUCED.search(one.message) for one in told):
-        why = reasons.no_gradient(finding.culprits)
-        certainty = finding.certainty.at_most(Certainty.LIKELY)
-        return RootCause(What.UNUSED_PARAMETER, certainty, _to_change(case, finding), why, (why,))
-    place = finding.wait_point
+    culprits, place = finding.culprits, finding.wait_point
+    ends = [case.ended[rank] for rank in culprits if rank in case.ended]
+    raised = [end.exception.message for end in ends if end.exception is not None]
+    if raised and all(map(_NOT_REDUCED.search, raised)):
+        why, site = reasons.no_gradient(culprits), _to_change(case, finding)
+        return finding.cause(What.UNUSED_PARAMETER, Certainty.LIKELY, site, why)
     apart = finding.kind in (Kind.OP_MISMATCH, Kind.SIGNATURE_MISMATCH)
-    if (
-        not isinstance(place, Place)
-        or not apart
-        or not (_is_read(case, finding) and _uses_ddp(case))
-    ):
+    if not isinstance(place, Place) or not apart or not _is_read(case, finding):
         return None
-    others = _others(case, finding, place)
-    left_out = not any(_reduces(case, rank, place) for rank in finding.culprits)
+    others = _others(case, culprits, place)
+    left_out = not any(_reduces(case, rank, place) for rank in culprits)
     if not left_out or not any(_reduces(case, rank, place) for rank in others):
         return None
-    why = reasons.bucket_left_out(finding.culprits, finding.victim_site)
-    site = _to_change(case, finding)
-    unused = RootCause(What.UNUSED_PARAMETER, Certainty.POSSIBLE, site, why, (why,))
-    used = lines_of(case.job.ranks, NO_SYNC, (*finding.culprits, *others))
+    why, site = reasons.bucket_left_out(culprits, finding.victim_site), _to_change(case, finding)
+    unused = finding.cause(What.UNUSED_PARAMETER, Certainty.POSSIBLE, site, why)
+    used = lines_of(case.job.ranks, NO_SYNC, (*culprits, *others))
     if not used:
         return unused
-    why = reasons.in_another_step(finding.culprits)
     line = with_source(used[0], case.texts)
-    return RootCause(What.NO_SYNC, Certainty.POSSIBLE, line, why, (why,), (unused,))
+    why = reasons.in_another_step(culprits)
+    return replace(finding.cause(What.NO_SYNC, Certainty.POSSIBLE, line, why), others=(unused,))
 
 
-def _others(case: Case, finding: Finding, place: Place) -> tuple[int, ...]:
-    rest = (rank for rank in case.job.members(place.gid) if rank not in finding.culprits)
+def _others(case: Case, culprits: Ranks, place: Place) -> Ranks:
+    rest = (rank for rank in case.job.members(place.gid) if rank not in culprits)
     return tuple(islice(rest, MOST_COMPARED))
 
 
 def _reduces(case: Case, rank: int, place: Place) -> bool:
-    """Whether C++ has issued the call of a rank, as it does of gradients."""
+    """True if C++ has issued the call of a rank, as it does of gradients."""
     record = case.job.record(rank, place)
     if record is None:
         return case.job.arrived(rank, place)
@@ -101,17 +93,15 @@ def _reduces(case: Case, rank: int, place: Place) -> bool:
 
 
 def _is_read(case: Case, finding: Finding) -> bool:
-    """Whether the source of both sides is there, so that a way past it would have been found."""
+    """True if the source of both sides is there, which uses DDP: a way past it would be found."""
     sites = (finding.site, finding.victim_site)
-    return all(site is not None and case.source.tree(site.file) is not None for site in sites)
-
-
-def _uses_ddp(case: Case) -> bool:
-    return any(_DDP in text for text in case.texts.values())
+    return all(
+        site is not None and case.source.tree(site.file) is not None for site in sites
+    ) and any(_DDP in text for text in case.texts.values())
 
 
 def _to_change(case: Case, finding: Finding) -> Site | None:
-    """Where a part of the model is left out, else where it is made or its gradients are."""
+    """The line that leaves out a part of the model, else that makes it, or its gradients."""
     return _branch_of_model(case) or _made_at(case) or finding.victim_site
 
 
@@ -125,19 +115,17 @@ def _made_at(case: Case) -> Site | None:
 def _branch_of_model(case: Case) -> Site | None:
     """The condition below which a model calls a part of it, if it is one."""
     program = case.source.program
-    lines = list(_branches(program, program.named.get("forward", ())))
+    lines = [
+        (program.files[scope], node.lineno)
+        for scope in program.named.get("forward", ())
+        for node in own(scope)
+        if isinstance(node, ast.If) and any(map(_calls_part, (*node.body, *node.orelse)))
+    ]
     return case.site_of_line(*lines[0]) if len(lines) == 1 else None
 
 
-def _branches(program: Program, scopes: Iterable[Function]) -> Iterator[tuple[str, int]]:
-    for scope in scopes:
-        for node in own(scope):
-            if isinstance(node, ast.If) and any(map(_calls_part, (*node.body, *node.orelse))):
-                yield program.files[scope], node.lineno
-
-
 def _calls_part(statement: ast.stmt) -> bool:
-    """Whether a statement calls ``self.part(...)``."""
+    """True if a statement calls ``self.part(...)``."""
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

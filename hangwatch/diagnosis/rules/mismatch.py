@@ -1,53 +1,104 @@
-"""Judges a place whose members entered different things there."""
+"""Judges disputed places, at which the members of a group entered different things."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from hangwatch.diagnosis.facts.endings import Cause, How
+from hangwatch.diagnosis.facts.endings import Cause, Ending, How, last_call
 from hangwatch.diagnosis.facts.history import Step, expected, step
-from hangwatch.diagnosis.facts.job import is_majority
+from hangwatch.diagnosis.facts.job import Job, is_majority
 from hangwatch.diagnosis.facts.signatures import Differs, Split, misfits, split_of, usual_side
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Place, Wait
-from hangwatch.diagnosis.rules.case import Case, Finding
+from hangwatch.diagnosis.rules.case import Case, Finding, collective_of, name_of
 from hangwatch.diagnosis.rules.threads import judge_threads
 from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import Ranks, wait_point_text
-from hangwatch.diagnosis.text.wording import Scene
-from hangwatch.model.kinds import Certainty, Kind, Reason
+from hangwatch.diagnosis.text.wording import Scene, Text
+from hangwatch.model.kinds import Certainty, Kind, OpState
 from hangwatch.model.snapshot import OpRecord
 from hangwatch.model.verdict import Collective
 
+HARMLESS_AFTER = 3
+"""A difference at which no rank is stuck, and after which the members agree this many
+times, is one that this program makes on purpose."""
 ENOUGH_TIMES = 2
 """So often a call has to have come at a point of the program for a bucket to be odd there: a
 backward pass may have several, and come several times in a row."""
+BY_CPP = "a collective issued by C++"
+
+_Sides = tuple[Ranks, Ranks]
+"""The ranks that may be at fault, and the others."""
+
+
+def disputes(job: Job, waits: Iterable[Wait], ended: Mapping[int, Ending]) -> dict[int, int]:
+    """The first disputed place by gid, for the groups in which a rank is stuck.
+
+    A member may have passed it: gloo lets ranks through a mismatch, and the ones
+    that went on wait for the others in a later place.
+    """
+    stuck: dict[int, set[int]] = {}
+    for wait in waits:
+        if isinstance(wait.wait_point, Place):
+            stuck.setdefault(wait.wait_point.gid, set()).add(wait.wait_point.seq)
+    for rank in ended:
+        call = last_call(job, rank)
+        if call is not None and not call.p2p:
+            stuck.setdefault(job.gid(call.group), set()).add(call.seq)
+    firsts = {gid: _first_dispute(job, gid, seqs) for gid, seqs in stuck.items()}
+    return {gid: first for gid, first in firsts.items() if first is not None}
+
+
+def _first_dispute(job: Job, gid: int, stuck: set[int]) -> int | None:
+    last = max(stuck)
+    places = job.places(gid)
+    candidate: tuple[int, Split] | None = None
+    agreed = 0
+    for seq in sorted(seq for seq in places if seq <= last):
+        split = split_of(places[seq])
+        if candidate is None:
+            if split is not None:
+                candidate, agreed = (seq, split), 0
+        elif split is None and _both_there(candidate[1], places[seq]):
+            agreed += 1
+        elif split is not None and agreed >= HARMLESS_AFTER:
+            candidate, agreed = (seq, split), 0
+        if candidate is not None and candidate[0] in stuck:
+            return candidate[0]
+        if agreed >= HARMLESS_AFTER:
+            candidate = None if split is None else candidate
+            agreed = 0 if candidate is None else agreed
+    return candidate[0] if candidate is not None else None
+
+
+def _both_there(split: Split, records: Mapping[int, object]) -> bool:
+    return all(any(rank in records for rank in ranks) for _, ranks in split.parts)
 
 
 def judge_dispute(case: Case, place: Place) -> Finding | None:
     """The finding for a disputed place, None if its members agree after all."""
-    found = split_of(case.job.places(place.gid).get(place.seq, {}))
-    if found is None:
+    split = split_of(case.records_at(place))
+    if split is None:
         return None
     racing = judge_threads(case, place)
     if racing is not None:
         return racing
-    if found.differs is Differs.SPLITS:
-        return _other_splits(case, place, found)
-    parts = [ranks for _, ranks in found.parts]
-    majority = parts[0] if len(parts[0]) > len(parts[1]) else None
-    if majority is None:
-        return _without_majority(case, place, found)
-    culprits = tuple(sorted(rank for ranks in parts[1:] for rank in ranks))
-    final = _is_final(case, place)
-    proved = final and is_majority(majority, case.job.members(place.gid))
+    if split.differs is Differs.SPLITS:
+        return _other_splits(case, place, split)
+    majority, *rest = (ranks for _, ranks in split.parts)
+    if len(majority) == len(rest[0]):
+        return _without_majority(case, place, split)
+    culprits = tuple(sorted(rank for ranks in rest for rank in ranks))
+    sides = culprits, majority
+    proved = _is_final(case, place) and is_majority(majority, case.job.members(place.gid))
     hang = Certainty.PROVED if proved else Certainty.LIKELY
     # That most came with something new, and these as ever, does not prove who is wrong.
-    as_ever = usual_side(case.job, place, found) == culprits or (
-        found.differs is Differs.OP and _may_be_new(case, place, (majority, culprits))
+    as_ever = usual_side(case.job, place, split) == culprits or (
+        split.differs is Differs.OP and _may_be_new(case, place, sides[::-1])
     )
     certainty = Certainty.LIKELY if as_ever else hang
-    return replace(_blame(case, place, found, (culprits, majority), certainty), hang=hang)
+    return replace(_blame(case, place, split, sides, certainty), hang=hang)
 
 
 def judge_lines(case: Case, place: Place) -> Finding | None:
@@ -55,85 +106,159 @@ def judge_lines(case: Case, place: Place) -> Finding | None:
 
     None where all came from one line, or as many from one as from another.
     """
-    records = case.job.places(place.gid).get(place.seq, {})
+    records = case.records_at(place)
     lines = Counter(step(record) for record in records.values())
     if len(lines) < 2 or len(records) < len(case.job.members(place.gid)):  # noqa: PLR2004 (a pair)
         return None
     (common, most), (_, next_most) = lines.most_common(2)
     others = tuple(sorted(rank for rank, record in records.items() if step(record) == common))
-    culprits = tuple(sorted(records.keys() - set(others)))
-    shapes = [{records[rank].shape for rank in side} for side in (others, culprits)]
-    if shapes[0] & shapes[1]:
+    culprits = tuple(sorted(records.keys() - {*others}))
+    if {records[rank].shape for rank in others} & {records[rank].shape for rank in culprits}:
         return None
-    decided = most > next_most
-    found = Split(
-        Differs.SHAPE,
-        tuple((f"shape {list(records[side[0]].shape)}", side) for side in (others, culprits)),
-    )
-    finding = _other_signature(case, place, found, culprits, Certainty.POSSIBLE)
-    if not decided:
-        everyone = tuple(sorted(records))
-        return replace(finding, culprits=everyone, victims=(), final=False)
+    finding = _other_shape(case, place, (culprits, others), Certainty.POSSIBLE)
+    if most == next_most:
+        finding = replace(finding, culprits=tuple(sorted(records)), victims=())
     return replace(finding, final=False)
 
 
 def judge_aborted(case: Case, place: Place) -> Finding | None:
     """A few brought a list of all_gather another size, and gloo aborted a rank that got it.
 
-    The backend may allow such sizes, so that only the abort tells that it did not. None
+    The backend may allow such sizes, so that only the abort shows that it did not. None
     where no majority brought one size.
     """
-    records = case.job.places(place.gid).get(place.seq, {})
+    records = case.records_at(place)
     if {record.wire for record in records.values()} != {"all_gather"}:
         return None
-    sizes = Counter(record.shape for record in records.values())
-    usual, most = sizes.most_common(1)[0]
+    usual, most = Counter(record.shape for record in records.values()).most_common(1)[0]
     culprits = tuple(sorted(rank for rank, record in records.items() if record.shape != usual))
     if not culprits or 2 * most <= len(case.job.members(place.gid)):
         return None
-    others = tuple(sorted(records.keys() - set(culprits)))
-    found = Split(
-        Differs.SHAPE,
-        tuple((f"shape {list(records[side[0]].shape)}", side) for side in (others, culprits)),
-    )
-    finding = _other_signature(case, place, found, culprits, Certainty.LIKELY)
+    others = tuple(sorted(records.keys() - {*culprits}))
+    finding = _other_shape(case, place, (culprits, others), Certainty.LIKELY)
     return replace(finding, victims=others, final=True)
 
 
-def _blame(
-    case: Case, place: Place, found: Split, sides: tuple[Ranks, Ranks], certainty: Certainty
-) -> Finding:
-    if found.differs is Differs.OP or _is_elsewhere(case, place, sides):
-        return _other_op(case, place, sides, certainty)
-    return _other_signature(case, place, found, sides[0], certainty)
+def judge_unrecorded(case: Case, place: Place) -> Finding | None:
+    """The disagreement at a full place where some members issued from C++ an unrecorded call.
+
+    Without a Flight Recorder (gloo before PyTorch 2.8, or a buffer of size 0) the
+    counters say only that a rank has reached the place. Where its page, which knows
+    all that Python issues, knows of no call there, C++ made it: DDP's reducer, a
+    functional collective. Members for which Python made it are another side then.
+    None where all are known.
+    """
+    members = case.job.members(place.gid)
+    unknown = [rank for rank in members if case.job.record(rank, place) is None]
+    if not 0 < len(unknown) < len(members):
+        return None
+    if not all(_page_would_know(case, rank, place) for rank in unknown):
+        return None
+    known = [case.job.record(rank, place) for rank in members]
+    if not any(record is not None and record.source == "page" for record in known):
+        return None  # C++ made it there as well
+    key = case.job.keys[place.gid]
+    for rank in unknown:
+        call = OpRecord(
+            key, BY_CPP, BY_CPP, place.seq, p2p=False, state=OpState.ISSUED, source="counters"
+        )
+        case.job.assume(rank, place, call)
+    finding = judge_dispute(case, place)
+    if finding is None:
+        return None
+    return replace(finding, certainty=finding.certainty.at_most(Certainty.LIKELY), final=False)
 
 
-def _is_elsewhere(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
-    """Whether the first of two sides always came to the line of the other at this point.
+def _page_would_know(case: Case, rank: int, place: Place) -> bool:
+    """True if a Python call there would still be in the rank's ring."""
+    snapshot = case.job.ranks.get(rank)
+    if snapshot is None or snapshot.flight:
+        return False
+    ops = case.job.ops.get(rank, ())
+    if rank in case.ended and not ops:
+        # Either nothing of its ring is left, or Python never made a call.
+        progress = case.job.progress.get(rank, {}).get(place.gid)
+        return progress is not None and progress.by_python == 0
+    seqs = [record.seq for gid, record in ops if gid == place.gid and not record.p2p]
+    if seqs:
+        return min(seqs) < place.seq
+    first: dict[int, int] = {}
+    for gid, record in ops:
+        if record.p2p:
+            first.setdefault(gid, record.seq)
+    return all(seq <= 1 for seq in first.values())  # else the ring has wrapped since
 
-    Then what they entered is not one call with two signatures.
+
+# --- The side at fault -------------------------------------------------------------------
+
+
+def _without_majority(case: Case, place: Place, split: Split) -> Finding:
+    """No side is outvoted: the source and what came before decide, if they can."""
+    known = sum(len(ranks) for _, ranks in split.parts)
+    # Where members are not known it may be that they are the majority.
+    whole = known == len(case.job.members(place.gid))
+    if len(split.parts) == 2 and whole:  # noqa: PLR2004 (a pair of sides)
+        one, other = (ranks for _, ranks in split.parts)
+        left = case.departures.ranks & {*one, *other}
+        usual = usual_side(case.job, place, split)
+        odd = [
+            sides
+            for sides in ((one, other), (other, one))
+            # Of a side that is known in part, the rest did the same.
+            if (
+                left == {*sides[0]}
+                if left
+                else usual == sides[1] or (usual is None and _is_odd(case, place, sides))
+            )
+        ]
+        if len(odd) == 1:
+            blamed = _blame(case, place, split, odd[0], Certainty.LIKELY)
+            if left or usual is None:
+                return blamed
+            return replace(blamed, text=disagreement.as_usual(blamed.text, odd[0][1]))
+    candidates = tuple(sorted(rank for _, ranks in split.parts for rank in ranks))
+    sites = [(r, s) for _, r in split.parts if (s := case.site_at(r[0], place)) is not None]
+    is_op = split.differs is Differs.OP
+    named = "different collectives" if is_op else _op(case, place, candidates[0])
+    site, other_site = [*(site for _, site in sites), None, None][:2]
+    scene = Scene(candidates, (), "", site, other_site)
+    text = disagreement.undecided(split, wait_point_text(case.job, place, named), sites)
+    kind = Kind.OP_MISMATCH if is_op else Kind.SIGNATURE_MISMATCH
+    finding = _finding(case, place, kind, scene, text)
+    return replace(
+        finding,
+        hang=Certainty.LIKELY if finding.final and whole else None,
+        apart=bool(_by_cpp(case, place, *(ranks for _, ranks in split.parts))),
+        differs=split.differs,
+    )
+
+
+def _is_elsewhere(case: Case, place: Place, sides: _Sides) -> bool:
+    """True if the first of two sides always came to the line of the other at this point.
+
+    Then they did not enter one call with two signatures.
     """
     records = [case.job.record(side[0], place) for side in sides]
     lines = {record.site for record in records if record is not None and record.site is not None}
     return len(lines) > 1 and _is_odd(case, place, sides)
 
 
-def _is_odd(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
-    """Whether the first of two sides made a known call where it never came before."""
+def _is_odd(case: Case, place: Place, sides: _Sides) -> bool:
+    """True if the first of two sides made a known call where it never came before."""
     here = case.job.record(sides[0][0], place)
     return (
         here is not None and _is_new(case, place, sides) and step(here) in _made(case, place, sides)
     )
 
 
-def _may_be_new(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
-    """Whether it is so, or may be by calls before it that are not known any more."""
+def _may_be_new(case: Case, place: Place, sides: _Sides) -> bool:
+    """True if its call is new, or may be by calls before it that are not known any more."""
     made = _made(case, place, sides)
     return _is_new(case, place, sides) or (len(made) < place.seq - 1 and expected(made) is None)
 
 
-def _is_new(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
-    """Whether the first of two sides made a call where it never came before, the other as ever."""
+def _is_new(case: Case, place: Place, sides: _Sides) -> bool:
+    """True if the first of two sides made a call where it never came before, the other as ever."""
     here, there = (case.job.record(side[0], place) for side in sides)
     if here is None or there is None:
         return False
@@ -141,7 +266,7 @@ def _is_new(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> bool:
     return usual is not None and step(here) not in usual and step(there) in usual
 
 
-def _made(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> list[Step]:
+def _made(case: Case, place: Place, sides: _Sides) -> list[Step]:
     """The calls before a place that are known of one of two sides: until then both made them."""
     places, both = case.job.places(place.gid), [side[0] for side in sides]
     return [
@@ -153,59 +278,11 @@ def _made(case: Case, place: Place, sides: tuple[Ranks, Ranks]) -> list[Step]:
     ]
 
 
-def _without_majority(case: Case, place: Place, found: Split) -> Finding:
-    """Nobody is outvoted: the source and what came before decide, if they can."""
-    known = sum(len(ranks) for _, ranks in found.parts)
-    # Where members are not known it may be that they are the majority.
-    whole = known == len(case.job.members(place.gid))
-    if len(found.parts) == 2 and whole:  # noqa: PLR2004 (a pair of sides)
-        one, other = found.parts[0][1], found.parts[1][1]
-        left = case.departures.ranks & {*one, *other}
-        right = usual_side(case.job, place, found)
-        odd = [
-            sides
-            for sides in ((one, other), (other, one))
-            # Of a side that is known in part, the rest did the same.
-            if (
-                left == {*sides[0]}
-                if left
-                else right == sides[1] or (right is None and _is_odd(case, place, sides))
-            )
-        ]
-        if len(odd) == 1:
-            blamed = _blame(case, place, found, odd[0], Certainty.LIKELY)
-            usual = not left and right is not None
-            text = disagreement.as_usual(blamed.text, odd[0][1]) if usual else blamed.text
-            return replace(blamed, text=text)
-    candidates = tuple(sorted(rank for _, ranks in found.parts for rank in ranks))
-    sites = [(r, s) for _, r in found.parts if (s := case.site_at(r[0], place)) is not None]
-    is_op = found.differs is Differs.OP
-    named = "different collectives" if is_op else _op(case, place, candidates[0])
-    final = _is_final(case, place)
-    return Finding(
-        kind=Kind.OP_MISMATCH if is_op else Kind.SIGNATURE_MISMATCH,
-        reason=Reason.USER_CODE,
-        certainty=Certainty.POSSIBLE,
-        culprits=candidates,
-        victims=case.victims_of(candidates, _wait_points(case, place)),
-        text=disagreement.undecided(found, wait_point_text(case.job, place, named), sites),
-        final=final,
-        hang=Certainty.LIKELY if final and whole else None,
-        wait_point=place,
-        collective=_collective(case, place, candidates[0]),
-        site=sites[0][1] if sites else None,
-        victim_site=sites[1][1] if len(sites) > 1 else None,
-        waits=_waits(case, place),
-        apart=bool(_by_cpp(case, place, *(ranks for _, ranks in found.parts))),
-        differs=found.differs,
-    )
-
-
 def _is_final(case: Case, place: Place) -> bool:
-    """Return True if somebody is stuck in it, or in a later disputed place that all are in.
+    """True if a rank is stuck in it, or in a later disputed place that all are in.
 
-    Or was aborted for it: what a thread of gloo's runs, nobody need be waiting for. Who has passed
-    it, and waits for one that is still to come to a later one, may get past that as well.
+    Or was aborted for it: for a call that a thread of gloo's runs, no rank need be waiting. A rank
+    that has passed it, and waits for one that is still to come, may get past that as well.
     """
     places, members = case.job.places(place.gid), case.job.members(place.gid)
     ends = (case.ended[rank] for rank in members if rank in case.ended)
@@ -224,84 +301,85 @@ def _is_final(case: Case, place: Place) -> bool:
     )
 
 
-def _other_op(
-    case: Case, place: Place, sides: tuple[Ranks, Ranks], certainty: Certainty
-) -> Finding:
+# --- The finding -------------------------------------------------------------------------
+
+
+def _blame(case: Case, place: Place, split: Split, sides: _Sides, certainty: Certainty) -> Finding:
+    """The finding with the first of two sides as culprits."""
+    if split.differs is not Differs.OP and not _is_elsewhere(case, place, sides):
+        return _other_signature(case, place, split, sides, certainty)
     culprits, others = sides
-    sites = case.site_at(culprits[0], place), case.site_at(others[0], place)
-    where = wait_point_text(case.job, place, UNNAMED)
-    scene = Scene(culprits, others, where, *sites, case.sites_at((*culprits, *others), place))
-    entered = Counter(_op(case, place, rank) for rank in culprits)
-    mine = [
-        (tuple(rank for rank in culprits if _op(case, place, rank) == op), op) for op in entered
-    ]
-    return Finding(
-        kind=Kind.OP_MISMATCH,
-        reason=Reason.USER_CODE,
-        certainty=certainty,
-        culprits=culprits,
-        victims=case.victims_of(culprits, _wait_points(case, place)),
-        text=disagreement.other_op(scene, mine, _op(case, place, others[0])),
-        final=_is_final(case, place),
-        wait_point=place,
-        collective=_collective(case, place, culprits[0]),
-        site=sites[0],
-        victim_site=sites[1],
-        waits=_waits(case, place),
-    )
+    scene = _scene(case, place, sides, UNNAMED)
+    entered: dict[str, list[int]] = defaultdict(list)
+    for rank in culprits:
+        entered[_op(case, place, rank)].append(rank)
+    mine = [(tuple(ranks), op) for op, ranks in entered.items()]
+    text = disagreement.other_op(scene, mine, _op(case, place, others[0]))
+    return replace(_finding(case, place, Kind.OP_MISMATCH, scene, text), certainty=certainty)
+
+
+def _other_shape(case: Case, place: Place, sides: _Sides, certainty: Certainty) -> Finding:
+    """The finding of two sides with tensors of other shapes."""
+    records = case.records_at(place)
+    shapes = ((f"shape {list(records[side[0]].shape)}", side) for side in sides[::-1])
+    return _other_signature(case, place, Split(Differs.SHAPE, tuple(shapes)), sides, certainty)
 
 
 def _other_signature(
-    case: Case, place: Place, found: Split, culprits: Ranks, certainty: Certainty
+    case: Case, place: Place, split: Split, sides: _Sides, certainty: Certainty
 ) -> Finding:
-    site = case.site_at(culprits[0], place)
-    others = next(ranks for _, ranks in found.parts if not set(ranks) & set(culprits))
-    where = wait_point_text(case.job, place, _op(case, place, culprits[0]))
-    sites = case.sites_at((*culprits, *others), place)
-    scene = Scene(culprits, others, where, site, case.site_at(others[0], place), sites)
+    culprits = sides[0]
+    others = next(ranks for _, ranks in split.parts if not {*ranks} & {*culprits})
+    scene = _scene(case, place, (culprits, others), _op(case, place, culprits[0]))
     by_cpp = _by_cpp(case, place, culprits, others)
-    return Finding(
-        kind=Kind.SIGNATURE_MISMATCH,
-        reason=Reason.USER_CODE,
-        certainty=certainty,
-        culprits=culprits,
-        victims=case.victims_of(culprits, _wait_points(case, place)),
-        text=disagreement.signature(scene, found, by_cpp),
-        final=_is_final(case, place),
-        wait_point=place,
-        collective=_collective(case, place, culprits[0]),
-        site=site,
-        victim_site=scene.other_site,
-        waits=_waits(case, place),
-        apart=bool(by_cpp),
-        differs=found.differs,
-    )
+    text = disagreement.signature(scene, split, by_cpp)
+    finding = _finding(case, place, Kind.SIGNATURE_MISMATCH, scene, text)
+    return replace(finding, certainty=certainty, apart=bool(by_cpp), differs=split.differs)
 
 
-def _other_splits(case: Case, place: Place, found: Split) -> Finding:
+def _other_splits(case: Case, place: Place, split: Split) -> Finding:
     """Ranks that send another amount than is taken, or take another than is sent."""
-    pairs = misfits(case.job.places(place.gid)[place.seq])
-    culprits = found.parts[-1][1]
+    pairs = misfits(case.records_at(place))
+    culprits = split.parts[-1][1]
+    alone = len(culprits) == 1
     named = {rank for pair in pairs for rank in (pair.sender, pair.receiver)}
-    partners = tuple(sorted(named - {*culprits})) if len(culprits) == 1 else ()
-    site = case.site_at(culprits[0], place)
-    where = wait_point_text(case.job, place, _op(case, place, culprits[0]))
-    scene = Scene(culprits, partners, where, site, sites=case.sites_at(culprits, place))
-    return Finding(
-        kind=Kind.SIGNATURE_MISMATCH,
-        reason=Reason.USER_CODE,
-        certainty=Certainty.LIKELY if len(culprits) == 1 else Certainty.POSSIBLE,
-        culprits=culprits,
-        victims=case.victims_of(culprits, _wait_points(case, place)),
-        text=disagreement.exchange(scene, pairs),
+    partners = tuple(sorted(named - {*culprits})) if alone else ()
+    scene = _scene(case, place, (culprits, partners), _op(case, place, culprits[0]))
+    text = disagreement.exchange(scene, pairs)
+    finding = _finding(case, place, Kind.SIGNATURE_MISMATCH, scene, text)
+    certainty = Certainty.LIKELY if alone else Certainty.POSSIBLE
+    return replace(finding, certainty=certainty, differs=split.differs)
+
+
+def _scene(case: Case, place: Place, sides: _Sides, op: str) -> Scene:
+    """Both sides at the lines from which they entered a place."""
+    site, other_site = (case.site_at(side[0], place) if side else None for side in sides)
+    lines = case.sites_at((*sides[0], *sides[1]), place)
+    return Scene(*sides, wait_point_text(case.job, place, op), site, other_site, lines)
+
+
+def _finding(case: Case, place: Place, kind: Kind, scene: Scene, text: Text) -> Finding:
+    """The possible finding, of all that wait at the place and at the later ones of its group."""
+    culprits = scene.culprits
+    points = [
+        place,
+        *(
+            wait_point
+            for wait_point, cause in case.graph.because.items()
+            if cause == place and isinstance(wait_point, Place)
+        ),
+    ]
+    waits = tuple(wait for point in points for wait in case.waits_at(point))
+    record = case.job.record(culprits[0], place)
+    finding = Finding(
+        kind=kind,
+        certainty=Certainty.POSSIBLE,
+        text=text,
         final=_is_final(case, place),
-        wait_point=place,
-        collective=_collective(case, place, culprits[0]),
-        site=site,
-        victim_site=case.site_at(partners[0], place) if partners else None,
-        waits=_waits(case, place),
-        differs=found.differs,
+        **case.about(place, scene, case.victims_of(culprits, points), waits),
     )
+    called = collective_of(record) if record is not None else Collective("", place.seq)
+    return replace(finding, collective=called)
 
 
 def _by_cpp(case: Case, place: Place, *sides: Ranks) -> Ranks:
@@ -317,29 +395,4 @@ def _by_cpp(case: Case, place: Place, *sides: Ranks) -> Ranks:
 
 def _op(case: Case, place: Place, rank: int) -> str:
     record = case.job.record(rank, place)
-    return (record.op or record.wire) if record else UNNAMED
-
-
-def _collective(case: Case, place: Place, rank: int) -> Collective:
-    record: OpRecord | None = case.job.record(rank, place)
-    if record is None:
-        return Collective("", place.seq)
-    return Collective(record.op or record.wire, place.seq, record.dtype, record.shape)
-
-
-def _wait_points(case: Case, place: Place) -> list[Place]:
-    """The disputed place and the later ones of its group in which ranks wait."""
-    return [
-        place,
-        *(
-            wait_point
-            for wait_point, cause in case.graph.because.items()
-            if cause == place and isinstance(wait_point, Place)
-        ),
-    ]
-
-
-def _waits(case: Case, place: Place) -> tuple[Wait, ...]:
-    return tuple(
-        wait for wait_point in _wait_points(case, place) for wait in case.waits_at(wait_point)
-    )
+    return name_of(record) if record else UNNAMED

@@ -1,4 +1,4 @@
-"""Why calls come in another order on each rank: they are made in an order that is none."""
+"""Finds calls that are made in no fixed order: in a loop over a set or files, or by finalizers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,12 @@ from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Certainty, Kind, What
 from hangwatch.model.verdict import RootCause
 
-_OF_ORDER = frozenset(
-    {
-        Kind.ORDER_INVERSION,
-        Kind.SIGNATURE_MISMATCH,
-        Kind.OP_MISMATCH,
-        Kind.MISSING_PEER,
-        Kind.INIT_INCOMPLETE,
-    }
-)
 _OF_SIDES = frozenset({Kind.ORDER_INVERSION, Kind.SIGNATURE_MISMATCH, Kind.OP_MISMATCH})
+_OF_ORDER = _OF_SIDES | {Kind.MISSING_PEER, Kind.INIT_INCOMPLETE}
 
 
 def of_all_in_loop(case: Case, finding: Finding) -> Finding:
-    """The finding, of all that wait in a loop over a set: its order is nobody's departure."""
+    """The finding, of all that wait in a loop over a set: its order is no rank's departure."""
     if finding.settled or finding.kind not in _OF_SIDES:
         return finding
     waiting = {wait.rank for wait in finding.waits if not wait.vague}
@@ -36,14 +28,14 @@ def of_all_in_loop(case: Case, finding: Finding) -> Finding:
     candidates = tuple(
         rank for rank, at in places.items() if at is not None and first and at.line == first.line
     )
-    found = _loop(case, candidates[:FEW])
-    if found is None or found[1] is not Unordered.SET or candidates == finding.culprits:
+    loop = _loop(case, candidates[:FEW])
+    if loop is None or loop[1] is not Unordered.SET or candidates == finding.culprits:
         return finding
     return replace(finding.of_any(candidates), text=disagreement.in_no_order(finding.text))
 
 
 def without_order(case: Case, finding: Finding, *, apart: bool = False) -> RootCause | None:
-    """What has another order on each rank: a finalizer, a loop over a set, or over files.
+    """The source of another order on each rank: a finalizer, a loop over a set, or over files.
 
     apart: also a loop of which one call has led to the lines of all.
     """
@@ -51,39 +43,29 @@ def without_order(case: Case, finding: Finding, *, apart: bool = False) -> RootC
         return None
     others = (wait.rank for wait in finding.waits if wait.rank not in finding.culprits)
     some = (*finding.culprits[:FEW], *islice(others, FEW))
-    return _in_finalizer(case, finding, some) or _in_loop(case, finding, some, apart=apart)
-
-
-def _in_finalizer(case: Case, finding: Finding, ranks: Sequence[int]) -> RootCause | None:
-    """The call of a ``__del__`` that one side is in, and the other one is not."""
-    inside = {rank: _finalizer(case, rank) for rank in ranks}
-    sites = {site for site in inside.values() if site is not None}
-    if len(sites) != 1 or None not in inside.values():
+    site = _finalizer(case, some)
+    if site is not None:
+        why = reasons.in_finalizer()
+        return finding.cause(What.DIFFERENT_ORDER, Certainty.LIKELY, site, why)
+    loop = _loop(case, some, apart=apart)
+    if loop is None:
         return None
-    why = reasons.in_finalizer()
-    certainty = finding.certainty.at_most(Certainty.LIKELY)
-    return RootCause(What.DIFFERENT_ORDER, certainty, sites.pop(), why, (why,))
-
-
-def _finalizer(case: Case, rank: int) -> Site | None:
-    """The line at which a rank is in a ``__del__``."""
-    frames = (frame for frame in case.stack(rank) if frame.function.endswith("__del__"))
-    frame = next(frames, None)
-    return case.site_of_line(frame.file, frame.line) if frame is not None else None
-
-
-def _in_loop(
-    case: Case, finding: Finding, ranks: Sequence[int], *, apart: bool
-) -> RootCause | None:
-    found = _loop(case, ranks, apart=apart)
-    if found is None:
-        return None
-    site, over = found
-    why = reasons.without_order(site, over)
+    site, over = loop
     # Else sizes may differ that belong to one element: then it is another reason.
     sure = over is Unordered.SET and finding.kind is Kind.ORDER_INVERSION
-    certainty = finding.certainty.at_most(Certainty.LIKELY if sure else Certainty.POSSIBLE)
-    return RootCause(What.DIFFERENT_ORDER, certainty, site, why, (why,))
+    at_most = Certainty.LIKELY if sure else Certainty.POSSIBLE
+    return finding.cause(What.DIFFERENT_ORDER, at_most, site, reasons.without_order(site, over))
+
+
+def _finalizer(case: Case, ranks: Sequence[int]) -> Site | None:
+    """The line in a ``__del__`` that one side is at, while the other is in none."""
+    lines = set()
+    for rank in ranks:
+        frames = (frame for frame in case.stack(rank) if frame.function.endswith("__del__"))
+        frame = next(frames, None)
+        lines.add((frame.file, frame.line) if frame is not None else None)
+    known = [line for line in lines if line is not None]
+    return case.site_of_line(*known[0]) if len(known) == 1 and None in lines else None
 
 
 def _loop(

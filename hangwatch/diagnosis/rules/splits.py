@@ -1,9 +1,9 @@
-"""Where culprits of a finding and another rank went two ways: what is known of their places."""
+"""Finds the positions of a culprit and of another rank that went two ways."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hangwatch.diagnosis.facts.alignment import END, LEFT, Made, Parting
@@ -19,13 +19,13 @@ from hangwatch.model.snapshot import OpRecord
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Where a culprit and another rank went two ways."""
+    """The positions of a culprit and of another rank that went two ways."""
 
     culprit: int
     other: int | None
-    """None where the other way is the one that the culprit went before."""
+    """None where the other way is the one that the culprit itself went before."""
     start: Line | None
-    """The last line that both came by, None where that is not known."""
+    """The last line that both came by, None if unknown."""
     mine: Position
     theirs: Position
     known: bool = False
@@ -33,29 +33,31 @@ class Split:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The two, or the one."""
+        """The culprit, and the other rank if there is one."""
         return (self.culprit,) if self.other is None else (self.culprit, self.other)
 
+    @property
+    def own_lines(self) -> list[Line]:
+        """The lines of the culprit's stack that are not in the other, innermost first."""
+        shared = {*self.theirs.frames}
+        return [line for line in reversed(self.mine.frames) if line not in shared]
 
-def splits(
-    case: Case,
-    finding: Finding,
-    weight: Callable[[int], int] = lambda _rank: 0,
-) -> Iterator[Split]:
-    """Where culprits and others went two ways, what is known best first.
 
-    weight: of the others those that it is least for are held against the culprits first.
+def splits(case: Case, finding: Finding, weight: Callable[[int], int]) -> Iterator[Split]:
+    """The splits of culprits and others, the best known first.
+
+    weight: the others for which it is least are compared with the culprits first.
     """
     culprits = {*finding.culprits}
     key = finding.wait_point
     if isinstance(key, Setup) and key.keys:
-        yield from _from_their_own_key(case, finding.culprits[0], key)
+        yield from _from_its_own_key(case, finding.culprits[0], key)
         return
     points = [finding.wait_point, *(wait.wait_point for wait in finding.waits)]
     for point in dict.fromkeys(points):
         if isinstance(point, Channel) and point.peer in (ANYONE, *culprits):
             peer = finding.culprits[0] if point.peer == ANYONE else point.peer
-            yield from _from_their_own_message(case, peer, point)
+            yield from _from_its_own_message(case, peer, point)
     partings = [one for one in case.departures.partings if len(culprits & {*one.ranks}) == 1]
     waiting = {wait.rank for wait in finding.waits}
     partings.sort(
@@ -67,16 +69,16 @@ def splits(
     )
     for parting in partings[:2]:
         culprit, other = sorted(parting.ranks, key=lambda rank: rank not in culprits)
-        found = _nearest(case, parting, (culprit, other))
-        if found is not None:
-            yield found
+        split = _nearest(case, parting, (culprit, other))
+        if split is not None:
+            yield split
     culprit = finding.culprits[0]
     mine = position(case, culprit) or _at(finding.site)
     for other in sorted(_others(case, finding), key=weight):
         theirs = position(case, other) or _at(finding.victim_site)
-        if mine is not None and theirs is not None and mine != theirs:
-            if _is_in_a_message_of_others(case, other, culprits):
-                continue
+        if mine is None or theirs is None or mine == theirs:
+            continue
+        if not _is_in_a_message_of_others(case, other, culprits):
             start = _last_of_both(case, culprit, other, theirs)
             known = mine.line in lines_before(case, culprit)
             yield Split(culprit, other, start, mine, theirs, known)
@@ -86,34 +88,34 @@ def splits(
     yield from _from_its_own_part(case, finding, culprit)
 
 
-def _from_their_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator[Split]:
-    """From where a culprit has set such a key before to where it is, and not to there again.
+def _from_its_own_key(case: Case, culprit: int, wait_point: Setup) -> Iterator[Split]:
+    """The split of a culprit from the line at which it has set such a key before.
 
-    Or from there on, where it waited there before: it may have come by since.
+    Begins there, or at the line where it is: it may have come by since.
     """
     known, mine = setter(case.job.ranks, wait_point.keys), position(case, culprit)
     if known is None or mine is None or culprit not in known.behind:
         return
-    line = _line(known.site)
+    line = line_at(known.site)
     since = [
         record.site
         for _, record in case.job.ops.get(culprit, [])
         if record.site is not None and record.issued_age_s < known.age_s
     ]
-    start = _line(since[-1]) if since else line
+    start = line_at(since[-1]) if since else line
     for begin in dict.fromkeys((start, mine.line)):
         yield Split(culprit, None, begin, mine, Position((line,)), known=True)
 
 
 def _nearest(case: Case, parting: Parting, ranks: tuple[int, int]) -> Split | None:
-    """Where two parted, with the calls in groups that one of them alone is in."""
+    """The split at a parting, with the calls in groups that one of them alone is in."""
     if None in parting.last and not all(_is_complete(case, rank) for rank in ranks):
         return None
     mine, theirs = (
         _since(case, rank, parting, _kinds(case, other)) for rank, other in (ranks, ranks[::-1])
     )
     both = {key for key, _, _ in mine} & {key for key, _, _ in theirs}
-    # What is for one alone is its part in the program.
+    # A call for one alone is its part in the program.
     mine, theirs = (
         [step for step in some if step[0] in both or not step[2] or step is some[-1]]
         for some in (mine, theirs)
@@ -124,45 +126,36 @@ def _nearest(case: Case, parting: Parting, ranks: tuple[int, int]) -> Split | No
             if here is None or there is None:
                 return None
             usual = {_line_of_step(case, step) for step in parting.before}
-            if start is None and there.line is not None and _has_passed(ranks[0], parting):
-                start = there.line
+            step = parting.seen_by(ranks[0])[1][0].step
+            if start is None and not step.file and step in parting.before:
+                start = there.line  # the culprit has come by the call of the other before
             return Split(*ranks, start, here, there, here.line in usual)
         start = here.line if here is not None else start
     return None
 
 
 def _since(
-    case: Case,
-    rank: int,
-    parting: Parting,
-    kinds: Collection[object],
+    case: Case, rank: int, parting: Parting, kinds: Collection[object]
 ) -> list[tuple[object, Position | None, bool]]:
-    """(what, where, it may be for the rank alone) of its calls from the last that both made on.
+    """(call, position, may be for the rank alone) of its calls from the last that both made on.
 
-    The last one is that by which they parted. kinds: of groups that the other one is in.
+    The last one is the call by which they parted. kinds: of groups that the other one is in.
     """
     side = parting.ranks.index(rank)
     last, made = parting.last[side], parting.ways[side][0]
-    ops = case.job.ops.get(rank, [])
     found: list[tuple[object, Position | None, bool]] = []
-    for gid, record in ops:
+    for gid, record in case.job.ops.get(rank, ()):
         at = (gid, record.seq, record.p2p)
         if at == (made.gid, made.seq, made.p2p):
             break
         if record.site is not None:
-            line = _line(record.site)
+            line = line_at(record.site)
             alone = record.p2p or _kind(record.group) not in kinds
             found.append(((record.wire, line), Position((line,)), alone))
         if last is not None and at == (last.gid, last.seq, last.p2p):
             found.clear()
-    found.append(
-        (
-            (made.step.wire, _line_of_step(case, made.step)),
-            _position(case, rank, made),
-            False,
-        )
-    )
-    return found
+    key = made.step.wire, _line_of_step(case, made.step)
+    return [*found, (key, _position(case, rank, made), False)]
 
 
 def _kinds(case: Case, rank: int) -> set[object]:
@@ -175,7 +168,7 @@ def _kind(key: GroupKey) -> object:
 
 
 def _is_complete(case: Case, rank: int) -> bool:
-    """Whether all calls that Python made are known of a rank."""
+    """True if all calls that Python made are known of a rank."""
     groups = case.job.progress.get(rank, {})
     made = Counter(
         gid for gid, one in case.job.ops.get(rank, ()) if one.source == "page" and not one.p2p
@@ -183,46 +176,50 @@ def _is_complete(case: Case, rank: int) -> bool:
     return all(made[gid] >= one.by_python >= 0 for gid, one in groups.items())
 
 
-def _from_their_own_message(case: Case, culprit: int, channel: Channel) -> Iterator[Split]:
-    """A culprit that leaves out a message, held against how it made it before."""
+def _from_its_own_message(case: Case, culprit: int, channel: Channel) -> Iterator[Split]:
+    """The split of a culprit that leaves out a message from its own line for it."""
     wanted = "recv" if channel.sends else "send"
-    mine, lines = position(case, culprit), lines_before(case, culprit)
-    before = [
-        record.site
+    lines = [
+        line_at(record.site)
         for _, record in case.job.ops.get(culprit, ())
         if record.site and record.peer == channel.waiter and record.wire == wanted
     ]
-    if mine is not None and before and lines and mine.line != _line(before[-1]):
-        theirs = Position((_line(before[-1]),))
-        yield Split(culprit, None, lines[-1], mine, theirs, mine.line in lines)
+    yield from _from_its_own_line(case, culprit, lines)
 
 
 def _from_its_own_part(case: Case, finding: Finding, culprit: int) -> Iterator[Split]:
-    """A culprit that has a line of its own for the call that others wait in, and left it out."""
+    """The split of a culprit that leaves out the call of the others from its own line for it."""
     place, mine = finding.wait_point, position(case, culprit)
-    others = [wait for wait in finding.waits if wait.rank != culprit and wait.record is not None]
-    if not isinstance(place, Place) or mine is None or not others:
+    waits = ((wait.rank, wait.record) for wait in finding.waits if wait.rank != culprit)
+    other, call = next((pair for pair in waits if pair[1] is not None), (-1, None))
+    if not isinstance(place, Place) or mine is None or call is None:
         return
-    wire = others[0].record.wire if others[0].record is not None else ""
-    theirs, lines = lines_of(case, others[0].rank), lines_before(case, culprit)
-    own = [
+    theirs = lines_of(case, other)
+    lines = [
         line
         for gid, record in case.job.ops.get(culprit, ())
-        if (gid, record.wire) == (place.gid, wire) and record.site is not None
-        if (line := _line(record.site)) not in theirs and line != mine.line
+        if (gid, record.wire) == (place.gid, call.wire) and record.site is not None
+        if (line := line_at(record.site)) not in theirs and line != mine.line
     ]
-    if own and lines:
-        yield Split(culprit, None, lines[-1], mine, Position((own[-1],)), mine.line in lines)
+    yield from _from_its_own_line(case, culprit, lines)
+
+
+def _from_its_own_line(case: Case, culprit: int, lines: Sequence[Line]) -> Iterator[Split]:
+    """The split of a culprit from the last of its own lines for a call, if it is elsewhere."""
+    mine, before = position(case, culprit), lines_before(case, culprit)
+    if mine is not None and lines and before and mine.line != lines[-1]:
+        theirs = Position((lines[-1],))
+        yield Split(culprit, None, before[-1], mine, theirs, mine.line in before)
 
 
 def _is_in_a_message_of_others(case: Case, rank: int, culprits: set[int]) -> bool:
-    """Whether a rank waits for a message that has nothing to do with the culprits."""
+    """True if a rank waits for a message that has nothing to do with the culprits."""
     points = (wait.wait_point for wait in case.graph.by_rank.get(rank, ()))
     return any(isinstance(point, Channel) and point.peer not in culprits for point in points)
 
 
 def _others(case: Case, finding: Finding) -> list[int]:
-    """Those that did not do what the culprits did, first those that wait for them."""
+    """The ranks that did not do what the culprits did, first those that wait for them."""
     place = finding.wait_point
     members = case.job.members(place.gid) if isinstance(place, Place) else ()
     ranks = [*(wait.rank for wait in finding.waits), *finding.victims, *members]
@@ -230,7 +227,7 @@ def _others(case: Case, finding: Finding) -> list[int]:
 
 
 def _position(case: Case, rank: int, made: Made) -> Position | None:
-    """Where a rank made a call, or the next one of which that is known."""
+    """The position at which a rank made a call, or the next one of which that is known."""
     if made.step == END:
         return Position()
     if made.step.wire == LEFT:
@@ -253,7 +250,7 @@ def sides_of(case: Case, ranks: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def position(case: Case, rank: int) -> Position | None:
-    """Where a rank made the call that it waits in, else where it is."""
+    """The position at which a rank made the call that it waits in, else the one where it is."""
     stack = _stack(case, rank)
     waits = case.graph.by_rank.get(rank, ())
     lines = [line for wait in waits if (line := line_of(case, wait.record)) is not None]
@@ -263,10 +260,10 @@ def position(case: Case, rank: int) -> Position | None:
 
 
 def lines_before(case: Case, rank: int) -> list[Line]:
-    """The lines of the calls of a rank, but for those that it waits in."""
+    """The lines of the calls of a rank, but for the calls that it waits in."""
     waits = [w.record for w in case.graph.by_rank.get(rank, ()) if w.record is not None]
     made = [record for _, record in case.job.ops.get(rank, ()) if record not in waits]
-    # Such as all_gather_object makes several calls, and the rank is still in one of them.
+    # all_gather_object and its like make several calls, and the rank is still in one of them.
     parts = {(one.op, one.site) for one in waits if one.op != one.wire}
     while made and (made[-1].op, made[-1].site) in parts:
         made.pop()
@@ -274,7 +271,7 @@ def lines_before(case: Case, rank: int) -> list[Line]:
 
 
 def _stack(case: Case, rank: int) -> Position | None:
-    """Where a rank is now, or was when a peer's end threw it out; None where it is not known."""
+    """The position of a rank now, or when a peer's end threw it out; None if unknown."""
     end = case.ended.get(rank)
     if case.has_returned(rank):
         return Position()
@@ -287,7 +284,7 @@ def _stack(case: Case, rank: int) -> Position | None:
 
 
 def _at(site: Site | None) -> Position | None:
-    return Position((_line(site),)) if site is not None else None
+    return Position((line_at(site),)) if site is not None else None
 
 
 def _start(case: Case, parting: Parting) -> Line | None:
@@ -302,16 +299,10 @@ def _line_of_step(case: Case, step: Step) -> Line | None:
     return case.source.program.only_call("backward") if step.wire == "all_reduce" else None
 
 
-def _has_passed(culprit: int, parting: Parting) -> bool:
-    """Whether a culprit has come by the call of the other before, which has no line."""
-    made = parting.seen_by(culprit)[1][0]
-    return not made.step.file and made.step in parting.before
-
-
 def _last_of_both(case: Case, culprit: int, other: int, theirs: Position) -> Line | None:
     """The line of the last call of a culprit that the other made as well.
 
-    Of what C++ issued there is no line: then it is the one where the other is now.
+    A call that C++ issued has no line: then it is the one where the other is now.
     """
     known = {*lines_of(case, other)}
     before = next((line for line in reversed(lines_before(case, culprit)) if line in known), None)
@@ -330,10 +321,11 @@ def line_of(case: Case, record: OpRecord | None) -> Line | None:
     if record is None:
         return None
     if record.site is not None:
-        return _line(record.site)
+        return line_at(record.site)
     is_bucket = record.source == "flight" and record.wire == "all_reduce"
     return case.source.program.only_call("backward") if is_bucket else None
 
 
-def _line(site: Site) -> Line:
+def line_at(site: Site) -> Line:
+    """The line of a site, without its text."""
     return Line(site.file, site.line)

@@ -1,4 +1,4 @@
-"""Cycles in which the source, or what the ranks did before, tells who left the program."""
+"""Cycles in which the source, or earlier calls of the ranks, show which left the program."""
 
 from __future__ import annotations
 
