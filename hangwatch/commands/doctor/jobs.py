@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from hangwatch.commands.top import runs
 from hangwatch.commands.top.ranks import Processes
 from hangwatch.console import News
-from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.evidence.pages.finder import Pages
 from hangwatch.preflight.finding import Finding, ok, warn
+from hangwatch.text import the_ranks
 
 CHECK = "jobs"
 _LACKS = "docs/compatibility.md and docs/limits.md say what is seen with which"

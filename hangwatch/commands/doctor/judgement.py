@@ -10,9 +10,9 @@ from typing import Any
 
 from hangwatch.commands.doctor.outcome import Outcome, Stage
 from hangwatch.commands.doctor.trial import Trial
-from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.preflight.finding import Finding, fail, ok, warn
 from hangwatch.preflight.job import Job
+from hangwatch.text import the_ranks
 
 CHECK, TIMES, LINKS, VERSIONS, VARIABLES, DEVICES = (
     *("trial", "times", "links", "versions", "variables", "devices"),

@@ -20,12 +20,13 @@ from hangwatch.diagnosis.facts.wait_points import Place, Setup
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.choices import CONDITIONS, Read
 from hangwatch.diagnosis.source.syntax import leaves, spans
-from hangwatch.diagnosis.text.phrases import group_text, key_text, line, the_ranks
+from hangwatch.diagnosis.text.phrases import group_text, key_text
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import is_user_frame, program_thread
 from hangwatch.model.kinds import Certainty, Kind, What
 from hangwatch.model.snapshot import Frame
 from hangwatch.model.verdict import RootCause
+from hangwatch.text import code_line, the_ranks
 
 
 class Use(StrEnum):
@@ -167,10 +168,10 @@ def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Rea
     if leaving:
         values["leaving"] = leaving
     if finding.victim_site is not None and _leaves_out(cause, reads):
-        values["left_out"] = line(finding.victim_site)
+        values["left_out"] = code_line(finding.victim_site)
     if handled := case.handled_by(finding.culprits):
         raised = case.exception_of(finding.culprits)
-        here = raised is not None and line(raised.site) == values.get("cause_line")
+        here = raised is not None and code_line(raised.site) == values.get("cause_line")
         values["unwinding" if here else "raised"] = handled
     if "others" in values and gave_up(case.ended, finding.waits):
         values["impatient"] = values["others"]
@@ -243,7 +244,7 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
         return
     text = (cause.site.source or "").partition("  #")[0].rstrip(":")
     yield "cause", text
-    yield "cause_line", line(cause.site)
+    yield "cause_line", code_line(cause.site)
     loops = text.startswith(("for ", "while "))
     known = {
         "loop": loops,
@@ -285,7 +286,7 @@ def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
         text = (blocked.until.source or "").rstrip(":")
         yield _UNTIL.get(blocked.on, "until"), text
     if blocked.instead is not None:
-        yield from (("set_key", blocked.instead.key), ("set_at", line(blocked.instead.site)))
+        yield from (("set_key", blocked.instead.key), ("set_at", code_line(blocked.instead.site)))
     if blocked.link is not None:
         yield from _of_link(blocked.link)
 
@@ -293,7 +294,7 @@ def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
 def _of_link(link: Link) -> Iterator[tuple[str, str]]:
     """The thread or process by which its wait would end."""
     if link.ended_by:
-        yield from (("dead_thread", link.name), ("dead_at", line(link.site)))
+        yield from (("dead_thread", link.name), ("dead_at", code_line(link.site)))
         yield "dead_by", link.ended_by.partition(":")[0]
     elif link.had_by:
         if link.command:
@@ -306,9 +307,9 @@ def _of_link(link: Link) -> Iterator[tuple[str, str]]:
             yield "filled", link.name
     elif link.site is not None:
         yield "holder" if link.holds else "other_thread", link.name
-        yield "holder_at" if link.holds else "other_thread_at", line(link.site)
+        yield "holder_at" if link.holds else "other_thread_at", code_line(link.site)
         if link.crossed is not None:
-            yield "crossed_at", line(link.crossed)
+            yield "crossed_at", code_line(link.crossed)
 
 
 def _of_key(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
@@ -317,11 +318,12 @@ def _of_key(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
     known = setter(case.job.ranks, point.keys) if isinstance(point, Setup) else None
     if isinstance(point, Setup) and known is not None and finding.differs == KEY:
         yield from (("asked", key_text(point.keys)), ("set_key", known.key))
-        yield "set_at", line(known.site)
+        yield "set_at", code_line(known.site)
     elif isinstance(point, Setup) and known is not None:
         either = {*finding.culprits} > {*known.behind}
         yield "either" if either else "unset", key_text(point.keys)
-        yield "last_at" if either else "set_at" if known.by_form else "passed_at", line(known.site)
+        at = "last_at" if either else "set_at" if known.by_form else "passed_at"
+        yield at, code_line(known.site)
 
 
 def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterator[tuple[str, str]]:
@@ -368,7 +370,13 @@ def _of_others_than_reads(finding: Finding, cause: RootCause) -> Iterator[tuple[
     if cause.what is What.SWALLOWED_EXCEPTION and text.startswith("except"):
         yield "repeats", text
     mine, theirs = finding.site, finding.victim_site
-    if cause.what in CONDITIONS and mine and mine.call and theirs and line(mine) == line(theirs):
+    if (
+        cause.what in CONDITIONS
+        and mine
+        and mine.call
+        and theirs
+        and code_line(mine) == code_line(theirs)
+    ):
         yield "deciding", text
     elif cause.what in CONDITIONS and cause.others and cause.others[0].site is not None:
         yield "set_below", text
@@ -402,9 +410,9 @@ def _values(finding: Finding) -> Iterator[tuple[str, str]]:
     if finding.differs in _NAMED:
         yield finding.differs, _NAMED[finding.differs]
     if finding.site is not None:
-        yield "line", line(finding.site)
+        yield "line", code_line(finding.site)
     if finding.victim_site is not None:
-        yield "other_line", line(finding.victim_site)
+        yield "other_line", code_line(finding.victim_site)
     if finding.collective is not None and finding.collective.op:
         yield "op", finding.collective.op
 

@@ -16,10 +16,11 @@ from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.program import fork
 from hangwatch.diagnosis.text import disagreement, wording
-from hangwatch.diagnosis.text.phrases import Ranks, each_now, group_text, now, verb
+from hangwatch.diagnosis.text.phrases import Ranks, each_now, group_text, now
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Certainty, Kind, Reason
+from hangwatch.text import verb
 
 
 def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:

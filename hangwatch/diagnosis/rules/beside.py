@@ -15,10 +15,11 @@ from dataclasses import replace
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import has_time_limit
-from hangwatch.diagnosis.text.phrases import at_line, capital, the_ranks, verb
+from hangwatch.diagnosis.text.phrases import at_line
 from hangwatch.model.frames import innermost_user_site, main_thread
 from hangwatch.model.kinds import Certainty
 from hangwatch.model.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
+from hangwatch.text import capital, the_ranks, verb
 
 _BOOTSTRAP = re.compile(r"/threading\.py$")
 """Where a thread of threading's begins, below it native frames at most."""

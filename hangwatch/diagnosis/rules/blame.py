@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hangwatch.diagnosis.rules.case import Case, Finding
-from hangwatch.diagnosis.text.phrases import capital
 from hangwatch.diagnosis.text.wording import sentences
 from hangwatch.model.kinds import Kind, Reason
+from hangwatch.text import capital
 
 MAX_TOLD = 4
 _KINDS = frozenset(

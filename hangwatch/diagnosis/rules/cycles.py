@@ -33,10 +33,11 @@ from hangwatch.diagnosis.rules.stores import judge_key
 from hangwatch.diagnosis.rules.terminals import finished, left_behind
 from hangwatch.diagnosis.rules.unrecorded import judge_unrecorded
 from hangwatch.diagnosis.text import wording
-from hangwatch.diagnosis.text.phrases import at_line, group_text, now, verb
+from hangwatch.diagnosis.text.phrases import at_line, group_text, now
 from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Certainty, Kind, Reason
+from hangwatch.text import verb
 
 Ranks = tuple[int, ...]
 

@@ -24,22 +24,14 @@ from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
 from hangwatch.diagnosis.text import disagreement
-from hangwatch.diagnosis.text.phrases import (
-    MAX_TOLD,
-    Ranks,
-    at_line,
-    capital,
-    group_text,
-    the_ranks,
-    verb,
-    wait_point_text,
-)
+from hangwatch.diagnosis.text.phrases import MAX_TOLD, Ranks, at_line, group_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import with_source
 from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, What
 from hangwatch.model.snapshot import OpRecord
 from hangwatch.model.verdict import Collective
+from hangwatch.text import capital, the_ranks, verb
 
 AGREE_AFTER = 2
 """Calls that have to agree then."""

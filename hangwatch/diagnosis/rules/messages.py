@@ -15,12 +15,13 @@ from hangwatch.diagnosis.rules.absentees import missing_peer
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.divergence import Divergence
 from hangwatch.diagnosis.text import messages
-from hangwatch.diagnosis.text.phrases import Ranks, at_line, group_text, verb
+from hangwatch.diagnosis.text.phrases import Ranks, at_line, group_text
 from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import with_source
 from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, What
 from hangwatch.model.snapshot import OpRecord
+from hangwatch.text import verb
 
 ENOUGH_TAGS = 4
 """Messages of a line that tell by how much its tag goes up each time."""

@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hangwatch.diagnosis.facts.signatures import Differs, Misfit, Split
-from hangwatch.diagnosis.text.phrases import (
-    MAX_TOLD,
-    WIRED,
-    Ranks,
-    at_line,
-    capital,
-    line,
-    place_in_code,
-    the_ranks,
-    verb,
-    within,
-)
+from hangwatch.diagnosis.text.phrases import MAX_TOLD, WIRED, Ranks, at_line, place_in_code, within
 from hangwatch.diagnosis.text.wording import Scene, Text, sentences
 from hangwatch.model.calls import Site
+from hangwatch.text import capital, code_line, the_ranks, verb
 
 MAX_PAIRS = 3
 
@@ -188,8 +178,8 @@ def undecided(found: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> 
 def uneven_turns(scene: Scene, calls: tuple[str, str], loop: Site, known: Text) -> Text:
     """A loop that one side is in and the other has left. calls: what each of them is in."""
     return Text(
-        f"{scene.they} {scene.are} in {calls[0]}{scene.here}, in the loop at {line(loop)} that "
-        f"{the_ranks(scene.others)} {verb(scene.others, 'has', 'have')} left: "
+        f"{scene.they} {scene.are} in {calls[0]}{scene.here}, in the loop at {code_line(loop)} "
+        f"that {the_ranks(scene.others)} {verb(scene.others, 'has', 'have')} left: "
         f"{verb(scene.others, 'it is', 'they are')} in {calls[1]}{scene.there}.",
         known.explanation,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hangwatch.diagnosis.facts.stores import Setter
-from hangwatch.diagnosis.text.phrases import at_line, capital, line, place_in_code, the_ranks, verb
+from hangwatch.diagnosis.text.phrases import at_line, place_in_code
 from hangwatch.diagnosis.text.wording import Scene, Text, sentences
+from hangwatch.text import capital, code_line, the_ranks, verb
 
 
 def two_names(
@@ -61,12 +62,12 @@ def one_direction(scene: Scene, *, sends: bool, posted: bool) -> Text:
 
 def never_set(scene: Scene, setter: Setter) -> Text:
     """Ranks that should have set a key, by what they did before."""
-    did = "did not set" if setter.by_form else f"did not come by {line(setter.site)} for"
+    did = "did not set" if setter.by_form else f"did not come by {code_line(setter.site)} for"
     return Text(
         f"{scene.they} {did} {scene.where}{scene.awaited()}",
         sentences(
             set_before(setter),
-            scene.seen() if line(scene.site) != line(scene.other_site) else "",
+            scene.seen() if code_line(scene.site) != code_line(scene.other_site) else "",
             scene.waiting(),
         ),
     )

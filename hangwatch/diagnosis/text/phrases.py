@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.awaited import On
@@ -14,98 +14,13 @@ from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Plac
 from hangwatch.model.calls import PackageCall, Site
 from hangwatch.model.kinds import Reason
 from hangwatch.model.page import ExceptionRecord
+from hangwatch.text import code_line, signal_name, the_ranks, verb
 
 Ranks = tuple[int, ...]
 
-MAX_SPANS = 8
-RUN = 3
-"""So many ranks in a row are written as a range."""
-MAX_NODES = 4
 MAX_MESSAGE = 160
 MAX_TOLD = 3
 """Of what differs from rank to rank, so much is told."""
-_SIGNALS = {
-    1: "SIGHUP",
-    2: "SIGINT",
-    3: "SIGQUIT",
-    4: "SIGILL",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    10: "SIGUSR1",
-    11: "SIGSEGV",
-    12: "SIGUSR2",
-    13: "SIGPIPE",
-    15: "SIGTERM",
-}
-"""signal(7), x86 and ARM."""
-
-
-def spans(ranks: Iterable[int]) -> list[str]:
-    """Sorted ranks, runs of three and more as ranges."""
-    found: list[str] = []
-    run: list[int] = []
-    for rank in [*sorted(set(ranks)), None]:
-        if run and rank == run[-1] + 1:
-            run.append(rank)
-            continue
-        if len(run) >= RUN:
-            found.append(f"{run[0]}-{run[-1]}")
-        else:
-            found.extend(map(str, run))
-        run = [] if rank is None else [rank]
-    return found
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """``0, 1, 3-7``, cut where it gets long."""
-    found = spans(ranks)
-    if len(found) > MAX_SPANS:
-        return ", ".join(found[:MAX_SPANS]) + ", ..."
-    return ", ".join(found)
-
-
-def the_ranks(ranks: Iterable[int]) -> str:
-    """``rank 2``, ``ranks 0, 1 and 3``."""
-    several = sorted(set(ranks))
-    found = spans(several)
-    if len(several) == 1:
-        return f"rank {found[0]}"
-    if not found:
-        return "nobody"
-    if len(found) > MAX_SPANS:
-        return f"ranks {rank_list(several)} ({len(several)} in all)"
-    if len(found) == 1:
-        return f"ranks {found[0]}"
-    return f"ranks {', '.join(found[:-1])} and {found[-1]}"
-
-
-def the_nodes(nodes: Sequence[str]) -> str:
-    """``node-1``, ``node-1 and node-4``, cut where it gets long."""
-    if len(nodes) > MAX_NODES:
-        return f"{', '.join(nodes[:MAX_NODES])} and {len(nodes) - MAX_NODES} more"
-    return " and ".join(filter(None, (", ".join(nodes[:-1]), nodes[-1]))) if nodes else "nobody"
-
-
-def capital(text: str) -> str:
-    """With a capital first letter."""
-    return text[:1].upper() + text[1:]
-
-
-def verb(ranks: Sequence[int], one: str, several: str) -> str:
-    """The form of a verb that fits so many ranks."""
-    return one if len(ranks) == 1 else several
-
-
-def short_file(file: str) -> str:
-    """The last part of a path."""
-    return file.rpartition("/")[2] or file
-
-
-def line(site: Site | None) -> str:
-    """``train.py:41``, empty for no site."""
-    return f"{short_file(site.file)}:{site.line}" if site else ""
 
 
 def at_line(site: Site | None) -> str:
@@ -113,8 +28,8 @@ def at_line(site: Site | None) -> str:
     if site is None:
         return ""
     if site.call is not None:
-        return f" in {called(site.call)}, called at {line(site)}"
-    return f" at {line(site)}"
+        return f" in {called(site.call)}, called at {code_line(site)}"
+    return f" at {code_line(site)}"
 
 
 def within(site: Site | None) -> str:
@@ -131,7 +46,7 @@ def place_in_code(site: Site | None) -> str:
     """``train.py:41 in train: `loss.backward()```, for explanations."""
     if site is None:
         return "a line that is not known"
-    where = line(site)
+    where = code_line(site)
     if site.function and site.function != "<module>":
         where += f" in {site.function}"
     where = f"{where}: `{site.source}`" if site.source else where
@@ -263,8 +178,8 @@ def _in_function(site: Site | None) -> str:
         return ""
     inside = f", in {called(site.call)}" if site.call else ""
     if site.function and site.function != "<module>":
-        return f"{site.function}, {line(site)}{inside}"
-    return f"{line(site)}{inside}"
+        return f"{site.function}, {code_line(site)}{inside}"
+    return f"{code_line(site)}{inside}"
 
 
 def ended(end: Ending) -> str:
@@ -288,10 +203,5 @@ def _raised(exception: ExceptionRecord) -> str:
     if len(message) > MAX_MESSAGE:
         message = message[: MAX_MESSAGE - 3] + "..."
     name = exception.type.rpartition(".")[2] or "an exception"
-    at = f" ({line(exception.site)})" if exception.site else ""
+    at = f" ({code_line(exception.site)})" if exception.site else ""
     return f"died of {name}" + (f": {message}" if message else "") + at
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL``."""
-    return _SIGNALS.get(number, f"signal {number}")

@@ -11,18 +11,11 @@ from hangwatch.diagnosis.facts.history import PEER
 from hangwatch.diagnosis.facts.stores import KEY
 from hangwatch.diagnosis.source.alike import Unordered
 from hangwatch.diagnosis.source.flow import Choice, Turn
-from hangwatch.diagnosis.text.phrases import (
-    Ranks,
-    at_line,
-    capital,
-    line,
-    place_in_code,
-    the_ranks,
-    verb,
-)
+from hangwatch.diagnosis.text.phrases import Ranks, at_line, place_in_code
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import What
 from hangwatch.model.snapshot import Mark
+from hangwatch.text import capital, code_line, the_ranks, verb
 
 MOST_OF_A_LINE = 70
 MOST_OF_A_CALL = 40
@@ -159,7 +152,7 @@ def of_wait(ranks: Ranks, blocked: Blocked) -> str:
         return f"It sleeps again and again, as long as {_code(where)} goes on."
     if blocked.instead is not None:
         (rank,) = blocked.instead.counts
-        what, at = blocked.instead.key, line(blocked.instead.site)
+        what, at = blocked.instead.key, code_line(blocked.instead.site)
         return f"It was not seen that it was set: rank {rank} has set `{what}` at {at}."
     return _of_link(ranks, link) if link is not None else ""
 
@@ -205,7 +198,9 @@ def _of_link(ranks: Ranks, link: Link) -> str:
 def returned(ranks: Ranks, blocked: Blocked | None) -> str:
     """How a rank is over whose process lives on, to follow ``finished early``."""
     link = blocked.link if blocked else None
-    thread = f"{link.name} ({line(link.site)})" if link and link.site else "what it has started"
+    thread = (
+        f"{link.name} ({code_line(link.site)})" if link and link.site else "what it has started"
+    )
     its = verb(ranks, "its", "their")
     return f"{its} main program is over, and Python waits for {thread}"
 
@@ -356,7 +351,7 @@ def _cut(text: str) -> str:
 def _code(site: Site, most: int = MOST_OF_A_LINE) -> str:
     text = (site.source or "").partition("  #")[0].rstrip(":")
     shown = text if len(text) <= most else f"{text[:most].rstrip()}..."
-    return f"`{shown}` at {line(site)}" if shown else line(site)
+    return f"`{shown}` at {code_line(site)}" if shown else code_line(site)
 
 
 def _where(site: Site | None) -> str:

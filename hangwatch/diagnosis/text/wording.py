@@ -13,16 +13,12 @@ from hangwatch.diagnosis.text.phrases import (
     WIRED,
     Ranks,
     at_line,
-    capital,
     ended,
-    line,
     now,
     place_in_code,
-    the_nodes,
-    the_ranks,
-    verb,
 )
 from hangwatch.model.calls import Site
+from hangwatch.text import capital, code_line, the_nodes, the_ranks, verb
 
 _AT_ONCE = "at about the same time, from a call that needs it"
 
@@ -300,10 +296,10 @@ def outlasted(scene: Scene, how: str) -> Text:
 
 def left_loop(scene: Scene, entered: str, loop: Site, *, failed: bool = False) -> Text:
     """Ranks that came past a loop that the others are in. entered: the call that they are in."""
-    at = f"in {entered}{scene.here}" if entered else f"at {line(scene.site)}"
+    at = f"in {entered}{scene.here}" if entered else f"at {code_line(scene.site)}"
     headline = (
         f"{scene.they} finished early: {verb(scene.culprits, 'it', 'they')} left the loop at "
-        f"{line(loop)} and {scene.are} {at}"
+        f"{code_line(loop)} and {scene.are} {at}"
     )
     inside = verb(scene.others, "was", "were") if failed else verb(scene.others, "is", "are")
     return Text(
