@@ -15,11 +15,11 @@ from hangwatch.commands.inspection.look import Looked, Watched, look
 from hangwatch.commands.inspection.summary import ONE_MOMENT, Stack, by_stack, named, sentences
 from hangwatch.commands.top.view import counted
 from hangwatch.console import printable
-from hangwatch.diagnosis.text import phrases
 from hangwatch.errors import UsageError
 from hangwatch.model.frames import is_user_frame, line_of, main_thread
 from hangwatch.model.snapshot import Frame
 from hangwatch.report.terminal import Style
+from hangwatch.text import fold_ranks
 
 DESCRIPTION = """\
 Where the ranks of any torch job on this node are now, whether it was started with hangwatch
@@ -105,7 +105,7 @@ def _job_lines(  # noqa: PLR0913 (what one job is made of)
 
 
 def _absent(missing: Sequence[int]) -> str:
-    ranks = ", ".join(phrases.spans(missing))
+    ranks = fold_ranks(missing)
     if len(missing) == 1:
         return f"Local rank {ranks} has no process here: it has ended, or never began."
     return f"Local ranks {ranks} have no process here: they have ended, or never began."

@@ -64,7 +64,7 @@ def _is_given_lock(program: Program, file: str, name: str) -> bool:
     """Whether a name, or an attribute of that name, is given a lock of threading's in a file."""
     tree = program.trees.get(file)
     made = program.given_to(name, tree, everywhere=True) if tree is not None else ()
-    return any(isinstance(value, ast.Call) and called(value) in _LOCKS for value in made)
+    return any(isinstance(value, ast.Call) and called(value) in _LOCKS for _, value in made)
 
 
 def holder(

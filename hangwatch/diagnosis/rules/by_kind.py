@@ -12,7 +12,7 @@ from hangwatch.diagnosis.facts.stores import KEY, setter
 from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup
 from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
 from hangwatch.diagnosis.rules.splits import position
-from hangwatch.diagnosis.source.arguments import root_of_rank, size_of_data
+from hangwatch.diagnosis.source.origins import root_of_rank, size_of_data
 from hangwatch.diagnosis.source.program import Line, Position, Program
 from hangwatch.diagnosis.source.syntax import Loop, called, in_body, other_branch, own, spans
 from hangwatch.diagnosis.text import reasons

@@ -16,11 +16,11 @@ from hangwatch.diagnosis.rules.choices import Read, has_parted
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import position
-from hangwatch.diagnosis.source.feeding import early_ends, taken_before
 from hangwatch.diagnosis.source.flow import Choice, Turn
+from hangwatch.diagnosis.source.origins import conditions_in_callbacks, set_for_few
 from hangwatch.diagnosis.source.program import Line
-from hangwatch.diagnosis.source.state import conditions_in_callbacks, set_for_few
 from hangwatch.diagnosis.source.syntax import retried_by
+from hangwatch.diagnosis.source.values import early_ends, taken_before
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.reasons import Parted
 from hangwatch.model.frames import with_source

@@ -24,7 +24,14 @@ from hangwatch.diagnosis.source.program import (
     Position,
     Program,
 )
-from hangwatch.diagnosis.source.syntax import Function, called, is_collective, own
+from hangwatch.diagnosis.source.syntax import (
+    Function,
+    called,
+    decorated_by,
+    is_collective,
+    name_of,
+    own,
+)
 
 MOST_NODES = 20_000
 """Of all graphs of one expansion together."""
@@ -324,13 +331,12 @@ class Expansion:
         names = [one.arg for one in start.args.args]
         given = {one.arg for one in made.keywords} | {*names[: len(made.args) + 1]}
         defaults = dict(zip(reversed(names), reversed(start.args.defaults), strict=False))
-        kept = self._program.given_to(value.attr, start)
         return any(
-            isinstance(one, ast.Name)
-            and one.id not in given
-            and isinstance(default := defaults.get(one.id), ast.Constant)
+            isinstance(kept, ast.Name)
+            and kept.id not in given
+            and isinstance(default := defaults.get(kept.id), ast.Constant)
             and not default.value
-            for one in kept
+            for _, kept in self._program.given_to(value.attr, start)
         )
 
     def _exit_of(self, managers: Sequence[ast.expr]) -> Function | None:
@@ -530,28 +536,24 @@ class Expansion:
         file = self._program.files[scope]
         if for_one_rank(scope) is decorator:
             return Choice(Turn.CONDITION, file, decorator, taken=True)
-        name = decorator.func if isinstance(decorator, ast.Call) else decorator
-        cached = (getattr(name, "id", None) or getattr(name, "attr", None)) in CACHES
+        cached = decorated_by(decorator) in CACHES
         return Choice(Turn.CALL, file, decorator, taken=True) if cached else None
 
     def _call(self, scope: Function, then: Node, context: _Context) -> Node:
-        inner = _Context(
-            self._program.files[scope],
-            context.chain,
-            (*context.scopes, scope),
-            then,
-            context.exits,
-            context.raises,
-            context.given,
+        inner = replace(
+            context,
+            file=self._program.files[scope],
+            scopes=(*context.scopes, scope),
+            returns=then,
+            breaks=None,
+            continues=None,
         )
-        body = scope.body if isinstance(scope, (*SCOPES, ast.Module)) else []
-        return self._block(body, then, inner)
+        return self._block([] if isinstance(scope, ast.Lambda) else scope.body, then, inner)
 
 
 def _is_property(scope: Function) -> bool:
     decorators = scope.decorator_list if isinstance(scope, SCOPES) else []
-    names = (getattr(one, "id", None) or getattr(one, "attr", None) for one in decorators)
-    return any(name in _PROPERTIES for name in names)
+    return any(name_of(one) in _PROPERTIES for one in decorators)
 
 
 def _parts(node: ast.AST) -> list[ast.AST]:
@@ -589,8 +591,7 @@ def exits(node: ast.AST) -> bool:
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:
-    name = getattr(handler.type, "id", None)
-    return handler.type is None or name in ("Exception", "BaseException")
+    return handler.type is None or name_of(handler.type) in ("Exception", "BaseException")
 
 
 def _is_anything(case: ast.match_case) -> bool:

@@ -8,9 +8,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from hangwatch.diagnosis.source.syntax import Function, Loop, called, is_fixed, own
+from hangwatch.diagnosis.source.syntax import (
+    Function,
+    Loop,
+    called,
+    decorated_by,
+    is_fixed,
+    name_of,
+    own,
+)
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _OF_A_MATRIX = "adapter|approx|full|lora|low|lr|matrix|max|min|svd|target"
@@ -46,8 +54,7 @@ def names_the_rank(node: ast.AST) -> bool:
         # An environment variable's name.
         return node.value.isupper() and bool(_RANK.search(words(node.value)))
     if isinstance(node, ast.Attribute):
-        owner = getattr(node.value, "attr", None) or getattr(node.value, "id", None) or ""
-        return bool(_RANK.search(words(f"{owner}_{node.attr}")))
+        return bool(_RANK.search(words(f"{name_of(node.value)}_{node.attr}")))
     return isinstance(node, ast.Name) and bool(_RANK.search(words(node.id)))
 
 
@@ -59,12 +66,7 @@ def words(name: str) -> str:
 def for_one_rank(scope: Function) -> ast.expr | None:
     """The decorator by which only one or a few ranks run a function, if it has one."""
     decorators = [] if isinstance(scope, ast.Module | ast.Lambda) else scope.decorator_list
-    for decorator in decorators:
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        name = getattr(called, "id", None) or getattr(called, "attr", None)
-        if isinstance(name, str) and _FOR_ONE_RANK.search(name):
-            return decorator
-    return None
+    return next((one for one in decorators if _FOR_ONE_RANK.search(decorated_by(one))), None)
 
 
 def asks_for_most(test: ast.expr) -> bool:
@@ -131,8 +133,7 @@ def _value(node: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> in
         return number % by if number is not None and isinstance(by, int) and by > 0 else None
     if isinstance(node, ast.Call):
         return rank if called(node) == "get_rank" and not (node.args or node.keywords) else None
-    name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
-    plain = words(name) in ("rank", "global rank", "my rank", "self rank")
+    plain = words(name_of(node)) in ("rank", "global rank", "my rank", "self rank")
     return rank if plain and is_rank(node) else None
 
 
@@ -293,15 +294,22 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             yield target.id, value
 
 
-def given(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What is given a value by some statements, and the value."""
+class Given(NamedTuple):
+    """A target of an assignment, and its value."""
+
+    to: ast.expr
+    value: ast.expr
+
+
+def given(nodes: Iterable[ast.AST]) -> Iterator[Given]:
+    """Each target of some statements with its value; tuples part by part."""
     for node in nodes:
         if isinstance(node, ast.AnnAssign) and node.value is not None:
-            yield node.target, node.value
+            yield Given(node.target, node.value)
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                yield from zip(target.elts, node.value.elts, strict=False)
+                yield from map(Given, target.elts, node.value.elts)
             else:
-                yield target, node.value
+                yield Given(target, node.value)
