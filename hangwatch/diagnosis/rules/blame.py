@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hangwatch.diagnosis.rules.case import Case, Finding
-from hangwatch.diagnosis.text.wording import sentences
 from hangwatch.model.kinds import Kind, Reason
 from hangwatch.text import capital
 
@@ -34,7 +33,7 @@ def with_fault(case: Case, finding: Finding) -> Finding:
         return finding
     sure = any((fault := case.fault(rank)) and fault.sure for rank in finding.culprits)
     died = finding.kind is Kind.DIED and sure and finding.reason in _ENDS
-    text = replace(finding.text, explanation=sentences(finding.text.explanation, *told[:MAX_TOLD]))
+    text = finding.text.adding(*told[:MAX_TOLD])
     return replace(finding, text=text, reason=Reason.GPU_FAULT if died else finding.reason)
 
 

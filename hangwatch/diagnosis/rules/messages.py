@@ -14,7 +14,7 @@ from hangwatch.diagnosis.graph.wait_for import Root
 from hangwatch.diagnosis.rules.absentees import missing_peer
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.divergence import Divergence
-from hangwatch.diagnosis.text import messages
+from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, group_text
 from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.model.calls import Site
@@ -106,7 +106,7 @@ def _of_two_names(case: Case, one: Side, other: Side) -> Finding | None:
         for side in (first, second)
     ]
     leap = leaps[culprit] if culprit is not None else None
-    text = messages.two_names(scene, first.rank, names, leap, sends=first.point.sends)
+    text = disagreement.two_names(scene, first.rank, names, leap, sends=first.point.sends)
     return _finding(case, scene, (first, second), text, differs)
 
 
@@ -118,7 +118,7 @@ def _of_one_direction(case: Case, found: Sequence[Side], *, posted: bool) -> Fin
     ranks = tuple(sorted(side.rank for side in found))
     first, second = sorted(found, key=lambda side: side.rank)[:2]
     scene = _scene(case, ranks, (), first, second)
-    text = messages.one_direction(scene, sends=first.point.sends, posted=posted)
+    text = disagreement.one_direction(scene, sends=first.point.sends, posted=posted)
     return _finding(case, scene, found, text)
 
 

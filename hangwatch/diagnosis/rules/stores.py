@@ -8,7 +8,7 @@ from hangwatch.diagnosis.facts.history import AWAITS_KEY, step
 from hangwatch.diagnosis.facts.stores import KEY, Setter, asked_alike, setter
 from hangwatch.diagnosis.facts.wait_points import Setup
 from hangwatch.diagnosis.rules.case import Case, Finding
-from hangwatch.diagnosis.text import messages
+from hangwatch.diagnosis.text import disagreement
 from hangwatch.diagnosis.text.phrases import key_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.model.kinds import Certainty, Kind, Reason, What
@@ -42,9 +42,12 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
     )
     gone = any(rank in case.ended for rank in culprits)
     one = known is not None and len(culprits) == 1
-    text = messages.set_by_nobody(scene) if known is None else messages.never_set(scene, known)
-    if known is not None and either:
-        text = messages.one_more(replace(scene, culprits=behind), known)
+    if known is None:
+        text = disagreement.set_by_nobody(scene)
+    elif either:
+        text = disagreement.one_more(replace(scene, culprits=behind), known)
+    else:
+        text = disagreement.never_set(scene, known)
     return Finding(
         kind=Kind.MISSING_PEER,
         reason=Reason.EXITED if gone else Reason.USER_CODE if known else Reason.STORE_WAIT,
@@ -73,7 +76,7 @@ def _asks_for_another(
         certainty=Certainty.LIKELY,
         culprits=waiting,
         victims=case.victims_of(waiting, [wait_point]),
-        text=messages.asks_for_another(scene, known),
+        text=disagreement.asks_for_another(scene, known),
         wait_point=wait_point,
         site=scene.site,
         hang=Certainty.LIKELY,

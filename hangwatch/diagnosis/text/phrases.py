@@ -1,4 +1,4 @@
-"""Names things the way people read them: ranks, groups, lines, ops."""
+"""Phrases on groups, wait points, lines of code, and what ranks do."""
 
 from __future__ import annotations
 
@@ -20,46 +20,44 @@ Ranks = tuple[int, ...]
 
 MAX_MESSAGE = 160
 MAX_TOLD = 3
-"""Of what differs from rank to rank, so much is told."""
+"""Sentences on things that differ from rank to rank."""
 
 
 def at_line(site: Site | None) -> str:
-    """`` at train.py:41``, with what was called there if it is a package's; empty for no site."""
+    """`` at train.py:41``, with the call of a package that is there; empty for no site."""
     if site is None:
         return ""
     if site.call is not None:
-        return f" in {called(site.call)}, called at {code_line(site)}"
+        return f" in {_called(site.call)}, called at {code_line(site)}"
     return f" at {code_line(site)}"
 
 
 def within(site: Site | None) -> str:
-    """`` in DDPStrategy.reduce``: how deep in a package's call; empty where that is not known."""
+    """`` in DDPStrategy.reduce``, the innermost method of a package's call; empty for none."""
     return f" in {site.call.inner}" if site and site.call and site.call.inner else ""
 
 
-def called(call: PackageCall) -> str:
+def _called(call: PackageCall) -> str:
     """``Accelerator.gather of accelerate``."""
     return f"{call.function} of {call.package}"
 
 
 def place_in_code(site: Site | None) -> str:
-    """``train.py:41 in train: `loss.backward()```, for explanations."""
+    """``train.py:41 in train: `loss.backward()```."""
     if site is None:
         return "a line that is not known"
     where = code_line(site)
     if site.function and site.function != "<module>":
         where += f" in {site.function}"
     where = f"{where}: `{site.source}`" if site.source else where
-    return f"{where}, in {_through(site.call)}" if site.call else where
-
-
-def _through(call: PackageCall) -> str:
-    """``Trainer.train of transformers, there in Accelerator.gather``."""
-    return f"{called(call)}, there in {call.inner}" if call.inner else called(call)
+    if site.call:
+        where += f", in {_called(site.call)}"
+        where += f", there in {site.call.inner}" if site.call.inner else ""
+    return where
 
 
 def group_text(job: Job, gid: int) -> str:
-    """``group default_pg``; by its ranks where nobody described it."""
+    """``group default_pg``; by its ranks where no one described it."""
     key = job.keys[gid]
     if key.desc and key.desc != "undefined":
         return f"group {key.desc}"
@@ -102,7 +100,7 @@ def now(ranks: Sequence[int], activity: Activity, who: str = "") -> str:
 
 
 def each_now(parts: Sequence[tuple[Ranks, Activity]]) -> str:
-    """``it is loading data (data.py:12)``; where several do not do the same, what each does."""
+    """``it is loading data (data.py:12)``; of ranks that do not do the same, each in turn."""
     if len(parts) == 1:
         return now(*parts[0])
     return ", ".join(now(ranks, one, the_ranks(ranks)) for ranks, one in parts[:MAX_TOLD])
@@ -121,7 +119,7 @@ _DOING = {
 
 
 def doing(activity: Activity) -> str:
-    """What a living culprit does, to follow ``it is`` or ``they are``."""
+    """The activity of a living culprit, to follow ``it is`` or ``they are``."""
     where = _in_function(activity.site)
     if activity.reason is Reason.USER_CODE:
         where = where or "its own code"
@@ -161,10 +159,10 @@ def waiting(blocked: Blocked) -> str:
 def _compiling(compiling: Compiling) -> str:
     """``compiling with torch.compile``, ``building the C++ extension attention``."""
     if compiling.by is not Compiler.EXTENSION:
-        beside = ", waiting for the lock of another compilation" if compiling.locked else ""
-        return f"compiling with {compiling.by.value}{beside}"
-    named = f"the C++ extension {compiling.extension}" if compiling.extension else ""
-    extension = named or "a C++ extension"
+        waits = ", waiting for the lock of another compilation" if compiling.locked else ""
+        return f"compiling with {compiling.by.value}{waits}"
+    name = compiling.extension
+    extension = f"the C++ extension {name}" if name else "a C++ extension"
     if compiling.locked:
         if compiling.held:
             return f"waiting for the lock of {extension}, which another process holds"
@@ -176,14 +174,13 @@ def _in_function(site: Site | None) -> str:
     """``slow_read, data.py:12``."""
     if site is None:
         return ""
-    inside = f", in {called(site.call)}" if site.call else ""
-    if site.function and site.function != "<module>":
-        return f"{site.function}, {code_line(site)}{inside}"
-    return f"{code_line(site)}{inside}"
+    function = f"{site.function}, " if site.function and site.function != "<module>" else ""
+    inside = f", in {_called(site.call)}" if site.call else ""
+    return f"{function}{code_line(site)}{inside}"
 
 
 def ended(end: Ending) -> str:
-    """How a rank ended, to follow its name: ``died of ValueError: bad batch``."""
+    """The end of a rank, to follow its name: ``died of ValueError: bad batch``."""
     how = "ended, and nobody saw how"
     if end.exception is not None:
         how = _raised(end.exception)
