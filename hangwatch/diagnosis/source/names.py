@@ -1,4 +1,4 @@
-"""What the names in a source stand for: the rank, the number of a turn, what never changes."""
+"""The meaning of names in a source: the rank, the number of a turn, a value of all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hangwatch.diagnosis.source.syntax import (
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _OF_A_MATRIX = "adapter|approx|full|lora|low|lr|matrix|max|min|svd|target"
-"""What the rank is one of a matrix after, or a bound."""
+"""Words before the rank of a matrix, or before a bound."""
 _PROCESS = "host|node|proc|process|rank|worker"
 _RANK = re.compile(
     rf"(?:^|\b(?!(?:{_OF_A_MATRIX})\b)\w+ )rank(?=$| (?:first|id|idx|index|last|main|only|zero|\d))"
@@ -49,7 +49,7 @@ GIVE_RANK = frozenset(
 
 
 def names_the_rank(node: ast.AST) -> bool:
-    """Whether a node reads like the rank, or like being one of a few ranks."""
+    """True if a node reads like the rank, or like being one of a few ranks."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         # An environment variable's name.
         return node.value.isupper() and bool(_RANK.search(words(node.value)))
@@ -70,7 +70,7 @@ def for_one_rank(scope: Function) -> ast.expr | None:
 
 
 def asks_for_most(test: ast.expr) -> bool:
-    """Whether a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``.
+    """True if a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``.
 
     By the part of it that names the rank, where one does.
     """
@@ -99,9 +99,9 @@ _COMPARED: Mapping[type[ast.cmpop], Callable[[int, Any], bool]] = {
 
 
 def holds_for(test: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> bool | None:
-    """Whether a condition on the rank holds for one; None where the text does not tell.
+    """True if a condition on the rank holds for one; None where the text does not say.
 
-    is_rank: whether an expression is the rank.
+    is_rank: True if an expression is the rank.
     """
     match test:
         case ast.UnaryOp(ast.Not(), operand):
@@ -149,23 +149,23 @@ class Variables:
     """Names by what they are given in a file."""
 
     ranks: frozenset[str]
-    """The rank, somewhere: ``r = dist.get_rank()``."""
+    """Names of the rank, somewhere: ``r = dist.get_rank()``."""
     others: frozenset[str]
-    """Always something else: ``rank = config.lora_rank``."""
+    """Names that are always something else: ``rank = config.lora_rank``."""
     computed: frozenset[str]
-    """Of ranks those that no function has made of the rank: not ``batch = load(rank)``."""
+    """``ranks`` without values that a function has made of the rank: ``batch = load(rank)``."""
     constants: frozenset[str]
-    """The same on all ranks: ``STEPS = 100``, ``ranks = dist.get_world_size()``."""
+    """Names of one value on all ranks: ``STEPS = 100``, ``ranks = dist.get_world_size()``."""
     varying: frozenset[str]
-    """Given a value at several places, in a loop, or by a caller."""
+    """Names that are given a value at several places, in a loop, or by a caller."""
     kept: frozenset[str]
     """Attributes that an ``__init__`` gives a value, and nothing else does."""
     rank_attributes: frozenset[str]
-    """Of these those that are computed from the rank: ``self.first = rank == 0``."""
+    """``kept`` attributes that are computed from the rank: ``self.first = rank == 0``."""
 
 
 def variables(tree: ast.Module) -> Variables:
-    """What the names of a file are given, as far as it says so."""
+    """The variables of a file, as far as it says so."""
     ranks, others, open_, made, constants = set(), set(), set(), set(), Counter[str]()
     attributes = _attributes(tree)
     for name, value in _assigned(tree):
@@ -209,9 +209,9 @@ def variables(tree: ast.Module) -> Variables:
 
 
 def is_of_rank(value: ast.expr, attributes: Collection[str] = ()) -> bool:
-    """Whether a value is the rank, or computed from it: no function has made it of the rank.
+    """True if a value is the rank, or computed from it: no function has made it of the rank.
 
-    attributes: those that are known to be so.
+    attributes: attributes that are known to be so.
     """
     nodes = list(ast.walk(value))
     calls = [node for node in nodes if isinstance(node, ast.Call | ast.Await)]
@@ -223,13 +223,13 @@ def is_of_rank(value: ast.expr, attributes: Collection[str] = ()) -> bool:
 
 
 def _is_another_value(node: ast.AST) -> bool:
-    """Whether a value with the rank in it is not the rank: what stands at that place of a list."""
+    """True if a value with the rank in it is not the rank: an element of a list by the rank."""
     picked = isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant)
     return picked or isinstance(node, ast.IfExp | ast.List | ast.Dict | ast.Set)
 
 
 def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
-    """What each attribute is given that one ``__init__`` alone gives a value."""
+    """The value of each attribute that one ``__init__`` alone gives a value."""
     stored = Counter(
         node.attr
         for node in ast.walk(tree)
@@ -262,7 +262,7 @@ def counters(scope: Function) -> frozenset[str]:
 
 
 def computed(scope: Function) -> frozenset[str]:
-    """The names of a function that are given what a call returns, which is not the rank."""
+    """The names of a function that are given the result of a call, which is not the rank."""
     return frozenset(
         target.id
         for target, value in given(own(scope))
@@ -271,7 +271,7 @@ def computed(scope: Function) -> frozenset[str]:
 
 
 def _gives_anything(node: ast.AST) -> bool:
-    """Whether it is a call that may return another value each time."""
+    """True if it is a call that may return another value each time."""
     return isinstance(node, ast.Await) or (
         isinstance(node, ast.Call) and called(node) not in GIVE_RANK
     )

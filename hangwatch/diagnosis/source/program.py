@@ -85,7 +85,7 @@ class Fork:
 
     @property
     def back(self) -> Fork:
-        """The same, seen from the other side."""
+        """The fork seen from the other side."""
         return Fork(self.file, self.scope, self.there, self.here)
 
 

@@ -19,7 +19,7 @@ _WORLD = re.compile(
 )
 """Names for the number of ranks."""
 _ENDLESS = frozenset({"count", "cycle"})
-"""Of itertools."""
+"""Endless iterators of itertools."""
 _OF_A_MODEL = frozenset(
     {"buffers", "children", "modules", "named_buffers", "named_children", "named_modules"}
     | {"named_parameters", "parameters"}
