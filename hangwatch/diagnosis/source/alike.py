@@ -10,6 +10,7 @@ from enum import StrEnum
 from hangwatch.diagnosis.source.names import given, names_the_rank, set_by_rank
 from hangwatch.diagnosis.source.program import Line, Program
 from hangwatch.diagnosis.source.syntax import (
+    ENDLESS,
     Function,
     called,
     covers,
@@ -21,6 +22,12 @@ from hangwatch.diagnosis.source.values import KEEP_ORDER, Value, is_generator
 
 _FILES = frozenset({"listdir", "scandir", "iterdir", "glob", "iglob", "rglob", "walk"})
 _SETS = frozenset({"set", "frozenset"})
+SAME_TURNS = ENDLESS | frozenset(
+    {"buffers", "children", "modules", "named_buffers", "named_children", "named_modules"}
+    | {"named_parameters", "parameters"}
+)
+"""Iterators without an end, and those of a model: it has as many on all ranks, or on all of its
+stage."""
 _OF_OWNER = frozenset(
     {"union", "difference", "intersection", "symmetric_difference"}
     | {"items", "keys", "values", "copy"}
@@ -136,8 +143,8 @@ def is_alike(value: Value, known: Collection[str] = ()) -> bool:
     return alike
 
 
-def has_as_many(value: Value) -> bool:
-    """True if a loop over it has as many turns on all ranks."""
+def has_as_many(value: Value, known: Collection[str] = ()) -> bool:
+    """True if a loop over it has as many turns on all ranks. known: as above."""
     if value.depth < 0:
         return False
     match value.node:
@@ -151,7 +158,7 @@ def has_as_many(value: Value) -> bool:
             made = value.steps()
             if made and all(isinstance(step.node, ast.Call) for step in made):
                 return all(map(has_as_many, made))
-    return is_alike(value)
+    return is_alike(value, known)
 
 
 def is_evened(value: Value) -> bool:

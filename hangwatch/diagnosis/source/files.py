@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 
-from hangwatch.diagnosis.source.alike import has_as_many, is_alike, is_evened
+from hangwatch.diagnosis.source.alike import SAME_TURNS, has_as_many, is_alike, is_evened
 from hangwatch.diagnosis.source.names import (
     GIVE_RANK,
     Variables,
@@ -22,7 +22,7 @@ from hangwatch.diagnosis.source.names import (
     variables,
 )
 from hangwatch.diagnosis.source.program import Line, Program
-from hangwatch.diagnosis.source.syntax import called, parse, parts, runs_out
+from hangwatch.diagnosis.source.syntax import called, is_fixed, parse, parts
 from hangwatch.diagnosis.source.values import Value, taken_before
 
 
@@ -131,14 +131,16 @@ class Source:
 
     def has_same_turns(self, file: str, loop: ast.AST) -> bool:
         """True if a loop has as many turns on all ranks, unless a statement leaves it."""
-        if not isinstance(loop, ast.For | ast.While):
+        constants = self.given(file).constants
+        if isinstance(loop, ast.While):
+            return is_fixed(loop.test, constants)
+        if not isinstance(loop, ast.For):
             return False
-        if not runs_out(loop, self.given(file).constants):
+        if isinstance(loop.iter, ast.Call) and called(loop.iter) in SAME_TURNS:
             return True
-        over = None if isinstance(loop, ast.While) else self._value(file, loop.iter)
-        if isinstance(loop, ast.While) or over is None:
-            return False
-        return taken_before(self.program, file, loop) is None and has_as_many(over)
+        over = self._value(file, loop.iter)
+        fresh = taken_before(self.program, file, loop) is None
+        return fresh and over is not None and has_as_many(over, constants)
 
     def is_evened(self, file: str, loop: ast.AST) -> bool:
         """True if a loop goes over a loader that is meant to have as many turns on all ranks.

@@ -16,7 +16,6 @@ from hangwatch.diagnosis.source.syntax import (
     body_end,
     called,
     calls_in,
-    collectives_of_all,
     covers,
     decorated_by,
     in_body,
@@ -177,8 +176,16 @@ class Program:
     @cached_property
     def collectives_of_all(self) -> frozenset[Line]:
         """The lines of ``dist.all_reduce(...)`` and the like, without a group of their own."""
-        trees = self.trees.items()
-        return frozenset(Line(file, at) for file, tree in trees for at in collectives_of_all(tree))
+        return frozenset(
+            Line(file, node.lineno)
+            for file, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and name_of(node.func.value) in ("dist", "distributed")
+            and is_collective(node)
+            and not any(word.arg == "group" for word in node.keywords)
+        )
 
     def only_call(self, name: str) -> Line | None:
         """The line that calls a function by this name, if it is one in all files."""

@@ -18,13 +18,8 @@ _WORLD = re.compile(
     r"(?:get_)?world(?:_?size)?$|(?:n|num|number_of)_?(?:ranks|procs|processes)$", re.IGNORECASE
 )
 """Names for the number of ranks."""
-_ENDLESS = frozenset({"count", "cycle"})
+ENDLESS = frozenset({"count", "cycle"})
 """Endless iterators of itertools."""
-_OF_A_MODEL = frozenset(
-    {"buffers", "children", "modules", "named_buffers", "named_children", "named_modules"}
-    | {"named_parameters", "parameters"}
-)
-"""A model has as many on all ranks, or on all of its stage."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -104,20 +99,6 @@ def body_end(loop: Loop) -> int:
 def in_body(loop: Loop, line: int) -> bool:
     """In a loop's header or body; its ``else`` runs when it is over."""
     return loop.lineno <= line <= body_end(loop)
-
-
-def runs_out(loop: Loop, constants: Collection[str] = ()) -> bool:
-    """True if it depends on more than the text how often a loop is run.
-
-    constants: names that stand for the same on all ranks.
-    """
-    if isinstance(loop, ast.While):
-        return not is_fixed(loop.test, constants)
-    if not isinstance(loop.iter, ast.Call):
-        return True
-    if called(loop.iter) == "range":
-        return not all(is_fixed(argument, constants) for argument in loop.iter.args)
-    return called(loop.iter) not in _ENDLESS | _OF_A_MODEL
 
 
 def is_fixed(expression: ast.expr, constants: Collection[str] = ()) -> bool:
@@ -213,17 +194,7 @@ def _counts(loop: Loop) -> bool:
     """True if a loop goes over no data."""
     if isinstance(loop, ast.While):
         return True
-    return isinstance(loop.iter, ast.Call) and called(loop.iter) in _ENDLESS | {"range"}
-
-
-def collectives_of_all(tree: ast.Module) -> Iterator[int]:
-    """The lines of calls ``dist.all_reduce(...)`` and the like, without a group of their own."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            of_torch = name_of(node.func.value) in ("dist", "distributed")
-            alone = any(word.arg == "group" for word in node.keywords)
-            if of_torch and is_collective(node) and not alone:
-                yield node.lineno
+    return isinstance(loop.iter, ast.Call) and called(loop.iter) in ENDLESS | {"range"}
 
 
 def leaves(body: Sequence[ast.stmt]) -> bool:
