@@ -86,9 +86,9 @@ class Source:
 
     @cached_property
     def _rank_attributes(self) -> frozenset[str]:
-        """The attributes that one line of the program gives a value, which is of the rank.
+        """The attributes that one line of the program computes from the rank.
 
-        Or of such attributes: ``self.last = self.stage == 3`` of ``self.stage = self.rank // 2``.
+        Or from other ones: ``self.last = self.stage == 3`` of ``self.stage = self.rank // 2``.
         """
         trees = self.program.trees.values()
         given = (one for tree in trees for one in self.program.given_in(tree, everywhere=True))

@@ -146,7 +146,7 @@ def _literal(node: ast.expr) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """Names by what they are given in a file."""
+    """The names of a file by their values."""
 
     ranks: frozenset[str]
     """Names of the rank, somewhere: ``r = dist.get_rank()``."""
@@ -179,29 +179,16 @@ def variables(tree: ast.Module) -> Variables:
         else:
             others.add(name)
     nodes = list(ast.walk(tree))
-    bound = Counter(
-        node.arg if isinstance(node, ast.arg) else node.id
-        for node in nodes
-        if isinstance(node, ast.arg)
-        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    )
+    bound = Counter(node.arg for node in nodes if isinstance(node, ast.arg))
+    bound.update(stored(nodes))
     by_rank = set_by_rank(nodes)
-    in_loops = {
-        node.id
-        for loop in nodes
-        if isinstance(loop, Loop)
-        for node in ast.walk(loop)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    loops = (node for node in nodes if isinstance(node, Loop))
+    in_loops = {name for loop in loops for name in stored(ast.walk(loop))}
     return Variables(
         frozenset(ranks),
         frozenset(others - ranks - open_),
         frozenset(ranks - made),
-        frozenset(
-            name
-            for name, count in constants.items()
-            if count == bound[name] and name not in by_rank
-        ),
+        frozenset(one for one, n in constants.items() if n == bound[one] and one not in by_rank),
         frozenset(name for name in bound if bound[name] > 1 or name not in constants) | in_loops,
         frozenset(attributes),
         frozenset(name for name, value in attributes.items() if is_of_rank(value)),
@@ -214,18 +201,20 @@ def is_of_rank(value: ast.expr, attributes: Collection[str] = ()) -> bool:
     attributes: attributes that are known to be so.
     """
     nodes = list(ast.walk(value))
-    calls = [node for node in nodes if isinstance(node, ast.Call | ast.Await)]
-    return (
-        any(names_the_rank(node) or getattr(node, "attr", "") in attributes for node in nodes)
-        and all(isinstance(call, ast.Call) and called(call) in GIVE_RANK for call in calls)
-        and not any(map(_is_another_value, nodes))
-    )
+    named = any(names_the_rank(node) or getattr(node, "attr", "") in attributes for node in nodes)
+    return named and not any(_gives_anything(node) or _is_another_value(node) for node in nodes)
 
 
 def _is_another_value(node: ast.AST) -> bool:
     """True if a value with the rank in it is not the rank: an element of a list by the rank."""
     picked = isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant)
     return picked or isinstance(node, ast.IfExp | ast.List | ast.Dict | ast.Set)
+
+
+def _gives_anything(node: ast.AST) -> bool:
+    """True if it is a call that may return another value than the rank."""
+    is_call = isinstance(node, ast.Call) and called(node) not in GIVE_RANK
+    return is_call or isinstance(node, ast.Await)
 
 
 def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
@@ -246,12 +235,10 @@ def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
 
 def counters(scope: Function) -> frozenset[str]:
     """The names of a function that are the number of a turn: ``for step in range(100)``."""
-    found, bound = Counter[str](), Counter[str]()
+    found, bound = Counter[str](), Counter(stored(own(scope)))
     if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         bound.update(node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg))
     for node in own(scope):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound[node.id] += 1
         if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
             target, name = node.target, called(node.iter)
             if name == "enumerate" and isinstance(target, ast.Tuple):
@@ -270,13 +257,6 @@ def computed(scope: Function) -> frozenset[str]:
     )
 
 
-def _gives_anything(node: ast.AST) -> bool:
-    """True if it is a call that may return another value each time."""
-    return isinstance(node, ast.Await) or (
-        isinstance(node, ast.Call) and called(node) not in GIVE_RANK
-    )
-
-
 def set_by_rank(nodes: Iterable[ast.AST]) -> frozenset[str]:
     """The names that are given a value below a condition on the rank."""
     return frozenset(
@@ -292,6 +272,12 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     for target, value in given(ast.walk(tree)):
         if isinstance(target, ast.Name):
             yield target.id, value
+
+
+def stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The names that some nodes give a value, in any way."""
+    names = (node for node in nodes if isinstance(node, ast.Name))
+    return (name.id for name in names if isinstance(name.ctx, ast.Store))
 
 
 class Given(NamedTuple):

@@ -131,7 +131,7 @@ def _back_to(
 
 
 def _put_by_rank(origin: Value, node: ast.AST) -> Line | None:
-    """The line that gives the rank's own element of a list, or of such an attribute, a value."""
+    """The line that gives the rank's own element of a list a value: of a name or an attribute."""
     if not isinstance(node, ast.Name | ast.Attribute):
         return None
     everywhere = isinstance(node, ast.Attribute)
@@ -267,7 +267,7 @@ def _of_name(origin: Value, node: ast.Name, above: tuple[Line, ...]) -> Iterator
 
 
 def _results(program: Program, name: str) -> Iterator[Value]:
-    """The results of functions of a name, and the elements of objects of such a class."""
+    """The results of functions of a name, and the elements of objects of a class of that name."""
     methods = [program.method(name, method) for method in _GIVES]
     return _returned(program, [*program.named.get(name, ()), *methods])
 

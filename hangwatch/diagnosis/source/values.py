@@ -47,7 +47,7 @@ class Value:
         return Value(self.program, scope or self.scope, node, self.depth - 1, above)
 
     def steps(self) -> list[Value]:
-        """The values that it stands for: those of a name, those that a function returns.
+        """The values of a name or an attribute, or that a function returns.
 
         Empty for anything else, or where they are not known.
         """
@@ -163,7 +163,7 @@ def _is_iterator(value: Value) -> bool:
 
 
 def _generators(value: Value) -> Iterator[Function]:
-    """The generators that an expression goes over, and those that feed these."""
+    """The generators that an expression goes over, and the generators that feed these."""
     if value.depth < 0:
         return
     inner: Iterable[Value] = ()

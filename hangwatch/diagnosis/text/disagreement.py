@@ -163,7 +163,7 @@ def undecided(split: Split, where: str, sites: Sequence[tuple[Ranks, Site]]) -> 
 
 
 def uneven_turns(scene: Scene, calls: tuple[str, str], loop: Site, known: Text) -> Text:
-    """A loop that one side is in and the other has left. calls: those that each is in."""
+    """A loop that one side is in and the other has left. calls: the one that each is in."""
     return Text(
         f"{scene.they} {scene.are} in {calls[0]}{scene.here}, in the loop at {code_line(loop)} "
         f"that {scene.rest} {verb(scene.others, 'has', 'have')} left: "

@@ -178,7 +178,7 @@ def _compiler(activity: Activity) -> str:
 
 
 def unseen(scene: Scene, why: Sequence[str], *, failed: bool) -> Text:
-    """Ranks that nothing is known of. failed: those that waited for them lost a connection."""
+    """Ranks that nothing is known of. failed: the others lost a connection to them."""
     culprits = the_ranks(scene.culprits)
     headline = f"{scene.they} never entered {scene.where}, and {scene.are} not seen"
     tail = scene.awaited()
