@@ -24,7 +24,7 @@ from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import MOST_COMPARED, Case, Finding
 from hangwatch.diagnosis.text import disagreement
-from hangwatch.diagnosis.text.phrases import MAX_TOLD, Ranks, at_line, group_text, wait_point_text
+from hangwatch.diagnosis.text.phrases import MAX_SHOWN, Ranks, at_line, group_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import with_source
@@ -341,7 +341,7 @@ def _shows(case: Case, finding: Finding) -> str:
     told = [
         f"{the_ranks(ranks)} {verb(ranks, 'waits', 'wait')} in {case.where(point)}"
         f"{at_line(case.wait_site(wait))}"
-        for point, wait in list(at.items())[:MAX_TOLD]
+        for point, wait in list(at.items())[:MAX_SHOWN]
         if (ranks := case.direct(point))
     ]
     return f"{capital(', '.join(told))}." if told else ""

@@ -96,7 +96,7 @@ def _ways(
 
 
 class _Graph:
-    """All nodes that can be reached, and how."""
+    """All nodes that can be reached, with the edges that are not barred."""
 
     def __init__(self, entry: Node, barred: Callable[[Choice], bool]) -> None:
         self.nodes: list[Node] = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hangwatch.diagnosis.facts.signatures import Differs, Misfit, Split
 from hangwatch.diagnosis.facts.stores import Setter
-from hangwatch.diagnosis.text.phrases import MAX_TOLD, WIRED, Ranks, at_line, place_in_code, within
+from hangwatch.diagnosis.text.phrases import MAX_SHOWN, WIRED, Ranks, at_line, place_in_code, within
 from hangwatch.diagnosis.text.wording import Scene, Text, located, side, text
 from hangwatch.model.calls import Site
 from hangwatch.text import capital, code_line, the_ranks, verb
@@ -29,7 +29,7 @@ def elsewhere(scene: Scene, op: str) -> str:
 
 def other_op(scene: Scene, mine: Sequence[tuple[Ranks, str]], theirs: str) -> Text:
     """Different collectives at one place: those of the culprits, and that of the others."""
-    parts = [f"{the_ranks(r)} entered {op}{scene.at(r, scene.site)}" for r, op in mine[:MAX_TOLD]]
+    parts = [f"{the_ranks(r)} entered {op}{scene.at(r, scene.site)}" for r, op in mine[:MAX_SHOWN]]
     there, end = scene.there, ""
     if _in_one_call(scene) and len(mine) == 1:
         parts = [f"{the_ranks(scene.culprits)} entered {mine[0][1]}{within(scene.site)}"]

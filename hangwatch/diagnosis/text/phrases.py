@@ -19,7 +19,7 @@ from hangwatch.text import code_line, signal_name, the_ranks, verb
 Ranks = tuple[int, ...]
 
 MAX_MESSAGE = 160
-MAX_TOLD = 3
+MAX_SHOWN = 3
 """Sentences on things that differ from rank to rank."""
 
 
@@ -103,7 +103,7 @@ def each_now(parts: Sequence[tuple[Ranks, Activity]]) -> str:
     """``it is loading data (data.py:12)``; of ranks that do not do the same, each in turn."""
     if len(parts) == 1:
         return now(*parts[0])
-    return ", ".join(now(ranks, one, the_ranks(ranks)) for ranks, one in parts[:MAX_TOLD])
+    return ", ".join(now(ranks, one, the_ranks(ranks)) for ranks, one in parts[:MAX_SHOWN])
 
 
 _DOING = {

@@ -9,7 +9,7 @@ from enum import StrEnum
 from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.endings import Ending, How, Library
 from hangwatch.diagnosis.text.phrases import (
-    MAX_TOLD,
+    MAX_SHOWN,
     WIRED,
     Ranks,
     at_line,
@@ -109,7 +109,7 @@ class Scene:
         for rank in ranks:
             known = self.sites.get(rank, site)
             by_line.setdefault((known.file, known.line), ([], known))[0].append(rank)
-        return [(tuple(some), at) for some, at in by_line.values() if some][:MAX_TOLD]
+        return [(tuple(some), at) for some, at in by_line.values() if some][:MAX_SHOWN]
 
     def at(self, ranks: Ranks, site: Site | None) -> str:
         """`` at train.py:41``, empty where some ranks are not all at one line."""
@@ -274,11 +274,10 @@ class Gone(StrEnum):
 
 def finished(scene: Scene, how: str, gone: Gone, *, failed: bool) -> Text:
     """Ranks that came to their end, or live on without the group, while others go on."""
-    one = len(scene.culprits) == 1
-    forms = {"enter": "enters", "have": "has"} if one else {"enter": "enter", "have": "have"}
+    enter, have = verb(scene.culprits, "enters", "enter"), verb(scene.culprits, "has", "have")
     return text(
         f"{scene.they} finished early: {how}{scene.awaited(scene.where, failed=failed)}",
-        gone.format(capital(scene.it), **forms),
+        gone.format(capital(scene.it), enter=enter, have=have),
         located(f"The last known call of {the_ranks(scene.culprits)} was", scene.site),
         scene.waiting(failed=failed),
     )
