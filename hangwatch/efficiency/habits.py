@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.model import codec
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Cost
 from hangwatch.model.page import RankPage
 from hangwatch.model.report import Note
+from hangwatch.text import the_ranks
 
 MAX_BYTES = 1 << 20
 LEAST_EPOCHS = 2

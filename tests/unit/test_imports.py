@@ -16,7 +16,7 @@ PACKAGE = Path(hangwatch.__file__).parent
 ROOT = Path(__file__).parents[2]
 
 HOUSE = (
-    *("_native", "errors", "text", "safety", "model", "console", "settings", "run", "agent"),
+    *("_native", "errors", "safety", "model", "text", "console", "settings", "run", "agent"),
     *("evidence", "preflight", "diagnosis", "efficiency", "report", "metrics", "watchdog"),
     *("launch", "commands", "cli", "__main__"),
 )
@@ -42,8 +42,8 @@ WITHIN: dict[str, tuple[str, ...]] = {
 ONLY: dict[str, frozenset[str]] = {
     "agent": frozenset({"model", "safety", "run"}),
     "preflight": frozenset({"safety"}),
-    "diagnosis": frozenset({"model"}),
-    "efficiency": frozenset({"model", "diagnosis"}),
+    "diagnosis": frozenset({"model", "text"}),
+    "efficiency": frozenset({"model", "text", "diagnosis"}),
     "launch": frozenset(
         {"errors", "safety", "model", "text", "console", "settings", "run", "agent"}
         | {"evidence", "report"}

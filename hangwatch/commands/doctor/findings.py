@@ -11,10 +11,9 @@ from typing import Any
 
 from hangwatch.commands.doctor.outcome import Outcome, Stage
 from hangwatch.commands.doctor.trial import Trial
-from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.preflight.finding import Finding, fail, ok, warn
 from hangwatch.preflight.job import Job
-from hangwatch.text import counted
+from hangwatch.text import counted, the_ranks
 
 CHECK, TIMES, LINKS, VERSIONS, VARIABLES, DEVICES = (
     *("trial", "times", "links", "versions", "variables", "devices"),

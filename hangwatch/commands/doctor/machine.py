@@ -19,7 +19,6 @@ import hangwatch
 from hangwatch.agent.environment import sitecustomize_directory
 from hangwatch.commands import runs
 from hangwatch.commands.runs import RunPages
-from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.errors import EvidenceError, UsageError
 from hangwatch.evidence.gpu.nvml import NO_DRIVER
 from hangwatch.evidence.gpu.reader import examine_gpus
@@ -35,7 +34,7 @@ from hangwatch.preflight.variables import contract, timeouts
 from hangwatch.run import rundir
 from hangwatch.settings import options
 from hangwatch.settings.config import Stacks
-from hangwatch.text import counted
+from hangwatch.text import counted, the_ranks
 
 _NO_LIBRARY = "cannot open shared object file"
 """The message of dlopen for a library that is not there."""

@@ -14,11 +14,10 @@ from enum import IntEnum
 from hangwatch.commands.runs import BlockingCall
 from hangwatch.diagnosis.facts.activity import Activity, activity, waits_in_collective
 from hangwatch.diagnosis.text import phrases
-from hangwatch.diagnosis.text.phrases import capital, the_ranks, verb
 from hangwatch.model.frames import innermost_user_site, is_user_frame, program_thread
 from hangwatch.model.kinds import Reason
 from hangwatch.model.snapshot import Child, Frame, RankSnapshot, ThreadStack
-from hangwatch.text import duration
+from hangwatch.text import capital, duration, the_ranks, verb
 
 _C10D = re.compile(r"/torch/distributed/distributed_c10d\.py$")
 _DISTRIBUTED = re.compile(

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from hangwatch.commands.top.rows import Trouble, arrange, known_rates, merged, rate_text
 from hangwatch.console import fold_command, printable
-from hangwatch.diagnosis.text import phrases
-from hangwatch.text import counted, duration, fold_ranks, ranks_text
+from hangwatch.text import code_line, counted, duration, fold_ranks, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -218,7 +217,7 @@ def _in(row: Row, *, group: bool) -> str:
 
 
 def _at(row: Row, *, source: bool) -> str:
-    where = phrases.line(row.site)
+    where = code_line(row.site)
     return f"{where}  {row.site.source}" if source and row.site and row.site.source else where
 
 

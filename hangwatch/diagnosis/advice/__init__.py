@@ -1,1 +1,1 @@
-"""What to do about a finding: tables, and the choice from them."""
+"""Advice on findings: the table of remedies, and the choice from it."""

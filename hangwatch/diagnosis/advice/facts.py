@@ -1,4 +1,4 @@
-"""What is known of a finding that advice can be chosen by, and name."""
+"""The facts of a finding by which advice is chosen, and which it may name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from hangwatch.diagnosis.facts.wait_points import Place, Setup
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.choices import CONDITIONS, Read
 from hangwatch.diagnosis.source.syntax import leaves, spans
-from hangwatch.diagnosis.text.phrases import group_text, key_text, line, the_ranks
+from hangwatch.diagnosis.text.phrases import group_text, key_text
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import is_user_frame, program_thread
 from hangwatch.model.kinds import Certainty, Kind, What
 from hangwatch.model.snapshot import Frame
 from hangwatch.model.verdict import RootCause
+from hangwatch.text import code_line, the_ranks
 
 
 class Use(StrEnum):
@@ -48,84 +49,73 @@ class Use(StrEnum):
     PIPELINE = "pipeline"
 
 
-_FRAMES: tuple[tuple[Use, re.Pattern[str]], ...] = (
-    (Use.LIGHTNING, re.compile(r"/(?:lightning|pytorch_lightning|lightning_fabric)/")),
-    (Use.ACCELERATE, re.compile(r"/accelerate/")),
-    (Use.TRANSFORMERS, re.compile(r"/transformers/trainer\w*\.py$")),
-    (Use.DEEPSPEED, re.compile(r"/deepspeed/")),
-    (
-        Use.ZERO_3,
-        re.compile(
-            r"/deepspeed/runtime/zero/(?:parameter_offload|partitioned_param_coordinator)\.py$"
-        ),
-    ),
-    (Use.DDP, re.compile(r"/torch/nn/parallel/distributed\.py$")),
-    (Use.FSDP, re.compile(r"/torch/distributed/(?:fsdp|_composable/fsdp)/")),
-    (Use.ZERO, re.compile(r"/torch/distributed/optim/zero_redundancy_optimizer\.py$")),
-    (Use.JOIN, re.compile(r"/torch/distributed/algorithms/join\.py$")),
-    (Use.DTENSOR, re.compile(r"/torch/distributed/(?:tensor|_tensor)/")),
-    (Use.CHECKPOINT, re.compile(r"/torch/distributed/checkpoint/")),
-    (Use.PIPELINE, re.compile(r"/torch/distributed/pipelining/")),
-)
-"""What the path of a frame tells."""
-
-_SOURCE: tuple[tuple[Use, re.Pattern[str]], ...] = (
-    (
-        Use.LIGHTNING,
-        re.compile(r"^\s*(?:import|from)\s+(?:pytorch_lightning|lightning)\b", re.MULTILINE),
-    ),
-    (Use.ACCELERATE, re.compile(r"^\s*(?:import|from)\s+accelerate\b", re.MULTILINE)),
-    (Use.TRANSFORMERS, re.compile(r"^\s*from\s+transformers\s.*\bTrainer\b", re.MULTILINE)),
-    (Use.DEEPSPEED, re.compile(r"^\s*(?:import|from)\s+deepspeed\b", re.MULTILINE)),
-    (Use.DDP, re.compile(r"\bDistributedDataParallel\b")),
-    (Use.FSDP, re.compile(r"\b(?:fully_shard|FullyShardedDataParallel)\b")),
-    (Use.ZERO, re.compile(r"\bZeroRedundancyOptimizer\b")),
-    (Use.JOIN, re.compile(r"\bJoin\(")),
-    (Use.NO_SYNC, re.compile(r"\bno_sync\(|\bset_requires_gradient_sync\(")),
-    (Use.COMM_HOOK, re.compile(r"\bregister_comm_hook\(")),
-    (Use.CHECKPOINT, re.compile(r"\btorch\.distributed\.checkpoint\b")),
-    # Without a group of its own.
-    (Use.ASYNC_CHECKPOINT, re.compile(r"\basync_save\((?![\s\S]{0,400}process_group)")),
-    (Use.DTENSOR, re.compile(r"\btorch\.distributed\.tensor\b")),
-    (Use.PIPELINE, re.compile(r"\btorch\.distributed\.pipelining\b")),
-)
-"""What the text of the files tells in which ranks are."""
-
-_NAMED = {
-    "dtype": "dtype",
-    "shape": "shape",
-    "root": "root",
-    "splits": "split sizes",
-    "tag": "tag",
-    "group": "group",
+_PATHS = {
+    Use.LIGHTNING: r"/(?:lightning|pytorch_lightning|lightning_fabric)/",
+    Use.ACCELERATE: r"/accelerate/",
+    Use.TRANSFORMERS: r"/transformers/trainer\w*\.py$",
+    Use.DEEPSPEED: r"/deepspeed/",
+    Use.ZERO_3: r"/deepspeed/runtime/zero/(?:parameter_offload|partitioned_param_coordinator)\.py$",
+    Use.DDP: r"/torch/nn/parallel/distributed\.py$",
+    Use.FSDP: r"/torch/distributed/(?:fsdp|_composable/fsdp)/",
+    Use.ZERO: r"/torch/distributed/optim/zero_redundancy_optimizer\.py$",
+    Use.JOIN: r"/torch/distributed/algorithms/join\.py$",
+    Use.DTENSOR: r"/torch/distributed/(?:tensor|_tensor)/",
+    Use.CHECKPOINT: r"/torch/distributed/checkpoint/",
+    Use.PIPELINE: r"/torch/distributed/pipelining/",
 }
-"""What may differ in calls that match else, and what people call it."""
+_OF_FRAMES = {use: re.compile(path) for use, path in _PATHS.items()}
+"""Paths of frames that show a use."""
+_TEXTS = {
+    Use.LIGHTNING: r"^\s*(?:import|from)\s+(?:pytorch_lightning|lightning)\b",
+    Use.ACCELERATE: r"^\s*(?:import|from)\s+accelerate\b",
+    Use.TRANSFORMERS: r"^\s*from\s+transformers\s.*\bTrainer\b",
+    Use.DEEPSPEED: r"^\s*(?:import|from)\s+deepspeed\b",
+    Use.DDP: r"\bDistributedDataParallel\b",
+    Use.FSDP: r"\b(?:fully_shard|FullyShardedDataParallel)\b",
+    Use.ZERO: r"\bZeroRedundancyOptimizer\b",
+    Use.JOIN: r"\bJoin\(",
+    Use.NO_SYNC: r"\bno_sync\(|\bset_requires_gradient_sync\(",
+    Use.COMM_HOOK: r"\bregister_comm_hook\(",
+    Use.CHECKPOINT: r"\btorch\.distributed\.checkpoint\b",
+    # Without a group of its own.
+    Use.ASYNC_CHECKPOINT: r"\basync_save\((?![\s\S]{0,400}process_group)",
+    Use.DTENSOR: r"\btorch\.distributed\.tensor\b",
+    Use.PIPELINE: r"\btorch\.distributed\.pipelining\b",
+}
+_OF_SOURCES = {use: re.compile(text, re.MULTILINE) for use, text in _TEXTS.items()}
+"""Texts that show a use in the files in which ranks are."""
+
+_DIFFERENCES = {
+    **{name: name for name in ("dtype", "shape", "root", "tag", "group")},
+    "splits": "split sizes",
+}
+"""Names of what may differ in calls that match else."""
 
 _LOCK_OF_EXTENSION = (
     "the file `lock` in its folder below TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions)"
 )
 _LOCK_OF_CACHE = "the files `*.lock` of the compiler's cache (TORCHINDUCTOR_CACHE_DIR)"
 OUTERMOST = 2
-"""So many functions from the user's line inwards are what the user called, not how it works."""
+"""Functions from the user's line inwards that are the call, and not how it works."""
 _CACHE = re.compile(r"^@?\w*cache|= *(?:\w+\.)?(?:lru_)?cache\w*\(")
-"""What keeps the results of a function."""
+"""Statements that keep the results of a function."""
 _STOPS = re.compile(r"\b(?:all|any)\([^\[\]]* for ")
-"""What asks no further than to the first that decides it."""
+"""Conditions that ask no further than to the first part that decides them."""
 _CALLED = re.compile(r"(\w+)\s*\(")
 _HIDDEN = re.compile(
     r"^(?:wrapper|wrapped_fn|inner|inner_func|decorate_context|handle_torch_function|<.*>|_.*)$"
 )
 """Functions that only lead to the one that was called."""
 _HOOK = re.compile(r"(?:pre|post)_\w+")
-"""Functions that nobody calls by their names."""
+"""Functions that no one calls by their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``values``: what texts may name, each there only where it is known.
+    """``values``: those that texts may name, each there only where it is known.
 
     calls, awaited: functions of libraries that the line of the culprits, and that of the
-    others, is in, from there inwards; where no stack tells, those that the line names.
+    others, is in, from there inwards; without a stack the functions that the line names.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -135,7 +125,7 @@ class Facts:
     error: str = ""
     """``TypeName: message`` of the exception that ended a culprit."""
     cause: What | None = None
-    """Why it came to it, where the source shows it."""
+    """The cause, where the source shows it."""
     apart: bool = False
     """The culprits and the others are in different calls of the program, of one operation."""
 
@@ -144,58 +134,58 @@ NOTHING = Facts()
 
 
 def facts_of(case: Case, finding: Finding, cause: RootCause, reads: Sequence[Read] = ()) -> Facts:
-    """What is known of the code that a finding is about; reads: what the source shows of it."""
+    """The facts of the code that a finding is about. reads: conditions that the source shows."""
     about = finding.undecided or finding.culprits
     culprits = [rank for rank in about if rank in case.job.ranks][:1]
     others = [wait.rank for wait in finding.waits if wait.rank not in finding.culprits][:1]
     mine, theirs = (
         [frame for rank in ranks for frame in _frames(case, rank)] for ranks in (culprits, others)
     )
-    uses = {use for frame in (*mine, *theirs) for use, path in _FRAMES if path.search(frame.file)}
+    uses = {
+        use
+        for frame in (*mine, *theirs)
+        for use, path in _OF_FRAMES.items()
+        if path.search(frame.file)
+    }
     for site in (finding.site, finding.victim_site):
         uses |= _uses_in(case.texts.get(site.file, "") if site else "")
     calls = tuple(_called(finding.site, mine))
     awaited = tuple(_called(finding.victim_site, theirs))
-    values = dict(_values(finding))
-    values |= dict(_of_calls(values.get("op"), calls, awaited, seen=bool(mine)))
-    values |= dict(_of_cause(cause))
-    values |= dict(_of_key(case, finding))
-    values |= dict(_of_others_like_them(case, finding, cause))
-    if cause.site not in [read.site for read in reads]:
-        values |= dict(_of_others_than_reads(finding, cause))
-    leaving = _leaving(cause, reads)
-    if leaving:
-        values["leaving"] = leaving
-    if finding.victim_site is not None and _leaves_out(cause, reads):
-        values["left_out"] = line(finding.victim_site)
+    values = dict(_of_finding(finding))
+    values |= _of_calls(values.get("op"), calls, awaited, seen=bool(mine))
+    values |= _of_cause(cause)
+    values |= _of_key(case, finding)
+    values |= _of_group(case, finding, cause)
+    decided = [read for read in reads if read.site == cause.site]
+    values |= _of_reads(finding, decided) if decided else _without_reads(finding, cause)
     if handled := case.handled_by(finding.culprits):
         raised = case.exception_of(finding.culprits)
-        here = raised is not None and line(raised.site) == values.get("cause_line")
+        here = raised is not None and code_line(raised.site) == values.get("cause_line")
         values["unwinding" if here else "raised"] = handled
     if "others" in values and gave_up(case.ended, finding.waits):
         values["impatient"] = values["others"]
     living = [case.doing(rank) for rank in culprits if rank not in case.ended]
     if cause.what is What.STUCK_LINE:
-        values |= dict(_of_wait(living[0].blocked if living else None))
+        values |= _of_wait(living[0].blocked if living else None)
         values["stuck"] = the_ranks(culprits)
     if living and living[0].compiling is not None:
-        values |= dict(_compiling(living[0].compiling))
-    values |= dict(_of_devices(case, finding, culprits))
+        values |= _of_compiling(living[0].compiling)
+    values |= _of_devices(case, finding, culprits)
     return Facts(
         values,
         frozenset(uses),
         calls,
         awaited,
         _error(case, culprits),
-        cause.what if _tells(cause) else None,
+        cause.what if _is_shown(cause) else None,
         apart=finding.apart,
     )
 
 
 @lru_cache(maxsize=64)
 def _uses_in(text: str) -> frozenset[Use]:
-    """What a file uses: many verdicts are about one file."""
-    return frozenset(use for use, pattern in _SOURCE if pattern.search(text))
+    """The uses in a file: many verdicts are about one file."""
+    return frozenset(use for use, pattern in _OF_SOURCES.items() if pattern.search(text))
 
 
 def _frames(case: Case, rank: int) -> tuple[Frame, ...]:
@@ -206,7 +196,7 @@ def _frames(case: Case, rank: int) -> tuple[Frame, ...]:
 def _of_calls(
     op: str | None, calls: Sequence[str], awaited: Sequence[str], *, seen: bool
 ) -> Iterator[tuple[str, str]]:
-    """What culprits have called. seen: their stack tells, and not the text of their line."""
+    """The calls of culprits. seen: by their stack, and not by the text of their line."""
     if calls and (seen or calls[0] == op) and not _HOOK.match(calls[0]):
         yield "entered", calls[0]
     if "backward" in (*calls, *awaited):
@@ -229,8 +219,8 @@ def _called(site: Site | None, frames: Iterable[Frame]) -> Iterator[str]:
     yield from _CALLED.findall(site.source or "")
 
 
-def _tells(cause: RootCause) -> bool:
-    """Whether it was found in the program, and does not just go with the kind of the finding."""
+def _is_shown(cause: RootCause) -> bool:
+    """True if it was found in the program, and does not just go with the kind of the finding."""
     if cause.what is What.STUCK_LINE:
         return False
     known = cause.what in (What.GROUP_CREATION, What.UNORDERED_THREADS)
@@ -239,11 +229,11 @@ def _tells(cause: RootCause) -> bool:
 
 def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
     """The statement to change, where the source shows it."""
-    if not _tells(cause) or cause.site is None:
+    if not _is_shown(cause) or cause.site is None:
         return
     text = (cause.site.source or "").partition("  #")[0].rstrip(":")
     yield "cause", text
-    yield "cause_line", line(cause.site)
+    yield "cause_line", code_line(cause.site)
     loops = text.startswith(("for ", "while "))
     known = {
         "loop": loops,
@@ -260,7 +250,7 @@ def _of_cause(cause: RootCause) -> Iterator[tuple[str, str]]:
     yield from ((name, text) for name, holds in known.items() if holds)
 
 
-_NAMES = {
+_AWAITED = {
     On.LOCK: "mutex",
     On.ANSWER: "answer",
     On.FILE_LOCK: "file_lock",
@@ -269,23 +259,23 @@ _NAMES = {
     On.INPUT: "input",
     On.KEY: "key",
 }
-"""By what it is waited for, the name under which texts may name it."""
+"""Values by the kind of a wait."""
 _UNTIL = {On.RETRY: "retried", On.LOOP: "rounds"}
 
 
 def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
-    """What a culprit waits for outside of all collectives."""
+    """The wait of a culprit outside of all collectives."""
     if blocked is None:
         return
-    if blocked.on in _NAMES:
-        yield _NAMES[blocked.on], blocked.what
+    if blocked.on in _AWAITED:
+        yield _AWAITED[blocked.on], blocked.what
     if blocked.call:
         yield "waits_in", blocked.call
     if blocked.until is not None:
         text = (blocked.until.source or "").rstrip(":")
         yield _UNTIL.get(blocked.on, "until"), text
     if blocked.instead is not None:
-        yield from (("set_key", blocked.instead.key), ("set_at", line(blocked.instead.site)))
+        yield from (("set_key", blocked.instead.key), ("set_at", code_line(blocked.instead.site)))
     if blocked.link is not None:
         yield from _of_link(blocked.link)
 
@@ -293,7 +283,7 @@ def _of_wait(blocked: Blocked | None) -> Iterator[tuple[str, str]]:
 def _of_link(link: Link) -> Iterator[tuple[str, str]]:
     """The thread or process by which its wait would end."""
     if link.ended_by:
-        yield from (("dead_thread", link.name), ("dead_at", line(link.site)))
+        yield from (("dead_thread", link.name), ("dead_at", code_line(link.site)))
         yield "dead_by", link.ended_by.partition(":")[0]
     elif link.had_by:
         if link.command:
@@ -306,26 +296,28 @@ def _of_link(link: Link) -> Iterator[tuple[str, str]]:
             yield "filled", link.name
     elif link.site is not None:
         yield "holder" if link.holds else "other_thread", link.name
-        yield "holder_at" if link.holds else "other_thread_at", line(link.site)
+        yield "holder_at" if link.holds else "other_thread_at", code_line(link.site)
         if link.crossed is not None:
-            yield "crossed_at", line(link.crossed)
+            yield "crossed_at", code_line(link.crossed)
 
 
 def _of_key(case: Case, finding: Finding) -> Iterator[tuple[str, str]]:
-    """The key of a store that culprits have not set, and where they set such keys."""
+    """The key of a store that culprits have not set, and the line that set keys of that form."""
     point = finding.wait_point
-    known = setter(case.job.ranks, point.keys) if isinstance(point, Setup) else None
-    if isinstance(point, Setup) and known is not None and finding.differs == KEY:
+    if not isinstance(point, Setup) or (known := setter(case.job.ranks, point.keys)) is None:
+        return
+    if finding.differs == KEY:
         yield from (("asked", key_text(point.keys)), ("set_key", known.key))
-        yield "set_at", line(known.site)
-    elif isinstance(point, Setup) and known is not None:
+        yield "set_at", code_line(known.site)
+    else:
         either = {*finding.culprits} > {*known.behind}
         yield "either" if either else "unset", key_text(point.keys)
-        yield "last_at" if either else "set_at" if known.by_form else "passed_at", line(known.site)
+        at = "last_at" if either else "set_at" if known.by_form else "passed_at"
+        yield at, code_line(known.site)
 
 
 def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """Who was ended by a library, whose devices nobody knows of, and who made one call alike."""
+    """Ranks whose devices no one knows of, that made one call alike, that a library aborted."""
     ranks = the_ranks(tuple(sorted({wait.rank for wait in finding.waits})))
     if not finding.culprits and are_untimed(finding.waits):
         yield "untimed", ranks
@@ -341,76 +333,73 @@ def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterat
             yield "late_abort" if end.in_shutdown else "abort", "SIGABRT"
 
 
-def _of_others_like_them(
-    case: Case, finding: Finding, cause: RootCause
-) -> Iterator[tuple[str, str]]:
+def _of_group(case: Case, finding: Finding, cause: RootCause) -> Iterator[tuple[str, str]]:
     """Culprits that went one way by a condition where one should not have.
 
-    And the group that they are, where they are in a call of one with more ranks.
+    And the group of just these ranks, where they are in a call of a group with more.
     """
     if finding.what is What.UNMATCHED_P2P and cause.what in CONDITIONS:
         yield "alike", the_ranks(finding.culprits)
     if isinstance(finding.wait_point, Place) and len(finding.culprits) > 1:
-        own = (gid for gid, key in enumerate(case.job.keys) if key.ranks == finding.culprits)
-        for gid in own:
-            if gid != finding.wait_point.gid:
+        for gid, key in enumerate(case.job.keys):
+            if key.ranks == finding.culprits and gid != finding.wait_point.gid:
                 yield "own_group", group_text(case.job, gid)
 
 
-def _of_others_than_reads(finding: Finding, cause: RootCause) -> Iterator[tuple[str, str]]:
-    """What a generator ended by, what repeats a call, what tells a library that all are in.
+def _without_reads(finding: Finding, cause: RootCause) -> Iterator[tuple[str, str]]:
+    """The end of a generator, a repeated call, a flag for a library that all are in.
 
-    And below what it is set that a choice depends on.
+    And the condition below which something is set that a choice depends on.
     """
     text = (cause.site.source or "").rstrip(":") if cause.site is not None else ""
     if cause.what is What.EARLY_EXIT:
         yield "fed", text
     if cause.what is What.SWALLOWED_EXCEPTION and text.startswith("except"):
         yield "repeats", text
+    if cause.what not in CONDITIONS:
+        return
     mine, theirs = finding.site, finding.victim_site
-    if cause.what in CONDITIONS and mine and mine.call and theirs and line(mine) == line(theirs):
+    if mine and mine.call and theirs and code_line(mine) == code_line(theirs):
         yield "deciding", text
-    elif cause.what in CONDITIONS and cause.others and cause.others[0].site is not None:
+    elif cause.others and cause.others[0].site is not None:
         yield "set_below", text
         yield "decided", (cause.others[0].site.source or "").rstrip(":")
 
 
-def _leaving(cause: RootCause, reads: Sequence[Read]) -> str:
-    """The statement by which culprits left a loop or function below a condition, or empty."""
-    for read in reads:
-        if read.site == cause.site and leaves(read.taken):
-            return ast.unparse(read.taken[-1]).partition("\n")[0]
-    return ""
+def _of_reads(finding: Finding, decided: Sequence[Read]) -> Iterator[tuple[str, str]]:
+    """The statement by which culprits left a loop or function below the condition.
+
+    And the line of the others, if it is in the branch that the culprits left out.
+    """
+    leaving = next((read.taken[-1] for read in decided if leaves(read.taken)), None)
+    if leaving is not None:
+        yield "leaving", ast.unparse(leaving).partition("\n")[0]
+    if finding.victim_site is not None and any(
+        frame.file == read.choice.file and spans(read.other, frame.number)
+        for read in decided
+        for frame in read.split.theirs.frames
+    ):
+        yield "left_out", code_line(finding.victim_site)
 
 
-def _leaves_out(cause: RootCause, reads: Sequence[Read]) -> bool:
-    """Whether the others are in what culprits left out at a condition."""
-    return any(
-        one.file == read.choice.file and spans(read.other, one.number)
-        for read in reads
-        if read.site == cause.site
-        for one in read.split.theirs.frames
-    )
-
-
-def _values(finding: Finding) -> Iterator[tuple[str, str]]:
+def _of_finding(finding: Finding) -> Iterator[tuple[str, str]]:
     others = sorted({wait.rank for wait in finding.waits} - set(finding.culprits))
     if finding.culprits:
         yield "culprits", the_ranks(finding.culprits)
     if others:
         yield "others", the_ranks(others)
-    if finding.differs in _NAMED:
-        yield finding.differs, _NAMED[finding.differs]
+    if finding.differs in _DIFFERENCES:
+        yield finding.differs, _DIFFERENCES[finding.differs]
     if finding.site is not None:
-        yield "line", line(finding.site)
+        yield "line", code_line(finding.site)
     if finding.victim_site is not None:
-        yield "other_line", line(finding.victim_site)
+        yield "other_line", code_line(finding.victim_site)
     if finding.collective is not None and finding.collective.op:
         yield "op", finding.collective.op
 
 
-def _compiling(compiling: Compiling) -> Iterator[tuple[str, str]]:
-    """What compiles, each under a name of its own."""
+def _of_compiling(compiling: Compiling) -> Iterator[tuple[str, str]]:
+    """The compiler at work, each under a name of its own."""
     if compiling.held:
         of_extension = compiling.by is Compiler.EXTENSION
         yield "held", _LOCK_OF_EXTENSION if of_extension else _LOCK_OF_CACHE

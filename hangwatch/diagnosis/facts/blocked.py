@@ -197,7 +197,7 @@ class _Look:
         tree = self.program.trees.get(site.file)
         given = self.program.given_to(last, tree, everywhere=True) if tree is not None else ()
         is_lock = _NAMED_LOCK.search(last) is not None or any(
-            isinstance(value, ast.Call) and called(value) in _LOCKS for value in given
+            isinstance(value, ast.Call) and called(value) in _LOCKS for _, value in given
         )
         return name if is_lock else ""
 

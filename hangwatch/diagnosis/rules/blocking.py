@@ -25,11 +25,12 @@ from hangwatch.diagnosis.rules.missing import (
     subset,
 )
 from hangwatch.diagnosis.text import reasons, wording
-from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended, verb
+from hangwatch.diagnosis.text.phrases import Ranks, at_line, ended
 from hangwatch.diagnosis.text.wording import Gone, Scene
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import with_source
 from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, Reason
+from hangwatch.text import verb
 
 _FOUND_A_DIFFERENCE = re.compile(r"same model across all ranks|mismatch between collectives")
 """torch/csrc/distributed/c10d: reducer.cpp, ProcessGroupWrapper.cpp."""

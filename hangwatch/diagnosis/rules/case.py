@@ -22,13 +22,14 @@ from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait, WaitPoint
 from hangwatch.diagnosis.graph import Graph, held_up
 from hangwatch.diagnosis.source.files import Source
-from hangwatch.diagnosis.text.phrases import Ranks, at_line, key_text, verb, wait_point_text
+from hangwatch.diagnosis.text.phrases import Ranks, at_line, key_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import innermost_user_site, program_thread, user_frames, with_source
 from hangwatch.model.kinds import Certainty, Kind, Reason, What
 from hangwatch.model.snapshot import Frame, Mark, OpRecord
 from hangwatch.model.verdict import Collective, RootCause
+from hangwatch.text import verb
 
 _T = TypeVar("_T")
 MOST_COMPARED = 128

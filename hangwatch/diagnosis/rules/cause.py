@@ -27,12 +27,16 @@ from hangwatch.diagnosis.rules.choices import (
 from hangwatch.diagnosis.rules.gradients import kept_local, left_without
 from hangwatch.diagnosis.rules.order import without_order
 from hangwatch.diagnosis.rules.splits import line_at, position
-from hangwatch.diagnosis.source.arguments import root_of_rank, size_of_data
-from hangwatch.diagnosis.source.feeding import early_ends, taken_before
 from hangwatch.diagnosis.source.flow import Choice, Turn
+from hangwatch.diagnosis.source.origins import (
+    conditions_in_callbacks,
+    root_of_rank,
+    set_for_few,
+    size_of_data,
+)
 from hangwatch.diagnosis.source.program import Line, Position, Program
-from hangwatch.diagnosis.source.state import conditions_in_callbacks, set_for_few
 from hangwatch.diagnosis.source.syntax import called, in_body, own, retried_by, spans
+from hangwatch.diagnosis.source.values import early_ends, taken_before
 from hangwatch.diagnosis.text import reasons
 from hangwatch.diagnosis.text.reasons import Parted
 from hangwatch.model.frames import with_source

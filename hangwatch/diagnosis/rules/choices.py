@@ -16,9 +16,9 @@ from hangwatch.diagnosis.facts.wait_points import Channel, Wait
 from hangwatch.diagnosis.rules.case import PARTED, Case, Finding
 from hangwatch.diagnosis.rules.splits import Split, lines_before, lines_of, sides_of, splits
 from hangwatch.diagnosis.source.flow import Choice, Turn, asks_whether_run, exits
+from hangwatch.diagnosis.source.origins import conditions_of
 from hangwatch.diagnosis.source.paths import Ways, ways
 from hangwatch.diagnosis.source.program import Line, Position, Program
-from hangwatch.diagnosis.source.state import conditions_of
 from hangwatch.diagnosis.source.syntax import (
     exhausted_loop,
     in_body,

@@ -19,7 +19,7 @@ from hangwatch.diagnosis.rules.missing import (
     missing_peer,
 )
 from hangwatch.diagnosis.rules.threads import unless_released
-from hangwatch.diagnosis.text import messages, wording
+from hangwatch.diagnosis.text import disagreement, wording
 from hangwatch.diagnosis.text.phrases import Ranks, group_text
 from hangwatch.diagnosis.text.wording import Scene, Text
 from hangwatch.model.calls import Site
@@ -387,7 +387,7 @@ def _of_two_names(case: Case, one: _Side, other: _Side) -> Finding:
         for side in (first, second)
     ]
     leap = leaps[culprit] if culprit is not None else None
-    text = messages.two_names(scene, first.rank, names, leap, sends=first.point.sends)
+    text = disagreement.two_names(scene, first.rank, names, leap, sends=first.point.sends)
     return _finding(case, scene, (first, second), text, differs)
 
 
@@ -399,7 +399,7 @@ def _of_one_direction(case: Case, found: Sequence[_Side], *, posted: bool) -> Fi
     ranks = tuple(sorted(side.rank for side in found))
     first, second = sorted(found, key=lambda side: side.rank)[:2]
     scene = _scene(case, ranks, (), first, second)
-    text = messages.one_direction(scene, sends=first.point.sends, posted=posted)
+    text = disagreement.one_direction(scene, sends=first.point.sends, posted=posted)
     return _finding(case, scene, found, text)
 
 

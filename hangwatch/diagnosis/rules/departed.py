@@ -25,21 +25,13 @@ from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
 from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import MOST_COMPARED, PARTED, Case, Finding, collective_of
 from hangwatch.diagnosis.text import disagreement
-from hangwatch.diagnosis.text.phrases import (
-    MAX_TOLD,
-    Ranks,
-    at_line,
-    capital,
-    group_text,
-    the_ranks,
-    verb,
-    wait_point_text,
-)
+from hangwatch.diagnosis.text.phrases import MAX_SHOWN, Ranks, at_line, group_text, wait_point_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.model.calls import Site
 from hangwatch.model.frames import with_source
 from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, What
 from hangwatch.model.snapshot import OpRecord
+from hangwatch.text import capital, the_ranks, verb
 
 AGREE_AFTER = 2
 """Calls after one that was left out, or made more, that have to agree."""
@@ -322,7 +314,7 @@ def _shows(case: Case, finding: Finding) -> str:
     waiting = [
         f"{the_ranks(ranks)} {verb(ranks, 'waits', 'wait')} in {case.where(point)}"
         f"{at_line(case.wait_site(wait))}"
-        for point, wait in list(at.items())[:MAX_TOLD]
+        for point, wait in list(at.items())[:MAX_SHOWN]
         if (ranks := case.direct(point))
     ]
     return f"{capital(', '.join(waiting))}." if waiting else ""

@@ -24,11 +24,12 @@ from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.splits import position
 from hangwatch.diagnosis.source.program import fork
-from hangwatch.diagnosis.text import disagreement, messages, wording
-from hangwatch.diagnosis.text.phrases import Ranks, each_now, group_text, now, verb
+from hangwatch.diagnosis.text import disagreement, wording
+from hangwatch.diagnosis.text.phrases import Ranks, each_now, group_text, now
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Certainty, Kind, Reason, What
+from hangwatch.text import verb
 
 
 def living(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
@@ -297,9 +298,9 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
     scene = case.scene(wait_point, behind, own, others, case.victims_site(waits))
     culprits = tuple(sorted({*behind, *others})) if either else behind
     if known is None:
-        text = messages.set_by_nobody(scene)
+        text = disagreement.set_by_nobody(scene)
     else:
-        text = (messages.one_more if either else messages.never_set)(scene, known)
+        text = (disagreement.one_more if either else disagreement.never_set)(scene, known)
     gone = any(rank in case.ended for rank in culprits)
     alone = known is not None and len(culprits) == 1
     return Finding(
@@ -324,7 +325,7 @@ def _asks_for_another(case: Case, wait_point: Setup, known: Setter, alike: Ranks
     return Finding(
         kind=Kind.MISSING_PEER,
         certainty=Certainty.LIKELY,
-        text=messages.asks_for_another(scene, known),
+        text=disagreement.asks_for_another(scene, known),
         hang=Certainty.LIKELY,
         what=What.DIFFERENT_ARGUMENT,
         settled=True,

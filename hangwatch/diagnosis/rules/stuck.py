@@ -15,9 +15,10 @@ from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.mismatch import judge_lines, judge_unrecorded
 from hangwatch.diagnosis.rules.missing import judge_names, judge_setup
 from hangwatch.diagnosis.text import wording
-from hangwatch.diagnosis.text.phrases import Ranks, capital
+from hangwatch.diagnosis.text.phrases import Ranks
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.model.kinds import Certainty, Kind, Reason
+from hangwatch.text import capital
 
 MAX_FAULTS = 4
 """Faulty GPUs that a finding describes."""

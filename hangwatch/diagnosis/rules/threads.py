@@ -17,11 +17,12 @@ from hangwatch.diagnosis.rules.case import Case, Finding, collective_of, name_of
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import has_time_limit
 from hangwatch.diagnosis.text import disagreement
-from hangwatch.diagnosis.text.phrases import Ranks, at_line, capital, group_text, the_ranks, verb
+from hangwatch.diagnosis.text.phrases import Ranks, at_line, group_text
 from hangwatch.diagnosis.text.wording import Scene
 from hangwatch.model.frames import innermost_user_site, main_thread
 from hangwatch.model.kinds import Certainty, Kind, What
 from hangwatch.model.snapshot import Frame, OpRecord, RankSnapshot, ThreadStack
+from hangwatch.text import capital, the_ranks, verb
 
 _BOOTSTRAP = re.compile(r"/threading\.py$")
 """The first Python frames of a thread of threading's."""

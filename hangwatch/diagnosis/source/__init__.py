@@ -1,1 +1,1 @@
-"""What the user's source says: loops, conditions, handlers."""
+"""Reads the user's source: values, loops, conditions, handlers."""

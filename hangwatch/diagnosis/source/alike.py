@@ -1,4 +1,4 @@
-"""Decides from the source whether a value, or an order, is the same on all ranks."""
+"""Decides from the source if a value, or an order, is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ from enum import StrEnum
 
 from hangwatch.diagnosis.source.names import given, names_the_rank, set_by_rank
 from hangwatch.diagnosis.source.program import Line, Program
-from hangwatch.diagnosis.source.syntax import Function, called, is_fixed, own
+from hangwatch.diagnosis.source.syntax import (
+    ENDLESS,
+    Function,
+    called,
+    covers,
+    is_fixed,
+    name_of,
+    own,
+)
 from hangwatch.diagnosis.source.values import KEEP_ORDER, Value, is_generator
 
 _FILES = frozenset({"listdir", "scandir", "iterdir", "glob", "iglob", "rglob", "walk"})
 _SETS = frozenset({"set", "frozenset"})
+SAME_TURNS = ENDLESS | frozenset(
+    {"buffers", "children", "modules", "named_buffers", "named_children", "named_modules"}
+    | {"named_parameters", "parameters"}
+)
+"""Iterators without an end, and those of a model: it has as many on all ranks, or on all of its
+stage."""
 _OF_OWNER = frozenset(
     {"union", "difference", "intersection", "symmetric_difference"}
     | {"items", "keys", "values", "copy"}
@@ -22,7 +36,7 @@ _OF_OWNER = frozenset(
 
 
 class Unordered(StrEnum):
-    """What a loop goes over."""
+    """A kind of iterable without an order of its own."""
 
     SET = "set"
     FILES = "files"
@@ -31,27 +45,23 @@ class Unordered(StrEnum):
 def loop_without_order(
     program: Program, line: Line, above: tuple[Line, ...] = ()
 ) -> tuple[ast.For, Unordered] | None:
-    """The innermost loop around a line that goes over what has no order of its own.
+    """The innermost loop around a line that goes over an iterable without an order of its own.
 
     above: the lines by which its function was called, outermost first.
     """
     scope = program.scope_at(line)
     if scope is None:
         return None
-    around = [
-        node
-        for node in own(scope)
-        if isinstance(node, ast.For) and node.lineno <= line.number <= (node.end_lineno or 0)
-    ]
-    for loop in around[::-1]:
-        found = _over(Value(program, line.file, scope, loop.iter, above=above))
-        if found is not None:
-            return loop, found
+    for loop in program.loops_in(scope)[::-1]:
+        if isinstance(loop, ast.For) and covers(loop, line.number):
+            found = _over(Value(program, scope, loop.iter, above=above))
+            if found is not None:
+                return loop, found
     return None
 
 
 def _over(value: Value) -> Unordered | None:
-    """What an expression is; None for what has an order, or is not known."""
+    """The kind of an iterable; None where it has an order, or is not known."""
     found: Unordered | None = None
     match value.node:
         case ast.Set(elts):
@@ -63,10 +73,8 @@ def _over(value: Value) -> Unordered | None:
             found = _first(value, (left, right))
         case ast.IfExp(_, body, orelse):
             found = _first(value, (body, orelse))
-        case ast.ListComp(_, [first, *_]) | ast.DictComp(_, _, [first, *_]):
-            found = _over(value.at(first.iter))
-        case ast.GeneratorExp(_, [first, *_]):
-            found = _over(value.at(first.iter))
+        case ast.ListComp() | ast.DictComp() | ast.GeneratorExp():
+            found = _over(value.at(value.node.generators[0].iter))
         case ast.Call(func, args):
             found = _of_call(value, called(value.node), func, args)
         case ast.Attribute():
@@ -76,7 +84,7 @@ def _over(value: Value) -> Unordered | None:
         case ast.Name():
             kinds = {_over(step) for step in value.steps() if step.scope is not value.scope}
             here = (_over(step) for step in value.steps() if step.scope is value.scope)
-            # Of an argument all that call the function have to give it such.
+            # All callers of the function have to give it one for an argument.
             found = kinds.pop() if len(kinds) == 1 else next(filter(None, here), None)
     return found
 
@@ -102,15 +110,15 @@ _CONFIGURED = re.compile(
     r"|settings)$",
     re.IGNORECASE,
 )
-"""Names for what the command line or a file of settings gives to all ranks alike."""
+"""Names of settings that the command line or a file gives to all ranks alike."""
 _OF_NUMBERS = frozenset({"abs", "float", "int", "len", "max", "min", "range", "round", "trange"})
 """Functions that give the same for the same."""
 
 
 def is_alike(value: Value, known: Collection[str] = ()) -> bool:
-    """Whether it is made of constants, of settings, and of values that are alike themselves.
+    """True if it is made of constants, of settings, and of values that are alike themselves.
 
-    known: names in its function that stand for what is alike.
+    known: names in its function of values that are alike.
     """
     node = value.node
     if value.depth < 0 or names_the_rank(node) or _is_filled_later(node):
@@ -135,8 +143,8 @@ def is_alike(value: Value, known: Collection[str] = ()) -> bool:
     return alike
 
 
-def has_as_many(value: Value) -> bool:
-    """Whether a loop over it has as many turns on all ranks."""
+def has_as_many(value: Value, known: Collection[str] = ()) -> bool:
+    """True if a loop over it has as many turns on all ranks. known: as above."""
     if value.depth < 0:
         return False
     match value.node:
@@ -150,15 +158,14 @@ def has_as_many(value: Value) -> bool:
             made = value.steps()
             if made and all(isinstance(step.node, ast.Call) for step in made):
                 return all(map(has_as_many, made))
-    return is_alike(value)
+    return is_alike(value, known)
 
 
 def is_evened(value: Value) -> bool:
-    """Whether it is a loader whose sampler gives each rank as many samples of one dataset."""
-    loaders = [one for one in (value, *value.steps()) if isinstance(one.node, ast.Call)]
+    """True if it is a loader whose sampler gives each rank as many samples of one dataset."""
     samplers = [
         one.at(word.value)
-        for one in loaders
+        for one in (value, *value.steps())
         if isinstance(one.node, ast.Call) and called(one.node) == "DataLoader"
         for word in one.node.keywords
         if word.arg == "sampler"
@@ -169,20 +176,22 @@ def is_evened(value: Value) -> bool:
 
 
 def _gives_as_many(value: Value, generator: Function) -> bool:
-    """Whether a generator yields as often on all ranks: in loops alone that do, below no choice."""
+    """True if a generator yields as often on all ranks: in loops alone that do, below no choice."""
     nodes = [*own(generator)]
-    if any(
-        isinstance(node, ast.If | ast.While | ast.Try | ast.YieldFrom | ast.Match) for node in nodes
-    ):
-        return False
-    loops = [node for node in nodes if isinstance(node, ast.For)]
-    return all(has_as_many(_at(value, generator, loop.iter)) for loop in loops)
+    decides = ast.If | ast.While | ast.Try | ast.YieldFrom | ast.Match
+    return not any(isinstance(node, decides) for node in nodes) and all(
+        has_as_many(value.further(node.iter, generator))
+        for node in nodes
+        if isinstance(node, ast.For)
+    )
 
 
 def _is_filled_later(node: ast.expr) -> bool:
-    """Whether it is an empty list, or the like."""
-    elements = getattr(node, "elts", None) if isinstance(node, ast.List | ast.Set) else None
-    return elements == [] or (isinstance(node, ast.Dict) and not node.keys)
+    """True if it is an empty list, or the like."""
+    match node:
+        case ast.List([]) | ast.Set([]) | ast.Dict([]):
+            return True
+    return False
 
 
 def _are_alike(value: Value, nodes: Iterable[ast.expr], known: Collection[str]) -> bool:
@@ -192,7 +201,7 @@ def _are_alike(value: Value, nodes: Iterable[ast.expr], known: Collection[str]) 
 def _is_name_alike(value: Value, name: str) -> bool:
     steps = value.steps()
     here = [step for step in steps if step.scope is value.scope]
-    # What a loop or a sum stores there is none of the steps.
+    # Values that a loop or a sum stores there are none of the steps.
     known = here if _stores(value.scope, name) else steps
     scopes = {step.scope for step in known if isinstance(step.scope, ast.Module)} | {value.scope}
     hidden = sum(_stores(scope, name) for scope in scopes) > len(known)
@@ -202,53 +211,44 @@ def _is_name_alike(value: Value, name: str) -> bool:
 
 
 def _stores(scope: Function, name: str) -> int:
-    """How often a function gives a name a value, in whatever way."""
+    """The number of times that a function gives a name a value, in any way."""
     found = (node for node in own(scope) if isinstance(node, ast.Name) and node.id == name)
     return sum(isinstance(node.ctx, ast.Store | ast.Del) for node in found)
 
 
 def _is_attribute_alike(value: Value, node: ast.Attribute) -> bool:
-    """Whether all that the program gives to such an attribute is alike; else a setting."""
-    assigned = [*_assigned(value, node.attr)]
-    trees = value.program.trees.values()
-    nodes = (one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.Attribute))
-    stores = sum(one.attr == node.attr and isinstance(one.ctx, ast.Store) for one in nodes)
+    """True if all values of attributes of that name are alike; without any, if it is a setting."""
+    program = value.program
+    assigned = [
+        value.further(made, scope)
+        for scope in program.files
+        for made in program.given_whole(node, scope)
+    ]
+    nodes = (one for tree in program.trees.values() for one in ast.walk(tree))
+    attributes = (one for one in nodes if isinstance(one, ast.Attribute))
+    stores = sum(one.attr == node.attr and isinstance(one.ctx, ast.Store) for one in attributes)
     if stores > len(assigned):
         return False
     made = [*assigned, *_made_with(value, node.attr)]
     return all(map(is_alike, made)) if made else _is_of_settings(node.value)
 
 
-def _assigned(value: Value, name: str) -> Iterator[Value]:
-    """What statements give to attributes of a name."""
-    for scope in value.program.names:
-        for to, made in given(own(scope)):
-            if isinstance(to, ast.Attribute) and to.attr == name:
-                yield _at(value, scope, made)
-
-
 def _made_with(value: Value, name: str) -> Iterator[Value]:
-    """What attributes of a name are in a class, and what constructors are given of that name."""
-    for scope in value.program.names:
+    """The values of that name in the bodies of classes, and as arguments of constructors."""
+    for scope in value.program.files:
         for node in own(scope):
             if isinstance(node, ast.Call) and called(node)[:1].isupper():
                 words = (word.value for word in node.keywords if word.arg == name)
-                yield from (_at(value, scope, word) for word in words)
+                yield from (value.further(word, scope) for word in words)
             for to, made in given(node.body) if isinstance(node, ast.ClassDef) else ():
                 if isinstance(to, ast.Name) and to.id == name:
-                    yield _at(value, scope, made)
-
-
-def _at(value: Value, scope: Function, node: ast.expr) -> Value:
-    """A value in another function."""
-    file = value.program.files[scope]
-    return Value(value.program, file, scope, node, value.depth - 1)
+                    yield value.further(made, scope)
 
 
 def _is_of_settings(owner: ast.expr) -> bool:
-    """Whether an object is one of settings: ``args``, ``self.cfg``, ``CONFIG``."""
+    """True if an object is one of settings: ``args``, ``self.cfg``, ``CONFIG``."""
     while isinstance(owner, ast.Attribute | ast.Subscript):
-        if isinstance(owner, ast.Attribute) and _CONFIGURED.match(owner.attr):
+        if _CONFIGURED.match(name_of(owner)):
             return True
         owner = owner.value
-    return isinstance(owner, ast.Name) and bool(_CONFIGURED.match(owner.id))
+    return bool(_CONFIGURED.match(name_of(owner)))

@@ -2,7 +2,7 @@
 
 Calls of functions of the user's files that matter (they hold a line that is asked for, or lead to
 one) are expanded in place, so that a way goes through helpers and handlers as the program does.
-Exceptions may come of any statement; those that nothing catches lead nowhere.
+Any statement may raise; an exception that nothing catches leads nowhere.
 """
 
 from __future__ import annotations
@@ -24,27 +24,34 @@ from hangwatch.diagnosis.source.program import (
     Position,
     Program,
 )
-from hangwatch.diagnosis.source.syntax import Function, called, is_collective, own
+from hangwatch.diagnosis.source.syntax import (
+    Function,
+    called,
+    decorated_by,
+    is_collective,
+    name_of,
+    own,
+)
 
 MOST_NODES = 20_000
-"""Of all graphs of one expansion together."""
+"""Nodes of all graphs of one expansion together."""
 MOST_DEEP = 10
 """Calls within each other that are expanded."""
 MOST_NAMESAKES = 4
-"""Functions of one name; of more nothing tells which is called."""
+"""Functions of one name; of more it is not known which is called."""
 _EXITS = frozenset({"exit", "_exit", "quit", "abort"})
 _RAISES_NOTHING = (ast.Pass, ast.Break, ast.Continue)
 _PROPERTIES = frozenset({"cached_property", "property"})
 
 
 class Turn(StrEnum):
-    """What decides which way a program goes."""
+    """A kind of point at which a program goes one of several ways."""
 
     CONDITION = "condition"
     LOOP = "loop"
     EXCEPTION = "exception"
     CALL = "call"
-    """Which function is called is decided as the program runs, or whether its body is."""
+    """The function that is called, or that its body runs, is decided as the program runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +65,9 @@ class Choice:
     taken: bool
     """The condition holds; the loop has another turn; the exception is caught; it is called."""
     test: ast.expr | None = None
-    """What is asked, or run over."""
+    """The expression that is asked, or run over."""
     first: bool = False
-    """Whether a loop has any turn at all."""
+    """True for the choice that a loop has any turn at all."""
 
 
 @dataclass(eq=False, slots=True)
@@ -81,13 +88,13 @@ class Node:
     edges: list[tuple[Node, Choice | None]] = field(default_factory=list)
 
     def holds(self, line: Line) -> bool:
-        """Whether it is at a line."""
+        """True if it is at a line."""
         return self.file == line.file and self.first <= line.number <= self.last
 
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Where the statements of a block lead to when they do not go on to the next one."""
+    """The nodes that the statements of a block lead to, other than the next one."""
 
     file: str
     chain: tuple[tuple[str, int, int], ...]
@@ -96,7 +103,7 @@ class _Context:
     exits: Node
     raises: tuple[tuple[Node, Choice | None], ...] = ()
     given: tuple[tuple[str, Function], ...] = ()
-    """Functions by the names of the arguments that they are: what a decorator wraps."""
+    """Functions by the names of the arguments that they are: a decorator wraps them."""
     breaks: Node | None = None
     continues: Node | None = None
 
@@ -157,12 +164,12 @@ class Expansion:
         started = [tree for tree in modules if _starts(tree)]
         outermost = [root for root in roots if isinstance(root, ast.Module)]
         self.roots = list(dict.fromkeys([*outermost, *started, *roots, *modules]))
-        """Where the program may begin, what is known best first."""
+        """The functions by which the program may begin, the best known first."""
 
     def graph(self, root: Function, *, again: bool) -> tuple[Node, Node]:
-        """(the first node, the end of the program), where it begins with a function or file.
+        """(the first node, the end) of the program, if it begins with a function or file.
 
-        again: what a library calls may be called several times. Raises TooLargeError.
+        again: functions that a library calls may be called several times. Raises TooLargeError.
         """
         self._again = again
         end = Node()
@@ -191,27 +198,26 @@ class Expansion:
         if compound is not None:
             return compound(node, then, context)
         target: Node | None = then
-        if isinstance(node, ast.Break | ast.Continue):
-            jump = context.breaks if isinstance(node, ast.Break) else context.continues
-            target = jump or then
-        elif isinstance(node, ast.Return):
-            target = context.returns
-        elif isinstance(node, ast.Raise):
-            target = None
-        elif exits(node):
-            target = context.exits
-        return self._at(context, node, _expressions(node), target)
+        match node:
+            case ast.Break():
+                target = context.breaks or then
+            case ast.Continue():
+                target = context.continues or then
+            case ast.Return():
+                target = context.returns
+            case ast.Raise():
+                target = None
+            case _ if exits(node):
+                target = context.exits
+        parts = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        return self._at(context, node, parts, target)
 
     def _at(
-        self,
-        context: _Context,
-        node: ast.AST,
-        parts: Sequence[ast.expr],
-        then: Node | None,
-        last: int = 0,
+        self, context: _Context, node: ast.stmt, parts: Sequence[ast.expr], then: Node | None
     ) -> Node:
-        """A statement's own line, what it calls, and what follows (None: an exception)."""
-        here = self._node(context, node, last)
+        """A statement's own lines, its calls, and the node that follows (None: an exception)."""
+        header = (parts[-1].end_lineno or 0) if type(node) in self._compound else 0
+        here = self._node(context, node, header)
         if then is not None:
             inner = replace(context, chain=(*context.chain, (here.file, here.first, here.last)))
             begin = rest = replace(here, edges=[(then, None)])
@@ -225,7 +231,7 @@ class Expansion:
         return self._or_raises(here, context, node)
 
     def _or_raises(self, here: Node, context: _Context, node: ast.AST) -> Node:
-        """What comes to a statement, which may raise before it has called anything."""
+        """The node before a statement, which may raise before it has called anything."""
         if not context.raises or isinstance(node, _RAISES_NOTHING):
             return here
         return Node(edges=[*context.raises, (here, None)])
@@ -235,7 +241,7 @@ class Expansion:
         for body, taken in ((node.body, True), (node.orelse, False)):
             choice = Choice(Turn.CONDITION, context.file, node, taken, node.test)
             branch.edges.append((self._block(body, then, context), choice))
-        return self._at(context, node, [node.test], branch, node.test.end_lineno or 0)
+        return self._at(context, node, [node.test], branch)
 
     def _loop(
         self, node: ast.While | ast.For | ast.AsyncFor, then: Node, context: _Context
@@ -244,7 +250,7 @@ class Expansion:
         endless = isinstance(node, ast.While) and isinstance(test, ast.Constant) and test.value
         after = self._block(node.orelse, then, context)
         again = Node()
-        head = self._at(context, node, [test], again, test.end_lineno or 0)
+        head = self._at(context, node, [test], again)
         turn = Choice(Turn.LOOP, context.file, node, taken=True, test=test)
         body = self._block(node.body, head, replace(context, breaks=then, continues=head))
         first = Node()
@@ -252,7 +258,7 @@ class Expansion:
             branch.edges.append((body, replace(turn, first=is_first)))
             if not endless:
                 branch.edges.append((after, replace(turn, taken=False, first=is_first)))
-        return self._at(context, node, [test], first, test.end_lineno or 0)
+        return self._at(context, node, [test], first)
 
     def _try(self, node: ast.Try | ast.TryStar, then: Node, context: _Context) -> Node:
         outer = context
@@ -298,10 +304,10 @@ class Expansion:
             caught = then if _swallows(leave) else self._call(leave, Node(), context)
             inner = replace(inner, raises=((caught, choice), *beyond))
         body = self._block(node.body, then, inner)
-        return self._at(context, node, managers, body, managers[-1].end_lineno or 0)
+        return self._at(context, node, managers, body)
 
     def _suppresses(self, manager: ast.expr) -> bool:
-        """Whether a block ends well where something is raised in it, by what it is made with."""
+        """True if a block ends well where something is raised in it, by its manager."""
         if not isinstance(manager, ast.Call):
             return False
         leave = self._exit_of([manager])
@@ -315,7 +321,7 @@ class Expansion:
         )
 
     def _is_off(self, value: ast.expr, made: ast.Call) -> bool:
-        """Whether a value is false: a setting of an object that is off where it is made so."""
+        """True if a value is false: a setting of an object that is off where it is made so."""
         if isinstance(value, ast.Constant):
             return not value.value
         start = self._program.method(called(made), "__init__")
@@ -324,13 +330,12 @@ class Expansion:
         names = [one.arg for one in start.args.args]
         given = {one.arg for one in made.keywords} | {*names[: len(made.args) + 1]}
         defaults = dict(zip(reversed(names), reversed(start.args.defaults), strict=False))
-        kept = self._program.given_to(value.attr, start)
         return any(
-            isinstance(one, ast.Name)
-            and one.id not in given
-            and isinstance(default := defaults.get(one.id), ast.Constant)
+            isinstance(kept, ast.Name)
+            and kept.id not in given
+            and isinstance(default := defaults.get(kept.id), ast.Constant)
             and not default.value
-            for one in kept
+            for _, kept in self._program.given_to(value.attr, start)
         )
 
     def _exit_of(self, managers: Sequence[ast.expr]) -> Function | None:
@@ -342,16 +347,14 @@ class Expansion:
     def _match(self, node: ast.Match, then: Node, context: _Context) -> Node:
         branch = Node()
         for case in node.cases:
-            choice = Choice(
-                Turn.CONDITION, context.file, case.pattern, taken=True, test=node.subject
-            )
-            branch.edges.append((self._block(case.body, then, context), choice))
-        if not any(_is_anything(case) for case in node.cases):
+            why = Choice(Turn.CONDITION, context.file, case.pattern, taken=True, test=node.subject)
+            branch.edges.append((self._block(case.body, then, context), why))
+        if not any(map(_is_anything, node.cases)):
             none = Choice(Turn.CONDITION, context.file, node, taken=False, test=node.subject)
             branch.edges.append((then, none))
-        return self._at(context, node, [node.subject], branch, node.subject.end_lineno or 0)
+        return self._at(context, node, [node.subject], branch)
 
-    # What an expression calls, in its order.
+    # The calls of an expression, in their order.
 
     def _seen(self, then: Node, context: _Context, at: Node, node: ast.AST) -> Node:
         """Functions that a stack shows below a line that does not name them."""
@@ -363,9 +366,8 @@ class Expansion:
             for scope in below
             if at.holds(line) and self._program.names[scope] not in named
         )
-        # What a decorator calls is come to by the function that is decorated.
-        known = {*context.scopes, *self._wrappers}
-        some = [scope for scope in scopes if scope not in known]
+        # The wrapper of a decorator is come to by the function that is decorated.
+        some = [scope for scope in scopes if scope not in {*context.scopes, *self._wrappers}]
         if not some:
             return then
         here = Node()
@@ -437,7 +439,7 @@ class Expansion:
         return self._or_raises(here, context, node)
 
     def _has_calls(self, node: ast.AST, context: _Context) -> bool:
-        """Whether an expression calls what matters, or communicates."""
+        """True if an expression calls a function that matters, or communicates."""
         key = node, context.given
         found = self._with_calls.get(key)
         if found is None:
@@ -463,7 +465,7 @@ class Expansion:
         return self._of_objects if name not in self._program.named else []
 
     def _calls_objects(self, node: ast.AST) -> bool:
-        """Whether a statement calls an object, as a module is called for its ``forward``."""
+        """True if a statement calls an object, as a module is called for its ``forward``."""
         named = self._program.named
         return bool(self._of_objects) and any(
             called(call) not in named and not is_collective(call) for call in _calls(node)
@@ -492,15 +494,17 @@ class Expansion:
         self, some: Sequence[Function], found: Sequence[Function], then: Node
     ) -> list[tuple[Node, Choice | None]]:
         """The methods that stand for others of which one leads to a line, and do not themselves."""
-        rest = [scope for scope in found if scope not in self._matter]
+        rest = {scope for scope in found if scope not in self._matter}
         several = some if rest else ()
-        instead = [one for scope in several for one in self._program.overrides(scope)]
-        instead = [one for one in dict.fromkeys(instead) if one in rest]
-        files = self._program.files
-        return [(then, Choice(Turn.CALL, files[one], one, taken=True)) for one in instead]
+        instead = dict.fromkeys(one for scope in several for one in self._program.overrides(scope))
+        return [
+            (then, Choice(Turn.CALL, self._program.files[one], one, taken=True))
+            for one in instead
+            if one in rest
+        ]
 
     def _decorated(self, scope: Function, then: Node, context: _Context) -> Node:
-        """A call of a function by way of what decorates it."""
+        """A call of a function by way of its decorators."""
         decorators = scope.decorator_list if isinstance(scope, SCOPES) else []
         entry: Node | None = None
         for decorator in decorators:
@@ -515,7 +519,7 @@ class Expansion:
         return entry or self._call(scope, then, context)
 
     def _wrapper(self, decorator: ast.expr) -> tuple[str, Function] | None:
-        """(the name of the function that is wrapped, what is called for it) of a decorator."""
+        """(the name of the function that is wrapped, the function called for it) of a decorator."""
         made = decorator.func if isinstance(decorator, ast.Call) else decorator
         for scope in self._program.named.get(made.id, ()) if isinstance(made, ast.Name) else ():
             # One with arguments returns the decorator.
@@ -526,36 +530,32 @@ class Expansion:
         return None
 
     def _skipped(self, scope: Function, decorator: ast.expr) -> Choice | None:
-        """The choice whether the body of a function is run at all."""
+        """The choice to run the body of a function at all."""
         file = self._program.files[scope]
         if for_one_rank(scope) is decorator:
             return Choice(Turn.CONDITION, file, decorator, taken=True)
-        name = decorator.func if isinstance(decorator, ast.Call) else decorator
-        cached = (getattr(name, "id", None) or getattr(name, "attr", None)) in CACHES
+        cached = decorated_by(decorator) in CACHES
         return Choice(Turn.CALL, file, decorator, taken=True) if cached else None
 
     def _call(self, scope: Function, then: Node, context: _Context) -> Node:
-        inner = _Context(
-            self._program.files[scope],
-            context.chain,
-            (*context.scopes, scope),
-            then,
-            context.exits,
-            context.raises,
-            context.given,
+        inner = replace(
+            context,
+            file=self._program.files[scope],
+            scopes=(*context.scopes, scope),
+            returns=then,
+            breaks=None,
+            continues=None,
         )
-        body = scope.body if isinstance(scope, (*SCOPES, ast.Module)) else []
-        return self._block(body, then, inner)
+        return self._block([] if isinstance(scope, ast.Lambda) else scope.body, then, inner)
 
 
 def _is_property(scope: Function) -> bool:
     decorators = scope.decorator_list if isinstance(scope, SCOPES) else []
-    names = (getattr(one, "id", None) or getattr(one, "attr", None) for one in decorators)
-    return any(name in _PROPERTIES for name in names)
+    return any(name_of(one) in _PROPERTIES for one in decorators)
 
 
 def _parts(node: ast.AST) -> list[ast.AST]:
-    """What a statement evaluates itself, without the statements in it."""
+    """The parts that a statement evaluates itself, without the statements in it."""
     inner = (ast.stmt, ast.match_case)
     return [child for child in ast.iter_child_nodes(node) if not isinstance(child, inner)]
 
@@ -566,31 +566,23 @@ def _calls(node: ast.AST) -> list[ast.Call]:
 
 
 def _starts(tree: ast.Module) -> bool:
-    """Whether a file is one that is run: it asks for ``__main__``."""
-    return any(
-        isinstance(statement, ast.If) and asks_whether_run(statement.test)
-        for statement in tree.body
-    )
+    """True if a file is one that is run: it asks for ``__main__``."""
+    return any(isinstance(node, ast.If) and asks_whether_run(node.test) for node in tree.body)
 
 
 def asks_whether_run(test: ast.expr) -> bool:
-    """Whether a condition asks if its file is the program: it is so on all ranks."""
+    """True if a condition asks if its file is the program: it is so on all ranks."""
     return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
 
 
-def _expressions(node: ast.stmt) -> list[ast.expr]:
-    return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
-
-
 def exits(node: ast.AST) -> bool:
-    """Whether a statement ends the program."""
+    """True if a statement ends the program."""
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Call) and called(value) in _EXITS
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:
-    name = getattr(handler.type, "id", None)
-    return handler.type is None or name in ("Exception", "BaseException")
+    return handler.type is None or name_of(handler.type) in ("Exception", "BaseException")
 
 
 def _is_anything(case: ast.match_case) -> bool:
@@ -598,19 +590,17 @@ def _is_anything(case: ast.match_case) -> bool:
 
 
 def _swallows(leave: Function) -> bool:
-    """Whether an ``__exit__`` may keep what was raised from going on: by what it returns."""
+    """True if an ``__exit__`` may swallow an exception, by what it returns."""
     return any(not isinstance(value, ast.Constant) or value.value for value in _returned(leave))
 
 
 def _returned(function: Function) -> list[ast.expr]:
-    """What a function returns."""
+    """The values that a function returns."""
     nodes = (node.value for node in own(function) if isinstance(node, ast.Return))
     return [value for value in nodes if value is not None]
 
 
 def _last_function(scope: Function) -> Function | None:
     """The last function that is defined in another one, which is what it returns."""
-    inner = (
-        [one for one in scope.body if isinstance(one, SCOPES)] if isinstance(scope, SCOPES) else []
-    )
-    return inner[-1] if inner else None
+    body = scope.body if isinstance(scope, SCOPES) else []
+    return next((one for one in reversed(body) if isinstance(one, SCOPES)), None)

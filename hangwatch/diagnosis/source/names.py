@@ -1,4 +1,4 @@
-"""What the names in a source stand for: the rank, the number of a turn, what never changes."""
+"""The meaning of names in a source: the rank, the number of a turn, a value of all ranks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from hangwatch.diagnosis.source.syntax import Function, Loop, called, is_fixed, own
+from hangwatch.diagnosis.source.syntax import (
+    Function,
+    Loop,
+    called,
+    decorated_by,
+    is_fixed,
+    name_of,
+    own,
+)
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _OF_A_MATRIX = "adapter|approx|full|lora|low|lr|matrix|max|min|svd|target"
-"""What the rank is one of a matrix after, or a bound."""
+"""Words before the rank of a matrix, or before a bound."""
 _PROCESS = "host|node|proc|process|rank|worker"
 _RANK = re.compile(
     rf"(?:^|\b(?!(?:{_OF_A_MATRIX})\b)\w+ )rank(?=$| (?:first|id|idx|index|last|main|only|zero|\d))"
@@ -41,13 +49,12 @@ GIVE_RANK = frozenset(
 
 
 def names_the_rank(node: ast.AST) -> bool:
-    """Whether a node reads like the rank, or like being one of a few ranks."""
+    """True if a node reads like the rank, or like being one of a few ranks."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         # An environment variable's name.
         return node.value.isupper() and bool(_RANK.search(words(node.value)))
     if isinstance(node, ast.Attribute):
-        owner = getattr(node.value, "attr", None) or getattr(node.value, "id", None) or ""
-        return bool(_RANK.search(words(f"{owner}_{node.attr}")))
+        return bool(_RANK.search(words(f"{name_of(node.value)}_{node.attr}")))
     return isinstance(node, ast.Name) and bool(_RANK.search(words(node.id)))
 
 
@@ -59,16 +66,11 @@ def words(name: str) -> str:
 def for_one_rank(scope: Function) -> ast.expr | None:
     """The decorator by which only one or a few ranks run a function, if it has one."""
     decorators = [] if isinstance(scope, ast.Module | ast.Lambda) else scope.decorator_list
-    for decorator in decorators:
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        name = getattr(called, "id", None) or getattr(called, "attr", None)
-        if isinstance(name, str) and _FOR_ONE_RANK.search(name):
-            return decorator
-    return None
+    return next((one for one in decorators if _FOR_ONE_RANK.search(decorated_by(one))), None)
 
 
 def asks_for_most(test: ast.expr) -> bool:
-    """Whether a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``.
+    """True if a condition reads as one for all ranks but a few: ``!=``, ``not``, ``>``.
 
     By the part of it that names the rank, where one does.
     """
@@ -97,9 +99,9 @@ _COMPARED: Mapping[type[ast.cmpop], Callable[[int, Any], bool]] = {
 
 
 def holds_for(test: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> bool | None:
-    """Whether a condition on the rank holds for one; None where the text does not tell.
+    """True if a condition on the rank holds for one; None where the text does not say.
 
-    is_rank: whether an expression is the rank.
+    is_rank: True if an expression is the rank.
     """
     match test:
         case ast.UnaryOp(ast.Not(), operand):
@@ -131,8 +133,7 @@ def _value(node: ast.expr, rank: int, is_rank: Callable[[ast.expr], bool]) -> in
         return number % by if number is not None and isinstance(by, int) and by > 0 else None
     if isinstance(node, ast.Call):
         return rank if called(node) == "get_rank" and not (node.args or node.keywords) else None
-    name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
-    plain = words(name) in ("rank", "global rank", "my rank", "self rank")
+    plain = words(name_of(node)) in ("rank", "global rank", "my rank", "self rank")
     return rank if plain and is_rank(node) else None
 
 
@@ -145,26 +146,26 @@ def _literal(node: ast.expr) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """Names by what they are given in a file."""
+    """The names of a file by their values."""
 
     ranks: frozenset[str]
-    """The rank, somewhere: ``r = dist.get_rank()``."""
+    """Names of the rank, somewhere: ``r = dist.get_rank()``."""
     others: frozenset[str]
-    """Always something else: ``rank = config.lora_rank``."""
+    """Names that are always something else: ``rank = config.lora_rank``."""
     computed: frozenset[str]
-    """Of ranks those that no function has made of the rank: not ``batch = load(rank)``."""
+    """``ranks`` without values that a function has made of the rank: ``batch = load(rank)``."""
     constants: frozenset[str]
-    """The same on all ranks: ``STEPS = 100``, ``ranks = dist.get_world_size()``."""
+    """Names of one value on all ranks: ``STEPS = 100``, ``ranks = dist.get_world_size()``."""
     varying: frozenset[str]
-    """Given a value at several places, in a loop, or by a caller."""
+    """Names that are given a value at several places, in a loop, or by a caller."""
     kept: frozenset[str]
     """Attributes that an ``__init__`` gives a value, and nothing else does."""
     rank_attributes: frozenset[str]
-    """Of these those that are computed from the rank: ``self.first = rank == 0``."""
+    """``kept`` attributes that are computed from the rank: ``self.first = rank == 0``."""
 
 
 def variables(tree: ast.Module) -> Variables:
-    """What the names of a file are given, as far as it says so."""
+    """The variables of a file, as far as it says so."""
     ranks, others, open_, made, constants = set(), set(), set(), set(), Counter[str]()
     attributes = _attributes(tree)
     for name, value in _assigned(tree):
@@ -178,29 +179,16 @@ def variables(tree: ast.Module) -> Variables:
         else:
             others.add(name)
     nodes = list(ast.walk(tree))
-    bound = Counter(
-        node.arg if isinstance(node, ast.arg) else node.id
-        for node in nodes
-        if isinstance(node, ast.arg)
-        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    )
+    bound = Counter(node.arg for node in nodes if isinstance(node, ast.arg))
+    bound.update(stored(nodes))
     by_rank = set_by_rank(nodes)
-    in_loops = {
-        node.id
-        for loop in nodes
-        if isinstance(loop, Loop)
-        for node in ast.walk(loop)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    loops = (node for node in nodes if isinstance(node, Loop))
+    in_loops = {name for loop in loops for name in stored(ast.walk(loop))}
     return Variables(
         frozenset(ranks),
         frozenset(others - ranks - open_),
         frozenset(ranks - made),
-        frozenset(
-            name
-            for name, count in constants.items()
-            if count == bound[name] and name not in by_rank
-        ),
+        frozenset(one for one, n in constants.items() if n == bound[one] and one not in by_rank),
         frozenset(name for name in bound if bound[name] > 1 or name not in constants) | in_loops,
         frozenset(attributes),
         frozenset(name for name, value in attributes.items() if is_of_rank(value)),
@@ -208,27 +196,29 @@ def variables(tree: ast.Module) -> Variables:
 
 
 def is_of_rank(value: ast.expr, attributes: Collection[str] = ()) -> bool:
-    """Whether a value is the rank, or computed from it: no function has made it of the rank.
+    """True if a value is the rank, or computed from it: no function has made it of the rank.
 
-    attributes: those that are known to be so.
+    attributes: attributes that are known to be so.
     """
     nodes = list(ast.walk(value))
-    calls = [node for node in nodes if isinstance(node, ast.Call | ast.Await)]
-    return (
-        any(names_the_rank(node) or getattr(node, "attr", "") in attributes for node in nodes)
-        and all(isinstance(call, ast.Call) and called(call) in GIVE_RANK for call in calls)
-        and not any(map(_is_another_value, nodes))
-    )
+    named = any(names_the_rank(node) or getattr(node, "attr", "") in attributes for node in nodes)
+    return named and not any(_gives_anything(node) or _is_another_value(node) for node in nodes)
 
 
 def _is_another_value(node: ast.AST) -> bool:
-    """Whether a value with the rank in it is not the rank: what stands at that place of a list."""
+    """True if a value with the rank in it is not the rank: an element of a list by the rank."""
     picked = isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant)
     return picked or isinstance(node, ast.IfExp | ast.List | ast.Dict | ast.Set)
 
 
+def _gives_anything(node: ast.AST) -> bool:
+    """True if it is a call that may return another value than the rank."""
+    is_call = isinstance(node, ast.Call) and called(node) not in GIVE_RANK
+    return is_call or isinstance(node, ast.Await)
+
+
 def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
-    """What each attribute is given that one ``__init__`` alone gives a value."""
+    """The value of each attribute that one ``__init__`` alone gives a value."""
     stored = Counter(
         node.attr
         for node in ast.walk(tree)
@@ -245,12 +235,10 @@ def _attributes(tree: ast.Module) -> dict[str, ast.expr]:
 
 def counters(scope: Function) -> frozenset[str]:
     """The names of a function that are the number of a turn: ``for step in range(100)``."""
-    found, bound = Counter[str](), Counter[str]()
+    found, bound = Counter[str](), Counter(stored(own(scope)))
     if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         bound.update(node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg))
     for node in own(scope):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound[node.id] += 1
         if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
             target, name = node.target, called(node.iter)
             if name == "enumerate" and isinstance(target, ast.Tuple):
@@ -261,18 +249,11 @@ def counters(scope: Function) -> frozenset[str]:
 
 
 def computed(scope: Function) -> frozenset[str]:
-    """The names of a function that are given what a call returns, which is not the rank."""
+    """The names of a function that are given the result of a call, which is not the rank."""
     return frozenset(
         target.id
         for target, value in given(own(scope))
         if isinstance(target, ast.Name) and any(map(_gives_anything, ast.walk(value)))
-    )
-
-
-def _gives_anything(node: ast.AST) -> bool:
-    """Whether it is a call that may return another value each time."""
-    return isinstance(node, ast.Await) or (
-        isinstance(node, ast.Call) and called(node) not in GIVE_RANK
     )
 
 
@@ -293,15 +274,28 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             yield target.id, value
 
 
-def given(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What is given a value by some statements, and the value."""
+def stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The names that some nodes give a value, in any way."""
+    names = (node for node in nodes if isinstance(node, ast.Name))
+    return (name.id for name in names if isinstance(name.ctx, ast.Store))
+
+
+class Given(NamedTuple):
+    """A target of an assignment, and its value."""
+
+    to: ast.expr
+    value: ast.expr
+
+
+def given(nodes: Iterable[ast.AST]) -> Iterator[Given]:
+    """Each target of some statements with its value; tuples part by part."""
     for node in nodes:
         if isinstance(node, ast.AnnAssign) and node.value is not None:
-            yield node.target, node.value
+            yield Given(node.target, node.value)
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                yield from zip(target.elts, node.value.elts, strict=False)
+                yield from map(Given, target.elts, node.value.elts)
             else:
-                yield target, node.value
+                yield Given(target, node.value)

@@ -29,7 +29,7 @@ class Ways:
     around: tuple[Choice, ...] = ()
     """Each leads past the other line in one turn of a loop that holds it."""
     others: tuple[Choice, ...] = ()
-    """After each of them only the other line can be reached: what was not chosen."""
+    """After each of them only the other line can be reached: they were not chosen."""
     turned_round: bool = False
     """In one turn of each loop the program comes from the one line to the other, and back to it
     by another way: it makes both calls, in either order."""
@@ -45,8 +45,8 @@ def ways(
     """Find the choices by which a program comes to the first of two places and not to the other.
 
     start: the line from which on; None for the beginning of the program. calls: lines that no way
-    goes by, for a call there is known. barred: whether a choice is never made. Returns None where
-    the source does not tell: it is not there, it has no such way, or it is too large.
+    goes by, for a call there is known. barred: True for a choice that is never made. Returns None
+    where the source is not there, has no such way, or is too large.
     """
     mine, theirs = (
         Position(tuple(first_statement(program, line) for line in place.frames)) for place in places
@@ -55,7 +55,7 @@ def ways(
     expansion = Expansion(program, lines, (mine, theirs))
 
     def never(choice: Choice) -> bool:
-        # A loop without any turn is not what one expects.
+        # A loop without any turn is not to be expected.
         return (choice.first and not choice.taken) or barred(choice)
 
     for root, again in product(expansion.roots[:MOST_ROOTS], (False, True)):
@@ -77,7 +77,7 @@ def _ways(
     places: tuple[Position, Position],
     calls: Collection[Line],
 ) -> Ways | None:
-    """The same in one graph; ends: where the program begins, and where it ends."""
+    """The ways in one graph. ends: the first node of the program, and the last."""
     entry, end = ends
     to_mine, to_theirs = (graph.at(place) if place.frames else [end] for place in places)
     begin = [entry] if start is None else graph.after(start)
@@ -96,7 +96,7 @@ def _ways(
 
 
 class _Graph:
-    """All nodes that can be reached, and how."""
+    """All nodes that can be reached, with the edges that are not barred."""
 
     def __init__(self, entry: Node, barred: Callable[[Choice], bool]) -> None:
         self.nodes: list[Node] = []
@@ -155,22 +155,16 @@ class _Graph:
         to_theirs = self._leading_to(other, one | calls)
         start = [node for node in begin if node not in calls]
         both = self._reached(start, to_mine & to_theirs)
-
-        def decides(to: Node) -> bool:
-            return to in to_mine and to not in to_theirs
-
-        def decides_otherwise(to: Node) -> bool:
-            return to in to_theirs and to not in to_mine
-
-        decisive = [choice for node in both for choice in self._turned(node, decides)]
-        others = [choice for node in both for choice in self._turned(node, decides_otherwise)]
+        only_mine, only_theirs = to_mine - to_theirs, to_theirs - to_mine
+        decisive = [choice for node in both for choice in self._turned(node, only_mine)]
+        others = [choice for node in both for choice in self._turned(node, only_theirs)]
         if not decisive and not others:
             return None
         loops = [node for node in both if self._has_turns(node)][:MOST_HEADS]
         around = [
             choice for head in loops for choice in self._around(head, other, other | one | calls)
         ]
-        ends = [node for node in both if list(self._turned(node, decides))]
+        ends = [node for node in both if any(self._turned(node, only_mine))]
         needed = self._needed(start, both, ends) if len(both) <= MOST_COMPARED else ()
         heads = {node for node in self.nodes if self._has_turns(node)}
         later = self._reached(one, {*self.nodes} - heads - calls)
@@ -184,7 +178,7 @@ class _Graph:
         )
 
     def _leads_back(self, to: Collection[Node], begin: Iterable[Node]) -> bool:
-        """Whether one comes to the line of some nodes in the same turn of each loop."""
+        """True if one comes to the line of some nodes in the same turn of each loop."""
         lines = {(node.file, node.first) for node in to}
         turns = {node for node in self.nodes if not self._has_turns(node)}
         return any((node.file, node.first) in lines for node in self._reached(begin, turns))
@@ -198,7 +192,7 @@ class _Graph:
         meets = self._leading_to(targets, but - targets | {head})
         past = again - meets
         for node in self._reached(inside, again & meets):
-            yield from self._turned(node, past.__contains__)
+            yield from self._turned(node, past)
 
     def _needed(
         self, begin: Sequence[Node], within: Collection[Node], ends: Collection[Node]
@@ -243,13 +237,13 @@ class _Graph:
         return found
 
     def _has_turns(self, node: Node) -> bool:
-        """Whether it is where a loop is left or goes on."""
+        """True if a loop is left or goes on there."""
         return any(choice and choice.turn is Turn.LOOP for _, choice in self._edges[node])
 
-    def _turned(self, node: Node, leads: Callable[[Node], bool]) -> Iterator[Choice]:
-        """The choices at a node that lead so."""
+    def _turned(self, node: Node, targets: Collection[Node]) -> Iterator[Choice]:
+        """The choices at a node that lead to one of some others."""
         for target, choice in self._edges[node]:
-            if choice is not None and leads(target):
+            if choice is not None and target in targets:
                 yield choice
 
 
@@ -258,7 +252,7 @@ def _distinct(choices: Iterable[Choice]) -> tuple[Choice, ...]:
 
 
 def _is_below(chain: Sequence[tuple[str, int, int]], callers: Sequence[Line]) -> bool:
-    """Whether a chain of calls is the end of another one."""
+    """True if a chain of calls is the end of another one."""
     return len(chain) <= len(callers) and all(
         file == caller.file and first <= caller.number <= last
         for (file, first, last), caller in zip(reversed(chain), reversed(callers), strict=False)

@@ -9,21 +9,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from hangwatch.diagnosis.source.names import given
+from hangwatch.diagnosis.source.names import Given, given
 from hangwatch.diagnosis.source.syntax import (
     Function,
     Loop,
     body_end,
     called,
-    collectives_of_all,
+    calls_in,
+    covers,
+    decorated_by,
     in_body,
     is_collective,
+    loops_in,
+    name_of,
     own,
+    parts,
 )
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 CACHES = frozenset({"cache", "cached", "cached_property", "lru_cache"})
-"""What keeps the result of a function, so that it is not run again."""
+"""Decorators that keep the result of a function, so that it is not run again."""
 CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
 """Methods that are called by the name of an object."""
 
@@ -45,10 +50,7 @@ class Cached(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a program is: user frames, outermost first, as far as they are known.
-
-    Without any it is at its end.
-    """
+    """The user frames that a program is in, outermost first; without any it is at its end."""
 
     frames: tuple[Line, ...] = ()
 
@@ -70,24 +72,24 @@ class Fork:
     @property
     def left(self) -> list[Loop]:
         """The loops that ``there`` is in and ``here`` has come past, from the inside out."""
-        loops = [node for node in own(self.scope) if isinstance(node, Loop)]
+        loops = loops_in(self.scope)
         left = [one for one in loops if in_body(one, self.there) and self.here > body_end(one)]
         return sorted(left, key=lambda loop: -loop.lineno)
 
     @property
     def in_one_loop(self) -> bool:
-        """Whether a loop is around both."""
-        loops = (node for node in own(self.scope) if isinstance(node, Loop))
+        """True if a loop is around both."""
+        loops = loops_in(self.scope)
         return any(in_body(one, self.here) and in_body(one, self.there) for one in loops)
 
     @property
     def back(self) -> Fork:
-        """The same, seen from the other side."""
+        """The fork seen from the other side."""
         return Fork(self.file, self.scope, self.there, self.here)
 
 
 def fork(program: Program, here: Position, there: Position) -> Fork | None:
-    """Where two positions part; None where no function of the source has both lines.
+    """The lines at which two positions part; None where no function of the source has both.
 
     Of positions whose callers are not known, the one call of a function by its name stands for
     what is in it.
@@ -123,13 +125,8 @@ def _by_call(program: Program, mine: Line, theirs: Line) -> Fork | None:
 
 def _call_line(scope: Function, callee: Function) -> int | None:
     """The line of ``scope`` that calls ``callee`` by its name, if it is one line."""
-    if not isinstance(callee, SCOPES):
-        return None
-    lines = {
-        node.lineno
-        for node in own(scope)
-        if isinstance(node, ast.Call) and called(node) == callee.name
-    }
+    name = getattr(callee, "name", None)
+    lines = {call.lineno for call in calls_in(scope) if called(call) == name}
     return lines.pop() if len(lines) == 1 else None
 
 
@@ -149,9 +146,9 @@ class Program:
         self.files: dict[Function, str] = {}
         self.names: dict[Function, str] = {}
         self.named: dict[str, list[Function]] = defaultdict(list)
-        self._given: dict[tuple[ast.AST, bool], list[tuple[ast.expr, ast.expr]]] = {}
-        self._loops: dict[ast.AST, list[Loop]] = {}
-        self._given_by_name: dict[tuple[ast.AST, bool], dict[str, list[ast.expr]]] = {}
+        self._loops: dict[Function, list[Loop]] = {}
+        self._given: dict[tuple[Function, bool], list[Given]] = {}
+        self._given_by_name: dict[tuple[Function, bool], dict[str, list[Given]]] = {}
         for file, tree in trees.items():
             for scope, name in _functions(tree):
                 self.files[scope] = file
@@ -164,7 +161,7 @@ class Program:
         found: Function | None = self.trees.get(line.file)
         for scope in self._scopes.get(line.file, ()):
             # From the outside in, so the last one that fits is the innermost.
-            if scope.lineno <= line.number <= (scope.end_lineno or scope.lineno):
+            if covers(scope, line.number):
                 found = scope
         return found
 
@@ -178,9 +175,17 @@ class Program:
 
     @cached_property
     def collectives_of_all(self) -> frozenset[Line]:
-        """The lines of ``dist.all_reduce(...)`` and such, without a group of their own."""
-        trees = self.trees.items()
-        return frozenset(Line(file, at) for file, tree in trees for at in collectives_of_all(tree))
+        """The lines of ``dist.all_reduce(...)`` and the like, without a group of their own."""
+        return frozenset(
+            Line(file, node.lineno)
+            for file, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and name_of(node.func.value) in ("dist", "distributed")
+            and is_collective(node)
+            and not any(word.arg == "group" for word in node.keywords)
+        )
 
     def only_call(self, name: str) -> Line | None:
         """The line that calls a function by this name, if it is one in all files."""
@@ -201,11 +206,11 @@ class Program:
         return {name: sorted(lines) for name, lines in found.items()}
 
     def communicates(self, body: Sequence[ast.stmt]) -> bool:
-        """Whether statements make a collective or point-to-point call, or call what does."""
+        """True if statements make a collective or point-to-point call, or call what does."""
         return bool(self.communicating(body))
 
     def communicating(self, body: Sequence[ast.stmt]) -> list[ast.Call]:
-        """The calls of statements that communicate, or lead to one that does."""
+        """The calls of statements that communicate, or lead to a call that does."""
         return [
             node
             for statement in body
@@ -217,40 +222,39 @@ class Program:
     @cached_property
     def _communicating(self) -> frozenset[str]:
         """The names of functions that communicate, or call what does."""
-        scopes = {
-            scope
-            for scope in self.files
-            if any(isinstance(node, ast.Call) and is_collective(node) for node in own(scope))
-        }
+        scopes = {scope for scope in self.files if any(map(is_collective, calls_in(scope)))}
         return frozenset(self.names[scope] for scope in self.leading_to(scopes)) - {""}
 
-    def given_in(
-        self, scope: Function, *, everywhere: bool = False
-    ) -> Sequence[tuple[ast.expr, ast.expr]]:
-        """What a function gives values, and these; everywhere: also in functions within it."""
+    def given_in(self, scope: Function, *, everywhere: bool = False) -> Sequence[Given]:
+        """Each target of a function with its value; everywhere: also in functions within it."""
         key = scope, everywhere
         if key not in self._given:
             self._given[key] = [*given(ast.walk(scope) if everywhere else own(scope))]
         return self._given[key]
 
+    def given_whole(
+        self, to: ast.Name | ast.Attribute, scope: Function, *, everywhere: bool = False
+    ) -> list[ast.expr]:
+        """The values of a name, or of an attribute of that name, that are not parts of others."""
+        made, name = self.given_in(scope, everywhere=everywhere), name_of(to)
+        return [value for one, value in made if type(one) is type(to) and name_of(one) == name]
+
     def loops_in(self, scope: Function) -> Sequence[Loop]:
         """The loops of a function."""
         if scope not in self._loops:
-            self._loops[scope] = [node for node in own(scope) if isinstance(node, Loop)]
+            self._loops[scope] = loops_in(scope)
         return self._loops[scope]
 
-    def given_to(
-        self, name: str, scope: Function, *, everywhere: bool = False
-    ) -> Sequence[ast.expr]:
-        """What a name, or an attribute of that name, is given there; a part of it of a tuple's."""
+    def given_to(self, name: str, scope: Function, *, everywhere: bool = False) -> Sequence[Given]:
+        """Each name, or attribute, of that name with its value; or with that of a whole tuple."""
         key = scope, everywhere
-        found = self._given_by_name.get(key)
-        if found is None:
-            found = self._given_by_name[key] = defaultdict(list)
+        by_name = self._given_by_name.get(key)
+        if by_name is None:
+            by_name = self._given_by_name[key] = defaultdict(list)
             for to, value in self.given_in(scope, everywhere=everywhere):
-                for one in to.elts if isinstance(to, ast.Tuple | ast.List) else [to]:
-                    found[getattr(one, "id", getattr(one, "attr", ""))].append(value)
-        return found.get(name, ())
+                for one in parts(to):
+                    by_name[name_of(one)].append(Given(one, value))
+        return by_name.get(name, ())
 
     def method(self, owner: str, name: str) -> Function | None:
         """The method of a class, by both names."""
@@ -287,9 +291,8 @@ class Program:
         for file, tree in self.trees.items():
             for to, value in self.given_in(tree, everywhere=True):
                 inside = _function_in_cache(value)
-                if inside and isinstance(to, ast.Name | ast.Attribute):
-                    name = to.id if isinstance(to, ast.Name) else to.attr
-                    found[name] = Cached(inside, file, value)
+                if inside and name_of(to):
+                    found[name_of(to)] = Cached(inside, file, value)
         return found
 
     @cached_property
@@ -298,12 +301,11 @@ class Program:
         found: dict[str, dict[str, None]] = defaultdict(dict)
         for tree in self.trees.values():
             for to, value in self.given_in(tree, everywhere=True):
-                targets = to.elts if isinstance(to, ast.Tuple) else [to]
-                names = [getattr(one, "id", getattr(one, "attr", "")) for one in targets]
                 calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
                 for made in map(called, calls):
-                    for name in filter(None, names) if made in self._classes else ():
-                        found[name][made] = None
+                    if made in self._classes:
+                        for name in filter(None, map(name_of, parts(to))):
+                            found[name][made] = None
         return found
 
     def callers_names(self, scope: Function) -> list[str]:
@@ -318,11 +320,9 @@ class Program:
         found: list[Function] = []
         for owner in owners if owners[0] else ():
             for made, node in self._classes.items():
-                bases = {getattr(base, "attr", getattr(base, "id", "")) for base in node.bases}
-                if owner in bases and made not in owners:
+                if owner in map(name_of, node.bases) and made not in owners:
                     owners.append(made)
-                    own_one = self.method(made, name)
-                    found += [own_one] if own_one is not None else []
+                    found += filter(None, [self.method(made, name)])
         return found
 
     @cached_property
@@ -367,9 +367,7 @@ def _function_in_cache(value: ast.expr) -> str:
     """The function that an expression puts a cache around, empty for others."""
     match value:
         case ast.Call(func=made, args=[ast.Name() | ast.Attribute() as inside]):
-            cache = made.func if isinstance(made, ast.Call) else made
-            name = getattr(cache, "attr", getattr(cache, "id", ""))
-            return getattr(inside, "attr", getattr(inside, "id", "")) if name in CACHES else ""
+            return name_of(inside) if decorated_by(made) in CACHES else ""
     return ""
 
 

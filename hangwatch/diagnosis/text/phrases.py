@@ -1,8 +1,8 @@
-"""Names things the way people read them: ranks, groups, lines, ops."""
+"""Phrases on groups, wait points, lines of code, and what ranks do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from hangwatch.diagnosis.facts.activity import Activity, Compiler, Compiling
 from hangwatch.diagnosis.facts.awaited import On
@@ -13,137 +13,50 @@ from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Plac
 from hangwatch.model.calls import PackageCall, Site
 from hangwatch.model.kinds import Reason
 from hangwatch.model.page import ExceptionRecord
+from hangwatch.text import code_line, signal_name, the_ranks, verb
 
 Ranks = tuple[int, ...]
 
-MAX_SPANS = 8
-RUN = 3
-"""So many ranks in a row are written as a range."""
-MAX_NODES = 4
 MAX_MESSAGE = 160
-MAX_TOLD = 3
-"""Of what differs from rank to rank, so much is told."""
-_SIGNALS = {
-    1: "SIGHUP",
-    2: "SIGINT",
-    3: "SIGQUIT",
-    4: "SIGILL",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    10: "SIGUSR1",
-    11: "SIGSEGV",
-    12: "SIGUSR2",
-    13: "SIGPIPE",
-    15: "SIGTERM",
-}
-"""signal(7), x86 and ARM."""
-
-
-def spans(ranks: Iterable[int]) -> list[str]:
-    """Sorted ranks, runs of three and more as ranges."""
-    found: list[str] = []
-    run: list[int] = []
-    for rank in [*sorted(set(ranks)), None]:
-        if run and rank == run[-1] + 1:
-            run.append(rank)
-            continue
-        if len(run) >= RUN:
-            found.append(f"{run[0]}-{run[-1]}")
-        else:
-            found.extend(map(str, run))
-        run = [] if rank is None else [rank]
-    return found
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """``0, 1, 3-7``, cut where it gets long."""
-    found = spans(ranks)
-    if len(found) > MAX_SPANS:
-        return ", ".join(found[:MAX_SPANS]) + ", ..."
-    return ", ".join(found)
-
-
-def the_ranks(ranks: Iterable[int]) -> str:
-    """``rank 2``, ``ranks 0, 1 and 3``."""
-    several = sorted(set(ranks))
-    found = spans(several)
-    if len(several) == 1:
-        return f"rank {found[0]}"
-    if not found:
-        return "nobody"
-    if len(found) > MAX_SPANS:
-        return f"ranks {rank_list(several)} ({len(several)} in all)"
-    if len(found) == 1:
-        return f"ranks {found[0]}"
-    return f"ranks {', '.join(found[:-1])} and {found[-1]}"
-
-
-def the_nodes(nodes: Sequence[str]) -> str:
-    """``node-1``, ``node-1 and node-4``, cut where it gets long."""
-    if len(nodes) > MAX_NODES:
-        return f"{', '.join(nodes[:MAX_NODES])} and {len(nodes) - MAX_NODES} more"
-    return " and ".join(filter(None, (", ".join(nodes[:-1]), nodes[-1]))) if nodes else "nobody"
-
-
-def capital(text: str) -> str:
-    """With a capital first letter."""
-    return text[:1].upper() + text[1:]
-
-
-def verb(ranks: Sequence[int], one: str, several: str) -> str:
-    """The form of a verb that fits so many ranks."""
-    return one if len(ranks) == 1 else several
-
-
-def short_file(file: str) -> str:
-    """The last part of a path."""
-    return file.rpartition("/")[2] or file
-
-
-def line(site: Site | None) -> str:
-    """``train.py:41``, empty for no site."""
-    return f"{short_file(site.file)}:{site.line}" if site else ""
+MAX_SHOWN = 3
+"""Sentences on things that differ from rank to rank."""
 
 
 def at_line(site: Site | None) -> str:
-    """`` at train.py:41``, with what was called there if it is a package's; empty for no site."""
+    """`` at train.py:41``, with the call of a package that is there; empty for no site."""
     if site is None:
         return ""
     if site.call is not None:
-        return f" in {called(site.call)}, called at {line(site)}"
-    return f" at {line(site)}"
+        return f" in {_called(site.call)}, called at {code_line(site)}"
+    return f" at {code_line(site)}"
 
 
 def within(site: Site | None) -> str:
-    """`` in DDPStrategy.reduce``: how deep in a package's call; empty where that is not known."""
+    """`` in DDPStrategy.reduce``, the innermost method of a package's call; empty for none."""
     return f" in {site.call.inner}" if site and site.call and site.call.inner else ""
 
 
-def called(call: PackageCall) -> str:
+def _called(call: PackageCall) -> str:
     """``Accelerator.gather of accelerate``."""
     return f"{call.function} of {call.package}"
 
 
 def place_in_code(site: Site | None) -> str:
-    """``train.py:41 in train: `loss.backward()```, for explanations."""
+    """``train.py:41 in train: `loss.backward()```."""
     if site is None:
         return "a line that is not known"
-    where = line(site)
+    where = code_line(site)
     if site.function and site.function != "<module>":
         where += f" in {site.function}"
     where = f"{where}: `{site.source}`" if site.source else where
-    return f"{where}, in {_through(site.call)}" if site.call else where
-
-
-def _through(call: PackageCall) -> str:
-    """``Trainer.train of transformers, there in Accelerator.gather``."""
-    return f"{called(call)}, there in {call.inner}" if call.inner else called(call)
+    if site.call:
+        where += f", in {_called(site.call)}"
+        where += f", there in {site.call.inner}" if site.call.inner else ""
+    return where
 
 
 def group_text(job: Job, gid: int) -> str:
-    """``group default_pg``; by its ranks where nobody described it."""
+    """``group default_pg``; by its ranks where no one described it."""
     key = job.keys[gid]
     if key.desc and key.desc != "undefined":
         return f"group {key.desc}"
@@ -186,10 +99,10 @@ def now(ranks: Sequence[int], activity: Activity, who: str = "") -> str:
 
 
 def each_now(parts: Sequence[tuple[Ranks, Activity]]) -> str:
-    """``it is loading data (data.py:12)``; where several do not do the same, what each does."""
+    """``it is loading data (data.py:12)``; of ranks that do not do the same, each in turn."""
     if len(parts) == 1:
         return now(*parts[0])
-    return ", ".join(now(ranks, one, the_ranks(ranks)) for ranks, one in parts[:MAX_TOLD])
+    return ", ".join(now(ranks, one, the_ranks(ranks)) for ranks, one in parts[:MAX_SHOWN])
 
 
 _DOING = {
@@ -205,7 +118,7 @@ _DOING = {
 
 
 def doing(activity: Activity) -> str:
-    """What a living culprit does, to follow ``it is`` or ``they are``."""
+    """The activity of a living culprit, to follow ``it is`` or ``they are``."""
     where = _in_function(activity.site)
     if activity.reason is Reason.USER_CODE:
         where = where or "its own code"
@@ -245,10 +158,10 @@ def waiting(blocked: Blocked) -> str:
 def _compiling(compiling: Compiling) -> str:
     """``compiling with torch.compile``, ``building the C++ extension attention``."""
     if compiling.by is not Compiler.EXTENSION:
-        beside = ", waiting for the lock of another compilation" if compiling.locked else ""
-        return f"compiling with {compiling.by.value}{beside}"
-    named = f"the C++ extension {compiling.extension}" if compiling.extension else ""
-    extension = named or "a C++ extension"
+        waits = ", waiting for the lock of another compilation" if compiling.locked else ""
+        return f"compiling with {compiling.by.value}{waits}"
+    name = compiling.extension
+    extension = f"the C++ extension {name}" if name else "a C++ extension"
     if compiling.locked:
         if compiling.held:
             return f"waiting for the lock of {extension}, which another process holds"
@@ -260,14 +173,13 @@ def _in_function(site: Site | None) -> str:
     """``slow_read, data.py:12``."""
     if site is None:
         return ""
-    inside = f", in {called(site.call)}" if site.call else ""
-    if site.function and site.function != "<module>":
-        return f"{site.function}, {line(site)}{inside}"
-    return f"{line(site)}{inside}"
+    function = f"{site.function}, " if site.function and site.function != "<module>" else ""
+    inside = f", in {_called(site.call)}" if site.call else ""
+    return f"{function}{code_line(site)}{inside}"
 
 
 def ended(end: Ending) -> str:
-    """How a rank ended, to follow its name: ``died of ValueError: bad batch``."""
+    """The end of a rank, to follow its name: ``died of ValueError: bad batch``."""
     how = "ended, and nobody saw how"
     if end.exception is not None:
         how = _raised(end.exception)
@@ -287,10 +199,5 @@ def _raised(exception: ExceptionRecord) -> str:
     if len(message) > MAX_MESSAGE:
         message = message[: MAX_MESSAGE - 3] + "..."
     name = exception.type.rpartition(".")[2] or "an exception"
-    at = f" ({line(exception.site)})" if exception.site else ""
+    at = f" ({code_line(exception.site)})" if exception.site else ""
     return f"died of {name}" + (f": {message}" if message else "") + at
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL``."""
-    return _SIGNALS.get(number, f"signal {number}")

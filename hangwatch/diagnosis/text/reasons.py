@@ -1,4 +1,4 @@
-"""The sentences on why the culprits of a finding did what they did."""
+"""The sentences on the cause of what the culprits of a finding did."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ from hangwatch.diagnosis.facts.history import PEER
 from hangwatch.diagnosis.facts.stores import KEY
 from hangwatch.diagnosis.source.alike import Unordered
 from hangwatch.diagnosis.source.flow import Choice, Turn
-from hangwatch.diagnosis.text.phrases import (
-    Ranks,
-    at_line,
-    capital,
-    line,
-    place_in_code,
-    the_ranks,
-    verb,
-)
+from hangwatch.diagnosis.text.phrases import Ranks, at_line, place_in_code
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import What
 from hangwatch.model.snapshot import Mark
+from hangwatch.text import capital, code_line, the_ranks, verb
 
 MOST_OF_A_LINE = 70
 MOST_OF_A_CALL = 40
@@ -30,15 +23,15 @@ MOST_OF_A_CALL = 40
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """Who went which way."""
+    """Two ways from one call: that of the culprits, and the other one."""
 
     culprits: Ranks
     other: int | None
-    """One of those that went the other way; None where the culprits did before."""
+    """A rank that went the other way; None where the culprits did before."""
     start: Site | None
     """The last call that both made."""
     mine: Site | None
-    """Where the culprits came to; None for the end of the program."""
+    """The line that the culprits came to; None for the end of the program."""
     theirs: Site | None
 
 
@@ -69,8 +62,8 @@ OF_MESSAGES = {
     PEER: "Its message goes where it went before, and another rank waits for one of its by now.",
     KEY: "Each side makes up the key by itself, and they are not the same any more.",
 }
-"""Why a send and a recv are not of one message, or a key is not the one that was set, by what
-differs."""
+"""The reason that a send and a recv are not of one message, or that a key is not the one that was
+set, by what differs."""
 
 
 _WITHOUT_ORDER = {
@@ -81,17 +74,17 @@ _WITHOUT_ORDER = {
 
 
 def without_order(site: Site, over: Unordered) -> str:
-    """Of a loop over what has no order."""
+    """A loop over an iterable without an order."""
     return f"{_code(site)} goes over {_WITHOUT_ORDER[over]}."
 
 
 def sized_by_data(site: Site) -> str:
-    """Of what a tensor has its size from, where that is not the same on all ranks."""
+    """An expression that gives a tensor a size that is not the same on all ranks."""
     return f"The size of what {_code(site)} gives depends on the data of the rank."
 
 
 def taken_before(loop: Site, site: Site) -> str:
-    """Of what uses an iterator before the loop that goes over it."""
+    """An expression that uses an iterator before the loop that goes over it."""
     return (
         f"{_code(site)} may have taken from the iterator that {_code(loop)} goes over, which gives "
         "each element once."
@@ -99,7 +92,7 @@ def taken_before(loop: Site, site: Site) -> str:
 
 
 def put_by_rank(site: Site) -> str:
-    """Of what a root is computed from, where each rank has put in a value of its own."""
+    """A statement that puts a value of the rank's own into the data of a root."""
     return (
         f"{_code(site)} puts a value of the rank's own into what the root is computed from: not "
         "all ranks have the same there."
@@ -107,7 +100,7 @@ def put_by_rank(site: Site) -> str:
 
 
 def set_for_few(site: Site, decided: Site) -> str:
-    """Of a condition on the rank below which something is set that decides another line."""
+    """A condition on the rank below which something is set that decides another line."""
     return (
         f"What is set below {_code(site)} may be set on some ranks alone, and {_code(decided)} "
         "depends on it."
@@ -115,7 +108,7 @@ def set_for_few(site: Site, decided: Site) -> str:
 
 
 def in_callback(site: Site) -> str:
-    """Of a condition in what a library calls back, from a call that all are in."""
+    """A condition in a function that a library calls back, from a call that all are in."""
     return (
         f"{_code(site)} decides on each rank by itself what the library does that all are in: not "
         "all need have decided alike."
@@ -123,7 +116,7 @@ def in_callback(site: Site) -> str:
 
 
 def in_finalizer() -> str:
-    """Of a call that ``__del__`` makes."""
+    """A call that ``__del__`` makes."""
     return (
         "It is called by `__del__`, which runs once nothing refers to the object any more, and at "
         "the next garbage collection in a cycle: that is another moment on each rank."
@@ -131,12 +124,12 @@ def in_finalizer() -> str:
 
 
 def all_one_way(ranks: Ranks, site: Site) -> str:
-    """Of a condition that all of some ranks answered alike, where one of them should not have."""
+    """A condition that all of some ranks answered alike, where one of them should not have."""
     return f"{_code(site)} led {the_ranks(ranks)} one way, and what they wait for is on the other."
 
 
 def in_loop_alone(rank: int, other: int, loop: Site) -> str:
-    """Of two that send, or receive, of which each is in a loop of its own."""
+    """Two ranks that send, or receive, each in a loop of its own."""
     return (
         f"Rank {rank} is in a turn of {_code(loop)}, and rank {other} is not: they may not make as "
         "many messages in such a turn, or not as many turns."
@@ -144,12 +137,12 @@ def in_loop_alone(rank: int, other: int, loop: Site) -> str:
 
 
 def of_kind(what: What) -> str:
-    """Why, where no way through the source tells it."""
+    """The reason by the kind of cause alone, where the source shows none; empty for the rest."""
     return _MORE.get(what, "")
 
 
 def of_wait(ranks: Ranks, blocked: Blocked) -> str:
-    """What a line waits for that does not come to its end, empty where that is not known."""
+    """The wait of a line that does not come to its end, empty where it is not known."""
     link, where = blocked.link, blocked.until
     if where is not None and blocked.on is On.RETRY:
         return f"It tries {_code(where)} again and again, which raises {blocked.what} each time."
@@ -159,14 +152,14 @@ def of_wait(ranks: Ranks, blocked: Blocked) -> str:
         return f"It sleeps again and again, as long as {_code(where)} goes on."
     if blocked.instead is not None:
         (rank,) = blocked.instead.counts
-        what, at = blocked.instead.key, line(blocked.instead.site)
+        what, at = blocked.instead.key, code_line(blocked.instead.site)
         return f"It was not seen that it was set: rank {rank} has set `{what}` at {at}."
     return _of_link(ranks, link) if link is not None else ""
 
 
 def _had_by(ranks: Ranks, link: Link) -> str:
-    """What others have and these ranks have not."""
-    what = link.name if link.site else f"a process `{_cut(link.command)}`"
+    """A thread or process that others have and these ranks have not."""
+    what = link.name if link.site else f"a process `{_one_line(link.command)}`"
     at = f", at {place_in_code(link.site)}" if link.site else ""
     have, has = (verb(some, "has", "have") for some in (link.had_by, ranks))
     if link.idle:
@@ -178,7 +171,7 @@ def _had_by(ranks: Ranks, link: Link) -> str:
 
 
 def _of_link(ranks: Ranks, link: Link) -> str:
-    """How it stands with what a wait would end by."""
+    """The state of the thread or process by which a wait would end."""
     if link.ended_by:
         return f"{capital(link.name)} has ended at {place_in_code(link.site)}, by {link.ended_by}."
     if link.had_by:
@@ -196,22 +189,24 @@ def _of_link(ranks: Ranks, link: Link) -> str:
     if link.command:
         does = f"waits for {link.waits_for}" if link.waits_for else "has not ended"
         at = f", and is at {place_in_code(link.site)}" if link.site else ""
-        return f"{who} (`{_cut(link.command)}`) {does}{at}."
+        return f"{who} (`{_one_line(link.command)}`) {does}{at}."
     return (
         f"The rank has one other thread of the program: {link.name} at {place_in_code(link.site)}."
     )
 
 
 def returned(ranks: Ranks, blocked: Blocked | None) -> str:
-    """How a rank is over whose process lives on, to follow ``finished early``."""
+    """The end of a rank whose process lives on, to follow ``finished early``."""
     link = blocked.link if blocked else None
-    thread = f"{link.name} ({line(link.site)})" if link and link.site else "what it has started"
+    thread = (
+        f"{link.name} ({code_line(link.site)})" if link and link.site else "what it has started"
+    )
     its = verb(ranks, "its", "their")
     return f"{its} main program is over, and Python waits for {thread}"
 
 
 def kept_local(culprits: Ranks, mine: int, others: Ranks, theirs: int) -> str:
-    """How often ranks kept gradients to themselves."""
+    """The number of times that ranks kept gradients to themselves."""
     return (
         f"{capital(the_ranks(culprits))} kept gradients local here (no_sync) {_times(mine)}, and "
         f"{the_ranks(others)} {_times(theirs)}."
@@ -219,30 +214,30 @@ def kept_local(culprits: Ranks, mine: int, others: Ranks, theirs: int) -> str:
 
 
 def handling(ranks: Ranks, handled: Mark) -> str:
-    """Of an exception on its way through a rank."""
+    """An exception on its way through a rank."""
     return (
-        f"{capital(the_ranks(ranks))} {verb(ranks, 'is', 'are')} handling {_cut(handled.text)}, "
-        f"which was raised{at_line(handled.site)}."
+        f"{capital(the_ranks(ranks))} {verb(ranks, 'is', 'are')} handling "
+        f"{_one_line(handled.text)}, which was raised{at_line(handled.site)}."
     )
 
 
 def ended_thread(ranks: Ranks, died: Mark) -> str:
-    """Of a thread that an exception ended."""
+    """A thread that an exception ended."""
     name, _, error = died.text.partition(": ")
     return (
-        f"Thread {name} of {the_ranks(ranks)} has ended{at_line(died.site)}, by {_cut(error)}: "
-        "nothing more came of it."
+        f"Thread {name} of {the_ranks(ranks)} has ended{at_line(died.site)}, by "
+        f"{_one_line(error)}: nothing more came of it."
     )
 
 
 def ended_generator(loop: Site, site: Site, ranks: Ranks) -> str:
-    """Of a loop over a generator that may have ended before its time."""
+    """A loop over a generator that may have ended before its time."""
     over = f"what {_code(loop)} goes over, which ended earlier on {the_ranks(ranks)}"
     return f"{_code(site)} ends {over}."
 
 
 def repeated(site: Site, ranks: Ranks) -> str:
-    """Of what repeats what has raised."""
+    """A statement that repeats what has raised."""
     return (
         f"{_code(site)} has what raised made once more: {the_ranks(ranks)} may have made the calls "
         "within twice."
@@ -250,7 +245,7 @@ def repeated(site: Site, ranks: Ranks) -> str:
 
 
 def no_gradient(culprits: Ranks) -> str:
-    """Of torch's own word that a bucket was not reduced."""
+    """The error by which torch itself reports that a bucket was not reduced."""
     return (
         f"In the step before, parameters got no gradient on {the_ranks(culprits)}: "
         "DistributedDataParallel reduces a bucket once all of its gradients are there."
@@ -258,7 +253,7 @@ def no_gradient(culprits: Ranks) -> str:
 
 
 def bucket_left_out(culprits: Ranks, site: Site | None) -> str:
-    """Where nothing leads past a backward pass."""
+    """A bucket that was left out, where nothing leads past a backward pass."""
     return (
         f"Nothing that was found in the source leads past the backward pass{at_line(site)}. "
         f"Where parameters get no gradient on {the_ranks(culprits)}, the backward pass leaves "
@@ -267,7 +262,7 @@ def bucket_left_out(culprits: Ranks, site: Site | None) -> str:
 
 
 def in_another_step(culprits: Ranks) -> str:
-    """Where ranks are in no_sync by turns, and how often does not tell."""
+    """Ranks that are in no_sync by turns, equally often."""
     return (
         "Nothing that was found in the source leads past the backward pass in which the others "
         f"wait. Ranks are here (no_sync) by turns: {the_ranks(culprits)} may have been in it in "
@@ -276,7 +271,7 @@ def in_another_step(culprits: Ranks) -> str:
 
 
 def to_another(sender: Ranks, peer: int, before: Ranks) -> str:
-    """Of a message that goes where none of its line went before."""
+    """A message to a rank that none of its line went to before."""
     return (
         f"{capital(the_ranks(sender))} turns to rank {peer} here, where its calls of this line "
         f"were with {the_ranks(before)} before."
@@ -288,7 +283,7 @@ def _times(count: int) -> str:
 
 
 def _of_call(ranks: str, other: str, site: Site, choice: Choice) -> str:
-    """Why, where another function was called, or one was not run again."""
+    """Another function that was called, or one that was not run again."""
     here = _code(site)
     if isinstance(choice.node, ast.FunctionDef):
         return f"{here} stands in for the method that the others are in, and does not call it"
@@ -299,46 +294,43 @@ def _of_call(ranks: str, other: str, site: Site, choice: Choice) -> str:
 
 
 def of_choice(what: What, site: Site, choice: Choice, parted: Parted) -> str:
-    """Why, by the choice at which the ways of culprits and others part."""
+    """The choice at which the ways of culprits and others part."""
     ranks, here = the_ranks(parted.culprits), _code(site)
     other = "before" if parted.other is None else f"on {the_ranks((parted.other,))}"
     match what:
         case What.RANK_CONDITION:
-            said = f"{here} depends on the rank"
+            reason = f"{here} depends on the rank"
         case What.UNEVEN_LOOP if choice.taken and choice.turn is Turn.LOOP:
-            said = f"The loop {here} had more turns on {ranks} than {other}"
+            reason = f"The loop {here} had more turns on {ranks} than {other}"
         case What.UNEVEN_LOOP:
-            said = f"The loop {here} ended earlier on {ranks} than {other}"
+            reason = f"The loop {here} ended earlier on {ranks} than {other}"
         case What.EARLY_EXIT:
-            said = f"{here} was reached on {ranks}, and not {other}"
+            reason = f"{here} was reached on {ranks}, and not {other}"
         case What.SKIPPED_ITERATION:
-            said = f"{here} ended a turn of the loop early on {ranks}, and not {other}"
+            reason = f"{here} ended a turn of the loop early on {ranks}, and not {other}"
         case What.SWALLOWED_EXCEPTION:
-            said = _of_exception(ranks, site.source or "", here)
+            reason = _of_exception(ranks, site.source or "", here)
         case What.DIFFERENT_ORDER:
-            said = f"{here} changes the order of calls on {ranks}, and not {other}"
+            reason = f"{here} changes the order of calls on {ranks}, and not {other}"
         case _ if choice.turn is Turn.CALL:
-            said = _of_call(ranks, other, site, choice)
+            reason = _of_call(ranks, other, site, choice)
         case _:
-            said = f"{here} was decided otherwise on {ranks} than {other}"
-    return f"{said}."
+            reason = f"{here} was decided otherwise on {ranks} than {other}"
+    return f"{reason}."
 
 
 def evidence(parted: Parted) -> tuple[str, ...]:
-    """What was seen of both."""
+    """Both ways, each from its start to its end."""
     came = f"from {_where(parted.start)} " if parted.start else ""
+    other = "in earlier turns" if parted.other is None else the_ranks((parted.other,))
     return (
         f"{capital(the_ranks(parted.culprits))}: {came}to {_where(parted.mine)}.",
-        f"{capital(_who(parted))}: {came}to {_where(parted.theirs)}.",
+        f"{capital(other)}: {came}to {_where(parted.theirs)}.",
     )
 
 
-def _who(parted: Parted) -> str:
-    return "in earlier turns" if parted.other is None else the_ranks((parted.other,))
-
-
 def _of_exception(ranks: str, text: str, here: str) -> str:
-    """Where an exception led ranks: text is the line, which may do more than to catch it."""
+    """The statement to which an exception led ranks. text: its line."""
     if text.startswith("finally"):
         return f"An exception led {ranks} to {here}"
     if text.startswith(("with ", "async with ")) and "suppress(" not in text:
@@ -346,17 +338,19 @@ def _of_exception(ranks: str, text: str, here: str) -> str:
     return f"An exception on {ranks} was caught by {here}"
 
 
-def _cut(text: str) -> str:
-    one_line = " ".join(text.split())
-    return (
-        one_line if len(one_line) <= MOST_OF_A_LINE else f"{one_line[:MOST_OF_A_LINE].rstrip()}..."
-    )
+def _cut(text: str, most: int = MOST_OF_A_LINE) -> str:
+    return text if len(text) <= most else f"{text[:most].rstrip()}..."
+
+
+def _one_line(text: str) -> str:
+    """``text`` in one line, cut where it gets long."""
+    return _cut(" ".join(text.split()))
 
 
 def _code(site: Site, most: int = MOST_OF_A_LINE) -> str:
-    text = (site.source or "").partition("  #")[0].rstrip(":")
-    shown = text if len(text) <= most else f"{text[:most].rstrip()}..."
-    return f"`{shown}` at {line(site)}" if shown else line(site)
+    """```for batch in loader` at train.py:41``."""
+    shown = _cut((site.source or "").partition("  #")[0].rstrip(":"), most)
+    return f"`{shown}` at {code_line(site)}" if shown else code_line(site)
 
 
 def _where(site: Site | None) -> str:

@@ -9,39 +9,59 @@ from enum import StrEnum
 from hangwatch.diagnosis.facts.activity import Activity
 from hangwatch.diagnosis.facts.endings import Ending, How, Library
 from hangwatch.diagnosis.text.phrases import (
-    MAX_TOLD,
+    MAX_SHOWN,
     WIRED,
     Ranks,
     at_line,
-    capital,
     ended,
-    line,
     now,
     place_in_code,
-    the_nodes,
-    the_ranks,
-    verb,
 )
 from hangwatch.model.calls import Site
+from hangwatch.text import capital, code_line, the_nodes, the_ranks, verb
 
 _AT_ONCE = "at about the same time, from a call that needs it"
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What people read of a finding."""
+    """The sentences on a finding."""
 
     headline: str
     explanation: str
 
+    def adding(self, *notes: str) -> Text:
+        """Return it with more sentences at its end."""
+        return text(self.headline, self.explanation, *notes)
+
+
+def text(headline: str, *grounds: str) -> Text:
+    """A headline with the sentences that there are on its grounds."""
+    return Text(headline, sentences(*grounds))
+
+
+def sentences(*parts: str) -> str:
+    """Join the sentences that there are."""
+    return " ".join(part for part in parts if part)
+
+
+def located(begin: str, site: Site | None) -> str:
+    """``They wait at train.py:41 ...``, empty for no site."""
+    return f"{begin} at {place_in_code(site)}." if site else ""
+
+
+def side(ranks: Ranks, site: Site | None) -> str:
+    """``Ranks 1 and 3: train.py:41 ...``, empty for no site."""
+    return f"{capital(the_ranks(ranks))}: {place_in_code(site)}." if site else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Who stands where. ``where`` names the wait point that it is about."""
+    """Culprits and others with their lines. ``where`` names the wait point that it is about."""
 
     culprits: Ranks
     others: Ranks
-    """Those that wait for them, or disagree with them."""
+    """The ranks that wait for them, or disagree with them."""
     where: str
     site: Site | None = None
     other_site: Site | None = None
@@ -54,28 +74,30 @@ class Scene:
         return capital(the_ranks(self.culprits))
 
     @property
+    def rest(self) -> str:
+        """``ranks 0, 1 and 3``, the others."""
+        return the_ranks(self.others)
+
+    @property
+    def it(self) -> str:
+        """``it`` or ``they``, the culprits."""
+        return verb(self.culprits, "it", "they")
+
+    @property
     def are(self) -> str:
         """``is`` or ``are``."""
         return verb(self.culprits, "is", "are")
 
     def seen(self) -> str:
-        """Where the culprits are, empty if that is not known."""
-        return sentences(
-            *(
-                f"{capital(the_ranks(ranks))} {verb(ranks, 'is', 'are')} at {place_in_code(site)}."
-                for ranks, site in self.lines(self.culprits, self.site)
-            )
-        )
+        """``Rank 2 is at train.py:41 ...``, empty if that is not known."""
+        known = self.lines(self.culprits, self.site)
+        return sentences(*(_does(ranks, verb(ranks, "is", "are"), site) for ranks, site in known))
 
     def waiting(self, *, failed: bool = False) -> str:
-        """Where the others wait, or failed, empty if that is not known."""
-        return sentences(
-            *(
-                f"{capital(the_ranks(ranks))} "
-                f"{'failed' if failed else verb(ranks, 'waits', 'wait')} at {place_in_code(site)}."
-                for ranks, site in self.lines(self.others, self.other_site)
-            )
-        )
+        """``Ranks 0 and 1 wait at train.py:41 ...``, or failed; empty if that is not known."""
+        known = self.lines(self.others, self.other_site)
+        does = ("failed", "failed") if failed else ("waits", "wait")
+        return sentences(*(_does(ranks, verb(ranks, *does), site) for ranks, site in known))
 
     def lines(self, ranks: Ranks, site: Site | None) -> list[tuple[Ranks, Site]]:
         """The lines that some ranks are at, the given one first; not known of one: as the rest."""
@@ -87,7 +109,7 @@ class Scene:
         for rank in ranks:
             known = self.sites.get(rank, site)
             by_line.setdefault((known.file, known.line), ([], known))[0].append(rank)
-        return [(tuple(some), at) for some, at in by_line.values() if some][:MAX_TOLD]
+        return [(tuple(some), at) for some, at in by_line.values() if some][:MAX_SHOWN]
 
     def at(self, ranks: Ranks, site: Site | None) -> str:
         """`` at train.py:41``, empty where some ranks are not all at one line."""
@@ -108,15 +130,14 @@ class Scene:
         """``; ranks 0, 1 and 3 wait for it in all_reduce #3.``."""
         if not self.others:
             return "."
-        tail = f" in {where}" if where else ""
+        them, tail = verb(self.culprits, "it", "them"), f" in {where}" if where else ""
         if failed:
-            return f"; {the_ranks(self.others)} failed after {self._them}{tail}."
-        do = verb(self.others, "waits", "wait")
-        return f"; {the_ranks(self.others)} {do} for {self._them}{tail}."
+            return f"; {self.rest} failed after {them}{tail}."
+        return f"; {self.rest} {verb(self.others, 'waits', 'wait')} for {them}{tail}."
 
-    @property
-    def _them(self) -> str:
-        return verb(self.culprits, "it", "them")
+
+def _does(ranks: Ranks, does: str, site: Site) -> str:
+    return located(f"{capital(the_ranks(ranks))} {does}", site)
 
 
 def never_entered(scene: Scene, activity: Activity, doing: str, *, timed_out: bool = False) -> Text:
@@ -124,34 +145,31 @@ def never_entered(scene: Scene, activity: Activity, doing: str, *, timed_out: bo
 
     activity: what the first of them does; doing: what they do, as people read it.
     """
-    headline = f"{scene.they} never entered {scene.where}: {doing}"
-    worker = f"Its data worker {activity.worker} is at {place_in_code(activity.worker_site)}."
-    waited = (
-        f"; {the_ranks(scene.others)} waited for {verb(scene.culprits, 'it', 'them')} until the "
-        "time-out of that call."
-    )
-    return Text(
-        headline + (waited if timed_out else scene.awaited()),
-        sentences(
-            worker if activity.worker_site else scene.seen(), _compiler(activity), scene.waiting()
-        ),
+    worker = located(f"Its data worker {activity.worker} is", activity.worker_site)
+    them = verb(scene.culprits, "it", "them")
+    waited = f"; {scene.rest} waited for {them} until the time-out of that call."
+    return text(
+        f"{scene.they} never entered {scene.where}: {doing}"
+        + (waited if timed_out else scene.awaited()),
+        worker or scene.seen(),
+        _compiler(activity),
+        scene.waiting(),
     )
 
 
-def crossed(text: Text, thread: str, where: str, others: Ranks) -> Text:
+def crossed(known: Text, thread: str, where: str, others: Ranks) -> Text:
     """The text on a rank that waits for a lock, which a thread of its keeps for a call of others.
 
-    thread, where: what has the lock, and the call that it is in.
+    thread, where: the thread that has the lock, and the call that it is in.
     """
-    note = (
+    return known.adding(
         f"{capital(thread)}, which has it, waits in {where} for {the_ranks(others)}: each side "
         "waits for the other, and none of them left the common program."
     )
-    return Text(text.headline, sentences(text.explanation, note))
 
 
 def _compiler(activity: Activity) -> str:
-    """Whether what compiles is at work, empty where nothing does."""
+    """The work of a compiler, empty where nothing compiles."""
     if activity.compiling is None or activity.compiling.locked:
         return ""
     if activity.compiling.at_work:
@@ -160,24 +178,20 @@ def _compiler(activity: Activity) -> str:
 
 
 def unseen(scene: Scene, why: Sequence[str], *, failed: bool) -> Text:
-    """Ranks that nothing is known of. failed: those that waited for them lost a connection."""
+    """Ranks that nothing is known of. failed: the others lost a connection to them."""
+    culprits = the_ranks(scene.culprits)
     headline = f"{scene.they} never entered {scene.where}, and {scene.are} not seen"
     tail = scene.awaited()
     if failed:
-        who = f"One of {the_ranks(scene.culprits)}" if len(scene.culprits) > 1 else scene.they
-        headline, tail = (
-            f"{who} probably died, unseen from here",
-            scene.awaited(scene.where, failed=True),
-        )
-    it = verb(scene.culprits, "it", "they")
-    return Text(
+        who = f"One of {culprits}" if len(scene.culprits) > 1 else scene.they
+        headline = f"{who} probably died, unseen from here"
+        tail = scene.awaited(scene.where, failed=True)
+    may = "have failed" if failed else "wait"
+    return text(
         headline + tail,
-        sentences(
-            f"Nothing is known of {the_ranks(scene.culprits)}: {it} may "
-            f"{'have failed' if failed else 'wait'} in turn.",
-            *(f"{capital(text)}." for text in why[:2]),
-            scene.waiting(failed=failed),
-        ),
+        f"Nothing is known of {culprits}: {scene.it} may {may} in turn.",
+        *(f"{capital(reason)}." for reason in why[:2]),
+        scene.waiting(failed=failed),
     )
 
 
@@ -189,7 +203,7 @@ _ABORTS = {
 }
 
 
-def died(  # noqa: PLR0913 (what is known of it, by keyword)
+def died(  # noqa: PLR0913 (by keyword)
     scene: Scene,
     end: Ending,
     *,
@@ -201,37 +215,32 @@ def died(  # noqa: PLR0913 (what is known of it, by keyword)
     """Ranks that raised or were killed.
 
     aborted: the library that may have ended the process. rivals: others that may have
-    been the cause of that. runs_at: where one of them is that still runs code of the user's.
+    been the cause of that. runs_at: the line of one that still runs code of the user's.
     """
     tail = scene.awaited(scene.where, failed=failed) if scene.where else "."
     if scene.where and not scene.others:
         tail = f" in {scene.where}{'' if end.exception else scene.here}."
-    victims = verb(scene.others, "is a victim", "are victims")
-    report = verb(scene.others, "it reports", "they report")
-    over = ""
+    over, blame = "", ""
     if end.in_shutdown and end.how is How.EXIT_CODE:
         over = "Its program ended itself with that code, as by sys.exit()."
     elif end.in_shutdown:
         over = "Its program had come to its end: the interpreter was shutting down."
-    return Text(
+    if rivals:
+        either = f"{the_ranks(scene.culprits)}, or {the_ranks(rivals)}"
+        blame = f"It is not known which left the common program: {either}."
+    elif scene.others:
+        victims = ("is a victim: what it reports", "are victims: what they report")
+        came = _AT_ONCE if end.contested else "after it"
+        blame = f"{capital(scene.rest)} {verb(scene.others, *victims)} came {came}."
+    return text(
         f"{scene.they} {ended(end)}{tail}",
-        sentences(
-            f"It was raised at {place_in_code(scene.site)}."
-            if end.exception and scene.site
-            else "",
-            over,
-            f"Its process still runs, at {place_in_code(runs_at)}, and may yet make the call."
-            if runs_at
-            else "",
-            _ABORTS[aborted] if aborted is not None else "",
-            f"It is not known which left the common program: {the_ranks(scene.culprits)}, or "
-            f"{the_ranks(rivals)}."
-            if rivals
-            else f"{capital(the_ranks(scene.others))} {victims}: what {report} came "
-            f"{_AT_ONCE if end.contested else 'after it'}."
-            if scene.others
-            else "",
-        ),
+        located("It was raised", scene.site if end.exception else None),
+        over,
+        f"Its process still runs, at {place_in_code(runs_at)}, and may yet make the call."
+        if runs_at
+        else "",
+        _ABORTS[aborted] if aborted is not None else "",
+        blame,
     )
 
 
@@ -245,20 +254,18 @@ def lost(scene: Scene, nodes: Sequence[str], here: Sequence[str], *, failed: boo
     headline = f"{scene.they} {verb(scene.culprits, 'was', 'were')} lost with {its} ({which})"
     if here:
         headline += f", or {the_nodes(here)} {'is' if len(here) == 1 else 'are'} cut off"
-    return Text(
+    return text(
         headline + (scene.awaited(scene.where, failed=failed) if scene.where else "."),
-        sentences(
-            f"From {the_nodes(here)} no other node can be reached: seen from there nothing tells "
-            "which of them is at fault."
-            if here
-            else f"Neither the watchdog nor the machine of {which} answers.",
-            scene.waiting(failed=failed),
-        ),
+        f"From {the_nodes(here)} no other node can be reached: seen from there nothing tells "
+        "which of them is at fault."
+        if here
+        else f"Neither the watchdog nor the machine of {which} answers.",
+        scene.waiting(failed=failed),
     )
 
 
 class Gone(StrEnum):
-    """In which way ranks have left those that go on."""
+    """The way in which ranks have left the others, which go on."""
 
     OVER = "{} {enter} no more collectives, so the others can never complete this one."
     LEFT = "{} {have} left the group for good, so the others can never complete this one."
@@ -267,55 +274,39 @@ class Gone(StrEnum):
 
 def finished(scene: Scene, how: str, gone: Gone, *, failed: bool) -> Text:
     """Ranks that came to their end, or live on without the group, while others go on."""
-    one = len(scene.culprits) == 1
-    forms = {"enter": "enters", "have": "has"} if one else {"enter": "enter", "have": "have"}
-    return Text(
+    enter, have = verb(scene.culprits, "enters", "enter"), verb(scene.culprits, "has", "have")
+    return text(
         f"{scene.they} finished early: {how}{scene.awaited(scene.where, failed=failed)}",
-        sentences(
-            gone.format("It" if one else "They", **forms),
-            f"The last known call of {the_ranks(scene.culprits)} was at "
-            f"{place_in_code(scene.site)}."
-            if scene.site
-            else "",
-            scene.waiting(failed=failed),
-        ),
+        gone.format(capital(scene.it), enter=enter, have=have),
+        located(f"The last known call of {the_ranks(scene.culprits)} was", scene.site),
+        scene.waiting(failed=failed),
     )
 
 
 def outlasted(scene: Scene, how: str) -> Text:
     """A few ranks that go on when most have come to their end."""
-    headline = (
-        f"{scene.they} {verb(scene.culprits, 'goes', 'go')} on after {the_ranks(scene.others)} "
-        f"finished: {how}, and {the_ranks(scene.culprits)} {scene.are} in {scene.where}."
-    )
-    has = verb(scene.culprits, "has", "have")
-    return Text(
-        headline,
-        sentences(
-            f"Most are past it, so {the_ranks(scene.culprits)} {has} more steps than the others.",
-            scene.seen(),
-        ),
+    culprits = the_ranks(scene.culprits)
+    go, has = verb(scene.culprits, "goes", "go"), verb(scene.culprits, "has", "have")
+    return text(
+        f"{scene.they} {go} on after {scene.rest} finished: {how}, and {culprits} {scene.are} in "
+        f"{scene.where}.",
+        f"Most are past it, so {culprits} {has} more steps than the others.",
+        scene.seen(),
     )
 
 
 def left_loop(scene: Scene, entered: str, loop: Site, *, failed: bool = False) -> Text:
     """Ranks that came past a loop that the others are in. entered: the call that they are in."""
-    at = f"in {entered}{scene.here}" if entered else f"at {line(scene.site)}"
-    headline = (
-        f"{scene.they} finished early: {verb(scene.culprits, 'it', 'they')} left the loop at "
-        f"{line(loop)} and {scene.are} {at}"
-    )
+    at = f"in {entered}{scene.here}" if entered else f"at {code_line(scene.site)}"
     inside = verb(scene.others, "was", "were") if failed else verb(scene.others, "is", "are")
-    return Text(
-        headline + scene.awaited(scene.where, failed=failed),
-        sentences(
-            f"{scene.they} {scene.are} past the loop at {place_in_code(loop)}, at "
-            f"{place_in_code(scene.site)}.",
-            f"{capital(the_ranks(scene.others))} {inside} still in it, at "
-            f"{place_in_code(scene.other_site)}."
-            if scene.others and scene.other_site
-            else "",
-        ),
+    return text(
+        f"{scene.they} finished early: {scene.it} left the loop at {code_line(loop)} and "
+        f"{scene.are} {at}{scene.awaited(scene.where, failed=failed)}",
+        f"{scene.they} {scene.are} past the loop at {place_in_code(loop)}, at "
+        f"{place_in_code(scene.site)}.",
+        located(f"{capital(scene.rest)} {inside} still in it,", scene.other_site)
+        if scene.others
+        else "",
     )
 
 
@@ -327,10 +318,6 @@ def missing_peer(
     counts: of a recv from any source, the messages of each culprit and of each other rank.
     """
     wanted = "recv" if call == "send" else "send"
-    headline = (
-        f"{scene.they} never posted the {wanted} for {the_ranks(scene.others)}'s {call}"
-        f"{scene.there} in {scene.where}: {doing}."
-    )
     fewer = (
         f"It takes a message from any rank: of late {the_ranks(scene.culprits)} "
         f"{verb(scene.culprits, 'has', 'have each')} sent {counts[0]}, and each other rank "
@@ -338,52 +325,58 @@ def missing_peer(
         if counts
         else ""
     )
-    return Text(headline, sentences(fewer, scene.seen(), scene.waiting()))
+    return text(
+        f"{scene.they} never posted the {wanted} for {scene.rest}'s {call}{scene.there} in "
+        f"{scene.where}: {doing}.",
+        fewer,
+        scene.seen(),
+        scene.waiting(),
+    )
 
 
 def unmatched(scene: Scene, call: str, theirs: str, *, new: bool) -> Text:
-    """A point-to-point call that nobody matches. new: its rank made none there before."""
+    """A point-to-point call that no one matches. new: its rank made none there before."""
     article = "an" if call.startswith("i") else "a"
-    headline = (
-        f"{scene.they} made {article} {call}{scene.here} in {scene.where} that nobody "
-        f"matches: {the_ranks(scene.others)} {verb(scene.others, 'is', 'are')} in {theirs}"
-        f"{scene.there}."
-    )
-    it = verb(scene.culprits, "it", "they")
-    return Text(
-        headline,
-        sentences(
-            f"At this point of the program {it} never made it before, and the others do as ever."
-            if new
-            else "",
-            scene.seen(),
-            scene.waiting(),
-        ),
+    return text(
+        f"{scene.they} made {article} {call}{scene.here} in {scene.where} that nobody matches: "
+        f"{scene.rest} {verb(scene.others, 'is', 'are')} in {theirs}{scene.there}.",
+        f"At this point of the program {scene.it} never made it before, and the others do as ever."
+        if new
+        else "",
+        scene.seen(),
+        scene.waiting(),
     )
 
 
 def init_incomplete(scene: Scene, doing: str) -> Text:
     """Ranks missing from a call that all have to make."""
     if not scene.culprits:
-        return Text(
+        return text(
             f"All ranks are in {scene.where}, and it does not complete.",
-            sentences(
-                scene.waiting(), "No rank is missing: the network between them may be at fault."
-            ),
+            scene.waiting(),
+            "No rank is missing: the network between them may be at fault.",
         )
-    headline = f"{scene.they} did not call {scene.where}: {doing}{scene.awaited()}"
-    return Text(headline, sentences(scene.seen(), scene.waiting()))
+    return text(
+        f"{scene.they} did not call {scene.where}: {doing}{scene.awaited()}",
+        scene.seen(),
+        scene.waiting(),
+    )
 
 
-def stuck(  # noqa: PLR0913 (what is known of it, by keyword)
+def _every_member(has: str, *, alike: bool) -> str:
+    """``Every member has entered it with the same signature``."""
+    how = "with the same signature" if alike else "as far as is known"
+    return f"Every member has {has} it {how}"
+
+
+def stuck(  # noqa: PLR0913 (by keyword)
     members: Ranks, where: str, site: Site | None, *, alike: bool, untimed: bool, first: bool
 ) -> Text:
     """All are there, and nothing moves.
 
-    untimed: whether their devices have come to it is not known. first: of its group on NCCL, which
+    untimed: it is not known if their devices have come to it. first: of its group on NCCL, which
     connects the ranks in it.
     """
-    entered = "with the same signature" if alike else "as far as is known"
     whose = "none of them stands out" if untimed or first else "no rank is to blame"
     known = ""
     if first:
@@ -393,53 +386,43 @@ def stuck(  # noqa: PLR0913 (what is known of it, by keyword)
             "Whether their devices have come to it is not known: on one of them the work before "
             "it may be stuck."
         )
-    return Text(
+    return text(
         f"{capital(the_ranks(members))} all entered {where}, and it does not complete; {whose}.",
-        sentences(
-            f"Every member has entered it {entered}, so no rank is missing from it.",
-            known,
-            f"They wait at {place_in_code(site)}." if site else "",
-        ),
+        f"{_every_member('entered', alike=alike)}, so no rank is missing from it.",
+        known,
+        located("They wait", site),
     )
 
 
 def connecting(members: Ranks, op: str, site: Site | None) -> Text:
     """Ranks that wait for each other in calls that return once NCCL has connected them."""
-    return Text(
+    return text(
         f"{capital(the_ranks(members))} wait for each other in {op}, and none of their calls has "
         "returned; none of them stands out.",
-        sentences(
-            "On NCCL they return once the ranks are connected: what they post next is not known.",
-            f"They are at {place_in_code(site)}." if site else "",
-        ),
+        "On NCCL they return once the ranks are connected: what they post next is not known.",
+        located("They are", site),
     )
 
 
 def stuck_beside(scene: Scene, *, alike: bool, before: bool) -> Text:
     """It is complete on the devices of the others."""
-    entered = "with the same signature" if alike else "as far as is known"
     why = "its device has not come to it" if before else "its device does not get through it"
-    return Text(
-        f"{scene.where} is complete on {the_ranks(scene.others)}, and not on "
-        f"{the_ranks(scene.culprits)}: {why}.",
-        sentences(
-            f"Every member has entered it {entered}, so no rank is missing from it.",
-            scene.seen(),
-        ),
+    return text(
+        f"{scene.where} is complete on {scene.rest}, and not on {the_ranks(scene.culprits)}: "
+        f"{why}.",
+        f"{_every_member('entered', alike=alike)}, so no rank is missing from it.",
+        scene.seen(),
     )
 
 
 def all_before(members: Ranks, where: str, site: Site | None, *, alike: bool) -> Text:
     """All have enqueued it, and no device has come to it."""
-    entered = "with the same signature" if alike else "as far as is known"
-    return Text(
+    return text(
         f"{capital(the_ranks(members))} have all enqueued {where}, and none of their devices has "
         "come to it; no rank stands out.",
-        sentences(
-            f"Every member has enqueued it {entered}: what runs on the devices before it does not "
-            "come to its end.",
-            f"They enqueued it at {place_in_code(site)}." if site else "",
-        ),
+        f"{_every_member('enqueued', alike=alike)}: what runs on the devices before it does not "
+        "come to its end.",
+        located("They enqueued it", site),
     )
 
 
@@ -451,26 +434,22 @@ def cross_wired(
     made = ", ".join(
         f"{the_ranks(ranks)} made the group of {the_ranks(members)}" for ranks, members in claims
     )
-    return Text(
+    return text(
         f"The groups were not made in the same order on all ranks{who}: under one name {made}; "
         f"{where} does not complete.",
-        sentences(
-            WIRED,
-            f"It shows at {place_in_code(site)}." if site else "",
-        ),
+        WIRED,
+        located("It shows", site),
     )
 
 
 def frozen(scene: Scene, activity: Activity) -> Text:
     """All are there, and nothing of a few of them runs."""
-    headline = f"{scene.they} entered {scene.where} and cannot complete it"
-    return Text(
-        f"{headline}: {now(scene.culprits, activity)}{scene.awaited()}",
-        sentences(
-            "Every member has entered it, so no rank is missing from it.",
-            scene.seen(),
-            scene.waiting(),
-        ),
+    return text(
+        f"{scene.they} entered {scene.where} and cannot complete it: "
+        f"{now(scene.culprits, activity)}{scene.awaited()}",
+        "Every member has entered it, so no rank is missing from it.",
+        scene.seen(),
+        scene.waiting(),
     )
 
 
@@ -479,32 +458,26 @@ def cycle(
 ) -> Text:
     """Ranks that wait for each other in different wait points.
 
-    strange: those that did not do so before. parted: one of them, nothing tells which.
+    strange: ranks that did not do so before. parted: it is one of them, not known which.
     """
     everyone = {rank for ranks, _, _ in parts for rank in ranks}
+    history = ""
+    if parted:
+        history = (
+            f"One of {the_ranks(strange)} left the common program: they did the same until then, "
+            "so it is not known which."
+        )
+    elif strange:
+        history = (
+            f"{capital(the_ranks(strange))} {verb(strange, 'has', 'have')} not made these "
+            "calls in this order before; all others have."
+        )
     where = ", ".join(
         f"{the_ranks(ranks)} in {wait_point}{at_line(site)}" for ranks, wait_point, site in parts
     )
-    return Text(
+    return text(
         f"{capital(the_ranks(everyone))} wait for each other: {where}.",
-        sentences(
-            "Each waits in a call that another of them makes only after the call that it waits in.",
-            f"One of {the_ranks(strange)} left the common program: they did the same until then, "
-            "so it is not known which."
-            if parted
-            else f"{capital(the_ranks(strange))} {verb(strange, 'has', 'have')} not made these "
-            "calls in this order before; all others have."
-            if strange
-            else "",
-            *(
-                f"{capital(the_ranks(ranks))}: {place_in_code(site)}."
-                for ranks, _, site in parts[:4]
-                if site is not None
-            ),
-        ),
+        "Each waits in a call that another of them makes only after the call that it waits in.",
+        history,
+        *(side(ranks, site) for ranks, _, site in parts[:4]),
     )
-
-
-def sentences(*parts: str) -> str:
-    """Those that are there, one after the other."""
-    return " ".join(part for part in parts if part)

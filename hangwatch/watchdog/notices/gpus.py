@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hangwatch.console import News
 from hangwatch.diagnosis.facts.faults import Weight, meaning
-from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.efficiency.habits import Finding
 from hangwatch.evidence.gpu.ranks import LocalRank
 from hangwatch.evidence.gpu.reader import Gpus
@@ -19,6 +18,7 @@ from hangwatch.evidence.processes import PROC, environment
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Cost, GpuHealth
 from hangwatch.model.page import Identity
+from hangwatch.text import the_ranks
 
 REPORT_S = 1.0
 """Between two looks at the state of the GPUs."""

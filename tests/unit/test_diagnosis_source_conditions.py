@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 
 from hangwatch.diagnosis.source.files import Source
+from hangwatch.diagnosis.source.origins import conditions_of
 from hangwatch.diagnosis.source.program import Line
-from hangwatch.diagnosis.source.state import conditions_of
 
 FILE = "/home/u/train.py"
 HOOK = """

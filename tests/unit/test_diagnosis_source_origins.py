@@ -6,8 +6,8 @@ from textwrap import dedent
 
 import pytest
 
-from hangwatch.diagnosis.source.arguments import root_of_rank, size_of_data
 from hangwatch.diagnosis.source.files import Source
+from hangwatch.diagnosis.source.origins import root_of_rank, size_of_data
 from hangwatch.diagnosis.source.program import Line
 
 FILE = "/home/u/train.py"
