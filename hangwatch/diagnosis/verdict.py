@@ -72,7 +72,7 @@ def _judge(job: JobSnapshot, thresholds: Thresholds) -> tuple[Verdict, ...]:
 def _open(snapshot: JobSnapshot) -> Case:
     job = index(snapshot)
     ended = endings(job)
-    waits = find_waits(job, ended)
+    waits = find_waits(job, ended, {})
     disputed = disputes(job, waits, ended)
     if disputed:
         ended = {

@@ -28,13 +28,11 @@ COUNTED_S = 2.0
 """A call that was issued so long before a rank ended is in its counts."""
 
 
-def find_waits(
-    job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int] | None = None
-) -> list[Wait]:
+def find_waits(job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int]) -> list[Wait]:
     """All waits of all ranks, living and ended, in the order of the ranks.
 
     A rank that ended by itself waits for nothing, whatever it was in. ``disputed``:
-    gid to the first place where its members differ, once that is known.
+    gid to the first place where its members differ, as far as that is known.
     """
     waits: list[Wait] = []
     alive = (rank for number, rank in job.ranks.items() if number not in ended)
@@ -47,7 +45,7 @@ def find_waits(
             waits.extend(_of_living(job, rank, setups))
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
             found = list(_of_ended(job, rank, ended))
-            passed = _disputed_places(job, number, end, disputed or {})
+            passed = _disputed_places(job, number, end, disputed)
             points = (wait.wait_point for wait in found)
             # It has been long ago in a place before one that it raised after.
             if all(isinstance(p, Place) and p.seq < passed.get(p.gid, 0) for p in points):
