@@ -21,10 +21,9 @@ from typing import TypeVar
 from hangwatch import __version__
 from hangwatch.commands import Arguments, print_lines
 from hangwatch.console import say
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.errors import FlightError, PageError, UsageError
-from hangwatch.evidence.flight.offline import job_snapshot, newest
-from hangwatch.evidence.flight.recorder import parse_dump
+from hangwatch.evidence.flight import job_snapshot, newest, parse_dump
 from hangwatch.evidence.page import MAX_WORLD, parse_page
 from hangwatch.evidence.pages.finder import SUFFIX
 from hangwatch.evidence.snapshot import rank_snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hangwatch.evidence.flight.merge import group_progress, rank_ops
+from hangwatch.evidence.flight import group_progress, rank_ops
 from hangwatch.evidence.pages.left_out import counted
 from hangwatch.evidence.processes import LaunchedRank
 from hangwatch.model.calls import GroupKey

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hangwatch.console import News
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.errors import HangwatchError, ReportError
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.gpu.reader import Gpus

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Kind, OpState, Phase
 from hangwatch.model.snapshot import (

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from bench_diagnose import MIB, SCRIPT, SOURCE, THRESHOLDS, made
 
 from hangwatch.console import News
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import Frame, JobSnapshot, RankSnapshot, ThreadStack
 from hangwatch.watchdog.peers import exchange

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from expectations import run
 from harness import Result
 
-from hangwatch.diagnosis.desync import find_desync
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose, find_desync
 from hangwatch.model import codec
 from hangwatch.model.kinds import State
 from hangwatch.model.report import Evidence, RunInfo

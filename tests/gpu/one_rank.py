@@ -24,7 +24,7 @@ from waiting import until
 from hangwatch import _native
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.torch_api import GENERAL, NCCL, Recorders, backends
-from hangwatch.evidence.flight.recorder import parse_dump
+from hangwatch.evidence.flight import parse_dump
 from hangwatch.evidence.page import parse_page
 
 if TYPE_CHECKING:

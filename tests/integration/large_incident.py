@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from random import Random
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.report import Evidence, Moment, RunInfo

@@ -37,7 +37,7 @@ from training import Fault
 from truth import Simulated, simulate
 from views import Sight
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.kinds import Certainty
 from hangwatch.model.snapshot import Thresholds
 

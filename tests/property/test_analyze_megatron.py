@@ -13,9 +13,8 @@ import pytest
 from megatron import Fault, Job, Layout
 from megatron_dumps import Recorder, dumps
 
-from hangwatch.diagnosis.verdict import diagnose
-from hangwatch.evidence.flight.offline import job_snapshot
-from hangwatch.evidence.flight.recorder import parse_dump
+from hangwatch.diagnosis import diagnose
+from hangwatch.evidence.flight import job_snapshot, parse_dump
 from hangwatch.model.kinds import Kind, Reason, State
 from hangwatch.model.snapshot import Thresholds
 

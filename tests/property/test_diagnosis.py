@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import SCRIPT, Planted, healthy_jobs, planted_faults, stuck_jobs
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, State
 from hangwatch.model.page import ExceptionRecord

@@ -15,7 +15,7 @@ from evidence import lessened
 from truth import simulate
 from views import Sight
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.errors import ReportError
 from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import Thresholds

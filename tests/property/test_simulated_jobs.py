@@ -15,12 +15,11 @@ from evidence import gist, lessened, renamed
 from truth import Simulated, names_wrongly, proved_wrongly, simulate, wrong_in_the_end
 from views import Sight
 
-from hangwatch.diagnosis.desync import find_desync
+from hangwatch.diagnosis import diagnose, find_desync
 from hangwatch.diagnosis.facts.alignment import departures
 from hangwatch.diagnosis.facts.endings import endings
 from hangwatch.diagnosis.facts.job import index
 from hangwatch.diagnosis.source.files import Source
-from hangwatch.diagnosis.verdict import diagnose
 from hangwatch.model.kinds import Certainty, State
 from hangwatch.model.snapshot import Thresholds
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from stuck_streams import Fault, StuckJob, make
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.kinds import Certainty, Kind, Reason
 from hangwatch.model.snapshot import Thresholds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.evidence.flight.recorder import parse_dump
+from hangwatch.evidence.flight import parse_dump
 
 if TYPE_CHECKING:
     from hangwatch.model.flight import FlightDump

@@ -6,7 +6,7 @@ from dataclasses import replace
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.page import ExceptionRecord

@@ -24,7 +24,7 @@ from snapshots import (
     site,
 )
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, Reason, State
 from hangwatch.model.snapshot import (

@@ -23,10 +23,10 @@ from snapshots import (
     source,
 )
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.advice import facts as known
 from hangwatch.diagnosis.advice.facts import Facts, Use
 from hangwatch.diagnosis.advice.remedy import Remedy, advice, remedies
-from hangwatch.diagnosis.verdict import diagnose
 from hangwatch.model.kinds import Kind, Phase, Reason
 from hangwatch.model.snapshot import Frame, JobSnapshot, RankSnapshot
 

@@ -21,8 +21,8 @@ from snapshots import (
     rank,
 )
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.activity import Compiler, compiling
-from hangwatch.diagnosis.verdict import diagnose
 from hangwatch.model.kinds import Certainty, Kind, Reason, State
 from hangwatch.model.snapshot import Child, Frame, ProcessState, ThreadStack
 

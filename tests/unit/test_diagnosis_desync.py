@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from snapshots import W, job, op, rank, world
 
-from hangwatch.diagnosis.desync import find_desync
+from hangwatch.diagnosis import find_desync
 from hangwatch.model.kinds import Certainty, Kind, State
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from snapshots import THRESHOLDS, W, blocked, job, only, op, rank
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.signatures import Misfit, misfits, odd_ones
-from hangwatch.diagnosis.verdict import diagnose
 from hangwatch.model.kinds import Certainty, Kind, OpState, State
 from hangwatch.model.verdict import OK
 

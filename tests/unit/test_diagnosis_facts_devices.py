@@ -7,7 +7,7 @@ from typing import Any
 
 from snapshots import DP, PAIR, THRESHOLDS, TP, blocked, exited, job, only, op, rank
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State
 from hangwatch.model.snapshot import GroupProgress, OpRecord, RankSnapshot

@@ -23,10 +23,10 @@ from snapshots import (
     site,
 )
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.desync import Drift, drift
 from hangwatch.diagnosis.facts.history import Step, other_peers
 from hangwatch.diagnosis.facts.job import index
-from hangwatch.diagnosis.verdict import diagnose
 from hangwatch.model.kinds import Certainty, Kind, State
 from hangwatch.model.verdict import OK
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from snapshots import THRESHOLDS, blocked, job, op, rank, world
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.kinds import Certainty, Kind, Phase, State
 from hangwatch.model.snapshot import GroupProgress
 

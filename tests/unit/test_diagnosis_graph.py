@@ -23,8 +23,8 @@ from snapshots import (
     world,
 )
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.advice.remedy import advice
-from hangwatch.diagnosis.verdict import diagnose
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State
 from hangwatch.model.snapshot import ProcessState, RankSnapshot

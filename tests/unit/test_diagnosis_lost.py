@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from snapshots import THRESHOLDS, W, blocked, job, killed, only, raised, rank
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, Phase, Reason, State
 from hangwatch.model.snapshot import ProcessState, RankSnapshot

@@ -26,7 +26,8 @@ from snapshots import (
     world,
 )
 
-from hangwatch.diagnosis.verdict import LAUNCHER_S, diagnose
+from hangwatch.diagnosis import diagnose
+from hangwatch.diagnosis.verdict import LAUNCHER_S
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, OpState, Phase, Reason, State
 from hangwatch.model.page import ExceptionRecord

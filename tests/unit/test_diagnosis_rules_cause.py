@@ -28,8 +28,8 @@ from snapshots import (
     world,
 )
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.facts.history import HANDLES, THREAD_DIED
-from hangwatch.diagnosis.verdict import diagnose
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import Certainty, Kind, OpState, What
 from hangwatch.model.snapshot import Frame, Mark, OpRecord, ProcessState, RankSnapshot

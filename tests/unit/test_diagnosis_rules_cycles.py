@@ -20,8 +20,8 @@ from snapshots import (
     site,
 )
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.text import wording
-from hangwatch.diagnosis.verdict import diagnose
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, OpState, Reason, State, What
 from hangwatch.model.snapshot import GroupProgress, OpRecord, ProcessState, RankSnapshot

@@ -25,7 +25,7 @@ from snapshots import (
     world,
 )
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.kinds import Certainty, OpState, What
 from hangwatch.model.snapshot import Mark
 

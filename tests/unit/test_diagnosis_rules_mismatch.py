@@ -25,7 +25,7 @@ from snapshots import (
     source,
 )
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model.kinds import Certainty, Kind, OpState, State, What
 from hangwatch.model.snapshot import OpRecord, RankSnapshot, ThreadStack
 from hangwatch.model.verdict import OK

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from snapshots import SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank
 
+from hangwatch.diagnosis import diagnose
 from hangwatch.diagnosis.rules.threads import acting_thread
-from hangwatch.diagnosis.verdict import diagnose
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import Certainty, Kind, State
 from hangwatch.model.snapshot import Frame, ThreadStack

@@ -10,10 +10,8 @@ import pytest
 from made_pages import event, group, page
 from test_evidence_flight_merged import MS, UNIX, entry, recorder
 
-from hangwatch.diagnosis.verdict import diagnose
-from hangwatch.evidence.flight.merge import rank_ops
-from hangwatch.evidence.flight.offline import job_snapshot, newest
-from hangwatch.evidence.flight.recorder import parse_json
+from hangwatch.diagnosis import diagnose
+from hangwatch.evidence.flight import job_snapshot, newest, parse_json, rank_ops
 from hangwatch.evidence.pages.left_out import counted
 from hangwatch.model.kinds import Kind, OpState
 from hangwatch.model.snapshot import Thresholds

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from made_pages import event, group, page
 
-from hangwatch.evidence.flight.merge import group_progress, rank_ops
-from hangwatch.evidence.flight.recorder import parse_json
+from hangwatch.evidence.flight import group_progress, parse_json, rank_ops
 from hangwatch.evidence.snapshot import rank_snapshot
 from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import OpRecord, ProcessState

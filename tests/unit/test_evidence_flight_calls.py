@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from made_pages import SITE, event, group, page
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
+from hangwatch.evidence.flight import job_snapshot, newest, parse_json, rank_ops
 from hangwatch.evidence.flight.calls import calls
-from hangwatch.evidence.flight.merge import rank_ops
-from hangwatch.evidence.flight.offline import job_snapshot, newest
-from hangwatch.evidence.flight.recorder import parse_json
 from hangwatch.evidence.snapshot import rank_snapshot
 from hangwatch.model.calls import Site
 from hangwatch.model.kinds import Kind, OpState

@@ -9,8 +9,7 @@ import pytest
 from made_pages import event, group, page
 
 from hangwatch.errors import FlightError
-from hangwatch.evidence.flight.merge import rank_ops
-from hangwatch.evidence.flight.recorder import parse_json
+from hangwatch.evidence.flight import parse_json, rank_ops
 from hangwatch.model.kinds import OpState
 
 UNIX = 1_795_220_735 * 10**9

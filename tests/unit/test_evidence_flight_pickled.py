@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from waiting import in_time
 
 from hangwatch.errors import FlightError
-from hangwatch.evidence.flight import pickled
-from hangwatch.evidence.flight.recorder import parse_dump
+from hangwatch.evidence.flight import parse_dump, pickled
 
 HEAD = b"\x80\x02"
 

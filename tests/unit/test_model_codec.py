@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model import codec
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.codec import CodecError

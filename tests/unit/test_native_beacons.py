@@ -18,7 +18,7 @@ from stub import torch
 from hangwatch import _native
 from hangwatch.agent.record.cuda import RELAXED, left_alone, use_current_streams
 from hangwatch.agent.record.recorder import choose
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.evidence.page import parse_page
 from hangwatch.evidence.snapshot import rank_snapshot
 from hangwatch.model.kinds import Kind, Reason

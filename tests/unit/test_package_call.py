@@ -10,7 +10,7 @@ import pytest
 from incident import EVIDENCE, VERDICT
 from snapshots import PAIR, SCRIPT, THRESHOLDS, blocked, frame, job, main_thread, op, rank, world
 
-from hangwatch.diagnosis.verdict import diagnose
+from hangwatch.diagnosis import diagnose
 from hangwatch.model import codec
 from hangwatch.model.calls import PackageCall, Site
 from hangwatch.model.frames import innermost_user_site

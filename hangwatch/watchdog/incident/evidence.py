@@ -16,7 +16,7 @@ from hangwatch.console import News
 from hangwatch.errors import EvidenceError, FlightError, PageError
 from hangwatch.evidence import flights, sources
 from hangwatch.evidence.exits import Exits
-from hangwatch.evidence.flight.recorder import parse_dump
+from hangwatch.evidence.flight import parse_dump
 from hangwatch.evidence.nccl import ras
 from hangwatch.evidence.pages.finder import Pages, Seen
 from hangwatch.evidence.pages.left_out import groups_left_out

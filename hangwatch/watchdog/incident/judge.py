@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
-from hangwatch.diagnosis.desync import find_desync
+from hangwatch.diagnosis import find_desync
 from hangwatch.evidence.nccl import status
 from hangwatch.evidence.threads import in_thread
 from hangwatch.model import codec
