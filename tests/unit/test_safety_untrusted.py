@@ -306,8 +306,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("commands/doctor/trial.py", "run"): OURS,
     ("commands/doctor/trial.py", "_watched"): OURS,
     ("commands/doctor/trial.py", "_wait"): OURS,
-    ("safety/faultlog.py", "logged"): OURS,
-    ("safety/faultlog.py", "open_log"): OURS,
     ("commands/inspection/processes.py", "has_torch"): PROC,
     ("launch/command.py", "keep_streams_closed"): NULL,
     ("metrics/server.py", "_sweep"): "names in a sticky directory; only files of ours are opened",
