@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import OpState, Phase
 
+MAX_WORLD = 1 << 20
+"""Most ranks in one job. What claims more is refused: memory would grow with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from hangwatch.commands.offline.analyze import analyze
 from hangwatch.commands.top.incident import StoredReport, with_report
 from hangwatch.errors import HangwatchError, PageError
-from hangwatch.evidence.page import MAX_WORLD, parse_page
+from hangwatch.evidence.page import parse_page
 from hangwatch.model import page_format
+from hangwatch.model.page import MAX_WORLD
 from hangwatch.report import build_report, format_verdict, render_page
 from hangwatch.safety import untrusted
 

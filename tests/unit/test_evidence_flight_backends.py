@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_pages import event, group, page
-from test_evidence_flight_merged import MS, UNIX, entry, recorder
+from test_evidence_flight_join import MS, UNIX, entry, recorder
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.evidence.flight import job_snapshot, newest, parse_json, rank_ops
-from hangwatch.evidence.pages.left_out import counted
+from hangwatch.evidence.snapshot import with_flight
 from hangwatch.model.kinds import Kind, OpState
 from hangwatch.model.snapshot import Thresholds
 from hangwatch.model.verdict import OK
@@ -203,4 +203,4 @@ def test_the_groups_of_a_rank_tell_where_a_backend_runs(backend: str, *, device:
 def test_calls_that_the_page_could_not_count_are_counted() -> None:
     known, other = group(0, backend="cpu:mine"), group(7, slot=1, name="1", backend="cpu:gloo")
     found = parse_json(recorder(hooked(5, 10, "mine")))
-    assert [one.enqueued for one in counted((known, other), found)] == [5, 7]
+    assert [one.enqueued for one in with_flight((known, other), found)] == [5, 7]

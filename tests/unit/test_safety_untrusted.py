@@ -348,7 +348,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("evidence/flights.py", "ask"): OURS,
     ("evidence/flights.py", "ask_in_passing"): OURS,
     ("watchdog/notices/gpus.py", "_has_device"): PROC,
-    ("evidence/pages/left_out.py", "groups_left_out"): OURS,
     ("evidence/exits.py", "_find"): PROC,
     ("evidence/exits.py", "_count"): PROC,
     ("evidence/pages/finder.py", "_map"): "a descriptor of untrusted.open_file()",

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hangwatch.evidence.page import MAX_WORLD
 from hangwatch.evidence.processes import PROC, Stat, Tree, environment, read_stat
+from hangwatch.model.page import MAX_WORLD
 
 _NAMES = frozenset(
     {

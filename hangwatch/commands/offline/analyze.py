@@ -19,12 +19,12 @@ from hangwatch import __version__
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import FlightError, PageError, UsageError
 from hangwatch.evidence.flight import job_snapshot, newest, parse_dump
-from hangwatch.evidence.page import MAX_WORLD, parse_page
+from hangwatch.evidence.flight.entries import FlightDump
+from hangwatch.evidence.page import SUFFIX, parse_page
 from hangwatch.evidence.snapshot import rank_snapshot
 from hangwatch.model.codec import CodecError, decode
-from hangwatch.model.flight import FlightDump
 from hangwatch.model.kinds import Certainty, Phase, State
-from hangwatch.model.page import RankPage
+from hangwatch.model.page import MAX_WORLD, RankPage
 from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, RankSnapshot, Thresholds
 from hangwatch.model.verdict import Verdict
@@ -32,7 +32,6 @@ from hangwatch.report.schema import SCHEMA
 from hangwatch.safety import untrusted
 from hangwatch.text import fold_ranks
 
-PAGE_SUFFIX = ".page"
 REPORT = "report.json"
 MAX_FILE_BYTES = 64 << 20
 MAX_FILES = 100_000
@@ -116,7 +115,7 @@ def read(paths: Sequence[Path]) -> Found:
             content, written_ns = _content(path, follow=path in named)
             if path.name == REPORT:
                 found.processes |= _processes(content)
-            elif path.suffix == PAGE_SUFFIX:
+            elif path.suffix == SUFFIX:
                 _keep_page(found.pages, parse_page(content))
             else:
                 dump = Dump(parse_dump(content, keep), written_ns)
@@ -134,7 +133,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield from _within(path)
         elif not path.exists():
             raise UsageError(f"{path} does not exist")
-        elif path.suffix != PAGE_SUFFIX and path.name != REPORT and _RANK.search(path.name) is None:
+        elif path.suffix != SUFFIX and path.name != REPORT and _RANK.search(path.name) is None:
             raise UsageError(
                 f"{path}: the name of a dump has to end in its rank, such as rank_3 or rank_3.json"
             )
@@ -150,7 +149,7 @@ def _within(top: Path) -> Iterator[Path]:
         for name in sorted(names):
             path = Path(where, name)
             dump = path.suffix not in _NO_DUMP and _RANK.search(name) is not None
-            ours = path.suffix == PAGE_SUFFIX or name == REPORT
+            ours = path.suffix == SUFFIX or name == REPORT
             if not name.startswith(".") and (dump or ours):
                 yield path
 

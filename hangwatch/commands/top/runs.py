@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hangwatch.console import fold_command, printable
 from hangwatch.errors import UsageError
-from hangwatch.evidence.pages.finder import SUFFIX
+from hangwatch.evidence.page import SUFFIX
 from hangwatch.evidence.processes import PROC, Tree, environment, read_stat
 from hangwatch.run import peers, runfacts
 from hangwatch.run.rundir import LOCK, PARENT, bases

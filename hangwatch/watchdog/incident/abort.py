@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangwatch.evidence.pages.standing import Standing
+from hangwatch.evidence.pages.rank_status import RankStatus
 
 PROVED_NS = 30 * 10**9
 """Nobody is ended for a wait younger than this, unless a hang takes less (``--hang-after``)."""
@@ -40,19 +40,19 @@ class Abort:
     proving: frozenset[int] = frozenset()
     """The ranks of this node whose waits prove it, by the pages of this node alone."""
     ended_any: bool = False
-    _stood: dict[int, Standing] = field(default_factory=dict)
+    _stood: dict[int, RankStatus] = field(default_factory=dict)
     """The ranks that may be ended, and the culprits, as they were seen last."""
     _held_since_ns: int = 0
     _alone_since_ns: int = 0
 
-    def begin(self, seen: Mapping[int, Standing], now_ns: int, patience_ns: int) -> None:
+    def begin(self, seen: Mapping[int, RankStatus], now_ns: int, patience_ns: int) -> None:
         """Remember how the ranks of this node stand at the verdict."""
         for rank, standing in seen.items():
             named = rank in self.culprits or rank in self.proving
             if named or _waits_long(standing, now_ns, patience_ns):
                 self._stood[rank] = standing
 
-    def due(self, seen: Mapping[int, Standing], now_ns: int, patience_ns: int) -> frozenset[int]:
+    def due(self, seen: Mapping[int, RankStatus], now_ns: int, patience_ns: int) -> frozenset[int]:
         """The ranks that are to be ended now.
 
         seen: all ranks of this node that live, as they stand now. patience_ns: how long
@@ -89,7 +89,7 @@ class Abort:
             return frozenset()
         return frozenset() if self._holds(seen, due, now_ns, patience_ns) else frozenset(due)
 
-    def stand(self, ranks: Collection[int], seen: Mapping[int, Standing]) -> frozenset[int]:
+    def stand(self, ranks: Collection[int], seen: Mapping[int, RankStatus]) -> frozenset[int]:
         """Return the ranks that are still where they were when they came due."""
         return frozenset(
             rank
@@ -106,7 +106,7 @@ class Abort:
         }
 
     def _holds(
-        self, seen: Mapping[int, Standing], due: set[int], now_ns: int, patience_ns: int
+        self, seen: Mapping[int, RankStatus], due: set[int], now_ns: int, patience_ns: int
     ) -> bool:
         """Return True if others come due in a moment: a launcher ends those that are left."""
         soon_ns = patience_ns - SOON_NS
@@ -132,7 +132,7 @@ def restored(values: Mapping[str, Any] | None) -> Abort | None:
     )
 
 
-def _waits_long(standing: Standing, now_ns: int, patience_ns: int) -> bool:
+def _waits_long(standing: RankStatus, now_ns: int, patience_ns: int) -> bool:
     """Return True if it waits, and has done nothing else for as long as a hang takes."""
     return (
         bool(standing.waits) and now_ns - max(standing.since_ns, standing.moved_ns) >= patience_ns

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from hangwatch.model.frames import know_trainers
 from hangwatch.model.kinds import Phase
+from hangwatch.model.page import MAX_WORLD
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, RankSnapshot
 from hangwatch.text import fold_ranks
 from hangwatch.watchdog.incident.evidence import Collected
 from hangwatch.watchdog.peers.exchange import Gathered
 from hangwatch.watchdog.peers.reach import Missing
-
-MAX_WORLD = 1 << 20
-"""A larger world is taken for damage, not for a job."""
 
 
 def whole_job(

@@ -15,10 +15,11 @@ from hangwatch.errors import EvidenceError, FlightError, PageError
 from hangwatch.evidence import flights, sources
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.flight import parse_dump
+from hangwatch.evidence.flight.entries import FlightDump
 from hangwatch.evidence.nccl import ras
+from hangwatch.evidence.page import extra_groups
 from hangwatch.evidence.pages.finder import Pages, Seen
-from hangwatch.evidence.pages.left_out import groups_left_out
-from hangwatch.evidence.pages.standing import Standing, standings
+from hangwatch.evidence.pages.rank_status import RankStatus, rank_statuses
 from hangwatch.evidence.processes import (
     PROC,
     LaunchedRank,
@@ -31,7 +32,6 @@ from hangwatch.evidence.processes import (
 from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself
 from hangwatch.evidence.stacks import NoStacksError, PySpy
 from hangwatch.evidence.threads import in_thread
-from hangwatch.model.flight import FlightDump
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
@@ -130,10 +130,10 @@ class Gatherer:
         """Number of the incarnation of the job that is watched."""
         return self._pages.incarnation
 
-    def standing(self) -> dict[int, Standing]:
+    def standing(self) -> dict[int, RankStatus]:
         """Where each rank of this node that lives stands at this moment, by its page."""
         seen = self._pages.look()
-        found = standings(seen, self._launched_without_page(seen))
+        found = rank_statuses(seen, self._launched_without_page(seen))
         return {rank: one for rank, one in found.items() if alive(*one.process, self._proc)}
 
     def ask_in_passing(self) -> None:
@@ -190,7 +190,7 @@ class Gatherer:
         for rank, one in seen.items():
             page = _page(one)
             if page is not None:
-                ranks += self._snapshots(page, found[rank], now_ns, heir=one.heir)
+                ranks += self._snapshots(page, found[rank], now_ns, heir=one.replaced)
         ranks += [
             launched_snapshot(
                 one,
@@ -372,7 +372,7 @@ def _page(seen: Seen) -> RankPage | None:
         return None
     if not page.groups_left_out:
         return page
-    return replace(page, groups=(*page.groups, *groups_left_out(seen.page.path)))
+    return replace(page, groups=(*page.groups, *extra_groups(seen.page.path)))
 
 
 def _raw_pages(seen: dict[int, Seen]) -> list[tuple[int, bytes]]:

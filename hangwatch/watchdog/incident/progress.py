@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangwatch.evidence.pages.look import QUIET_S, Look
-from hangwatch.evidence.pages.waits import OVER, moved_ns
+from hangwatch.evidence.pages.look import OVER, QUIET_S, Look, moved_ns
 
 STEADY_S = 1.0
 """A wait has passed once it has been over for so long."""

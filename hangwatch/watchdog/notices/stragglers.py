@@ -17,6 +17,7 @@ from hangwatch.evidence.pages.arrivals import (
     GroupArrivals,
     Issued,
     Members,
+    issued,
     loop_period_s,
 )
 from hangwatch.evidence.pages.finder import Seen
@@ -126,7 +127,7 @@ class Rings:
         rings: dict[int, Mapping[str, Sequence[Issued]]] = {}
         for rank, one in look.seen.items():
             try:
-                ring = one.page.issued()
+                ring = issued(one.page.ring())
             except PageError:
                 continue
             if rank in look.waiting and (period_s := loop_period_s(ring)) is not None:
