@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from hangwatch.model.snapshot import ProcessState
@@ -32,6 +33,8 @@ _FIELD_EXIT = 52
 _FIRST_AFTER_COMM = 3
 _MOMENT_S = 0.05
 """Processor time is counted in hundredths of a second: of less nothing can be told."""
+MAX_FILES = 65_536
+"""File descriptors of one process that are looked at."""
 _DIGITS = 10
 """A number of more has nothing to do with ranks."""
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
@@ -239,6 +242,19 @@ def _integer(variables: Mapping[str, str], name: str) -> int:
     text = variables.get(name, "")
     sane = text.isascii() and text.isdecimal() and len(text) < _DIGITS
     return int(text) if sane else -1
+
+
+def open_files(pid: int, proc: str) -> Iterator[str]:
+    """Yield what the file descriptors of a process point to, where they may be read."""
+    try:
+        with os.scandir(Path(proc, str(pid), "fd")) as entries:
+            for entry in islice(entries, MAX_FILES):
+                try:
+                    yield os.readlink(entry.path)  # noqa: PTH115 (thousands of files)
+                except OSError:
+                    continue
+    except OSError:
+        return
 
 
 def _listdir(path: str) -> list[str]:

@@ -26,7 +26,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("record", "sample", "practice", "inject"),
     ),
     "evidence": (
-        *("page", "flight", "gpu", "nccl", "threads", "processes", "exits", "stacks"),
+        *("page", "flight", "gpu", "threads", "processes", "ras", "exits", "stacks"),
         *("sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),

@@ -12,11 +12,10 @@ from typing import Any
 
 from hangwatch.console import News
 from hangwatch.errors import EvidenceError, FlightError, PageError
-from hangwatch.evidence import flights, sources
+from hangwatch.evidence import flights, ras, sources
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.flight import parse_dump
 from hangwatch.evidence.flight.entries import FlightDump
-from hangwatch.evidence.nccl import ras
 from hangwatch.evidence.page import extra_groups
 from hangwatch.evidence.pages.finder import Pages, Seen
 from hangwatch.evidence.pages.rank_status import RankStatus, rank_statuses

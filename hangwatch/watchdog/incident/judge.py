@@ -12,7 +12,7 @@ from typing import Any
 
 from hangwatch.console import News
 from hangwatch.diagnosis import find_desync
-from hangwatch.evidence.nccl import status
+from hangwatch.evidence.ras import interpret
 from hangwatch.evidence.threads import in_thread
 from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, State
@@ -297,7 +297,7 @@ class Judge:
             collected, absent, ras = await self.gatherer.collect(level), None, None
         job = self._job(collected, gathered, absent)
         verdicts = await self._diagnosed(job, thresholds)
-        ras = status.read(ras, job) if ras is not None else None
+        ras = interpret(ras, job) if ras is not None else None
         asked = gathered.round if gathered else 0
         return Judged(verdicts, job, collected, asked, ras, read_ns)
 

@@ -12,8 +12,7 @@ from hangwatch.console import News
 from hangwatch.diagnosis.facts.faults import Weight, meaning
 from hangwatch.diagnosis.text.phrases import the_ranks
 from hangwatch.efficiency import Finding
-from hangwatch.evidence.gpu.ranks import LocalRank
-from hangwatch.evidence.gpu.reader import Gpus
+from hangwatch.evidence.gpu.reader import Gpus, LocalRank
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.processes import PROC, environment
 from hangwatch.model.gpu import GpuState

@@ -1,0 +1,303 @@
+"""Asks NCCL's RAS service on this node what it knows of the whole job.
+
+From NCCL 2.24 on every process of a job has a thread for it, and those of a node listen
+on one port together, ``localhost:28028`` unless NCCL_RAS_ADDR names another one
+(docs.nvidia.com/deeplearning/nccl, "RAS"). The protocol is lines of text, as in
+src/ras/client.cc and client_support.cc of NCCL:
+
+    CLIENT PROTOCOL 2    SERVER PROTOCOL <n>
+    TIMEOUT <s>          OK
+    SET FORMAT json      OK, or "ERROR: Unknown command ..." before 2.28
+    VERBOSE STATUS       the answer, and the end of the connection
+
+Two jobs of one user share the port, and the kernel chooses who answers: the process that has
+accepted the connection, by /proc (proc(5)), must be one of our ranks.
+
+RAS counts the calls that programs have launched, without sends and recvs: a communicator
+whose GPUs are stuck in a kernel looks well to it. So its answer is reported, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from hangwatch.errors import EvidenceError
+from hangwatch.evidence.processes import PROC, open_files
+from hangwatch.model.report import RasAnswer
+from hangwatch.model.snapshot import JobSnapshot
+from hangwatch.text import fold_ranks
+
+_LISTEN, _ESTABLISHED = "0A", "01"
+MAX_SOCKETS = 200_000
+PORT = 28028
+MAX_BYTES = 16 << 20
+"""1,000 ranks in ten communicators are about 5 MB of JSON."""
+LEG_S = 1
+"""Seconds that RAS waits for processes that do not answer it; it adds up to 5 s if it must."""
+TRIES = 4
+"""Connections that may reach another job's process."""
+_MARGIN_S = 0.2
+_ADDRESS = "NCCL_RAS_ADDR"
+_ENABLED = "NCCL_RAS_ENABLE"
+_TLS_ALERT = "\x15"
+"""First byte of a record of TLS that refuses a connection (RFC 8446, 5.1: ContentType)."""
+_HOST_PORT = re.compile(r"\[?([^\[\]]*?)\]?:(\d{1,5})")
+MAX_FINDINGS = 32
+MAX_CHARS = 300
+_ERRORS = {
+    1: "unhandled CUDA error",
+    2: "system error",
+    3: "internal error",
+    4: "invalid argument",
+    5: "invalid usage",
+    6: "remote process error",
+}
+"""ncclResult_t, without success (0) and in progress (7)."""
+_NO_COMMA = re.compile(rb'("nvml_dev": ?-?\d+)(\s+"status")')
+_TEXT_VERSION = re.compile(r"^NCCL version (\S{1,40})", re.MULTILINE)
+_TEXT_FINDINGS = re.compile(
+    r"^(Errors|Warnings)\n=+\n(.*?)(?=^Warnings\n=+\n|\Z)", re.MULTILINE | re.DOTALL
+)
+
+
+class _NotOursError(Exception):
+    """The connection was accepted by a process that is no rank of ours."""
+
+
+class _NoGreetingError(Exception):
+    """The connection was closed, or answered by an alert of TLS, before any greeting."""
+
+
+async def ask(
+    pids: Collection[int], variables: dict[str, str], timeout_s: float, proc: str = PROC
+) -> RasAnswer | None:
+    """Return what RAS says of the job; None where there is no service, or no answer.
+
+    pids: of this node's ranks. variables: NCCL's, of one of them. Raises EvidenceError where
+    the service closes each connection at once, as one that speaks TLS alone.
+    """
+    if variables.get(_ENABLED) == "0" or not pids:
+        return None
+    given = _HOST_PORT.fullmatch(variables.get(_ADDRESS, ""))
+    host, port = (given[1], int(given[2])) if given else ("localhost", PORT)
+    if not any(s.state == _LISTEN and s.port == port for s in _sockets(next(iter(pids)), proc)):
+        return None
+    deadline = time.monotonic() + timeout_s
+    closed = 0
+    for _ in range(TRIES):
+        with suppress(OSError, TimeoutError, ValueError, _NotOursError):
+            async with asyncio.timeout(deadline - time.monotonic()):
+                try:
+                    return await _converse(host, port, pids, deadline, proc)
+                except _NoGreetingError:
+                    closed += 1
+    if closed == TRIES and _has_open(pids, proc, _LISTEN, port):
+        raise EvidenceError(
+            f"NCCL's RAS service at {host}:{port} closes each connection without an answer: it may "
+            "ask for TLS (from NCCL 2.32 on, where a key is configured), which hangwatch does not "
+            "speak"
+        )
+    return None
+
+
+async def _converse(
+    host: str, port: int, pids: Collection[int], deadline: float, proc: str
+) -> RasAnswer:
+    reader, writer = await asyncio.open_connection(host, port, limit=1 << 16)
+    try:
+        hello = await _greet(reader, writer)
+        if not hello.upper().startswith("SERVER PROTOCOL "):
+            raise ValueError(hello)
+        own_port = writer.get_extra_info("sockname")[1]
+        if not _has_open(pids, proc, _ESTABLISHED, port, own_port):
+            raise _NotOursError
+        await _answer(reader, writer, f"TIMEOUT {LEG_S}")
+        is_json = await _answer(reader, writer, "SET FORMAT json") == "OK"
+        writer.write(b"VERBOSE STATUS\n")
+        data, complete = await _rest(reader, deadline)
+    finally:
+        writer.close()
+    if not data:
+        raise ValueError("no answer")
+    return RasAnswer(data, is_json=is_json, complete=complete)
+
+
+async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    try:
+        hello = await _answer(reader, writer, "CLIENT PROTOCOL 2")
+    except ConnectionError as error:
+        raise _NoGreetingError from error
+    if not hello or hello.startswith(_TLS_ALERT):
+        raise _NoGreetingError
+    return hello
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> str:
+    writer.write(f"{line}\n".encode())
+    return (await reader.readline()).decode("utf-8", "replace").strip()
+
+
+async def _rest(reader: asyncio.StreamReader, deadline: float) -> tuple[bytes, bool]:
+    """Return what comes until the end of the connection, and True if that is all of it."""
+    parts: list[bytes] = []
+    room = MAX_BYTES
+    with suppress(TimeoutError, OSError):
+        # A little before the deadline of all: what has come by then is worth keeping.
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic() - _MARGIN_S)):
+            while room > 0:
+                part = await reader.read(min(room, 1 << 16))
+                if not part:
+                    return b"".join(parts), True
+                parts.append(part)
+                room -= len(part)
+    return b"".join(parts), False
+
+
+def is_variable(name: str) -> bool:
+    """True if a variable sets where RAS listens."""
+    return name in (_ADDRESS, _ENABLED)
+
+
+class _Socket(NamedTuple):
+    port: int
+    peer_port: int
+    state: str
+    inode: str
+
+
+def _sockets(pid: int, proc: str) -> Iterator[_Socket]:
+    """Yield the TCP sockets in the network of a process."""
+    for name in ("tcp", "tcp6"):
+        try:
+            with Path(proc, str(pid), "net", name).open("rb") as file:
+                lines = list(islice(file, 1, MAX_SOCKETS))
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.decode("ascii", "replace").split()
+            if len(fields) > 9:  # noqa: PLR2004 (the inode is the tenth)
+                yield _Socket(_port(fields[1]), _port(fields[2]), fields[3], fields[9])
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
+
+
+def _has_open(
+    pids: Collection[int], proc: str, state: str, port: int, peer_port: int | None = None
+) -> bool:
+    """True if one of these processes has open a socket in this state with this port."""
+    inodes = {
+        socket.inode
+        for socket in _sockets(next(iter(pids)), proc)
+        if (socket.port, socket.state) == (port, state) and peer_port in (None, socket.peer_port)
+    }
+    wanted = {f"socket:[{inode}]" for inode in inodes - {"0"}}
+    return bool(wanted) and any(wanted & set(open_files(pid, proc)) for pid in pids)
+
+
+def interpret(answer: RasAnswer, job: JobSnapshot) -> RasAnswer:
+    """Return the answer with what it says of the ranks of a job, in sentences."""
+    pids = Counter(rank.pid for rank in job.ranks)  # two nodes may have one of the same number
+    rank_of = {rank.pid: rank.rank for rank in job.ranks if pids[rank.pid] == 1}
+    if answer.is_json:
+        return _of_json(answer, rank_of)
+    text = answer.data.decode("utf-8", "replace")
+    version = _TEXT_VERSION.search(text)
+    lines = [
+        line.strip()[:MAX_CHARS]
+        for part in _TEXT_FINDINGS.finditer(text)
+        for line in part[2].splitlines()
+        if line.strip()
+    ]
+    return replace(answer, version=version[1] if version else "", findings=tuple(_bounded(lines)))
+
+
+def _of_json(answer: RasAnswer, rank_of: Mapping[int, int]) -> RasAnswer:
+    try:
+        top = _loaded(answer.data)
+        communicators = [_Communicator(raw, rank_of) for raw in top["communicators"]]
+        findings = [f"{c.name}: {what}" for c in communicators for what in c.findings()]
+        version = str(top.get("nccl_version", ""))[:MAX_CHARS]
+    except (orjson.JSONDecodeError, TypeError, KeyError, ValueError, AttributeError):
+        return replace(answer, complete=False)
+    return replace(answer, version=version, findings=tuple(_bounded(findings)))
+
+
+def _loaded(data: bytes) -> Any:
+    """Parse the JSON. NCCL 2.28.9 leaves a comma out for a rank that is missing."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return orjson.loads(_NO_COMMA.sub(rb"\1,\2", data))
+
+
+def _bounded(findings: list[str]) -> list[str]:
+    more = len(findings) - MAX_FINDINGS
+    return [*findings[:MAX_FINDINGS], f"and {more} more"] if more > 0 else findings
+
+
+class _Communicator:
+    """One communicator. Its ranks are numbered within it; we know them by their process."""
+
+    def __init__(self, raw: Mapping[str, Any], rank_of: Mapping[int, int]) -> None:
+        self._ranks = raw["ranks"]
+        self._missing = raw["missing_ranks"]
+        self._rank_of = rank_of
+        self.name = f"communicator {raw['hash']!s:.20} of {int(raw['size'])} ranks"
+
+    def findings(self) -> Iterator[str]:
+        for one in self._missing:
+            status = one["status"]
+            if status["considered_dead"]:
+                yield f"{self._who(one)} is considered dead"
+            elif status["unresponsive"]:
+                yield f"{self._who(one)} does not answer"
+            else:
+                yield f"{self._who(one)} has left it"
+        for one in self._ranks:
+            status = one["status"]
+            for field, when in (("init_state", " at its set-up"), ("async_error", "")):
+                if status[field] in _ERRORS:
+                    yield f"{self._who(one)} reports: {_ERRORS[status[field]]}{when}"
+            if status["abort_flag"]:
+                yield f"{self._who(one)} has aborted it"
+        yield from self._counts()
+
+    def _counts(self) -> Iterator[str]:
+        """Yield the ranks that have launched an operation less often than others."""
+        for op in self._ranks[0]["collective_counts"] if self._ranks else ():
+            launched = [int(one["collective_counts"][op]) for one in self._ranks]
+            counts = Counter(launched)
+            most = max(counts)
+            for count in sorted(counts.keys() - {most}):
+                behind = [
+                    one for one, own in zip(self._ranks, launched, strict=True) if own == count
+                ]
+                yield f"{self._all(behind)} launched {op!s:.40} {count} times, others {most}"
+
+    def _who(self, one: Mapping[str, Any]) -> str:
+        rank = self._rank_of.get(one["pid"])
+        if rank is not None:
+            return f"rank {rank}"
+        return f"its rank {int(one['rank'])} (process {int(one['pid'])} on {one['host']!s:.64})"
+
+    def _all(self, several: list[Mapping[str, Any]]) -> str:
+        known = [self._rank_of.get(one["pid"]) for one in several]
+        ranks = [rank for rank in known if rank is not None]
+        if len(several) == 1:
+            return f"{self._who(several[0])} has"
+        if len(ranks) == len(several):
+            return f"ranks {fold_ranks(ranks)} have"
+        return f"its ranks {fold_ranks([int(one['rank']) for one in several])} have"
