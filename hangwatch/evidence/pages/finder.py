@@ -246,10 +246,8 @@ class Pages:
         since = self._refused.setdefault(name, self._now())
         try:
             fd = untrusted.open_file(self._run_dir / name, Owner.DIRECTORY)
-            try:
-                data = untrusted.read_from(fd, 4 * MAX_NOTE_CHARS)
-            finally:
-                os.close(fd)
+            with os.fdopen(fd, "rb") as file:
+                data = file.read(4 * MAX_NOTE_CHARS)
         except OSError:
             return
         text = redaction.text(data.decode("utf-8", "replace"), MAX_NOTE_CHARS)

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from hangwatch.console import News
-from hangwatch.evidence import exits
 from hangwatch.evidence.processes import PROC, alive, takes
 from hangwatch.run.test_hooks import Point, reach
 
@@ -90,7 +89,7 @@ def _handle(pid: int, start_ticks: int, news: News, proc: str) -> int | None:
 def _send(handle: int, number: signal.Signals, rank: int, news: News) -> bool:
     """Send a signal; whether that could be done."""
     try:
-        exits.send(handle, number)
+        signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
         return False
     except OSError as error:
