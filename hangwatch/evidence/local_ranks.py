@@ -65,7 +65,7 @@ class LocalRanks:
         poll.poll(seconds * 1000)
 
     def exit_code(self) -> int:
-        """Return the job's exit code: that of the first rank to fail after its last restart, else 0."""
+        """Return the job's exit code: of the first rank to fail after its last restart, else 0."""
         by_start = sorted(self._ranks.values(), key=lambda rank: rank.started)
         newest = {rank.rank: rank for rank in by_start}.values()
         restart = max((rank.started[0] for rank in newest), default=0)
