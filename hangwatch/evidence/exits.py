@@ -147,7 +147,7 @@ class Exits:
         self.on_exit: Callable[[int], None] | None = None
         """Called in the event loop with the pid of a process that has just ended."""
         self.asked_to_end_ns = 0
-        """When the launcher was sent a signal to end it (CLOCK_MONOTONIC); 0 if it was not."""
+        """Time when the launcher was sent a signal to end it (CLOCK_MONOTONIC); 0 if it was not."""
         self._proc = proc
         self._now_ns = now_ns
         self._oom = OomKills(proc)

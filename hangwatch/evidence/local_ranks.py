@@ -1,4 +1,4 @@
-"""The ranks of this node by their pages: those that run, and how the others ended."""
+"""The ranks of this node by their pages: which run, and how the others ended."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LocalRanks:
         return [rank.pid for rank in self._running()]
 
     def forget_ended(self) -> None:
-        """Remove the pages of ranks that have ended: those that run belong to another run."""
+        """Remove the pages of ended ranks: the ranks that run belong to another run."""
         for name, rank in list(self._ranks.items()):
             if rank.ended_ns:
                 rank.path.unlink(missing_ok=True)

@@ -54,7 +54,7 @@ class Reason(StrEnum):
 
 
 class State(StrEnum):
-    """How the job stands."""
+    """The state of the job."""
 
     HANG = "hang"
     """It will not go on, or has not for longer than --hang-after."""
@@ -72,9 +72,9 @@ class What(StrEnum):
     """The root cause of a hang: the line to change, by what is there."""
 
     RANK_CONDITION = "rank_condition"
-    """A call of all ranks lies below a condition that depends on the rank."""
+    """A call of all ranks is below a condition that depends on the rank."""
     DATA_CONDITION = "data_condition"
-    """It lies below one that depends on something else that differs between ranks."""
+    """It is below a condition that depends on something else that differs between ranks."""
     UNEVEN_LOOP = "uneven_loop"
     """A loop has more turns on some ranks."""
     EARLY_EXIT = "early_exit"
@@ -166,7 +166,7 @@ class Cost(StrEnum):
     """A mistake that is expensive although nothing hangs."""
 
     ONE_GPU = "one_gpu"
-    """All ranks of a node use one GPU while others lie idle."""
+    """All ranks of a node use one GPU while others are idle."""
     SAME_ORDER = "same_order"
     """Every epoch goes through the data in the same order."""
     SAME_DATA = "same_data"

@@ -49,7 +49,7 @@ class Operation(NamedTuple):
     rooted: one rank of the group is its root.
     equal_sizes: the tensors have one size and dtype on all ranks. The list forms may be uneven.
     one_tensor: each rank has one tensor, so that all sources describe the same one. Else one
-        may tell the input's size and another the output's.
+        may have the input's size and another the output's.
     needs_all: no rank completes it before all have entered it.
     copies: it computes nothing, so that a dtype of the same size does as well.
     """

@@ -8,7 +8,7 @@ record on the page how far a device has come (native/beacon.hpp).
 Of sends and recvs that were handed to NCCL the page knows when the program made them, from
 which line, and no more: they run on a device, and no program waits for them on the host. The
 recorder knows which of them are complete, and which were issued as one
-(``batch_isend_irecv``). It has none of gloo's, and does not know when those that a hook
+(``batch_isend_irecv``). It has none of gloo's, and does not know when calls that a hook
 recorded are complete (entries.py): these are known from the page alone.
 """
 
@@ -214,7 +214,7 @@ def _paired(
 ) -> tuple[dict[int, PageEvent], list[PageEvent]]:
     """Return the event of each part, by its index, and the events that only the page has.
 
-    The latter are later ones, and those that the program is inside of, as one of gloo's in a
+    The latter are later ones, and calls that the program is inside of, as one of gloo's in a
     group of both backends. Events and parts are in the order in which the program made its
     calls, and of both the oldest may be lost: so the newest are paired first.
     """

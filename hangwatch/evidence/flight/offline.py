@@ -262,7 +262,7 @@ def _infer(
 def _pg_ids(dump: FlightDump, configs: Mapping[str, _Config]) -> dict[str, int]:
     """Return name to pg_id, from the entries and from the order in which groups were made.
 
-    ``pg_status`` lists the groups that were used, by pg_id, and ``pg_config`` those that
+    ``pg_status`` lists the groups that were used, by pg_id, and ``pg_config`` the groups that
     have a communicator, by name. Both are counters: they pair up where there are as many of
     them, or, where all communicators are made at once, a pg_id is the place of a name.
     """

@@ -21,7 +21,7 @@ _WHOLE = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between two readings of a GPU, and those that NVML may take to answer."""
+    """Seconds between two readings of a GPU, and until NVML counts as silent."""
 
     read_s: float = 5.0
     silent_s: float = 15.0
@@ -99,7 +99,7 @@ class Gpu:
         """NVML has come back with something, be it an error."""
         self._units: tuple[Unit, ...] = (Unit(self._bare, {}),)
         self._busy_since = time.monotonic()
-        """When NVML was asked for an answer that has not come yet, 0 if there is none."""
+        """Time of the request that NVML has not answered yet, 0 if there is none."""
         threading.Thread(target=self._read, name=f"gpu-{index}", daemon=True).start()
 
     @property

@@ -45,7 +45,7 @@ _NO_ROOM = "No space left on device, neither for its page nor for its note"
 
 @dataclass(slots=True)
 class OpenPage:
-    """One page. ``bad`` says why it could not be read the last time."""
+    """One page."""
 
     path: Path
     memory: mmap.mmap | None
@@ -53,7 +53,6 @@ class OpenPage:
     fd: int
     size: int
     since: float
-    bad: str = ""
 
     def read(self, *, events: bool) -> RankPage:
         """Decode it. Raises PageError."""
@@ -141,12 +140,12 @@ class Pages:
     def look(self) -> dict[int, Seen]:
         """Return the page of each rank of the incarnation, by rank; looks for new ones."""
         self._scan()
-        lights = [one for one in self._read_all() if not self._is_of_another_run(one)]
-        self.any_ever = self.any_ever or bool(lights)
-        named = {one.page.path.name: one for one in lights if one.light.identity.rank >= 0}
-        self.pids = frozenset(one.light.identity.pid for one in named.values())
+        pages = [seen for seen in self._read_all() if not self._is_of_another_run(seen)]
+        self.any_ever = self.any_ever or bool(pages)
+        named = {seen.page.path.name: seen for seen in pages if seen.light.identity.rank >= 0}
+        self.pids = frozenset(seen.light.identity.pid for seen in named.values())
         if named.keys() != frozenset().union(*self._incarnations):
-            lives = {name: one.light for name, one in named.items()}
+            lives = {name: seen.light for name, seen in named.items()}
             self._incarnations = split_incarnations(lives, self._alive, self._ended())
         ranks: dict[int, list[Seen]] = {}
         for name in self._incarnations[0] if self._incarnations else ():
@@ -175,12 +174,12 @@ class Pages:
             )
 
     def _report_crowded(self, ranks: Mapping[int, Seen]) -> None:
-        crowded = [rank for rank, seen in ranks.items() if seen.light.groups_left_out]
-        if crowded:
-            light = ranks[crowded[0]].light
+        crowded = next((rank for rank in ranks if ranks[rank].light.groups_left_out), None)
+        if crowded is not None:
+            light = ranks[crowded].light
             self._news.lose(
                 "groups",
-                f"rank {crowded[0]} has made more process groups than its page has room for: calls "
+                f"rank {crowded} has made more process groups than its page has room for: calls "
                 f"in groups beyond the first {len(light.groups)} are known from PyTorch's Flight "
                 "Recorder alone",
             )
@@ -233,7 +232,7 @@ class Pages:
             if name.startswith(NOTE_PREFIX) and name not in self._notes:
                 self._note(name)
             if name in self._open and os.fstat(self._open[name].fd).st_nlink == 0:
-                self._drop(name)  # its process has replaced itself (exec) and made it anew
+                self._drop(name)  # its process has replaced itself (exec) and made another
             if name.endswith(SUFFIX) and name not in self._open and name not in self._past:
                 if len(self._open) < MAX_PAGES:
                     self._map(name)
@@ -282,18 +281,16 @@ class Pages:
             try:
                 light = page.read(events=False)
             except PageError as error:
-                page.bad = str(error)
                 if self._now() - page.since > self._unfinished_s:
-                    self._report(name, page.bad)
+                    self._report(name, str(error))
                 if os.fstat(page.fd).st_size != page.size:
                     self._refused[name] = page.since
-                    self._drop(name)  # it may have grown since: map it anew
+                    self._drop(name)  # it may have grown since: map it again
             else:
                 room -= sum(len(group.key.ranks) for group in light.groups)
                 if room < 0:
                     self._report(name, f"the pages here name more than {MAX_MEMBERS} members")
                     continue
-                page.bad = ""
                 yield Seen(page, light)
 
     def _is_of_another_run(self, seen: Seen) -> bool:

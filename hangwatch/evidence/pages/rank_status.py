@@ -40,9 +40,9 @@ class RankStatus:
     at: Position = ()
     """All that changes when it makes progress by any means that is counted."""
     moved_ns: int = 0
-    """When it last entered or left a call, as far as that is known."""
+    """Time when it last entered or left a call, as far as that is known."""
     beat_ns: int = 0
-    """When its sampler last wrote what is not written at once; 0 if never."""
+    """Last beat of its sampler, which writes what is not written at once; 0 if never."""
     has_page: bool = True
 
     @property
@@ -75,20 +75,23 @@ def rank_statuses(
     A rank whose page cannot be read, or is not written any more, is left out: nothing is
     known of it. launched: ranks that have no page.
     """
-    found = {
-        one.rank: RankStatus(
-            one.pid, one.start_ticks, moved_ns=start_ns(one.start_ticks), has_page=False
+    statuses = {
+        process.rank: RankStatus(
+            process.pid,
+            process.start_ticks,
+            moved_ns=start_ns(process.start_ticks),
+            has_page=False,
         )
-        for one in launched
+        for process in launched
     }
-    for rank, one in seen.items():
+    for rank, rank_seen in seen.items():
         try:
-            page = one.page.read(events=True)
+            page = rank_seen.page.read(events=True)
         except PageError:
             continue
         if not page.disarmed:
-            found[rank] = _status(page)
-    return found
+            statuses[rank] = _status(page)
+    return statuses
 
 
 def _status(page: RankPage) -> RankStatus:
