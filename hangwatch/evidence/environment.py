@@ -58,16 +58,16 @@ def is_allowed(name: str) -> bool:
 
 def job_environment(pid: int, proc: str = PROC) -> dict[str, str]:
     """Return the allowed variables of a rank, sorted by name."""
-    found = environment(pid, is_allowed, proc)
-    return {name: redaction.text(found[name], _MAX_CHARS) for name in sorted(found)}
+    variables = environment(pid, is_allowed, proc)
+    return {name: redaction.text(variables[name], _MAX_CHARS) for name in sorted(variables)}
 
 
 def versions(pid: int, proc: str = PROC) -> dict[str, str]:
     """Return the versions that matter, as far as they are known; pid is a rank's."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
+    versions = {"python": platform.python_version(), "kernel": platform.release()}
     for name in ("hangwatch", "py-spy"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     loaded = {
@@ -75,7 +75,7 @@ def versions(pid: int, proc: str = PROC) -> dict[str, str]:
         "NCCL": nccl_version(pid, proc),
         "NCCL may use": nccl_transport(pid, proc),
     }
-    return found | {name: value for name, value in loaded.items() if value}
+    return versions | {name: value for name, value in loaded.items() if value}
 
 
 def torch_version(pid: int, proc: str = PROC) -> str:
@@ -109,12 +109,12 @@ def nccl_transport(pid: int, proc: str = PROC, sys: str = "/sys") -> str:
     plugins = sorted({m[1] for path in mapped if (m := _PLUGIN.search(path))})
     verbs = {m[1] for path in open_files(pid, proc) if (m := _VERBS.fullmatch(path))}
     adapters = sorted({_adapter(device, sys) for device in verbs})
-    found = plugins[:MAX_SHOWN]
+    means = plugins[:MAX_SHOWN]
     if adapters:
-        found.append(f"RDMA adapters {', '.join(adapters[:MAX_SHOWN])}")
+        means.append(f"RDMA adapters {', '.join(adapters[:MAX_SHOWN])}")
     if any(_SEGMENT.match(path) for path in mapped):
-        found.append("shared memory")
-    return "; ".join(found)
+        means.append("shared memory")
+    return "; ".join(means)
 
 
 def _mapped(pid: int, proc: str) -> list[str]:

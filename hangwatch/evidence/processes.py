@@ -163,12 +163,12 @@ def environment(pid: int, wanted: Callable[[str], bool], proc: str = PROC) -> di
             raw = file.read(MAX_ENVIRON_BYTES)
     except OSError:
         return {}
-    found = {}
+    variables = {}
     for item in raw.split(b"\0"):
         name, equals, value = item.partition(b"=")
         if equals and wanted(name.decode("utf-8", "replace")):
-            found[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
-    return found
+            variables[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    return variables
 
 
 class Tree:
@@ -188,8 +188,8 @@ class Tree:
 
     def children(self, pid: int) -> tuple[Stat, ...]:
         """Return the direct children of a process that still run, oldest first."""
-        found = self._children.get(pid, [])
-        return tuple(sorted(found, key=lambda stat: (stat.start_ticks, stat.pid)))
+        children = self._children.get(pid, [])
+        return tuple(sorted(children, key=lambda stat: (stat.start_ticks, stat.pid)))
 
     def descendants(self, pid: int) -> Iterator[Stat]:
         """Yield all processes below pid, parents before their children."""

@@ -227,8 +227,11 @@ def interpret(answer: RasAnswer, job: JobSnapshot) -> RasAnswer:
 def _of_json(answer: RasAnswer, rank_of: Mapping[int, int]) -> RasAnswer:
     try:
         top = _loaded(answer.data)
-        communicators = [_Communicator(raw, rank_of) for raw in top["communicators"]]
-        findings = [f"{c.name}: {what}" for c in communicators for what in c.findings()]
+        findings = [
+            f"communicator {raw['hash']!s:.20} of {int(raw['size'])} ranks: {what}"
+            for raw in top["communicators"]
+            for what in _findings(raw["ranks"], raw["missing_ranks"], rank_of)
+        ]
         version = str(top.get("nccl_version", ""))[:MAX_CHARS]
     except (orjson.JSONDecodeError, TypeError, KeyError, ValueError, AttributeError):
         return replace(answer, complete=False)
@@ -248,56 +251,44 @@ def _bounded(findings: list[str]) -> list[str]:
     return [*findings[:MAX_FINDINGS], f"and {more} more"] if more > 0 else findings
 
 
-class _Communicator:
-    """One communicator. Its ranks are numbered within it; we know them by their process."""
+def _findings(
+    ranks: list[Mapping[str, Any]], missing: list[Mapping[str, Any]], rank_of: Mapping[int, int]
+) -> Iterator[str]:
+    """Yield the findings of one communicator, whose ranks are numbered within it."""
+    for member in missing:
+        who, status = _name(member, rank_of), member["status"]
+        if status["considered_dead"]:
+            yield f"{who} is considered dead"
+        elif status["unresponsive"]:
+            yield f"{who} does not answer"
+        else:
+            yield f"{who} has left it"
+    for member in ranks:
+        status = member["status"]
+        for field, when in (("init_state", " at its set-up"), ("async_error", "")):
+            if status[field] in _ERRORS:
+                yield f"{_name(member, rank_of)} reports: {_ERRORS[status[field]]}{when}"
+        if status["abort_flag"]:
+            yield f"{_name(member, rank_of)} has aborted it"
+    for op in ranks[0]["collective_counts"] if ranks else ():
+        launched = [int(member["collective_counts"][op]) for member in ranks]
+        most = max(launched)
+        for count in sorted(set(launched) - {most}):
+            behind = [member for member, own in zip(ranks, launched, strict=True) if own == count]
+            yield f"{_names(behind, rank_of)} launched {op!s:.40} {count} times, others {most}"
 
-    def __init__(self, raw: Mapping[str, Any], rank_of: Mapping[int, int]) -> None:
-        self._ranks = raw["ranks"]
-        self._missing = raw["missing_ranks"]
-        self._rank_of = rank_of
-        self.name = f"communicator {raw['hash']!s:.20} of {int(raw['size'])} ranks"
 
-    def findings(self) -> Iterator[str]:
-        for one in self._missing:
-            status = one["status"]
-            if status["considered_dead"]:
-                yield f"{self._who(one)} is considered dead"
-            elif status["unresponsive"]:
-                yield f"{self._who(one)} does not answer"
-            else:
-                yield f"{self._who(one)} has left it"
-        for one in self._ranks:
-            status = one["status"]
-            for field, when in (("init_state", " at its set-up"), ("async_error", "")):
-                if status[field] in _ERRORS:
-                    yield f"{self._who(one)} reports: {_ERRORS[status[field]]}{when}"
-            if status["abort_flag"]:
-                yield f"{self._who(one)} has aborted it"
-        yield from self._counts()
+def _name(member: Mapping[str, Any], rank_of: Mapping[int, int]) -> str:
+    pid = member["pid"]
+    if pid in rank_of:
+        return f"rank {rank_of[pid]}"
+    return f"its rank {int(member['rank'])} (process {int(pid)} on {member['host']!s:.64})"
 
-    def _counts(self) -> Iterator[str]:
-        """Yield the ranks that have launched an operation less often than others."""
-        for op in self._ranks[0]["collective_counts"] if self._ranks else ():
-            launched = [int(one["collective_counts"][op]) for one in self._ranks]
-            counts = Counter(launched)
-            most = max(counts)
-            for count in sorted(counts.keys() - {most}):
-                behind = [
-                    one for one, own in zip(self._ranks, launched, strict=True) if own == count
-                ]
-                yield f"{self._all(behind)} launched {op!s:.40} {count} times, others {most}"
 
-    def _who(self, one: Mapping[str, Any]) -> str:
-        rank = self._rank_of.get(one["pid"])
-        if rank is not None:
-            return f"rank {rank}"
-        return f"its rank {int(one['rank'])} (process {int(one['pid'])} on {one['host']!s:.64})"
-
-    def _all(self, several: list[Mapping[str, Any]]) -> str:
-        known = [self._rank_of.get(one["pid"]) for one in several]
-        ranks = [rank for rank in known if rank is not None]
-        if len(several) == 1:
-            return f"{self._who(several[0])} has"
-        if len(ranks) == len(several):
-            return f"ranks {fold_ranks(ranks)} have"
-        return f"its ranks {fold_ranks([int(one['rank']) for one in several])} have"
+def _names(members: list[Mapping[str, Any]], rank_of: Mapping[int, int]) -> str:
+    if len(members) == 1:
+        return f"{_name(members[0], rank_of)} has"
+    ranks = [rank_of[member["pid"]] for member in members if member["pid"] in rank_of]
+    if len(ranks) == len(members):
+        return f"ranks {fold_ranks(ranks)} have"
+    return f"its ranks {fold_ranks(int(member['rank']) for member in members)} have"

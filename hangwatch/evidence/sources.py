@@ -29,20 +29,20 @@ IMPORTS_S = 0.4
 
 def files_of(ranks: Iterable[RankSnapshot]) -> dict[str, int]:
     """Return the user's files that these ranks name, and their programs, with the pid of one."""
-    found: dict[str, int] = {}
+    files: dict[str, int] = {}
     programs: dict[str, int] = {}
     for rank in ranks:
         for file in _named(rank):
             if is_user_file(file, rank.program):
-                found.setdefault(file, rank.pid)
+                files.setdefault(file, rank.pid)
         if rank.program.endswith(".py"):
             programs.setdefault(rank.program, rank.pid)
     # A program may have been started by a relative name.
-    relative = [f"/{Path(file)}" for file in found if not file.startswith("/")]
+    relative = [f"/{Path(file)}" for file in files if not file.startswith("/")]
     for file, pid in programs.items():
         if not file.endswith(tuple(relative)):
-            found.setdefault(file, pid)
-    return found
+            files.setdefault(file, pid)
+    return files
 
 
 def read(

@@ -204,10 +204,10 @@ def _enum(kind: type[Enum]) -> Decoder:
     members = {member.value: member for member in kind}
 
     def decode_enum(value: Any, _: Known) -> Enum:
-        found = members.get(value) if isinstance(value, str) else None
-        if found is None:
+        member = members.get(value) if isinstance(value, str) else None
+        if member is None:
             raise CodecError(f"{_shown(value)} is no {kind.__name__}")
-        return found
+        return member
 
     return decode_enum
 

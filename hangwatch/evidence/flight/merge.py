@@ -232,8 +232,8 @@ def _paired(
         at -= 1
     others = [
         event
-        for place, event in enumerate(events)
-        if place > newest or (event.state is OpState.BLOCKED and event not in pairs.values())
+        for index, event in enumerate(events)
+        if index > newest or (event.state is OpState.BLOCKED and event not in pairs.values())
     ]
     return pairs, others
 
@@ -262,12 +262,12 @@ def _first_not_reached(
     events: Iterable[PageEvent], groups: Mapping[int, PageGroup]
 ) -> dict[int, int]:
     """Return by slot the first collective that a stream is known not to have come to."""
-    found: dict[int, int] = {}
+    first: dict[int, int] = {}
     for event in events:
         group = groups.get(event.slot)
         if group is not None and _reached(event, group) is False:
-            found[event.slot] = min(event.seq, found.get(event.slot, event.seq))
-    return found
+            first[event.slot] = min(event.seq, first.get(event.slot, event.seq))
+    return first
 
 
 def _reached(event: PageEvent, group: PageGroup) -> bool | None:

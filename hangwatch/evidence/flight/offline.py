@@ -53,19 +53,19 @@ def job_snapshot(dumps: Mapping[int, FlightDump], taken_unix_ns: Mapping[int, in
     made = {
         rank: [
             replace(call, finished=call.finished or _barrier(call, groups, rank) in complete)
-            for call in found
+            for call in of_rank
         ]
-        for rank, found in made.items()
+        for rank, of_rank in made.items()
     }
     job = _Job(
         groups,
         counts_p2p=frozenset(
             groups.keys[rank][call.first.group_name]
-            for rank, found in made.items()
-            for call in found
+            for rank, of_rank in made.items()
+            for call in of_rank
             if call.first.p2p
         ),
-        timed=any(c.started and not c.finished for found in made.values() for c in found),
+        timed=any(c.started and not c.finished for of_rank in made.values() for c in of_rank),
     )
     return JobSnapshot(
         world_size=world_size,
@@ -122,8 +122,8 @@ def _barrier(call: Call, groups: _Groups, rank: int) -> _Barrier | None:
 
 def _complete_barriers(made: Mapping[int, Sequence[Call]], groups: _Groups) -> set[_Barrier | None]:
     """Return the barriers that all members have entered: the host may have run them long ago."""
-    counts = Counter(_barrier(call, groups, rank) for rank, found in made.items() for call in found)
-    return {one for one, count in counts.items() if one and count >= len(one[0].ranks)}
+    counts = Counter(_barrier(call, groups, rank) for rank, own in made.items() for call in own)
+    return {key for key, count in counts.items() if key and count >= len(key[0].ranks)}
 
 
 def _rank(

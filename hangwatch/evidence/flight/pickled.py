@@ -58,7 +58,7 @@ class _Machine:
             if opcode.name in _NUMBERS:
                 self.stack.append(argument)
             elif opcode.name in _TEXTS:
-                self.stack.append(readable(argument))
+                self.stack.append(readable(argument or ""))
             elif opcode.name in _CONSTANTS:
                 self.stack.append(_CONSTANTS[opcode.name])
             elif opcode.name in _STEPS:

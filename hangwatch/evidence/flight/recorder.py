@@ -191,7 +191,7 @@ def _entry(raw: Any, sites: dict[tuple[str, int, str], Site]) -> FlightEntry:
 
 def _frames(raw: Any, sites: dict[tuple[str, int, str], Site]) -> tuple[Site, ...]:
     """Return the stack of an entry. ``sites``: those of the dump so far, which repeat a lot."""
-    found = []
+    stack = []
     for frame in raw[:MAX_FRAMES] if isinstance(raw, list) else ():
         if not isinstance(frame, dict):
             continue
@@ -203,13 +203,13 @@ def _frames(raw: Any, sites: dict[tuple[str, int, str], Site]) -> tuple[Site, ..
         )
         if key not in sites:
             sites[key] = Site(*key)
-        found.append(sites[key])
-    return tuple(found)
+        stack.append(sites[key])
+    return tuple(stack)
 
 
 def _configs(raw: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """``pg_config``: {name: {name, desc, ranks: "[0, 1]"}}. gloo leaves all of it empty."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    configs: dict[str, tuple[str, tuple[int, ...]]] = {}
     room = MAX_MEMBERS
     for name, config in raw.items() if isinstance(raw, dict) else ():
         if not isinstance(name, str) or not isinstance(config, dict):
@@ -220,8 +220,8 @@ def _configs(raw: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
         if room < 0:
             break
         if members:
-            found[name[:MAX_TEXT]] = (_desc(_text(config.get("desc"))), members)
-    return found
+            configs[name[:MAX_TEXT]] = (_desc(_text(config.get("desc"))), members)
+    return configs
 
 
 @lru_cache(maxsize=64)

@@ -55,16 +55,16 @@ class Errors:
 
     def shown(self, unit: Unit, now: float) -> GpuState:
         """Return the state of a unit with its part of the errors."""
-        found: dict[int, tuple[int, float]] = {}
+        xids: dict[int, tuple[int, float]] = {}
         for (number, instance), (count, at) in dict(self.xids).items():
             if instance == _WHOLE or unit.instance is None or instance == unit.instance:
-                before, last = found.get(number, (0, 0.0))
-                found[number] = before + count, max(last, at)
+                before, last = xids.get(number, (0, 0.0))
+                xids[number] = before + count, max(last, at)
         return replace(
             unit.state,
             xids=tuple(
                 Xid(number, count, max(0.0, now - at))
-                for number, (count, at) in sorted(found.items())
+                for number, (count, at) in sorted(xids.items())
             ),
             ecc_uncorrected_new=self.ecc_new,
             ecc_uncorrected_age_s=max(0.0, now - self.ecc_at) if self.ecc_new else None,

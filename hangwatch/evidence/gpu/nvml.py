@@ -88,12 +88,12 @@ class Nvml:
 
     def check(self, error: Exception) -> None:
         """Raise UnusableError if the error means that the GPU cannot be used any more."""
-        found = {
+        health = {
             self.lib.NVML_ERROR_GPU_IS_LOST: GpuHealth.LOST,
             self.lib.NVML_ERROR_RESET_REQUIRED: GpuHealth.RESET_REQUIRED,
         }.get(getattr(error, "value", None))
-        if found is not None:
-            raise UnusableError(found) from error
+        if health is not None:
+            raise UnusableError(health) from error
 
     def _why(self, error: Exception) -> str:
         value = getattr(error, "value", None)

@@ -52,18 +52,18 @@ def uses(ranks: Iterable[LocalRank], units: Sequence[Unit]) -> dict[int, Use]:
     """Return rank to the unit on which it has most memory; ranks that use none are left out.
 
     NVML counts pids as the machine does, a container as it likes. A rank that has a device and
-    that NVML names on none is taken to use the one that its LOCAL_RANK means.
+    that NVML names on none is taken to use the unit that its LOCAL_RANK means.
     """
-    found: dict[int, Use] = {}
-    for one in ranks:
-        named = [at for at, unit in enumerate(units) if one.pid in unit.processes]
+    used: dict[int, Use] = {}
+    for rank in ranks:
+        named = [at for at, unit in enumerate(units) if rank.pid in unit.processes]
         if named:
-            found[one.rank] = Use(min(named, key=partial(_preference, one, units)))
-        elif one.on_device:
-            meant = _meant(one, units)
+            used[rank.rank] = Use(min(named, key=partial(_preference, rank, units)))
+        elif rank.on_device:
+            meant = _meant(rank, units)
             if meant is not None:
-                found[one.rank] = Use(meant, assumed=True)
-    return found
+                used[rank.rank] = Use(meant, assumed=True)
+    return used
 
 
 def _preference(rank: LocalRank, units: Sequence[Unit], at: int) -> tuple[int, bool, int]:
@@ -180,21 +180,21 @@ class Gpus:
 
     def _remember(self, units: Sequence[Unit]) -> None:
         used = uses(self._ranks, units)
-        for one in self._ranks:
-            use = used.get(one.rank)
+        for rank in self._ranks:
+            use = used.get(rank.rank)
             if use is not None and not use.assumed:
-                self._last[one.rank] = one.pid, units[use.unit].state.uuid
+                self._last[rank.rank] = rank.pid, units[use.unit].state.uuid
 
     def _used(self, units: Sequence[Unit]) -> dict[int, Use]:
-        """Return rank to its unit; of processes that NVML no longer names the last one."""
-        found = uses(self._ranks, units)
+        """Return rank to its unit; the last known one if NVML no longer names its process."""
+        used = uses(self._ranks, units)
         places = {unit.state.uuid: at for at, unit in enumerate(units)}
-        for one in self._ranks:
-            pid, uuid = self._last.get(one.rank, (0, ""))
-            last = places.get(uuid) if pid == one.pid else None
-            if last is not None and (one.rank not in found or found[one.rank].assumed):
-                found[one.rank] = Use(last)
-        return found
+        for rank in self._ranks:
+            pid, uuid = self._last.get(rank.rank, (0, ""))
+            last = places.get(uuid) if pid == rank.pid else None
+            if last is not None and (rank.rank not in used or used[rank.rank].assumed):
+                used[rank.rank] = Use(last)
+        return used
 
     def export(self) -> dict[str, Any]:
         """The errors of each GPU as plain values for restore()."""
