@@ -110,11 +110,11 @@ def left_behind(page: Path, gone_age_s: float) -> bytes:
     try:
         data, made = _read(answer)
     except FileNotFoundError:
-        raise EvidenceError("it ended and left none") from None
+        raise EvidenceError("it ended without leaving one") from None
     except OSError as error:
         raise EvidenceError(f"it cannot be read: {error.strerror or error}") from error
     if time.time() - made > gone_age_s + FRESH_S:
-        raise EvidenceError("the one that it left was made long before its end")
+        raise EvidenceError("it left one that was made long before its end")
     return data
 
 

@@ -219,11 +219,13 @@ def _function(frames: Iterable[Site]) -> str:
 
 def _unseen(dumps: Mapping[int, FlightDump], *, inferred: bool, barriers: bool) -> tuple[str, ...]:
     """Return what dumps do not show, for people."""
-    unseen = ["dumps hold calls, not what a rank does instead of one: run hangwatch live for that"]
+    unseen = ["dumps hold only calls: run hangwatch live to see what a rank does instead of one"]
     if barriers:
-        unseen.append("whether a barrier that all have entered is complete: it is taken to be")
+        unseen.append("a barrier that all ranks have entered is assumed to be complete")
     if inferred:
-        unseen.append("gloo's dumps do not list a group's members: ranks that used it are taken")
+        unseen.append(
+            "gloo's dumps list no members of groups: the ranks that used a group are assumed"
+        )
     versions = sorted({dump.version for dump in dumps.values()}, key=_numbers)
     if len(versions) > 1:
         unseen.append(f"the dumps are of different recorders: {', '.join(versions[:8])}")
