@@ -150,8 +150,9 @@ def _restored(
 ) -> Iterator[tuple[int, OpRecord]]:
     """Yield the collectives of a group that only the recorder has, with when they were issued.
 
-    kept: what the page has of them. Python issued the calls for which the page has no room
-    any more: where all that is left of its kind was made at one line, a call was made there too.
+    kept: the page's events of the group. Older calls may have been issued by Python and have left
+    the page. If it issued all of the group's, and all kept events of one operation, dtype and
+    shape come from one line, then an older call of that kind is taken to come from there too.
     """
     all_python = group.entered == group.enqueued
     before = min((event.seq for event in kept), default=group.enqueued + 1)
@@ -187,8 +188,8 @@ def _point_to_point(
 ) -> Iterator[tuple[int, OpRecord]]:
     """Yield the sends and recvs of a group, with when each was issued (CLOCK_MONOTONIC, ns).
 
-    events: the page's. parts: the recorder's, in which later ones may not be yet. offset_ns: how
-    far the recorder's clock is ahead of the page's.
+    events: the page's. parts: the recorder's, which may lack the last ones. offset_ns: the time
+    by which the recorder's clock is ahead of the page's.
     """
     pairs, others = _paired(events, parts, group)
     for index, (call, part) in enumerate(parts):

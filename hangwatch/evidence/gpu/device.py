@@ -104,7 +104,7 @@ class Gpu:
 
     @property
     def uuid(self) -> str:
-        """Of the GPU itself; ``index-N`` as long as it is not known."""
+        """UUID of the GPU itself; ``index-N`` as long as it is not known."""
         return self._bare.uuid
 
     def units(self) -> tuple[Unit, ...]:

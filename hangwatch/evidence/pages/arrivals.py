@@ -9,7 +9,7 @@ all these members still hold the call. Pure.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -82,8 +82,8 @@ class _Counted:
     """The last collective that was counted, of these members."""
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     spread_s: float = 0.0
-    last: dict[int, int] = field(default_factory=dict)
-    delay_s: dict[int, float] = field(default_factory=dict)
+    last: Counter[int] = field(default_factory=Counter)
+    delay_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Arrivals:
@@ -135,8 +135,8 @@ def _count(counted: _Counted, at_ns: Mapping[int, int]) -> None:
     counted.buckets[bisect_left(BOUNDS_S, spread_s)] += 1
     counted.spread_s += spread_s
     for rank, when_ns in at_ns.items():
-        counted.last[rank] = counted.last.get(rank, 0) + (rank == last)
-        counted.delay_s[rank] = counted.delay_s.get(rank, 0.0) + (when_ns - first_ns) / 1e9
+        counted.last[rank] += rank == last
+        counted.delay_s[rank] += (when_ns - first_ns) / 1e9
 
 
 def loop_period_s(ring: Iterable[Issued]) -> float | None:
