@@ -263,24 +263,17 @@ def _union(options: Sequence[Decoder], *, optional: bool) -> Decoder:
 
 def _list(decoder: Decoder) -> Decoder:
     """Return the decoder of ``tuple[X, ...]``."""
-    if decoder is _integer:
-        return _integers
 
     def decode_list(value: Any, known: Known) -> tuple[Any, ...]:
         if type(value) is not list or len(value) > MAX_ITEMS:
             raise CodecError(f"{_shown(value)} is no list of at most {MAX_ITEMS}")
+        # Integers may be the ranks of a large group: they are checked in few steps.
+        integers = decoder is _integer and set(map(type, value)) == {int}
+        if integers and _LEAST <= min(value) <= max(value) <= _MOST:
+            return tuple(value)
         return tuple([decoder(item, known) for item in value])
 
     return decode_list
-
-
-def _integers(value: Any, known: Known) -> tuple[int, ...]:
-    """Decode ``tuple[int, ...]``, which may be the ranks of a large group, in few steps."""
-    if type(value) is not list or len(value) > MAX_ITEMS:
-        raise CodecError(f"{_shown(value)} is no list of at most {MAX_ITEMS}")
-    if value and (set(map(type, value)) != {int} or min(value) < _LEAST or max(value) > _MOST):
-        return tuple([_integer(item, known) for item in value])  # names the culprit
-    return tuple(value)
 
 
 def _tuple(decoders: Sequence[Decoder]) -> Decoder:
