@@ -11,7 +11,7 @@ PAGE_BYTES: int
 def read_page(data: bytes | bytearray | memoryview | Any, events: bool = True) -> dict[str, Any]:
     """Decode a page from an object with the buffer protocol (an mmap, bytes).
 
-    Returns plain values only, in the schema that hangwatch.page.reader documents.
+    Returns plain values only, in the schema that hangwatch.evidence.page documents.
     Raises ValueError (never anything else, never crashes) for bytes that are
     no page. With events=False the ring is not decoded.
     """

@@ -24,13 +24,12 @@ from hangwatch.console import say
 from hangwatch.diagnosis import diagnose
 from hangwatch.errors import FlightError, PageError, UsageError
 from hangwatch.evidence.flight import job_snapshot, newest, parse_dump
-from hangwatch.evidence.page import MAX_WORLD, parse_page
-from hangwatch.evidence.pages.finder import SUFFIX
+from hangwatch.evidence.flight.entries import FlightDump
+from hangwatch.evidence.page import SUFFIX, parse_page
 from hangwatch.evidence.snapshot import rank_snapshot
 from hangwatch.model.codec import CodecError, decode
-from hangwatch.model.flight import FlightDump
 from hangwatch.model.kinds import Certainty, Phase, State
-from hangwatch.model.page import RankPage
+from hangwatch.model.page import MAX_WORLD, RankPage
 from hangwatch.model.report import Evidence, RunInfo
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, Thresholds
 from hangwatch.model.verdict import Verdict

@@ -14,7 +14,8 @@ from typing import Self
 
 from hangwatch.console import News, fold_command, printable
 from hangwatch.errors import PageError, UsageError
-from hangwatch.evidence.pages.finder import SUFFIX, Pages, Seen
+from hangwatch.evidence.page import SUFFIX
+from hangwatch.evidence.pages.finder import Pages, Seen
 from hangwatch.evidence.pages.look import Look, Looker
 from hangwatch.evidence.processes import Tree, environment, read_stat
 from hangwatch.model.calls import Site

@@ -1,1 +1,1 @@
-"""What one node shows of its ranks: pages, processes, stacks, how they ended."""
+"""The evidence of one node's ranks: pages, processes, stacks, exits, Flight Recorders, GPUs."""

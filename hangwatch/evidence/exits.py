@@ -1,16 +1,14 @@
-"""How processes end: by pidfd, by their exit status, and by the kernel's out-of-memory killer.
-
-From Linux 6.15 on it keeps the exit status for good (PIDFD_GET_INFO of
-include/uapi/linux/pidfd.h), also of a process that is no child of ours.
-
-It sends a plain SIGKILL; only the counters tell: ``oom_kill`` in memory.events
-of the process's cgroup (cgroup v2, Documentation/admin-guide/cgroup-v2.rst), in
-memory.oom_control (v1), else in /proc/vmstat for the whole machine.
+"""Watches how processes end.
 
 A pidfd (pidfd_open(2)) of each rank becomes readable when the process ends.
-Its exit status then stands in field 52 of /proc/PID/stat until the launcher
-reaps it, and from Linux 6.15 on the pidfd keeps it for good. Where
+Its exit status is then in field 52 of /proc/PID/stat until the launcher
+reaps it, and from Linux 6.15 on the pidfd keeps it for good (PIDFD_GET_INFO of
+include/uapi/linux/pidfd.h), also of a process that is no child of ours. Where
 neither can be had, the status is unknown.
+
+The kernel's out-of-memory killer sends a plain SIGKILL; only counters show it: ``oom_kill`` in
+memory.events of the process's cgroup (cgroup v2, Documentation/admin-guide/cgroup-v2.rst), in
+memory.oom_control (v1), else in /proc/vmstat for the whole machine.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import signal
 import struct
 import time
@@ -37,23 +36,15 @@ _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 
 
 def open_pid(pid: int) -> int | None:
-    """A pidfd, or None where the kernel or a sandbox refuses one."""
+    """Return a pidfd, or None where the kernel or a sandbox refuses one."""
     try:
         return os.pidfd_open(pid)
     except OSError:
         return None
 
 
-def send(pidfd: int, number: signal.Signals) -> None:
-    """Signal the process that the pidfd stands for: never another one that has its pid by now.
-
-    Raises OSError, ProcessLookupError where it was reaped.
-    """
-    signal.pidfd_send_signal(pidfd, number)
-
-
 def kept_status(pidfd: int | None) -> int | None:
-    """The exit status, as wait(2) gives it, that the pidfd keeps of a process that was reaped."""
+    """Return the exit status, as wait(2) gives it, that a pidfd keeps of a reaped process."""
     if pidfd is None:
         return None
     request = bytearray(_INFO.size)
@@ -67,11 +58,11 @@ def kept_status(pidfd: int | None) -> int | None:
 
 
 CGROUP = "/sys/fs/cgroup"
-_COUNTER = "oom_kill"
+_COUNTER = re.compile(r"^oom_kill (\d+)\s*$", re.MULTILINE | re.ASCII)
 
 
 class OomKills:
-    """Notices that the counter of a process's cgroup grew since it was seen."""
+    """Notices kills in the counters of processes' cgroups."""
 
     def __init__(self, proc: str = "/proc", cgroup: str = CGROUP) -> None:
         self._proc = proc
@@ -80,14 +71,13 @@ class OomKills:
         self._seen: dict[Path, int] = {}
 
     def begin(self, pid: int) -> None:
-        """Note where the counter of a living process is, and how it stands."""
-        source = self._find(pid)
-        if source is not None:
+        """Note the counter of a living process."""
+        if (source := self._find(pid)) is not None:
             self._source[pid] = source
             self._seen.setdefault(source, _count(source) or 0)
 
     def explains(self, pid: int) -> bool:
-        """Whether a kill was counted since the last one that explained an end."""
+        """True if a kill was counted since the last one that explained an end."""
         source = self._source.get(pid)
         count = _count(source) if source is not None else None
         if source is None or count is None or count <= self._seen[source]:
@@ -96,7 +86,7 @@ class OomKills:
         return True
 
     def _find(self, pid: int) -> Path | None:
-        """The nearest counter that can be read."""
+        """Return the nearest counter that can be read."""
         try:
             lines = Path(self._proc, str(pid), "cgroup").read_text("utf-8", "replace").splitlines()
         except OSError:
@@ -117,27 +107,23 @@ class OomKills:
 
 
 def _count(path: Path) -> int | None:
-    """The counter in one of these files, None where it has none."""
+    """Return the counter in one of these files, None where it has none."""
     try:
-        text = path.read_text("utf-8", "replace")
+        found = _COUNTER.search(path.read_text("utf-8", "replace"))
     except OSError:
         return None
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if name == _COUNTER and value.strip().isdecimal():
-            return int(value)
-    return None
+    return int(found[1]) if found else None
 
 
 ASKED_S = 60.0
-"""What ends so soon after the launcher was asked to end was ended by it: torchrun gives its ranks
-30 s, and batch systems as long, before they send SIGKILL."""
+"""A rank that ends so soon after the launcher was asked to end was ended by it: torchrun gives its
+ranks 30 s, and batch systems as long, before they send SIGKILL."""
 _LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL})
 
 
 @dataclass(slots=True)
 class _Tracked:
-    """A process whose end matters. Times are CLOCK_MONOTONIC in ns."""
+    """A watched process. Times are CLOCK_MONOTONIC in ns."""
 
     pid: int
     start_ticks: int
@@ -171,7 +157,7 @@ class Exits:
         self.on_exit: Callable[[int], None] | None = None
         """Called in the event loop with the pid of a process that has just ended."""
         self.asked_to_end_ns = 0
-        """When the launcher was sent a signal to end it (CLOCK_MONOTONIC); 0 if it was not."""
+        """Time when the launcher was sent a signal to end it (CLOCK_MONOTONIC); 0 if it was not."""
         self._proc = proc
         self._now_ns = now_ns
         self._oom = OomKills(proc)
@@ -179,7 +165,7 @@ class Exits:
         self._remembered: dict[int, _Tracked] = {}
 
     def track(self, pid: int, start_ticks: int, last_seen_ns: int = 0) -> None:
-        """Watch a process; idempotent, and a reused pid starts anew.
+        """Watch a process; idempotent, and a reused pid is a new process.
 
         last_seen_ns: when it surely lived, in case that it is already gone.
         """
@@ -206,7 +192,7 @@ class Exits:
                 asyncio.get_running_loop().add_reader(tracked.pidfd, self._readable, tracked)
 
     def state(self, pid: int, start_ticks: int) -> ProcessState:
-        """How a process stands, with how it ended where that is known."""
+        """Return the state of a process, with how it ended where that is known."""
         tracked = self._tracked.get(pid)
         if tracked is None or tracked.start_ticks != start_ticks:
             return process_state(pid, start_ticks, self._proc)
@@ -220,16 +206,16 @@ class Exits:
         return self._judged(tracked)
 
     def ended(self) -> dict[int, int]:
-        """Pids that have ended, with when (CLOCK_MONOTONIC, ns)."""
+        """Return the pids that have ended, with when (CLOCK_MONOTONIC, ns)."""
         return {pid: one.gone_ns for pid, one in self._tracked.items() if one.gone_ns}
 
     def failed(self, pid: int) -> bool:
-        """Whether a process has ended, and not by an exit code of 0."""
+        """True if a process has ended, and not by an exit code of 0."""
         tracked = self._tracked.get(pid)
         return tracked is not None and bool(tracked.gone_ns) and tracked.status != 0
 
     def forget_ended(self) -> None:
-        """The launcher starts the ranks anew: how the ones before ended explains nothing now."""
+        """Forget ended processes: the launcher restarts the ranks, and how they ended is past."""
         for pid in self.ended():
             self._release(self._tracked.pop(pid))
         self._remembered.clear()
@@ -287,7 +273,7 @@ class Exits:
             code = os.WEXITSTATUS(tracked.status)
             return replace(state, exit_code=code, terminated_by_launcher=asked and code != 0)
         number = os.WTERMSIG(tracked.status)
-        # Launchers end all once one has failed; who came to a good end is no reason for them.
+        # Launchers end all once one has failed; a good end is no reason for them.
         failed = any(
             0 < one.gone_ns < tracked.gone_ns and one.status != 0 for one in self._tracked.values()
         )

@@ -5,8 +5,8 @@ rank removes it and answers with ``<page>.flight``, renamed into place when it i
 complete. While its GIL is held another thread answers, where torch lets it
 (native/dump.hpp). A rank that is stopped or gone does not answer.
 
-When a rank dies the others have a moment before they fail of it or are ended: they
-are asked at once, and what they answer lies there for whoever asks later. So does what was
+When a rank dies the others have a moment before they fail because of it or are ended: they
+are asked at once, and their answers stay in place for later requests. So do answers that were
 read already, until the incident is over: the rank may be ended before it is asked again.
 """
 
@@ -28,10 +28,10 @@ from hangwatch.safety.untrusted import Owner
 
 TIMEOUT_S = 2.0
 SAMPLER_S = 3.0
-"""A sampler that has not beaten for so long does not answer either. A heart that beats does,
-without the GIL (native/dump.hpp)."""
+"""A sampler without a beat for so long does not answer. Where the heart still beats, the rank
+answers without the GIL (native/dump.hpp)."""
 FRESH_S = 10.0
-"""A recorder that was read longer than this before a rank's end tells of another moment."""
+"""A recorder that was read longer than this before a rank's end shows another moment."""
 MAX_BYTES = 64 << 20
 _LOOK_S = 0.02
 
@@ -39,9 +39,9 @@ _LOOK_S = 0.02
 async def recorder_of(
     page: Path, light: RankPage, state: Callable[[], ProcessState], now_ns: int
 ) -> bytes:
-    """The recorder of a rank, which is asked if it lives. Raises EvidenceError.
+    """Return the recorder of a rank, which is asked if it lives. Raises EvidenceError.
 
-    light: what its page says. state: that of its process, now.
+    light: its page. state: returns the state of its process, now.
     """
     process = state()
     if process.alive:
@@ -58,12 +58,12 @@ async def recorder_of(
 
 
 async def ask(page: Path, timeout_s: float = TIMEOUT_S) -> bytes:
-    """The recorder of the rank with this page. Raises EvidenceError."""
+    """Return the recorder of the rank with this page. Raises EvidenceError."""
     request = page.with_name(page.name + ".req")
     answer = page.with_name(page.name + ".flight")
     deadline = time.monotonic() + timeout_s
     try:
-        before = _identity(answer)  # of an earlier request that nobody waited for
+        before = _identity(answer)  # of an earlier request
         request.touch(mode=0o600)
         ring(page)
         while _identity(answer) in (None, before):
@@ -79,14 +79,14 @@ async def ask(page: Path, timeout_s: float = TIMEOUT_S) -> bytes:
 
 
 def ask_in_passing(page: Path) -> None:
-    """Have the rank leave its recorder beside its page, for left_behind()."""
+    """Have the rank leave its recorder next to its page, for left_behind()."""
     with suppress(OSError):
         page.with_name(page.name + ".req").touch(mode=0o600)
         ring(page)
 
 
 def forget(page: Path) -> None:
-    """Free the shared memory of what a rank has answered."""
+    """Free the shared memory of a rank's answer."""
     with suppress(OSError):
         page.with_name(page.name + ".flight").unlink(missing_ok=True)
 
@@ -102,24 +102,24 @@ def ring(page: Path) -> None:
 
 
 def left_behind(page: Path, gone_age_s: float) -> bytes:
-    """What a rank has left that raised, or was asked shortly before its end.
+    """Return the recorder of a rank that raised, or was asked shortly before its end.
 
-    gone_age_s: how long ago it ended. Raises EvidenceError.
+    gone_age_s: seconds since it ended. Raises EvidenceError.
     """
     answer = page.with_name(page.name + ".flight")
     try:
         data, made = _read(answer)
     except FileNotFoundError:
-        raise EvidenceError("it ended and left none") from None
+        raise EvidenceError("it ended without leaving one") from None
     except OSError as error:
         raise EvidenceError(f"it cannot be read: {error.strerror or error}") from error
     if time.time() - made > gone_age_s + FRESH_S:
-        raise EvidenceError("the one that it left was made long before its end")
+        raise EvidenceError("it left one that was made long before its end")
     return data
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from an earlier one of its name; None where there is none."""
+    """Return what distinguishes a file from an earlier one of its name; None without a file."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -128,12 +128,9 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _read(answer: Path) -> tuple[bytes, float]:
-    """The answer, and when it was made, Unix time in s. Raises OSError, EvidenceError."""
-    fd = untrusted.open_file(answer, Owner.DIRECTORY)
-    try:
-        data, made = untrusted.read_from(fd, MAX_BYTES + 1), os.fstat(fd).st_mtime
-    finally:
-        os.close(fd)
+    """Return the answer, and when it was made, Unix time in s. Raises OSError, EvidenceError."""
+    with os.fdopen(untrusted.open_file(answer, Owner.DIRECTORY), "rb") as file:
+        data, made = file.read(MAX_BYTES + 1), os.fstat(file.fileno()).st_mtime
     if len(data) > MAX_BYTES:
         raise EvidenceError(f"it is larger than {MAX_BYTES >> 20} MiB")
     return data, made

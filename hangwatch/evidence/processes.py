@@ -1,4 +1,4 @@
-"""What /proc says of the ranks, their children and the ranks that have no page.
+"""Reads ranks, their children, and ranks that have no page from /proc.
 
 Formats as in proc(5) and proc_pid_stat(5). The root is a parameter, and a
 process that is gone is None or absent, never an error.
@@ -19,21 +19,16 @@ from hangwatch.safety.texts import readable
 PROC = "/proc"
 _SIGWAIT = "do_sigtimedwait"
 COMMAND_CHARS = 200
-"""A command line is shown up to this length."""
+"""Length up to which a command line is shown."""
 COMMAND_BYTES = 32 << 10
-"""So much of one is read."""
+"""Bytes of a command line that are read."""
 MAX_ENVIRON_BYTES = 8 << 20
 _ENDED = frozenset("ZXx")
-_FIELD_STATE = 3
-_FIELD_PPID = 4
-_FIELDS_CPU = range(14, 18)
-_FIELD_START = 22
-_FIELD_EXIT = 52
-_FIRST_AFTER_COMM = 3
+_TICKS = os.sysconf("SC_CLK_TCK")
 _MOMENT_S = 0.05
-"""Processor time is counted in hundredths of a second: of less nothing can be told."""
+"""Processor time is counted in hundredths of a second: a shorter time shows nothing."""
 _DIGITS = 10
-"""A number of more has nothing to do with ranks."""
+"""A rank's number has fewer digits."""
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
 
 
@@ -53,7 +48,7 @@ class Stat:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, reaped or not."""
+        """True if it has ended, reaped or not."""
         return self.state in _ENDED
 
 
@@ -69,53 +64,52 @@ class LaunchedRank:
 
 
 def read_stat(pid: int, proc: str = PROC) -> Stat | None:
-    """/proc/PID/stat, or None for a process that does not exist."""
+    """Return /proc/PID/stat, or None for a process that does not exist."""
     try:
         text = Path(proc, str(pid), "stat").read_text("utf-8", "replace")
         # The command's name may hold blanks and parentheses; nothing after it does.
-        opening, closing = text.index("("), text.rindex(")")
-        fields = text[closing + 2 :].split()
-
-        def number(field: int) -> int:
-            return int(fields[field - _FIRST_AFTER_COMM])
-
+        head, _, tail = text.rpartition(")")
+        state, *fields = tail.split()  # from field 3 on
         return Stat(
             pid,
-            text[opening + 1 : closing],
-            fields[_FIELD_STATE - _FIRST_AFTER_COMM],
-            number(_FIELD_PPID),
-            number(_FIELD_START),
-            number(_FIELD_EXIT),
-            sum(map(number, _FIELDS_CPU)) / os.sysconf("SC_CLK_TCK"),
+            comm=head[head.index("(") + 1 :],
+            state=state,
+            ppid=int(fields[0]),
+            start_ticks=int(fields[18]),
+            exit_status=int(fields[48]),
+            cpu_s=sum(map(int, fields[10:14])) / _TICKS,
         )
     except (OSError, ValueError, IndexError):
         return None
 
 
 def alive(pid: int, start_ticks: int, proc: str = PROC) -> bool:
-    """Whether the process still runs and is not another one with a reused pid."""
+    """True if the process still runs and is not another one with a reused pid."""
     stat = read_stat(pid, proc)
     return stat is not None and not stat.ended and stat.start_ticks == start_ticks
 
 
 def process_state(pid: int, start_ticks: int, proc: str = PROC) -> ProcessState:
-    """How a process stands now. One that has ended (or is another's) is not alive."""
+    """Return the state of a process. One that has ended (or is another's) is not alive."""
     stat = read_stat(pid, proc)
     if stat is None or stat.start_ticks != start_ticks:
         return ProcessState(alive=False)
     if stat.ended:
         return ProcessState(alive=False, state=stat.state)
     return ProcessState(
-        alive=True, state=stat.state, wchan=_wchan(str(pid), proc), tracer_pid=_tracer(pid, proc)
+        alive=True,
+        state=stat.state,
+        wchan=_wchan(str(pid), proc),
+        tracer_pid=int(_status(str(pid), "TracerPid", proc) or 0),
     )
 
 
 def takes(pid: int, number: int, proc: str = PROC) -> bool:
-    """Whether a process does something of its own with a signal.
+    """True if a process does something of its own with a signal.
 
     By a handler, or by a thread that waits for it (sigwait(3), signalfd(2)): then all
-    threads have blocked it, and else it would have ended the process at once. Of a thread
-    that runs nothing is concluded: it may just be about to wait.
+    threads have blocked it, and else it would have ended the process at once. A thread
+    that runs does not count against it: it may just be about to wait.
     """
 
     def has(field: str, where: str) -> bool:
@@ -127,7 +121,7 @@ def takes(pid: int, number: int, proc: str = PROC) -> bool:
 
     def may(thread: str) -> bool:
         # While it waits for a signal the kernel shows a thread as if it had not blocked it; so
-        # it is asked only after that where it sleeps, which is nowhere while it runs.
+        # where it sleeps is read after that: nowhere while it runs.
         if has("SigBlk", thread):
             return True
         where = _wchan(thread, proc)
@@ -137,16 +131,13 @@ def takes(pid: int, number: int, proc: str = PROC) -> bool:
 
 
 def command_line(pid: int, proc: str = PROC) -> str:
-    """The command line for people, at most COMMAND_CHARS long; empty if gone.
-
-    Without its secrets, as all that comes from here.
-    """
+    """Return a command line for people, at most COMMAND_CHARS long, redacted; empty if gone."""
     text = " ".join(command_words(pid, proc)).strip()
     return text if len(text) <= COMMAND_CHARS else text[: COMMAND_CHARS - 1] + "…"
 
 
 def command_words(pid: int, proc: str = PROC) -> list[str]:
-    """The words of a command line, COMMAND_BYTES of it, without secrets; none if it is gone."""
+    """Return the words of a command line, COMMAND_BYTES of it, redacted; none if it is gone."""
     try:
         with Path(proc, str(pid), "cmdline").open("rb") as file:
             raw = file.read(COMMAND_BYTES)
@@ -159,9 +150,9 @@ def command_words(pid: int, proc: str = PROC) -> list[str]:
 
 
 def environment(pid: int, wanted: Callable[[str], bool], proc: str = PROC) -> dict[str, str]:
-    """The variables whose name is wanted; the others are not kept anywhere.
+    """Return the variables whose name is wanted; the others are not kept anywhere.
 
-    /proc/PID/environ is what the process was started with: a change that it
+    /proc/PID/environ has what the process was started with: a change that it
     made later does not show.
     """
     try:
@@ -169,12 +160,12 @@ def environment(pid: int, wanted: Callable[[str], bool], proc: str = PROC) -> di
             raw = file.read(MAX_ENVIRON_BYTES)
     except OSError:
         return {}
-    found = {}
+    variables = {}
     for item in raw.split(b"\0"):
         name, equals, value = item.partition(b"=")
         if equals and wanted(name.decode("utf-8", "replace")):
-            found[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
-    return found
+            variables[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    return variables
 
 
 class Tree:
@@ -193,18 +184,18 @@ class Tree:
                     self._children.setdefault(stat.ppid, []).append(stat)
 
     def children(self, pid: int) -> tuple[Stat, ...]:
-        """The direct children of a process that still run, oldest first."""
-        found = self._children.get(pid, [])
-        return tuple(sorted(found, key=lambda stat: (stat.start_ticks, stat.pid)))
+        """Return the direct children of a process that still run, oldest first."""
+        children = self._children.get(pid, [])
+        return tuple(sorted(children, key=lambda stat: (stat.start_ticks, stat.pid)))
 
     def descendants(self, pid: int) -> Iterator[Stat]:
-        """All processes below pid, parents before their children."""
+        """Yield all processes below pid, parents before their children."""
         for child in self.children(pid):
             yield child
             yield from self.descendants(child.pid)
 
     def processors(self, pid: int, before: Tree) -> float:
-        """How many processors pid and the processes below it have kept busy since then."""
+        """Return how many processors pid and the processes below it have kept busy since."""
         used_s = self._cpu_s(pid) - before._cpu_s(pid)
         return max(0.0, used_s) / max(self._read_s - before._read_s, _MOMENT_S)
 
@@ -213,7 +204,7 @@ class Tree:
         return (own.cpu_s if own else 0.0) + sum(stat.cpu_s for stat in self.descendants(pid))
 
     def launched_ranks(self, pid: int) -> tuple[LaunchedRank, ...]:
-        """The ranks among pid and the processes below it.
+        """Return the ranks among pid and the processes below it.
 
         A rank is a process whose RANK its parent does not have; what a rank
         starts (data workers, compilers) inherits it. Where one such process is
@@ -235,7 +226,7 @@ class Tree:
 
 
 def _integer(variables: Mapping[str, str], name: str) -> int:
-    """A variable as a number, -1 where it is none."""
+    """Return a variable as a number, -1 where it is none."""
     text = variables.get(name, "")
     sane = text.isascii() and text.isdecimal() and len(text) < _DIGITS
     return int(text) if sane else -1
@@ -249,7 +240,7 @@ def _listdir(path: str) -> list[str]:
 
 
 def _wchan(where: str, proc: str) -> str:
-    """The kernel function that a thread sleeps in, or empty. where: below /proc."""
+    """Return the kernel function that a thread sleeps in, or empty. where: below /proc."""
     try:
         text = Path(proc, where, "wchan").read_text("utf-8", "replace")
     except OSError:
@@ -257,13 +248,8 @@ def _wchan(where: str, proc: str) -> str:
     return "" if text == "0" else text
 
 
-def _tracer(pid: int, proc: str) -> int:
-    """The pid of the debugger that is attached, 0 for none."""
-    return int(_status(str(pid), "TracerPid", proc) or 0)
-
-
 def _status(where: str, field: str, proc: str) -> str:
-    """A field of the file status of a process or thread, empty where there is none."""
+    """Return a field of the file status of a process or thread, empty where there is none."""
     try:
         text = Path(proc, where, "status").read_text("utf-8", "replace")
     except OSError:

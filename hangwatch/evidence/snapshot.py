@@ -1,18 +1,31 @@
-"""Turns what was seen of a rank into the snapshot that diagnose() judges. Pure."""
+"""Turns the evidence of a rank into the snapshot that diagnose() judges. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from hangwatch.evidence.flight import group_progress, rank_ops
-from hangwatch.evidence.pages.left_out import counted
+from hangwatch.evidence.flight import rank_ops
+from hangwatch.evidence.flight.entries import FlightDump
+from hangwatch.evidence.page import FIRST_EXTRA_SLOT
 from hangwatch.evidence.processes import LaunchedRank
 from hangwatch.model.calls import GroupKey
-from hangwatch.model.flight import FlightDump
 from hangwatch.model.frames import marked
-from hangwatch.model.kinds import Phase
-from hangwatch.model.page import ExceptionRecord, PageMark, PageNewGroup, RankPage
-from hangwatch.model.snapshot import Child, Mark, NewGroup, ProcessState, RankSnapshot, ThreadStack
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.operations import NCCL
+from hangwatch.model.page import PageGroup, RankPage
+from hangwatch.model.snapshot import (
+    Child,
+    GroupProgress,
+    Mark,
+    NewGroup,
+    ProcessState,
+    RankSnapshot,
+    ThreadStack,
+)
+
+_NCCL_ALONE = frozenset(NCCL) | {f"cuda:{name}" for name in NCCL}
+"""Backends of groups in which everything runs on a device, in its order."""
 
 
 def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
@@ -28,21 +41,10 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
     processors: float | None = None,
     missing: tuple[str, ...] = (),
 ) -> RankSnapshot:
-    """One rank from its page and what else could be had. The clocks are its node's."""
+    """Return one rank from its page and the other evidence. The clocks are its node's."""
     if flight is not None:
-        page = replace(page, groups=counted(page.groups, flight))
-    if page.groups_left_out:
-        alone = "have no room in its page: PyTorch's Flight Recorder alone tells of their calls"
-        missing = (*missing, f"{page.groups_left_out} of its process groups {alone}")
-    if page.disarmed:
-        missing = (*missing, f"recording stopped: {page.disarmed}")
-    if page.recorder_reason:
-        missing = (*missing, f"recorded by Python a few times a second: {page.recorder_reason}")
-    if page.torch_lacks:
-        missing = (*missing, f"with its torch and libraries, {page.torch_lacks}")
-    if page.beacons and any("nccl" in group.backend for group in page.groups):
-        missing = (*missing, f"how far its GPU has come: {page.beacons}")
-    program = page.identity.program
+        page = replace(page, groups=with_flight(page.groups, flight))
+    program, exception = page.identity.program, page.exception
     return RankSnapshot(
         rank=page.identity.rank,
         node=node,
@@ -55,10 +57,22 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         in_call=page.in_call,
         in_call_age_s=(_age_s(page.in_call_ns, now_ns) or 0.0) if page.in_call else 0.0,
         in_call_site=page.in_call_site,
-        marks=tuple(_mark(mark, now_ns) for mark in page.marks),
-        new_groups=tuple(_new_group(call, now_ns) for call in page.new_groups),
-        exception=page.exception,
-        exception_age_s=_exception_age_s(page.exception, now_ns),
+        marks=tuple(
+            Mark(mark.kind, mark.text, mark.count, _age_s(mark.ns, now_ns) or 0.0, mark.site)
+            for mark in page.marks
+        ),
+        new_groups=tuple(
+            NewGroup(
+                call.index,
+                call.number,
+                GroupKey(call.ranks),
+                call.site,
+                _age_s(call.ns, now_ns) or 0.0,
+            )
+            for call in page.new_groups
+        ),
+        exception=exception,
+        exception_age_s=_age_s(exception.at_ns, now_ns) if exception else None,
         handling=page.handling,
         gil_age_s=_age_s(page.gil_ns, now_ns),
         heartbeat_age_s=_age_s(page.heartbeat_ns, now_ns),
@@ -72,7 +86,70 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
         program=program,
         flight=flight is not None and bool(flight.entries),  # with a buffer of size 0 it has none
         recorder=page.recorder,
-        missing_evidence=missing,
+        missing_evidence=(*missing, *_not_recorded(page)),
+    )
+
+
+def _not_recorded(page: RankPage) -> Iterable[str]:
+    """Yield what the page of a rank lacks, and why, for people."""
+    if page.groups_left_out:
+        alone = "have no room in its page: their calls are known from PyTorch's Flight Recorder"
+        yield f"{page.groups_left_out} of its process groups {alone} alone"
+    if page.disarmed:
+        yield f"recording stopped: {page.disarmed}"
+    if page.recorder_reason:
+        yield f"recorded by Python a few times a second: {page.recorder_reason}"
+    if page.torch_lacks:
+        yield f"with its torch and libraries, {page.torch_lacks}"
+    if page.beacons and any("nccl" in group.backend for group in page.groups):
+        yield f"GPU progress unavailable: {page.beacons}"
+
+
+def with_flight(groups: Iterable[PageGroup], flight: FlightDump) -> tuple[PageGroup, ...]:
+    """Return groups with the collectives that only the Flight Recorder has.
+
+    Of the groups in the page only those for which a hook of torch's recorded calls beyond what
+    the page has counted: it may not know how their backend counts.
+    """
+    last: dict[str, tuple[int, int]] = {}
+    """Name to the newest group that has it and its last collective."""
+    hooked = set()
+    for entry in flight.entries:
+        if not entry.p2p:
+            here = entry.pg_id, entry.seq
+            last[entry.group_name] = max(here, last.get(entry.group_name, here))
+            if entry.is_hooked:
+                hooked.add(entry.group_name)
+    return tuple(
+        replace(group, enqueued=max(group.enqueued, last[group.name][1]))
+        if group.name in last
+        and (group.slot >= FIRST_EXTRA_SLOT or (group.alive and group.name in hooked))
+        else group
+        for group in groups
+    )
+
+
+def group_progress(group: PageGroup, now_ns: int) -> GroupProgress:
+    """Return how far a rank has come in a group, by its page."""
+    completed, started = group.completed, -1
+    in_order = group.backend in _NCCL_ALONE
+    if group.reached >= 0:
+        if in_order:
+            completed = max(completed, group.passed)
+        started = max(completed, group.reached)
+    return GroupProgress(
+        group.key,
+        group.name,
+        group.enqueued,
+        completed,
+        group.p2p,
+        group.alive,
+        started,
+        by_python=group.entered,
+        in_order=in_order,
+        made_age_s=_age_s(group.made_ns, now_ns),
+        ended_age_s=_age_s(group.ended_ns, now_ns),
+        changed_age_s=_age_s(group.changed_ns, now_ns),
     )
 
 
@@ -86,7 +163,7 @@ def launched_snapshot(  # noqa: PLR0913 (as above)
     processors: float | None = None,
     missing: tuple[str, ...] = (),
 ) -> RankSnapshot:
-    """A rank that a launcher started and that has no page: it never came to torch."""
+    """Return a rank that a launcher started and that has no page: it never came to torch."""
     return RankSnapshot(
         rank=launched.rank,
         node=node,
@@ -102,25 +179,10 @@ def launched_snapshot(  # noqa: PLR0913 (as above)
 
 
 def waits_itself(page: RankPage) -> bool:
-    """Whether the rank is blocked in a call; then it is no culprit with data workers."""
-    return bool(page.in_call) or any(event.state == "blocked" for event in page.events)
-
-
-def _new_group(call: PageNewGroup, now_ns: int) -> NewGroup:
-    """A call of new_group with its age."""
-    age_s = _age_s(call.ns, now_ns) or 0.0
-    return NewGroup(call.index, call.number, GroupKey(call.ranks), call.site, age_s)
-
-
-def _mark(mark: PageMark, now_ns: int) -> Mark:
-    """A mark with its age."""
-    return Mark(mark.kind, mark.text, mark.count, _age_s(mark.ns, now_ns) or 0.0, mark.site)
-
-
-def _exception_age_s(exception: ExceptionRecord | None, now_ns: int) -> float | None:
-    return _age_s(exception.at_ns, now_ns) if exception else None
+    """True if the rank is blocked in a call; then it is no culprit with data workers."""
+    return bool(page.in_call) or any(event.state is OpState.BLOCKED for event in page.events)
 
 
 def _age_s(then_ns: int, now_ns: int) -> float | None:
-    """Age of a moment; None for one that never was."""
+    """Return the age of a moment; None for one that never was."""
     return max(0, now_ns - then_ns) / 1e9 if then_ns else None

@@ -1,8 +1,8 @@
 """Reads the user's source files that a verdict may quote, or follow a program through.
 
-Only the program, files that a site or a stack names, and those that they import: those that are
+Only the program, files that a site or a stack names, and files that they import: if they are
 the user's own, and have not changed since the rank started (else line 42 is another line by now),
-and only so much of them.
+and up to a total size.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ MAX_FILE_BYTES = 256 << 10
 MAX_TOTAL_BYTES = 1 << 20
 MAX_FILES = 64
 IMPORTS_S = 0.4
-"""For so long imports are followed."""
+"""Time for which imports are followed."""
 
 
 def files_of(ranks: Iterable[RankSnapshot]) -> dict[str, int]:
-    """The user's files that these ranks name, and their programs, each with the pid of one."""
-    found: dict[str, int] = {}
+    """Return the user's files that these ranks name, and their programs, with the pid of one."""
+    files: dict[str, int] = {}
     programs: dict[str, int] = {}
     for rank in ranks:
         for file in _named(rank):
             if is_user_file(file, rank.program):
-                found.setdefault(file, rank.pid)
+                files.setdefault(file, rank.pid)
         if rank.program.endswith(".py"):
             programs.setdefault(rank.program, rank.pid)
     # A program may have been started by a relative name.
-    relative = [f"/{Path(file)}" for file in found if not file.startswith("/")]
+    relative = [f"/{Path(file)}" for file in files if not file.startswith("/")]
     for file, pid in programs.items():
         if not file.endswith(tuple(relative)):
-            found.setdefault(file, pid)
-    return found
+            files.setdefault(file, pid)
+    return files
 
 
 def read(
@@ -51,11 +51,11 @@ def read(
     proc: str = "/proc",
     into: dict[str, str] | None = None,
 ) -> dict[str, str]:
-    """The text of files, and of those of the user's that they import, without secrets.
+    """Return the text of files, and of the user's files that they import, without secrets.
 
-    Only of those older than started_at (seconds of the epoch). A relative name is looked up where
-    the process with that pid works. What cannot be read is left out. into: filled as the files
-    are read, for who cannot wait for all.
+    Only of files older than started_at (seconds of the epoch). A relative name is looked up where
+    the process with that pid works. Files that cannot be read are left out. into: filled as the
+    files are read, for a caller that cannot wait for all.
     """
     texts = {} if into is None else into
     until, room, imports = time.monotonic() + IMPORTS_S, MAX_TOTAL_BYTES, _Imports()
@@ -84,14 +84,14 @@ def read(
 
 
 class _Imports:
-    """The modules that files import, looked for beside these files and above their packages."""
+    """The modules that files import, looked for next to these files and above their packages."""
 
     def __init__(self) -> None:
         self._roots: dict[Path, None] = {}
         self._entries: dict[Path, frozenset[str]] = {}
 
     def lies_at(self, path: Path) -> None:
-        """Note where a file lies: others may be imported from there."""
+        """Note the directory of a file: others may be imported from there."""
         root = path.parent
         self._roots[root] = None
         while "__init__.py" in self._listed(root) and root != root.parent:
@@ -99,11 +99,10 @@ class _Imports:
         self._roots[root] = None
 
     def of(self, path: Path, text: str) -> list[Path]:
-        """The files of the modules that a file imports, as far as they are found."""
-        wanted = dict.fromkeys(_imported(text))
+        """Return the files of the modules that a file imports, as far as they are found."""
         return [
             file
-            for level, parts in wanted
+            for level, parts in dict.fromkeys(_imported(text))
             for root in (path.parents[level - 1 : level] if level else list(self._roots))
             if (file := self._module(root, parts)) is not None
         ]
@@ -125,7 +124,7 @@ class _Imports:
 
 
 def _imported(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """(how many packages up, the names that lead to it) of each module that a text may import."""
+    """Yield (number of packages up, the names that lead to it) of each module that is imported."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's own escapes and comparisons
@@ -134,11 +133,11 @@ def _imported(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((0, tuple(one.name.split("."))) for one in node.names)
+            yield from ((0, tuple(alias.name.split("."))) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parts = tuple((node.module or "").split(".")) if node.module else ()
             yield node.level, parts
-            yield from ((node.level, (*parts, one.name)) for one in node.names)
+            yield from ((node.level, (*parts, alias.name)) for alias in node.names)
 
 
 def _named(rank: RankSnapshot) -> Iterator[str]:
@@ -157,12 +156,9 @@ def _located(file: str, pid: int, proc: str) -> Path:
 
 
 def _bytes(path: Path, started_at: float) -> bytes | None:
-    """The file if it is one, small and unchanged. Raises OSError."""
+    """Return the content of a file that is small and unchanged, else None. Raises OSError."""
     fd = untrusted.open_file(path, follow=True)  # people link their code
-    with os.fdopen(fd, "rb") as opened:
+    with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
-        if status.st_size > MAX_FILE_BYTES:
-            return None
-        if status.st_mtime > started_at:
-            return None
-        return opened.read(MAX_FILE_BYTES)
+        usable = status.st_size <= MAX_FILE_BYTES and status.st_mtime <= started_at
+        return file.read(MAX_FILE_BYTES) if usable else None

@@ -1,4 +1,4 @@
-"""Python stacks of other processes, taken by py-spy.
+"""Takes Python stacks of other processes by py-spy.
 
 ``py-spy dump --json --nonblocking`` reads a process's memory without stopping
 it: nothing is attached, so that a watchdog that dies in the middle cannot leave
@@ -42,7 +42,7 @@ _STOPPED = frozenset("Tt")
 
 
 class NoStacksError(EvidenceError):
-    """No process's stack can be taken; the message says what would help."""
+    """No process's stack can be taken; the message says how to allow it."""
 
 
 class PySpy:
@@ -55,7 +55,7 @@ class PySpy:
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
     async def dump(self, pid: int, timeout_s: float | None = None) -> tuple[ThreadStack, ...]:
-        """The threads of a process.
+        """Return the threads of a process.
 
         Raises NoStacksError where it is not this process's fault, else EvidenceError.
         """
@@ -135,13 +135,13 @@ class _NoAnswerError(EvidenceError):
 
 
 def find_py_spy() -> str | None:
-    """The py-spy next to this Python, else the one on PATH."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    """Return the py-spy next to this Python, else the one on PATH."""
+    neighbour = Path(sys.executable).with_name("py-spy")
+    return str(neighbour) if os.access(neighbour, os.X_OK) else shutil.which("py-spy")
 
 
 def parse(data: bytes, pid: int) -> tuple[ThreadStack, ...]:
-    """The output of ``py-spy dump --json``, which lists the innermost frame first.
+    """Parse the output of ``py-spy dump --json``, which lists the innermost frame first.
 
     Raises EvidenceError for anything else.
     """
@@ -155,17 +155,17 @@ def parse(data: bytes, pid: int) -> tuple[ThreadStack, ...]:
 
 
 def is_whole(threads: tuple[ThreadStack, ...], pid: int) -> bool:
-    """Whether the main thread's stack goes down to where Python was entered."""
+    """True if the main thread's stack goes down to where Python was entered."""
     main = [thread for thread in threads if thread.tid == pid and thread.frames]
     return all(thread.frames[-1].function == "<module>" for thread in main) and bool(main)
 
 
 def refusal(errors: str, proc: str = PROC) -> EvidenceError:
-    """What to do about py-spy's complaint, as one line."""
+    """Return py-spy's complaint with its remedy, in one line."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     if not any("permission denied" in line.lower() or "EPERM" in line for line in lines):
-        said = lines[0].removeprefix("Error: ") if lines else "no reason given"
-        return EvidenceError(f"py-spy failed: {said}")
+        complaint = lines[0].removeprefix("Error: ") if lines else "no reason given"
+        return EvidenceError(f"py-spy failed: {complaint}")
     try:
         scope = Path(proc, "sys/kernel/yama/ptrace_scope").read_text("utf-8").strip()
     except OSError:

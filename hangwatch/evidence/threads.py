@@ -1,4 +1,4 @@
-"""Blocking calls beside the event loop, in threads that never hold up the exit.
+"""Runs blocking calls outside the event loop, in threads that never hold up the exit.
 
 The threads are daemons (those of asyncio.to_thread are joined at exit): a call
 that is stuck in a dead file system or a dead store is left behind.
@@ -20,11 +20,11 @@ class Worker:
     """One thread that makes calls one after the other."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
-        """The result of the call, or its exception; TimeoutError after timeout_s."""
+        """Return the result of the call, or raise its exception; TimeoutError after timeout_s."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -42,34 +42,25 @@ class Worker:
                 result = call()
             except Exception as caught:  # noqa: BLE001 (it is the awaiting task's)
                 error = caught
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no task waits any more
                 loop.call_soon_threadsafe(settle, result, error)
 
         self._calls.put(work)
         return await asyncio.wait_for(future, timeout_s)
 
     def stop(self) -> None:
-        """End the thread once it is through with what it was given."""
-        self._calls.put(_stop)
+        """End the thread once it has made the calls that it was given."""
+        self._calls.put(None)
 
     def _work(self) -> None:
-        with suppress(_StopWorkerError):
-            while True:
-                self._calls.get()()
+        while (call := self._calls.get()) is not None:
+            call()
 
 
 async def in_thread(call: Callable[[], T], timeout_s: float) -> T:
-    """One call in a thread of its own. Raises what it raises, or TimeoutError."""
+    """Make one call in a thread of its own. Raises what it raises, or TimeoutError."""
     worker = Worker("hangwatch-call")
     try:
         return await worker.run(call, timeout_s)
     finally:
         worker.stop()
-
-
-class _StopWorkerError(Exception):
-    pass
-
-
-def _stop() -> None:
-    raise _StopWorkerError

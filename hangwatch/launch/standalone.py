@@ -23,7 +23,8 @@ from hangwatch.agent.environment import CARRIED, carried
 from hangwatch.agent.inject.unwrapped import LOCK_FD, WATCH_FD
 from hangwatch.console import fold_command, say
 from hangwatch.errors import HangwatchError
-from hangwatch.evidence.local_ranks import SUFFIX, LocalRanks, launcher_of
+from hangwatch.evidence.local_ranks import LocalRanks, launcher_of
+from hangwatch.evidence.page import SUFFIX
 from hangwatch.evidence.processes import command_words
 from hangwatch.launch.command import Signals
 from hangwatch.launch.signals import ENDING

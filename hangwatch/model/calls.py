@@ -1,20 +1,20 @@
-"""A call as all sources know it: its line, its package, its process group."""
+"""The parts of a call that all sources know: its line, its package, its process group."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 OF_A_STORE = "store."
-"""The names of calls that wait for a key of torch's store begin so."""
+"""Prefix of the names of calls that wait for a key of torch's store."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackageCall:
-    """What a line of the user's code has called of an installed package other than torch.
+    """A call from a line of the user's code into an installed package other than torch.
 
-    ``function`` is the outermost such function on the stack, with its class: what the
-    line itself calls, as far as a stack tells. ``inner`` is the innermost public method,
-    of whatever package, empty where that is the same or there is none.
+    ``function`` is the package's outermost function on the stack, with its class: the line
+    itself calls it, as far as a stack shows. ``inner`` is the innermost public method,
+    of any package, empty where that is the same or there is none.
     """
 
     package: str
@@ -31,12 +31,12 @@ class Site:
     function: str
     source: str | None = None
     call: PackageCall | None = field(default=None, compare=False)
-    """What the line has called, where a stack shows it."""
+    """The call into a package that the line has made, where a stack shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """What a process group is known by on every rank.
+    """The identity of a process group, which is the same on every rank.
 
     A group's name is a counter of the process and differs between ranks;
     members, description and ``index`` (its place among the groups with the

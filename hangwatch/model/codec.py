@@ -1,9 +1,9 @@
-"""Python's garbage collector, where it only costs time.
+"""Encodes dataclasses as JSON, and decodes them with each value checked.
 
-What comes from another node is never trusted: it is decoded by orjson (not
+Messages of other nodes are never trusted: they are decoded by orjson (not
 pickle, which runs what it reads), bounded in size, and each value must have the
-type that the dataclass declares. What has its default is left out. Values that
-come again and again can be sent as their number in a table.
+type that the dataclass declares. Fields with their default are left out. Values that
+are repeated often can be sent as their number in a table.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def without_collections() -> Iterator[None]:
 
 
 MAX_ITEMS = 1 << 17
-"""As many ranks as a group of a page may have."""
+"""Most items of one list: the ranks that a group of a page may have."""
 MAX_TEXT = 1 << 20
 MAX_VALUES = 100_000
-"""In one message, unless its reader says otherwise: they take some 100 bytes each."""
+"""In one message, unless its reader passes another bound: they take some 100 bytes each."""
 
 Tables = Mapping[type, dict[Any, int]]
 """Type to its values with their numbers; grows while values are encoded."""
@@ -54,25 +54,25 @@ Known = Mapping[type, Sequence[Any]]
 Decoder = Callable[[Any, Known], Any]
 _SIMPLE = (str, int, float, bool, int | None, float | None, str | None, tuple[int, ...])
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
-"""Integers that JSON can tell."""
+"""Range of the integers that orjson reads."""
 _NO_TABLES: dict[type, Any] = {}
 
 
 class CodecError(HangwatchError):
-    """Bytes or values that are not what was announced."""
+    """Raised for bytes or values that are not of the expected type."""
 
 
 def dumps(value: object, tables: Tables = _NO_TABLES) -> bytes:
-    """Any value of dataclasses, enums, tuples, dicts and plain values as JSON."""
-    told = plain(value, tables)
+    """Return any value of dataclasses, enums, tuples, dicts and plain values as JSON."""
+    values = plain(value, tables)
     try:
-        return orjson.dumps(told)
+        return orjson.dumps(values)
     except orjson.JSONEncodeError:  # a text that is no UTF-8
-        return orjson.dumps(readable_all(told))
+        return orjson.dumps(readable_all(values))
 
 
 def plain(value: Any, tables: Tables = _NO_TABLES) -> Any:
-    """The same as plain values. Those of a type in ``tables`` become numbers."""
+    """Return a value as plain values, or as its number if its type is in ``tables``."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Enum):
@@ -85,24 +85,21 @@ def plain(value: Any, tables: Tables = _NO_TABLES) -> Any:
     table = tables.get(kind)
     if table is not None:
         return table.setdefault(value, len(table))
-    found = {}
+    fields_set = {}
     for name, default, simple in _plan(kind):
         item = getattr(value, name)
         if item != default:
-            found[name] = item if simple else plain(item, tables)
-    return found
+            fields_set[name] = item if simple else plain(item, tables)
+    return fields_set
 
 
 def loads(kind: Any, data: bytes, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
-    """A checked value of a type (an annotation). Raises CodecError."""
+    """Decode and check a value of a type (an annotation). Raises CodecError."""
     return decode(kind, parse(data, max_bytes, max_values))
 
 
 def parse(data: bytes, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
-    """Plain values from JSON, of which nothing is built if they are too many.
-
-    Raises CodecError.
-    """
+    """Parse JSON into plain values; nothing is built if they are too many. Raises CodecError."""
     if len(data) > max_bytes:
         raise CodecError(f"{len(data)} bytes, more than {max_bytes}")
     if (found := values_in(data)) > max_values:
@@ -114,31 +111,31 @@ def parse(data: bytes, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
 
 
 def values_in(data: bytes) -> int:
-    """How many values JSON holds at most, a few too many where texts hold commas."""
+    """Return how many values JSON holds at most, a few too many where texts hold commas."""
     return 1 + sum(map(data.count, (b",", b"[", b"{")))
 
 
 def compress(data: bytes) -> bytes:
-    """For ``decompress``."""
+    """Compress data for ``decompress``."""
     return zlib.compress(data, 1)
 
 
 def decompress(data: bytes, max_bytes: int) -> bytes:
-    """What was compressed, at most max_bytes of it. Raises CodecError."""
+    """Undo ``compress``, up to max_bytes. Raises CodecError."""
     unpacking = zlib.decompressobj()
     try:
-        found = unpacking.decompress(data, max_bytes)
+        unpacked = unpacking.decompress(data, max_bytes)
     except zlib.error as error:
         raise CodecError(f"not compressed as it should be: {error}") from error
     if unpacking.unconsumed_tail or not unpacking.eof:
         raise CodecError(f"damaged, or more than {max_bytes} bytes when unpacked")
-    return found
+    return unpacked
 
 
 def decode(kind: Any, value: Any, known: Known = _NO_TABLES, *, lenient: bool = False) -> Any:
-    """A value of the given type (an annotation) from plain values. Raises CodecError.
+    """Make a value of a type (an annotation) from plain values. Raises CodecError.
 
-    lenient: fields that a dataclass has not are left out, as those of a later version.
+    lenient: fields that a dataclass does not have are ignored, as those of a later version.
     """
     try:
         return _decoder(kind, lenient)(value, known)
@@ -153,11 +150,11 @@ def _decoder(kind: Any, lenient: bool) -> Decoder:  # noqa: FBT001 (a key of the
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        chosen = [_decoder(one, lenient) for one in arguments if one is not type(None)]
-        return _union(chosen, optional=type(None) in arguments)
+        options = [_decoder(option, lenient) for option in arguments if option is not type(None)]
+        return _union(options, optional=type(None) in arguments)
     if origin is tuple:
         endless = len(arguments) == 2 and arguments[1] is Ellipsis  # noqa: PLR2004 (tuple[X, ...])
-        items = [_decoder(one, lenient) for one in (arguments[:1] if endless else arguments)]
+        items = [_decoder(item, lenient) for item in (arguments[:1] if endless else arguments)]
         return _list(items[0]) if endless else _tuple(items)
     if origin is dict:
         return _dict(arguments[0], _decoder(arguments[1], lenient))
@@ -166,8 +163,8 @@ def _decoder(kind: Any, lenient: bool) -> Decoder:  # noqa: FBT001 (a key of the
     return {float: _float, int: _integer, str: _text, Path: _path}.get(kind) or _plain(kind)
 
 
-def _said(value: Any) -> str:
-    """A value for people; of what is large only what it is, since to print it costs as much."""
+def _shown(value: Any) -> str:
+    """Return a value for people; a large one by its kind alone, since printing it is expensive."""
     if isinstance(value, str):
         return repr(value[:60])
     if isinstance(value, list | dict):
@@ -178,7 +175,7 @@ def _said(value: Any) -> str:
 def _plain(kind: type) -> Decoder:
     def decode_plain(value: Any, _: Known) -> Any:
         if type(value) is not kind:
-            raise CodecError(f"{_said(value)} is no {getattr(kind, '__name__', kind)}")
+            raise CodecError(f"{_shown(value)} is no {getattr(kind, '__name__', kind)}")
         return value
 
     return decode_plain
@@ -186,7 +183,7 @@ def _plain(kind: type) -> Decoder:
 
 def _text(value: Any, _: Known) -> str:
     if type(value) is not str:
-        raise CodecError(f"{_said(value)} is no str")
+        raise CodecError(f"{_shown(value)} is no str")
     if len(value) > MAX_TEXT:
         raise CodecError(f"a text of {len(value)} characters")
     return value
@@ -198,13 +195,13 @@ def _path(value: Any, known: Known) -> Path:
 
 def _integer(value: Any, _: Known) -> int:
     if type(value) is not int or not _LEAST <= value <= _MOST:
-        raise CodecError(f"{_said(value)} is no 64-bit integer")
+        raise CodecError(f"{_shown(value)} is no 64-bit integer")
     return value
 
 
 def _float(value: Any, _: Known) -> float:
     if type(value) is not float and type(value) is not int:
-        raise CodecError(f"{_said(value)} is no float")
+        raise CodecError(f"{_shown(value)} is no float")
     return float(value)
 
 
@@ -212,17 +209,17 @@ def _enum(kind: type[Enum]) -> Decoder:
     members = {member.value: member for member in kind}
 
     def decode_enum(value: Any, _: Known) -> Enum:
-        found = members.get(value) if isinstance(value, str) else None
-        if found is None:
-            raise CodecError(f"{_said(value)} is no {kind.__name__}")
-        return found
+        member = members.get(value) if isinstance(value, str) else None
+        if member is None:
+            raise CodecError(f"{_shown(value)} is no {kind.__name__}")
+        return member
 
     return decode_enum
 
 
 def _record(kind: Any, *, lenient: bool) -> Decoder:
     hints = typing.get_type_hints(kind)
-    required = {name for name, default in _defaults(kind) if default is MISSING}
+    required = {name for name, default, _ in _plan(kind) if default is MISSING}
 
     def mismatch(value: dict[str, Any]) -> str:
         if missing := required - value.keys():
@@ -236,17 +233,17 @@ def _record(kind: Any, *, lenient: bool) -> Decoder:
         table = known.get(kind) if known else None
         if table is not None:
             if type(value) is not int or not 0 <= value < len(table):
-                raise CodecError(f"{_said(value)} is not the number of a {kind.__name__}")
+                raise CodecError(f"{_shown(value)} is not the number of a {kind.__name__}")
             return table[value]
         if type(value) is not dict:
-            raise CodecError(f"{_said(value)} is no {kind.__name__}")
+            raise CodecError(f"{_shown(value)} is no {kind.__name__}")
         if not decoders:
             decoders.update((name, _decoder(hint, lenient)) for name, hint in hints.items())
         try:
             if lenient:
                 parts = decoders.items()
                 return kind(
-                    **{name: one(value[name], known) for name, one in parts if name in value}
+                    **{name: part(value[name], known) for name, part in parts if name in value}
                 )
             return kind(**{name: decoders[name](item, known) for name, item in value.items()})
         except (KeyError, TypeError) as error:
@@ -255,56 +252,49 @@ def _record(kind: Any, *, lenient: bool) -> Decoder:
     return decode_record
 
 
-def _union(chosen: Sequence[Decoder], *, optional: bool) -> Decoder:
+def _union(options: Sequence[Decoder], *, optional: bool) -> Decoder:
     def decode_union(value: Any, known: Known) -> Any:
         if value is None and optional:
             return None
-        for option in chosen[:-1]:
+        for option in options[:-1]:
             try:
                 return option(value, known)
             except CodecError:
                 continue
-        return chosen[-1](value, known)
+        return options[-1](value, known)
 
     return decode_union
 
 
-def _list(one: Decoder) -> Decoder:
-    """For ``tuple[X, ...]``."""
-    if one is _integer:
-        return _integers
+def _list(decoder: Decoder) -> Decoder:
+    """Return the decoder of ``tuple[X, ...]``."""
 
     def decode_list(value: Any, known: Known) -> tuple[Any, ...]:
         if type(value) is not list or len(value) > MAX_ITEMS:
-            raise CodecError(f"{_said(value)} is no list of at most {MAX_ITEMS}")
-        return tuple([one(item, known) for item in value])
+            raise CodecError(f"{_shown(value)} is no list of at most {MAX_ITEMS}")
+        # Integers may be the ranks of a large group: they are checked in few steps.
+        integers = decoder is _integer and set(map(type, value)) == {int}
+        if integers and _LEAST <= min(value) <= max(value) <= _MOST:
+            return tuple(value)
+        return tuple([decoder(item, known) for item in value])
 
     return decode_list
-
-
-def _integers(value: Any, known: Known) -> tuple[int, ...]:
-    """For ``tuple[int, ...]``, which may be the ranks of a large group: in few steps."""
-    if type(value) is not list or len(value) > MAX_ITEMS:
-        raise CodecError(f"{_said(value)} is no list of at most {MAX_ITEMS}")
-    if value and (set(map(type, value)) != {int} or min(value) < _LEAST or max(value) > _MOST):
-        return tuple([_integer(item, known) for item in value])  # says which
-    return tuple(value)
 
 
 def _tuple(decoders: Sequence[Decoder]) -> Decoder:
     def decode_tuple(value: Any, known: Known) -> tuple[Any, ...]:
         if type(value) is not list or len(value) != len(decoders):
-            raise CodecError(f"{_said(value)} is no list of {len(decoders)} values")
-        return tuple(one(item, known) for one, item in zip(decoders, value, strict=True))
+            raise CodecError(f"{_shown(value)} is no list of {len(decoders)} values")
+        return tuple(decode(item, known) for decode, item in zip(decoders, value, strict=True))
 
     return decode_tuple
 
 
-def _dict(key_kind: Any, one: Decoder) -> Decoder:
+def _dict(key_kind: Any, decoder: Decoder) -> Decoder:
     def decode_dict(value: Any, known: Known) -> dict[Any, Any]:
         if type(value) is not dict or len(value) > MAX_ITEMS:
-            raise CodecError(f"{_said(value)} is no object, or a very large one")
-        return {_key(key_kind, key): one(item, known) for key, item in value.items()}
+            raise CodecError(f"{_shown(value)} is no object, or a very large one")
+        return {_key(key_kind, key): decoder(item, known) for key, item in value.items()}
 
     return decode_dict
 
@@ -315,20 +305,18 @@ def _key(kind: Any, key: str) -> Any:
     try:
         return int(key)
     except ValueError:
-        raise CodecError(f"{_said(key)} is no number") from None
+        raise CodecError(f"{_shown(key)} is no number") from None
 
 
 @cache
 def _plan(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
-    """Field to its default, and whether JSON has its values as they are."""
+    """Return of each field its name, its default (or MISSING), and True if JSON has it as it is."""
     hints = typing.get_type_hints(kind)
-    return tuple((name, default, hints[name] in _SIMPLE) for name, default in _defaults(kind))
-
-
-@cache
-def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Field to its default, MISSING where it has none."""
     return tuple(
-        (one.name, one.default if one.default_factory is MISSING else one.default_factory())
-        for one in fields(kind)
+        (
+            field.name,
+            field.default if field.default_factory is MISSING else field.default_factory(),
+            hints[field.name] in _SIMPLE,
+        )
+        for field in fields(kind)
     )

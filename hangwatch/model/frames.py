@@ -1,4 +1,4 @@
-"""Tells a user's own code from that of libraries, and which thread of a rank trains.
+"""Distinguishes the user's own code from libraries, and finds the thread of a rank that trains.
 
 Decided by the parts of the path alone: the process that was looked at may have
 another prefix, or run on another node.
@@ -23,22 +23,22 @@ _INTERNAL = re.compile(
     r"|\.(?:so|c|cc|cpp|h|pyx|S)(?:[.\d]*)$"
 )
 _TYPED = ("<stdin>", "<string>", "<ipython-input", "<python-input")
-"""What people type to Python, or hand it by -c, has no file."""
+"""Code that is typed into Python, or passed by -c, has no file."""
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 _RESTS = re.compile(
     r"/python3(?:\.\d+)?t?/(?:threading\.py|queue\.py|selectors\.py|concurrent/futures/|asyncio/)"
     r"|/(?:site|dist)-packages/ray/"
 )
-"""In such a file a thread waits for others of its process, or for what they shall do."""
+"""In these files a thread waits for others of its process, or for orders."""
 _TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
 _LOCAL = "<locals>"
 _NO_PACKAGES = frozenset({"torch", "functorch", "hangwatch", "typing_extensions"})
-"""Their calls are told as operations; torch also lies between a line and what it calls
-(no_grad, Module.__call__), as does typing_extensions (deprecated())."""
+"""Their calls are shown as operations; torch also is between a line and what it calls
+(no_grad, Module.__call__), as is typing_extensions (deprecated())."""
 
 
 def is_user_file(file: str, program: str = "") -> bool:
-    """Whether a file is the user's own code. program: as in Identity (model/page.py).
+    """True if a file is the user's own code. program: as in Identity (model/page.py).
 
     Not so: other installed packages, the standard library, hangwatch's agent, what
     inductor generated, native code, and names such as ``<frozen runpy>``.
@@ -51,12 +51,12 @@ def is_user_file(file: str, program: str = "") -> bool:
 
 
 def is_user_frame(frame: Frame) -> bool:
-    """Whether a frame is of the user's own code: that of the program is, wherever it lies."""
+    """True if a frame is of the user's own code, as all of the program is, wherever it is."""
     return frame.program or is_user_file(frame.file)
 
 
 def marked(threads: Iterable[ThreadStack], program: str) -> tuple[ThreadStack, ...]:
-    """Stacks of a process with its program marked (model/page.py: Identity)."""
+    """Return the stacks of a process with its program marked (model/page.py: Identity)."""
     if not program:
         return tuple(threads)
     return tuple(
@@ -72,17 +72,17 @@ def marked(threads: Iterable[ThreadStack], program: str) -> tuple[ThreadStack, .
 
 
 def user_frames(frames: Iterable[Frame]) -> list[Frame]:
-    """The frames of user code that have a line, in the order given."""
+    """Return the frames of user code that have a line, in the order given."""
     return [frame for frame in frames if frame.line > 0 and is_user_frame(frame)]
 
 
 def site_of(frame: Frame, sources: Mapping[str, str]) -> Site:
-    """A frame as a site, with its line where the source is at hand."""
+    """Return a frame as a site, with its line where the source is at hand."""
     return Site(frame.file, frame.line, frame.function, line_of(sources, frame.file, frame.line))
 
 
 def with_source(site: Site | None, sources: Mapping[str, str]) -> Site | None:
-    """A site with its line, where it has none yet and the source is at hand."""
+    """Return a site with its line, where it has none yet and the source is at hand."""
     if site is None or site.source is not None:
         return site
     text = line_of(sources, site.file, site.line)
@@ -90,7 +90,7 @@ def with_source(site: Site | None, sources: Mapping[str, str]) -> Site | None:
 
 
 def line_of(sources: Mapping[str, str], file: str, line: int) -> str | None:
-    """The stripped line of a file, None where it cannot be had."""
+    """Return the stripped line of a file, None where it cannot be had."""
     text = sources.get(file)
     if text is None or line < 1:
         return None
@@ -100,12 +100,12 @@ def line_of(sources: Mapping[str, str], file: str, line: int) -> str | None:
 
 @lru_cache(maxsize=64)
 def _lines(text: str) -> list[str]:
-    """The lines of a file that many ranks are in."""
+    """Return the lines of a file that many ranks are in."""
     return text.splitlines()
 
 
 def innermost_user_site(frames: Sequence[Frame], sources: Mapping[str, str]) -> Site | None:
-    """Where the user's code is in a stack given innermost first, or None."""
+    """Return the innermost line of the user's code in a stack given innermost first, or None."""
     for depth, frame in enumerate(frames):
         if frame.line > 0 and is_user_frame(frame):
             return replace(site_of(frame, sources), call=package_call(frames[:depth]))
@@ -113,10 +113,10 @@ def innermost_user_site(frames: Sequence[Frame], sources: Mapping[str, str]) -> 
 
 
 def package_call(inside: Sequence[Frame]) -> PackageCall | None:
-    """What a line calls of an installed package, by the frames inside it, innermost first.
+    """Return the call of a line into an installed package, by the frames inside, innermost first.
 
-    Wrappers that a decorator has made (``<locals>``) have no name that anybody knows, so
-    what they wrap is named; where there is nothing else, the decorator is.
+    Wrappers that a decorator has made (``<locals>``) have no name that users know, so
+    the wrapped function is named; where there is nothing else, the decorator is.
     """
     of_packages = [
         (found[1], frame.function)
@@ -135,13 +135,13 @@ def package_call(inside: Sequence[Frame]) -> PackageCall | None:
 
 
 def _is_public_method(name: str) -> bool:
-    """Whether a name says something without its module: a class's, and not for its own use."""
+    """True if a name is clear without its module: that of a class's method, and not private."""
     owner, _, last = name.rpartition(".")
     return bool(owner) and (not last.startswith(("_", "<")) or last.endswith("__"))
 
 
 def main_thread(threads: Sequence[ThreadStack] | None, pid: int = 0) -> ThreadStack | None:
-    """The main thread of a process, None where there is no stack."""
+    """Return the main thread of a process, None where there is no stack."""
     if not threads:
         return None
     for thread in threads:
@@ -151,12 +151,12 @@ def main_thread(threads: Sequence[ThreadStack] | None, pid: int = 0) -> ThreadSt
 
 
 def program_thread(rank: RankSnapshot) -> ThreadStack | None:
-    """The thread of a rank that trains, None where there is no stack.
+    """Return the thread of a rank that trains, None where there is no stack.
 
     It is the main one, unless that rests while another one alone makes the calls, as where a
-    launcher runs the training function in a thread. Who makes those of C++ is not known: then it
-    is the main one if that of another rank is in torch, whoever else makes calls, and else the
-    one that is in the user's code, and at work or in torch.
+    launcher runs the training function in a thread. Which thread makes C++'s calls is not known:
+    then it is the main one if that of another rank is in torch, whichever thread else makes calls,
+    and else the one that is in the user's code, and at work or in torch.
     """
     main = main_thread(rank.threads, rank.pid)
     if main is None or not _rests(main):
@@ -176,7 +176,7 @@ def program_thread(rank: RankSnapshot) -> ThreadStack | None:
 
 
 def know_trainers(ranks: Iterable[RankSnapshot]) -> tuple[RankSnapshot, ...]:
-    """The ranks of a job, with ``main_trains`` where the main thread of one is in torch."""
+    """Return a job's ranks, with ``main_trains`` if the main thread of one of them is in torch."""
     known = tuple(ranks)
     if any(_is_in_torch(main_thread(rank.threads, rank.pid)) for rank in known):
         return tuple(replace(rank, main_trains=True) for rank in known)
@@ -184,14 +184,14 @@ def know_trainers(ranks: Iterable[RankSnapshot]) -> tuple[RankSnapshot, ...]:
 
 
 def _is_in_torch(thread: ThreadStack | None) -> bool:
-    """Whether it has called torch from a line of the user's."""
+    """True if it has called torch from a line of the user's."""
     frames = thread.frames if thread else ()
     inside = [frame.file for frame in takewhile(lambda frame: not is_user_frame(frame), frames)]
     return len(inside) < len(frames) and any(map(_TORCH.search, inside))
 
 
 def _rests(thread: ThreadStack) -> bool:
-    """Whether it waits by nothing but Python's own means; a data loader waits by them, too."""
+    """True if it waits by nothing but Python's own means; a data loader waits by them, too."""
     python = (frame for frame in thread.frames if frame.file.endswith(".py"))
     inside = [frame.file for frame in takewhile(lambda frame: not is_user_frame(frame), python)]
     return bool(inside) and all(map(_RESTS.search, inside))

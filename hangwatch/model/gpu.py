@@ -31,7 +31,7 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """A GPU, or a MIG device, as NVML showed it last. None is what could not be had."""
+    """A GPU, or a MIG device, as NVML showed it last. None: the figure could not be had."""
 
     uuid: str
     """Of the MIG device where it is one; ``index-N`` where it has none to be read."""
@@ -43,7 +43,7 @@ class GpuState:
     are the whole GPU's."""
     health: GpuHealth = GpuHealth.OK
     ranks: tuple[int, ...] = ()
-    """Those of its node that use it."""
+    """The ranks of its node that use it."""
     assumed: bool = False
     """NVML names no process of ``ranks`` (it may count pids otherwise than we see them): it is
     the GPU that LOCAL_RANK and CUDA_VISIBLE_DEVICES name."""
@@ -56,14 +56,14 @@ class GpuState:
     sm_clock_hz: float | None = None
     memory_clock_hz: float | None = None
     throttle: tuple[str, ...] | None = None
-    """Why its clocks are lower than they could be: some of THROTTLE_REASONS."""
+    """Reasons why its clocks are lower than they could be: some of THROTTLE_REASONS."""
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     """Since the driver was loaded, as ``ecc_corrected``."""
     ecc_uncorrected_new: int = 0
     """Since the run was first watched."""
     ecc_uncorrected_age_s: float | None = None
-    """How long ago the last of these was seen."""
+    """Age of the last of these."""
     remapped_rows: dict[str, int] | None = None
     """``correctable`` and ``uncorrectable`` errors that rows were remapped for; whether a
     remapping is ``pending`` or there was a ``failure`` (0 or 1)."""
@@ -76,7 +76,7 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
-    """The GPUs of a node. ``off`` says why nothing is known of them, empty if something is."""
+    """The GPUs of a node. ``off``: why nothing is known of them, empty if something is."""
 
     gpus: tuple[GpuState, ...] = ()
     off: str = ""

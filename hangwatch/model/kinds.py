@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What the counters show."""
+    """The kind of a failure, by the counters."""
 
     NEVER_ENTERED = "never_entered"
     """The culprit has not entered the collective that others wait in."""
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 class Reason(StrEnum):
-    """What the culprit is doing, or how it ended."""
+    """The reason of a failure: the culprit's activity, or how it ended."""
 
     USER_CODE = "user_code"
     DATA_LOADING = "data_loading"
@@ -54,7 +54,7 @@ class Reason(StrEnum):
 
 
 class State(StrEnum):
-    """How the job stands."""
+    """The state of the job."""
 
     HANG = "hang"
     """It will not go on, or has not for longer than --hang-after."""
@@ -69,12 +69,12 @@ class State(StrEnum):
 
 
 class What(StrEnum):
-    """What made a job hang: the line to change, by what stands there."""
+    """The root cause of a hang: the line to change, by what is there."""
 
     RANK_CONDITION = "rank_condition"
-    """A call of all ranks lies below a condition that depends on the rank."""
+    """A call of all ranks is below a condition that depends on the rank."""
     DATA_CONDITION = "data_condition"
-    """It lies below one that depends on something else that differs between ranks."""
+    """It is below a condition that depends on something else that differs between ranks."""
     UNEVEN_LOOP = "uneven_loop"
     """A loop has more turns on some ranks."""
     EARLY_EXIT = "early_exit"
@@ -111,19 +111,19 @@ class What(StrEnum):
 
 
 class Certainty(StrEnum):
-    """How sure the verdict is; ``proved`` means no future event can undo it."""
+    """Certainty of a verdict; ``proved`` means no future event can undo it."""
 
     PROVED = "proved"
     LIKELY = "likely"
     POSSIBLE = "possible"
 
     def at_most(self, most: Certainty) -> Certainty:
-        """The lower one of two."""
+        """Return the lower one of two."""
         return max(self, most, key=list(Certainty).index)
 
 
 class Phase(StrEnum):
-    """Where a rank is in its life. Members are in the order of that life."""
+    """Phase of a rank's life. Members are in the order of that life."""
 
     BORN = "born"
     """torch.distributed was imported."""
@@ -139,10 +139,10 @@ class Phase(StrEnum):
 
 
 class OpState(StrEnum):
-    """How far one collective or point-to-point call has come on one rank."""
+    """Progress of one collective or point-to-point call on one rank."""
 
     ISSUED = "issued"
-    """Handed to the backend; nobody is known to wait for it on the host."""
+    """Handed to the backend; no thread of the host is known to wait for it."""
     BLOCKED = "blocked"
     """A thread of the rank is inside the call or inside ``Work.wait`` for it."""
     DONE = "done"
@@ -151,7 +151,7 @@ class OpState(StrEnum):
 
 
 class GpuHealth(StrEnum):
-    """Whether a GPU can be used, as far as NVML says."""
+    """Health of a GPU, by NVML."""
 
     OK = "ok"
     LOST = "lost"
@@ -159,14 +159,14 @@ class GpuHealth(StrEnum):
     RESET_REQUIRED = "reset_required"
     """It has to be reset before it can be used again (NVML_ERROR_RESET_REQUIRED)."""
     SILENT = "silent"
-    """NVML's calls that are about it do not return."""
+    """NVML's calls about it do not return."""
 
 
 class Cost(StrEnum):
-    """A mistake that hangs nothing and costs dear all the same."""
+    """A mistake that is expensive although nothing hangs."""
 
     ONE_GPU = "one_gpu"
-    """All ranks of a node use one GPU while others lie idle."""
+    """All ranks of a node use one GPU while others are idle."""
     SAME_ORDER = "same_order"
     """Every epoch goes through the data in the same order."""
     """The replicas of a model are trained on the same data."""

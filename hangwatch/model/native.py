@@ -1,4 +1,4 @@
-"""Loads ``hangwatch._native``, or says why this interpreter cannot have it."""
+"""Loads ``hangwatch._native``, or explains why this interpreter cannot."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The backends of torch.distributed that are known by their names.
-
-Names as ``Backend.name()`` returns them (torch/csrc/distributed/c10d). The C++ side has NCCL's
-too, in native/groups.cpp.
+"""The operations and backends of torch.distributed, and the methods that issue operations.
 
 One table for the recorders, the reader of Flight Recorder dumps and the diagnosis. The C++
-side is generated from it: ``python native/methods.py > native/methods.hpp``.
+side is generated from it: ``python native/methods.py > native/methods.hpp``. Backends are named
+as ``Backend.name()`` returns them (torch/csrc/distributed/c10d); NCCL's names are also in
+native/groups.cpp.
 """
 
 from __future__ import annotations
@@ -15,23 +14,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 NCCL_OLD = "nccl"
-"""The one that was NCCL's alone before torch 2.15, and is built as ``nccl-legacy`` from then on."""
+"""NCCL's only backend before torch 2.15, which is built as ``nccl-legacy`` from then on."""
 NCCL = (NCCL_OLD, "nccl2", "nccl-lazy")
 RECORD_THEMSELVES = frozenset({"gloo", NCCL_OLD, "xccl"})
-"""Those that have a Flight Recorder of their own, so that a hook of torch's leaves them alone."""
+"""Backends that have a Flight Recorder of their own, so that a hook of torch's skips them."""
 ON_HOST = frozenset({"gloo", "mpi"})
 
 
 def ran_on_host(hooked: Sequence[tuple[int, bool]], by_host: Sequence[int]) -> list[bool]:
-    """Of the calls that a hook recorded in one group, which are barriers that the host ran.
+    """Return for each call that a hook recorded in a group True if the host ran it, a barrier.
 
-    A barrier has no tensor to tell the hook where it runs: in a group of two backends
+    A barrier has no tensor to show the hook where it runs: in a group of two backends
     (``cpu:gloo,cuda:nccl2``) the hook takes it for one of the device's, whose completion it never
     hears of. gloo has recorded the same call a moment later.
 
-    hooked: when each was made, in that order, and whether it is a barrier. by_host: when each
-    barrier was made that the host's backend recorded in the group, in that order. All in ns of
-    one clock.
+    hooked: the time of each call, in that order, and True for a barrier. by_host: the time of each
+    barrier that the host's backend recorded in the group, in that order. All in ns of one clock.
     """
     ends = [made for made, _ in hooked[1:]] + [sys.maxsize]
     return [
@@ -45,13 +43,13 @@ class Operation(NamedTuple):
 
     also: its other names in recorders, lower case: the ``profiling title`` of
         ProcessGroupNCCL.cpp and ProcessGroupGloo.cpp. Methods' names need not stand there.
-    by_gloo: what gloo's Flight Recorder calls it, empty where it uses this name.
+    by_gloo: its name in gloo's Flight Recorder, empty where that is this name.
     run_as: the operation that backends run it as, so that members may issue either, empty where it
         is one of its own. Seen on gloo; NCCL makes the same call for both (ProcessGroupNCCL.cpp).
     rooted: one rank of the group is its root.
     equal_sizes: the tensors have one size and dtype on all ranks. The list forms may be uneven.
     one_tensor: each rank has one tensor, so that all sources describe the same one. Else one
-        may tell the input's size and another the output's.
+        may have the input's size and another the output's.
     needs_all: no rank completes it before all have entered it.
     copies: it computes nothing, so that a dtype of the same size does as well.
     """

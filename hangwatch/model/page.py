@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from hangwatch.model.calls import GroupKey, Site
 from hangwatch.model.kinds import OpState, Phase
 
+MAX_WORLD = 1 << 20
+"""Most ranks in one job. What claims more is refused: memory would grow with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who owns a page. ``start_ticks`` is field 22 of /proc/PID/stat (proc(5))."""
+    """The owner of a page. ``start_ticks`` is field 22 of /proc/PID/stat (proc(5))."""
 
     pid: int
     start_ticks: int
@@ -24,17 +27,17 @@ class Identity:
     store_port: int = 0
     run_id: str = ""
     program: str = ""
-    """What was started: a file, or where it is installed its package, a directory with a trailing
-    slash. Empty where that is not known."""
+    """The program that was started: a file, or if it is installed its package, a directory with a
+    trailing slash. Empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExceptionRecord:
     """An exception that ended a rank. ``site`` is the innermost user frame.
 
-    thrown: what the last call of torch's that failed has raised, be it this exception, one that
-        the program has made this one of, or long forgotten; ``TYPE: TEXT``, empty where none has.
-    sent: the name of the signal whose handler has raised it, empty where none has.
+    thrown: the exception of the last call of torch's that failed, be it this one, one that
+        the program has made this one of, or long forgotten; ``TYPE: TEXT``, empty if none failed.
+    sent: the name of the signal whose handler has raised it, empty if none has.
     after: exceptions that led to it, the latest first, as far as a traceback shows them;
         ``TYPE: TEXT`` each.
     """
@@ -49,7 +52,7 @@ class ExceptionRecord:
 
     @property
     def story(self) -> str:
-        """What it says, and what led to it: ``TEXT (after TYPE: TEXT; TYPE: TEXT)``."""
+        """Its text, and what led to it: ``TEXT (after TYPE: TEXT; TYPE: TEXT)``."""
         return f"{self.message} (after {'; '.join(self.after)})" if self.after else self.message
 
 
@@ -61,7 +64,7 @@ class PageGroup:
         less the point-to-point calls), sampled about twice a second and at
         each call that Python issues.
     completed: the last of them known to be complete, -1 where unknown.
-    reached, passed: the last place up to which the GPU has told (native/beacon.hpp)
+    reached, passed: the last place up to which the GPU has reported (native/beacon.hpp)
         that the caller's stream had come to the collective, and was behind it. Of the
         calls that have beacons (``PageEvent.device``); -1 where unknown.
     entered, left: collectives that Python issued, and that returned.
@@ -80,12 +83,12 @@ class PageGroup:
     left: int = 0
     p2p: int = 0
     changed_ns: int = 0
-    """When ``enqueued`` or ``p2p`` was last seen to change."""
+    """Time when ``enqueued`` or ``p2p`` was last seen to change."""
     alive: bool = True
     """False once the group was destroyed."""
     made_ns: int = 0
     ended_ns: int = 0
-    """When it was made, and destroyed (CLOCK_MONOTONIC); 0 where unknown, or not yet."""
+    """Time when it was made, and destroyed (CLOCK_MONOTONIC); 0 where unknown, or not yet."""
     checkpoints: tuple[tuple[int, ...], ...] = ()
     """(place, hash of all that Python issued up to it), for the last few places that are
     a multiple of 32. Equal on ranks that run the same program."""
@@ -122,11 +125,11 @@ class PageEvent:
     thread: int = 0
     """Native thread id that issued it."""
     device: int = -1
-    """CUDA device whose stream tells when it has come to it (``PageGroup.reached``), else -1."""
+    """CUDA device whose stream reports when it has come to it (``PageGroup.reached``), else -1."""
     sends: tuple[int, ...] = ()
-    """Of all_to_all_single: how many rows go to each member; empty where that is not known."""
+    """Of all_to_all_single: number of rows that go to each member; empty where unknown."""
     receives: tuple[int, ...] = ()
-    """How many rows it takes from each."""
+    """Number of rows that it takes from each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ class PageNewGroup:
 
 @dataclass(frozen=True, slots=True)
 class PageMark:
-    """Something that a rank did at a line ``count`` times, and that is no call of a group.
+    """An act of a rank at a line, ``count`` times, that is no call of a group.
 
     kind: see agent/record/marks.py. ns: of the last time.
     """
@@ -167,7 +170,7 @@ class RankPage:
     recorder: str
     """``native`` or ``python``."""
     recorder_reason: str
-    """Why it is not the native one; empty if it is."""
+    """Reason why it is not the native one; empty if it is."""
     phase: Phase
     phase_ns: int
     created_ns: int
@@ -178,8 +181,8 @@ class RankPage:
     handling: str
     """Type of the exception that the main thread was handling at that beat."""
     pending_since_ns: int
-    """Since when c10d has had the same unfinished work, 0 if it has none. Of gloo's groups that
-    of the one whose work has stood for longest, whatever goes on in others."""
+    """Time since which c10d has had the same unfinished work, 0 if it has none. Of gloo's groups
+    that of the one whose work has been unfinished for longest, whatever happens in others."""
     in_call: str
     """Blocking set-up call that the rank is in (``init_process_group``,
     ``new_group``, ``destroy_process_group``), or empty."""
@@ -187,18 +190,18 @@ class RankPage:
     in_call_site: Site | None
     exception: ExceptionRecord | None
     swallowed: int
-    """Errors of our own that the agent kept from the job."""
+    """Number of errors of our own that the agent kept from the job."""
     disarmed: str
-    """Why the agent stopped recording, or empty."""
+    """Reason why the agent stopped recording, or empty."""
     groups: tuple[PageGroup, ...] = ()
     events: tuple[PageEvent, ...] = ()
     """Oldest first."""
     beacons: str = "the Python recorder writes none"
-    """Why the GPU does not tell how far it has come; empty if it does."""
+    """Reason why the GPU does not report its progress; empty if it does."""
     torch_lacks: str = ""
-    """What the agent misses in the rank's torch and libraries, for people; empty if nothing."""
+    """Functions that the agent lacks in the rank's torch and libraries, for people, or empty."""
     new_groups: tuple[PageNewGroup, ...] = ()
     """Its last calls of new_group, oldest first."""
     marks: tuple[PageMark, ...] = ()
     groups_left_out: int = 0
-    """Groups that the process made when there was no room for more in the page."""
+    """Number of groups that the process made when the page had no room for more."""

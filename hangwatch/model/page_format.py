@@ -1,4 +1,4 @@
-"""The page as the Python recorder writes it, and the field that holds a chain of exceptions.
+"""The format of the Python recorder's page, and of the field for a chain of exceptions.
 
 A file of fixed size: the magic number, then two buffers that are written in
 turn. Each has a header (generation, length, CRC-32 of both and of the text)

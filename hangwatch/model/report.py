@@ -50,7 +50,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class RasAnswer:
-    """The answer of NCCL's RAS service about the job (evidence/nccl)."""
+    """The answer of NCCL's RAS service about the job (evidence/ras.py)."""
 
     data: bytes
     """The raw answer."""

@@ -1,4 +1,4 @@
-"""What diagnose() sees: ranks at one moment, and the thresholds."""
+"""The input of diagnose(): ranks at one moment, and the thresholds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What /proc said of a process. ``state`` is the letter of proc(5)."""
+    """The state of a process by /proc. ``state`` is the letter of proc(5)."""
 
     alive: bool
     state: str = ""
@@ -48,7 +48,7 @@ class ProcessState:
     """Signal that ended it if it is known, else None."""
     oom_killed: bool = False
     gone_age_s: float | None = None
-    """How long ago it was seen to end."""
+    """Seconds since it was seen to end."""
     terminated_by_launcher: bool = False
     """It ended by SIGTERM or SIGKILL after another rank had already ended."""
     replaced: bool = False
@@ -70,8 +70,8 @@ class OpRecord:
     """A call of a rank as the diagnosis sees it (page and flight merged).
 
     Fields as in PageEvent, with ages instead of times. ``source`` is ``page``
-    for calls that Python issued, ``flight`` for those known from c10d alone, which C++ issued,
-    and ``older`` for those known from it that the page may have lost since.
+    for calls that Python issued, ``flight`` for calls known from c10d alone, which C++ issued,
+    and ``older`` for calls known from it that the page may have lost since.
     """
 
     group: GroupKey
@@ -96,22 +96,22 @@ class OpRecord:
     """A device runs it, in the order in which the rank issued it: while it is unfinished,
     the device may not have come to it yet."""
     begun: bool | None = None
-    """Whether the device has come to it; None where that is not known."""
+    """True if the device has come to it; None where that is not known."""
     sends: tuple[int, ...] = ()
-    """Of an all_to_all: how much goes to each member (rows; elements where ``flight`` tells)."""
+    """Of an all_to_all: size that goes to each member (rows; elements if known from ``flight``)."""
     receives: tuple[int, ...] = ()
-    """How much it takes from each."""
+    """Size that it takes from each."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """How far a rank has come in a group; ``enqueued`` is its last place.
+    """Progress of a rank in a group; ``enqueued`` is its last place.
 
     ``started``: the last place that its device has come to, -1 where unknown.
-    ``by_python``: how many of its collectives Python issued, -1 where unknown.
+    ``by_python``: number of its collectives that Python issued, -1 where unknown.
     ``in_order``: its calls complete in their order, so that all up to ``completed`` have.
-    ``made_age_s``, ``ended_age_s``: how long ago the rank made and destroyed it, None where
-    unknown, or not yet. ``changed_age_s``: how long ago a call in it was last seen to be issued,
+    ``made_age_s``, ``ended_age_s``: since the rank made and destroyed it, None where
+    unknown, or not yet. ``changed_age_s``: since a call in it was last seen to be issued,
     which is half a second late where C++ has.
     """
 
@@ -182,28 +182,28 @@ class RankSnapshot:
     """Age of the last beat that did not."""
     pending_age_s: float | None = None
     born_age_s: float | None = None
-    """How long ago its page was made, which is as it comes to torch.distributed."""
+    """Age of its page, which is made when it imports torch.distributed."""
     threads: tuple[ThreadStack, ...] | None = None
     """None where they were not asked for, none where no stack could be taken."""
     main_trains: bool = False
     """Another rank shows that this job trains in its main threads (frames.know_trainers)."""
     children: tuple[Child, ...] = ()
     processors: float | None = None
-    """How many it and the processes below it kept busy while its stack was taken."""
+    """Number that it and the processes below it kept busy while its stack was taken."""
     flight: bool = False
-    """Whether its Flight Recorder is merged into ``ops``."""
+    """True if its Flight Recorder is merged into ``ops``."""
     recorder: str = "native"
     program: str = ""
     """As in Identity (model/page.py)."""
     gpu: GpuState | None = None
     """The GPU that it uses most, None where none is known."""
     missing_evidence: tuple[str, ...] = ()
-    """What could not be had of this rank, and why, for people."""
+    """Evidence that could not be had of this rank, and why, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """What diagnose() judges. Ranks that nothing is known of are absent."""
+    """The job that diagnose() judges. Unknown ranks are absent."""
 
     world_size: int
     ranks: tuple[RankSnapshot, ...]
@@ -214,16 +214,16 @@ class JobSnapshot:
     lost_nodes: tuple[str, ...] = ()
     """Hosts that cannot be reached any more; their ranks are there, without evidence."""
     cut_off: bool = False
-    """No other host can be reached: that from which the job is seen may be the lost one."""
+    """No other host can be reached: the host from which the job is seen may be the lost one."""
     unseen: tuple[str, ...] = ()
-    """What could not be seen of the job as a whole, and why, for people."""
+    """Facts that could not be seen of the job as a whole, and why, for people."""
     sources: dict[str, str] = field(default_factory=dict)
     """Text of user files named by sites, where unchanged since the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When waiting is called ``slow``, and when a hang, in seconds."""
+    """Seconds after which a wait is called ``slow``, and a hang."""
 
     suspect_after_s: float
     hang_after_s: float
@@ -231,7 +231,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a verdict was made from when it was announced."""
+    """The input of a verdict when it was announced."""
 
     announced: str
     """Its state."""

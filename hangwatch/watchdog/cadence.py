@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from hangwatch.evidence.pages.look import QUIET_S, Look
-from hangwatch.evidence.pages.waits import OVER, moved_ns
+from hangwatch.evidence.pages.look import OVER, QUIET_S, Look, moved_ns
 from hangwatch.model.snapshot import Thresholds
 
 SUSPECT_GAPS = 8.0

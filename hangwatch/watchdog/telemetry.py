@@ -18,8 +18,7 @@ from prometheus_client.core import Metric
 
 from hangwatch.console import News
 from hangwatch.evidence.environment import torch_version
-from hangwatch.evidence.pages.look import Look
-from hangwatch.evidence.pages.waits import moved_ns
+from hangwatch.evidence.pages.look import Look, moved_ns
 from hangwatch.evidence.threads import in_thread
 from hangwatch.metrics.families import NodeCollector
 from hangwatch.metrics.labels import GroupLabels

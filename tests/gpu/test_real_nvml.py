@@ -12,8 +12,7 @@ import pytest
 from waiting import until
 
 from hangwatch.evidence.gpu.device import Pace
-from hangwatch.evidence.gpu.ranks import LocalRank
-from hangwatch.evidence.gpu.reader import Gpus
+from hangwatch.evidence.gpu.reader import Gpus, LocalRank
 from hangwatch.model.kinds import GpuHealth
 
 if TYPE_CHECKING:

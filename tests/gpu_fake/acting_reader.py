@@ -10,8 +10,7 @@ import json
 import sys
 
 from hangwatch.evidence.gpu.device import Pace
-from hangwatch.evidence.gpu.ranks import LocalRank
-from hangwatch.evidence.gpu.reader import Gpus, SavedErrors
+from hangwatch.evidence.gpu.reader import Gpus, LocalRank, SavedErrors
 from hangwatch.model.codec import decode, plain
 
 

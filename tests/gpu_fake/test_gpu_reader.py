@@ -398,7 +398,9 @@ def test_the_doctor_says_what_nvml_says(fake: FakeNvml, tmp_path: Path) -> None:
     del fake.values["3.xids"]
     said = doctor(fake)
     assert said.startswith("warn  gpus       3 x NVIDIA H100 80GB HBM3, 1 x unknown GPU, driver")
-    assert "GPU 1 is lost; GPU 2 does not give: power; no Xid errors are told of GPU-3" in said
+    assert (
+        "GPU 1 is lost; GPU 2 has no reading of power; Xid errors of GPU-3 are not reported" in said
+    )
     fake.values["init"] = error(MISMATCH)
     assert "warn  gpus       the driver in the kernel is of another version" in doctor(fake)
     fake.library = tmp_path

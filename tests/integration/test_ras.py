@@ -19,8 +19,8 @@ from harness import reaches, watch
 from waiting import in_time
 
 from hangwatch.errors import EvidenceError
-from hangwatch.evidence.nccl import ras
-from hangwatch.evidence.nccl.status import read
+from hangwatch.evidence import ras
+from hangwatch.evidence.ras import interpret
 from hangwatch.model.kinds import Phase
 from hangwatch.model.report import RasAnswer
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, RankSnapshot
@@ -45,7 +45,7 @@ def asked(
 
 
 def told(answer: str, *, is_json: bool = True) -> tuple[str, ...]:
-    found = read(RasAnswer(answer.encode(), is_json=is_json, complete=True), JOB)
+    found = interpret(RasAnswer(answer.encode(), is_json=is_json, complete=True), JOB)
     assert found.complete
     return found.findings
 
@@ -70,7 +70,7 @@ def test_one_that_knows_no_json_is_read_as_text() -> None:
         answer = asked(fake)
     assert answer is not None
     assert not answer.is_json
-    answer = read(answer, JOB)
+    answer = interpret(answer, JOB)
     assert answer.version == "2.24.3"
     assert answer.findings == (
         "#0-0 (cf264af53edbe986) INCOMPLETE",
@@ -102,7 +102,7 @@ def test_an_answer_that_does_not_end_is_kept_as_far_as_it_came() -> None:
     assert answer is not None
     assert not answer.complete
     assert fake.answer.encode().startswith(answer.data)
-    assert not read(answer, JOB).complete
+    assert not interpret(answer, JOB).complete
 
 
 def test_something_else_on_the_port_is_left_alone() -> None:
@@ -163,7 +163,7 @@ def test_many_findings_are_cut() -> None:
 
 @pytest.mark.parametrize("data", ["", "[]", '{"communicators": 5}', '{"communicators": [{}]}'])
 def test_an_answer_of_another_shape_is_kept_and_told_as_such(data: str) -> None:
-    found = read(RasAnswer(data.encode(), is_json=True, complete=True), JOB)
+    found = interpret(RasAnswer(data.encode(), is_json=True, complete=True), JOB)
     assert (found.complete, found.findings, found.data) == (False, (), data.encode())
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.evidence.flight import parse_dump
 
 if TYPE_CHECKING:
-    from hangwatch.model.flight import FlightDump
+    from hangwatch.evidence.flight.entries import FlightDump
 
 UNIX = 1_760_000_000 * 10**9
 SECOND = 10**9

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from hangwatch.commands.analyze import judge
 from hangwatch.commands.top.incident import StoredReport, with_report
 from hangwatch.errors import HangwatchError, PageError
-from hangwatch.evidence.page import MAX_WORLD, parse_page
+from hangwatch.evidence.page import parse_page
 from hangwatch.model import page_format
+from hangwatch.model.page import MAX_WORLD
 from hangwatch.report.build import build_report
 from hangwatch.report.html import render_page
 from hangwatch.report.terminal import format_verdict

@@ -14,9 +14,9 @@ from made_pages import SITE, WORLD, group, page
 
 from hangwatch.errors import FlightError
 from hangwatch.evidence.flight import parse_json, rank_ops
+from hangwatch.evidence.flight.entries import FlightDump
 from hangwatch.evidence.flight.recorder import MAX_ENTRIES, dtype_name, wire_name
 from hangwatch.model.calls import GroupKey, Site
-from hangwatch.model.flight import FlightDump
 from hangwatch.model.kinds import OpState
 from hangwatch.model.page import PageEvent
 

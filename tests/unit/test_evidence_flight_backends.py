@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_pages import event, group, page
-from test_evidence_flight_merged import MS, UNIX, entry, recorder
+from test_evidence_flight_join import MS, UNIX, entry, recorder
 
 from hangwatch.diagnosis import diagnose
 from hangwatch.evidence.flight import job_snapshot, newest, parse_json, rank_ops
-from hangwatch.evidence.pages.left_out import counted
+from hangwatch.evidence.snapshot import with_flight
 from hangwatch.model.kinds import Kind, OpState
 from hangwatch.model.snapshot import Thresholds
 from hangwatch.model.verdict import OK
@@ -152,7 +152,8 @@ def test_a_dump_does_not_tell_whether_a_barrier_that_all_have_entered_is_complet
     met = [hooked(1, 10), barrier(hooked(2, 20, **WAITING))]
     job = offline(met, met)
     assert diagnose(job, Thresholds(5.0, 30.0)) == (OK,)
-    assert "whether a barrier that all have entered is complete: it is taken to be" in job.unseen
+    assumed = "a barrier that all ranks have entered is assumed to be complete"
+    assert assumed in job.unseen
     # One of them has gone on, and the other has not come.
     gone_on = [*met, hooked(3, 30), hooked(4, 40, **WAITING)]
     (verdict, *_) = diagnose(offline(gone_on, gone_on[:3]), Thresholds(5.0, 30.0))
@@ -203,4 +204,4 @@ def test_the_groups_of_a_rank_tell_where_a_backend_runs(backend: str, *, device:
 def test_calls_that_the_page_could_not_count_are_counted() -> None:
     known, other = group(0, backend="cpu:mine"), group(7, slot=1, name="1", backend="cpu:gloo")
     found = parse_json(recorder(hooked(5, 10, "mine")))
-    assert [one.enqueued for one in counted((known, other), found)] == [5, 7]
+    assert [one.enqueued for one in with_flight((known, other), found)] == [5, 7]

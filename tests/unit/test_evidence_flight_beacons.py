@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from made_pages import event, group, page
 
-from hangwatch.evidence.flight import group_progress, parse_json, rank_ops
-from hangwatch.evidence.snapshot import rank_snapshot
+from hangwatch.evidence.flight import parse_json, rank_ops
+from hangwatch.evidence.snapshot import group_progress, rank_snapshot
 from hangwatch.model.kinds import OpState
 from hangwatch.model.snapshot import OpRecord, ProcessState
 
 if TYPE_CHECKING:
-    from hangwatch.model.flight import FlightDump
+    from hangwatch.evidence.flight.entries import FlightDump
     from hangwatch.model.page import PageEvent, PageGroup
 
 ISSUED = OpState.ISSUED

@@ -21,7 +21,7 @@ from hangwatch.model.kinds import Kind, OpState
 from hangwatch.model.snapshot import JobSnapshot, OpRecord, ProcessState, RankSnapshot, Thresholds
 
 if TYPE_CHECKING:
-    from hangwatch.model.flight import FlightDump
+    from hangwatch.evidence.flight.entries import FlightDump
     from hangwatch.model.page import PageEvent
 
 NOW = time.monotonic_ns()

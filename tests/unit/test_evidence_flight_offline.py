@@ -13,7 +13,7 @@ from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import OpState
 
 if TYPE_CHECKING:
-    from hangwatch.model.flight import FlightDump
+    from hangwatch.evidence.flight.entries import FlightDump
     from hangwatch.model.snapshot import JobSnapshot, RankSnapshot
 
 

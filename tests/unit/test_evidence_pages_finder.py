@@ -12,7 +12,8 @@ import pytest
 from made_pages import page, write
 
 from hangwatch.console import News
-from hangwatch.evidence.pages.finder import MAX_BYTES, MAX_TOLD, Pages
+from hangwatch.evidence.page import MAX_BYTES
+from hangwatch.evidence.pages.finder import MAX_REPORTED, Pages
 from hangwatch.model.kinds import Phase
 
 
@@ -142,19 +143,19 @@ def test_who_was_started_when_a_rank_had_ended_may_be_in_its_place(
     write(run_dir, page(0, pid=10, created_ns=1, heartbeat_ns=50))
     write(run_dir, page(0, pid=11, created_ns=40, phase=Phase.BORN))  # a child that it left behind
     pages = Pages(run_dir, news, alive=lambda pid, _: pid != 10)
-    assert (pages.look()[0].light.identity.pid, pages.look()[0].heir) == (10, False)
+    assert (pages.look()[0].light.identity.pid, pages.look()[0].replaced) == (10, False)
     write(run_dir, page(0, pid=12, created_ns=60, phase=Phase.BORN))
-    assert (pages.look()[0].light.identity.pid, pages.look()[0].heir) == (10, True)
+    assert (pages.look()[0].light.identity.pid, pages.look()[0].replaced) == (10, True)
     write(run_dir, page(0, pid=12, created_ns=60, phase=Phase.INIT))
-    assert (pages.look()[0].light.identity.pid, pages.look()[0].heir) == (12, False)
+    assert (pages.look()[0].light.identity.pid, pages.look()[0].replaced) == (12, False)
 
 
-def test_who_was_started_by_a_rank_that_runs_is_no_heir(run_dir: Path, news: News) -> None:
+def test_who_was_started_by_a_rank_that_runs_is_no_successor(run_dir: Path, news: News) -> None:
     write(run_dir, page(0, pid=10, created_ns=1, heartbeat_ns=50))
     write(run_dir, page(0, pid=11, created_ns=40, phase=Phase.BORN))
     write(run_dir, page(0, pid=12, created_ns=60, phase=Phase.BORN))
     pages = Pages(run_dir, news, alive=lambda pid, _: pid != 11)
-    assert (pages.look()[0].light.identity.pid, pages.look()[0].heir) == (10, False)
+    assert (pages.look()[0].light.identity.pid, pages.look()[0].replaced) == (10, False)
 
 
 def test_of_two_that_run_the_one_that_has_not_left_its_groups_is_the_rank(
@@ -353,12 +354,12 @@ def test_a_rank_that_starts_after_the_end_belongs_to_another_run(run_dir: Path, 
 
 
 def test_thousands_of_planted_pages_are_no_thousands_of_lines(run_dir: Path, news: News) -> None:
-    for number in range(MAX_TOLD + 20):
+    for number in range(MAX_REPORTED + 20):
         (run_dir / f"r0-{number}-1.page").touch()
     clock = Clock()
     pages = Pages(run_dir, news, now=clock)
     pages.look()
     clock.s += 60
     pages.look()
-    assert len(news.lost) == MAX_TOLD + 1
+    assert len(news.lost) == MAX_REPORTED + 1
     assert news.lost[-1].startswith("more pages cannot be read")

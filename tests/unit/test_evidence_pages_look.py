@@ -12,14 +12,16 @@ from made_pages import event, group, page, write
 
 from hangwatch.console import News
 from hangwatch.evidence.pages.finder import Pages
-from hangwatch.evidence.pages.look import Look, Looker, without_servers
-from hangwatch.evidence.pages.waits import (
+from hangwatch.evidence.pages.look import (
     UNFINISHED,
+    Look,
+    Looker,
     Waiting,
     longest_wait,
     may_wait,
     moved_ns,
     position,
+    without_servers,
 )
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.snapshot import Thresholds

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from made_pages import page
 
-from hangwatch.evidence.pages.worlds import split
+from hangwatch.evidence.pages.worlds import split_incarnations
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import Identity, RankPage
 
@@ -34,7 +34,7 @@ def told(
     """The pids of each incarnation."""
     named = {str(one.identity.pid): one for one in pages}
     ended = {pid: int(at_s * 1e9) for pid, at_s in (ended_s or {}).items()}
-    found = split(named, lambda pid, _: pid in living, ended, boot_ns=0)
+    found = split_incarnations(named, lambda pid, _: pid in living, ended, boot_ns=0)
     return [sorted(int(name) for name in names) for names in found]
 
 
@@ -70,7 +70,9 @@ def test_another_count_of_the_launcher_is_another_incarnation_in_any_case() -> N
 @pytest.mark.parametrize("ahead_s", [0, 3600])
 def test_sleep_of_the_machine_does_not_matter(ahead_s: int) -> None:
     old, new = rank(1, 10 + ahead_s, 12), rank(2, 12.5 + ahead_s, 15)
-    found = split({"old": old, "new": new}, lambda pid, _: pid == 2, {}, boot_ns=ahead_s * 10**9)
+    found = split_incarnations(
+        {"old": old, "new": new}, lambda pid, _: pid == 2, {}, boot_ns=ahead_s * 10**9
+    )
     assert found == [frozenset({"old"}), frozenset({"new"})]
 
 

@@ -28,7 +28,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
         *("record", "sample", "practice", "inject"),
     ),
     "evidence": (
-        *("page", "flight", "gpu", "threads", "processes", "sockets", "nccl", "exits"),
+        *("page", "flight", "gpu", "threads", "processes", "sockets", "ras", "exits"),
         *("stacks", "sources", "flights", "environment", "pages", "snapshot", "local_ranks"),
     ),
     "diagnosis": ("source", "facts", "graph", "text", "rules", "advice", "desync", "verdict"),

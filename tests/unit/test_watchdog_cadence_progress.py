@@ -9,8 +9,7 @@ import pytest
 from made_pages import group, page
 
 from hangwatch.evidence.pages.finder import Seen
-from hangwatch.evidence.pages.look import Look
-from hangwatch.evidence.pages.waits import Waiting
+from hangwatch.evidence.pages.look import Look, Waiting
 from hangwatch.model.kinds import Phase
 from hangwatch.watchdog.cadence import Progress
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hangwatch.evidence.pages.standing import Call, Standing
+from hangwatch.evidence.pages.rank_status import CallId, RankStatus
 from hangwatch.watchdog.incident.abort import Abort
 
 S = 10**9
@@ -12,18 +12,18 @@ PATIENCE = 10 * S
 NOW = 1000 * S
 
 
-def waiting(pid: int, since_s: float, seq: int = 5) -> Standing:
+def waiting(pid: int, since_s: float, seq: int = 5) -> RankStatus:
     """A rank that waits since so many seconds before NOW."""
     since = NOW - int(since_s * S)
-    return Standing(pid, 1, {Call("all_reduce", 0, seq, seq): since}, (seq,), since)
+    return RankStatus(pid, 1, {CallId("all_reduce", 0, seq, seq): since}, (seq,), since)
 
 
-def idle(pid: int, since_s: float) -> Standing:
+def idle(pid: int, since_s: float) -> RankStatus:
     """A rank that is in no call, since so many seconds before NOW."""
-    return Standing(pid, 1, {}, (0,), NOW - int(since_s * S))
+    return RankStatus(pid, 1, {}, (0,), NOW - int(since_s * S))
 
 
-def begun(seen: dict[int, Standing], *culprits: int, proving: tuple[int, ...] = ()) -> Abort:
+def begun(seen: dict[int, RankStatus], *culprits: int, proving: tuple[int, ...] = ()) -> Abort:
     abort = Abort(frozenset(culprits), proving=frozenset(proving))
     abort.begin(seen, NOW, PATIENCE)
     return abort

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from hangwatch.evidence.gpu.ranks import LocalRank
+    from hangwatch.evidence.gpu.reader import LocalRank
 
 GPU = GpuState("GPU-1", 1, "NVIDIA H100", ranks=(0,), utilization=0.5)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangwatch.commands.runs import DIRECTORY
-from hangwatch.evidence.page import MAX_WORLD
 from hangwatch.evidence.processes import PROC, Stat, Tree, environment, read_stat
+from hangwatch.model.page import MAX_WORLD
 
 _NAMES = frozenset(
     {

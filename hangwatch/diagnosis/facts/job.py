@@ -16,6 +16,7 @@ from hangwatch.diagnosis.facts.namesakes import distinguish
 from hangwatch.diagnosis.facts.wait_points import Place
 from hangwatch.model.calls import GroupKey
 from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.page import MAX_WORLD
 from hangwatch.model.snapshot import GroupProgress, JobSnapshot, OpRecord, RankSnapshot
 
 
@@ -33,9 +34,6 @@ def is_majority(part: Sized, whole: Sized) -> bool:
     """True of more than half."""
     return 2 * len(part) > len(whole)
 
-
-MAX_WORLD = 1 << 20
-"""A world size beyond this is taken for damage, not for a job."""
 
 NEW_GROUP = "new_group"
 SETTING_UP = GroupKey((), NEW_GROUP)

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from hangwatch.evidence.flight.merge import group_progress, rank_ops
+from hangwatch.evidence.flight.merge import rank_ops
 from hangwatch.evidence.flight.offline import job_snapshot, newest
 from hangwatch.evidence.flight.recorder import parse_dump, parse_json
 
-__all__ = [
-    "group_progress",
-    "job_snapshot",
-    "newest",
-    "parse_dump",
-    "parse_json",
-    "rank_ops",
-]
+__all__ = ["job_snapshot", "newest", "parse_dump", "parse_json", "rank_ops"]

@@ -1,4 +1,4 @@
-"""One vocabulary for what c10d's recorders, backends and Python call the same thing.
+"""Decodes dumps of c10d's recorders, with one name for each operation and dtype.
 
 The layout is that of ``dump_json`` and ``dump_dict`` in
 torch/csrc/distributed/c10d/FlightRecorder*: in JSON the numbers of ``pg_status`` are
@@ -19,11 +19,24 @@ import orjson
 
 from hangwatch.errors import FlightError
 from hangwatch.evidence.flight import pickled
-from hangwatch.evidence.flight.backends import numbered, runs_on_device
-from hangwatch.evidence.flight.merged import merged
+from hangwatch.evidence.flight.entries import FlightDump, FlightEntry, is_hooked, runs_on_device
+from hangwatch.evidence.flight.join import join_recorders
 from hangwatch.model.calls import Site
-from hangwatch.model.flight import FlightDump, FlightEntry
 from hangwatch.model.operations import WIRES
+
+MAX_BYTES = 64 << 20
+MAX_ENTRIES = 20_000
+"""The newest are kept. The recorder's default is 2,000 entries of about 450 bytes."""
+MAX_TEXT = 200
+MAX_DIMS = 16
+MAX_FRAMES = 128
+"""Innermost frames of one entry."""
+MAX_MEMBERS = 1 << 20
+"""Ranks that a dump's groups name, all groups together."""
+MAX_PATH = 4096
+MAX_RECORDERS = 20
+_MAX_INT = 1 << 63
+_NUMBER = re.compile(r"\b\d{1,9}\b")
 
 _DTYPES = {
     "float": "float32",
@@ -44,7 +57,7 @@ _PEERS = re.compile(r"^(send|recv) +(\d{1,9}) *(->|<-) *(\d{1,9}|\?)$")
 
 
 def wire_name(profiling_name: str) -> tuple[str, int, int]:
-    """(operation, source, destination) of a recorder's ``profiling_name``.
+    """Return (operation, source, destination) of a recorder's ``profiling_name``.
 
     ``nccl:send 0->3`` and ``nccl:recv 3<-0`` name ranks local to the group
     (ProcessGroupNCCL.cpp, pointToPoint); elsewhere both are -1, and so is a source that may be
@@ -60,30 +73,15 @@ def wire_name(profiling_name: str) -> tuple[str, int, int]:
 
 
 def dtype_name(name: str) -> str:
-    """A dtype as torch prints it without its ``torch.``: ``Float`` is ``float32``."""
+    """Return a dtype as torch prints it without its ``torch.``: ``Float`` is ``float32``."""
     bare = name.removeprefix("torch.").lower()
     return _DTYPES.get(bare, bare)
-
-
-MAX_BYTES = 64 << 20
-MAX_ENTRIES = 20_000
-"""The newest are kept. The recorder's default is 2,000 entries of about 450 bytes."""
-MAX_TEXT = 200
-MAX_DIMS = 16
-MAX_FRAMES = 128
-"""Innermost frames of one entry."""
-MAX_MEMBERS = 1 << 20
-"""Ranks that a dump's groups name, all groups together."""
-MAX_PATH = 4096
-MAX_RECORDERS = 20
-_MAX_INT = 1 << 63
-_NUMBER = re.compile(r"\b\d{1,9}\b")
 
 
 def parse_dump(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
     """Decode one rank's recorder, pickled or JSON. Raises FlightError for anything else.
 
-    keep: the newest so many entries.
+    keep: number of entries that are kept, the newest.
     """
     if not pickled.is_pickle(data):
         return parse_json(data, keep)
@@ -106,7 +104,7 @@ def parse_json(data: bytes, keep: int = MAX_ENTRIES) -> FlightDump:
         if not 1 < len(lines) <= MAX_RECORDERS:
             raise FlightError(f"the Flight Recorder dump is no JSON: {error}") from None
     try:
-        return merged([_dump(orjson.loads(line), keep) for line in lines])
+        return join_recorders([_dump(orjson.loads(line), keep) for line in lines])
     except orjson.JSONDecodeError as error:
         raise FlightError(f"the Flight Recorder dumps are no JSON: {error}") from None
 
@@ -138,9 +136,9 @@ def _dump(top: Any, keep: int) -> FlightDump:
 
 
 def _with_ends(entries: Iterable[FlightEntry]) -> Iterator[FlightEntry]:
-    """The entries; what ends a batch of sends and recvs as one of them.
+    """Yield the entries, with the end of a batch of sends and recvs marked as one of them.
 
-    NCCL's recorder calls it none (2.11, seen on a GPU), and numbers it as the collective before.
+    NCCL's recorder does not (2.11, seen on a GPU), and numbers it as the collective before.
     """
     last: dict[int, FlightEntry] = {}
     for entry in entries:
@@ -159,15 +157,18 @@ def _entry(raw: Any, sites: dict[tuple[str, int, str], Site]) -> FlightEntry:
     wire, src, dst = wire_name(title)
     name, desc = _group(raw.get("process_group"))
     p2p = raw.get("is_p2p") is True
-    # Before 2.4 there was one number, seq_id; newer recorders count the kinds apart.
-    seq = raw.get("p2p_seq_id" if p2p else "collective_seq_id", raw.get("seq_id"))
+    # Before 2.4 there was one number, seq_id; newer recorders count the kinds separately.
+    seq = _int(raw.get("p2p_seq_id" if p2p else "collective_seq_id", raw.get("seq_id")), -1)
+    op_id, p2p_before = _int(raw.get("op_id"), -1), _int(raw.get("p2p_seq_id"), 0)
     backend = title.partition(":")[0] if ":" in title else ""
-    entry = FlightEntry(
+    if is_hooked(backend) and not p2p and op_id >= 0:
+        seq = op_id + 1 - p2p_before  # as its backend counts: with captured calls
+    return FlightEntry(
         group_name=name,
         group_desc=desc,
         pg_id=_int(raw.get("pg_id"), -1),
-        seq=_int(seq, -1),
-        op_id=_int(raw.get("op_id"), -1),
+        seq=seq,
+        op_id=op_id,
         wire=wire,
         p2p=p2p,
         dtype=dtype_name(_text(_first(raw.get("input_dtypes")))),
@@ -181,20 +182,17 @@ def _entry(raw: Any, sites: dict[tuple[str, int, str], Site]) -> FlightEntry:
         backend=backend,
         record=_int(raw.get("record_id"), -1),
         coalescing=_int(raw.get("collective_seq_id"), -1),
-        p2p_before=_int(raw.get("p2p_seq_id"), 0),
+        p2p_before=p2p_before,
         device=runs_on_device(backend),
         sends=_splits(raw.get("input_split_sizes")),
         receives=_splits(raw.get("output_split_sizes")),
     )
-    return numbered(entry)
 
 
 def _frames(raw: Any, sites: dict[tuple[str, int, str], Site]) -> tuple[Site, ...]:
-    """The stack of an entry. ``sites``: those of the dump so far, which repeat a lot."""
-    if not isinstance(raw, list):
-        return ()
-    found = []
-    for frame in raw[:MAX_FRAMES]:
+    """Return the stack of an entry. ``sites``: those of the dump so far, which repeat a lot."""
+    stack = []
+    for frame in raw[:MAX_FRAMES] if isinstance(raw, list) else ():
         if not isinstance(frame, dict):
             continue
         file, name = frame.get("filename"), frame.get("name")
@@ -203,16 +201,15 @@ def _frames(raw: Any, sites: dict[tuple[str, int, str], Site]) -> tuple[Site, ..
             _int(frame.get("line"), 0),
             _text(name),
         )
-        site = sites.get(key)
-        if site is None:
-            site = sites[key] = Site(*key)
-        found.append(site)
-    return tuple(found)
+        if key not in sites:
+            sites[key] = Site(*key)
+        stack.append(sites[key])
+    return tuple(stack)
 
 
 def _configs(raw: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """``pg_config``: {name: {name, desc, ranks: "[0, 1]"}}. gloo leaves all of it empty."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    configs: dict[str, tuple[str, tuple[int, ...]]] = {}
     room = MAX_MEMBERS
     for name, config in raw.items() if isinstance(raw, dict) else ():
         if not isinstance(name, str) or not isinstance(config, dict):
@@ -223,17 +220,18 @@ def _configs(raw: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
         if room < 0:
             break
         if members:
-            found[name[:MAX_TEXT]] = (_desc(_text(config.get("desc"))), members)
-    return found
+            configs[name[:MAX_TEXT]] = (_desc(_text(config.get("desc"))), members)
+    return configs
 
 
 @lru_cache(maxsize=64)
 def _members(text: str) -> tuple[int, ...]:
-    """``[0, 1]``; empty if it makes no sense. The same object for the same group of many ranks."""
+    """Return the ranks of ``[0, 1]``; the same object for the same group of many ranks."""
     return _listed([int(digits) for digits in _NUMBER.findall(text[: 8 * MAX_MEMBERS])])
 
 
 def _listed(raw: Any) -> tuple[int, ...]:
+    """Return a list of distinct ranks; empty for anything else."""
     numbers = [_int(rank, -1) for rank in raw] if isinstance(raw, list | tuple) else []
     sane = len(numbers) <= MAX_MEMBERS and all(0 <= rank < MAX_MEMBERS for rank in numbers)
     return tuple(numbers) if sane and len(set(numbers)) == len(numbers) else ()
@@ -247,7 +245,7 @@ def _group(raw: Any) -> tuple[str, str]:
 
 
 def _desc(desc: str) -> str:
-    """A description; ``undefined`` is what PyTorch says where nobody gave the group one."""
+    """Return a description; ``undefined`` stands for none."""
     return "" if desc == "undefined" else desc
 
 
@@ -276,7 +274,7 @@ def _shape(raw: Any) -> tuple[int, ...]:
 
 
 def _splits(raw: Any) -> tuple[int, ...]:
-    """What goes to each member or comes from it; empty if it makes no sense."""
+    """Return the sizes that go to each member or come from it; empty for anything else."""
     if not isinstance(raw, list) or len(raw) > MAX_MEMBERS:
         return ()
     sizes = tuple(_int(size, -1) for size in raw)
@@ -288,7 +286,7 @@ def _text(raw: Any) -> str:
 
 
 def _int(raw: Any, default: int) -> int:
-    """A number that may be written as a string; ``default`` for anything else."""
+    """Return a number that may be written as a string; ``default`` for anything else."""
     if isinstance(raw, bool):
         return default
     if isinstance(raw, str) and len(raw) < 20:  # noqa: PLR2004 (digits of a 64-bit number)

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hangwatch.evidence.gpu.figures import Unit, read
-from hangwatch.evidence.gpu.nvml import Asker, Nvml, UnusableError
+from hangwatch.evidence.gpu.nvml import Asker, Nvml, Unit, UnusableError, read
 from hangwatch.model.gpu import GpuState, Xid
 from hangwatch.model.kinds import GpuHealth
 
 EVENTS_MS = 5000
-"""How long one wait for events lasts. It returns at once when one comes."""
+"""Duration of one wait for events. It returns at once when one comes."""
 MAX_XIDS = 64
 _WHOLE = 0xFFFFFFFF
 """GPU instance of an event that is about the whole GPU."""
@@ -22,7 +21,7 @@ _WHOLE = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often GPUs are read, and how long NVML may take to answer, in seconds."""
+    """Seconds between two readings of a GPU, and until NVML counts as silent."""
 
     read_s: float = 5.0
     silent_s: float = 15.0
@@ -31,7 +30,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Errors:
-    """What has gone wrong with a GPU since the run was first watched."""
+    """The errors of a GPU since the run was first watched."""
 
     xids: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
     """(Number, GPU instance) to how often, and when last (time.time(), which the next watchdog
@@ -42,30 +41,30 @@ class Errors:
     ecc_at: float = 0.0
 
     def note_xid(self, number: int, instance: int, at: float) -> None:
-        """One more of them."""
+        """Count an Xid."""
         key = number, instance
         if key in self.xids or len(self.xids) < MAX_XIDS:
             self.xids[key] = self.xids.get(key, (0, 0.0))[0] + 1, at
 
     def note_ecc(self, count: int, at: float) -> None:
-        """As many uncorrected ECC errors since the driver was loaded."""
-        if self.ecc_before is None or count < self.ecc_before:  # the driver was loaded anew
+        """Note the count of uncorrected ECC errors since the driver was loaded."""
+        if self.ecc_before is None or count < self.ecc_before:  # the driver was reloaded
             self.ecc_before = count
         elif count - self.ecc_before > self.ecc_new:
             self.ecc_new, self.ecc_at = count - self.ecc_before, at
 
     def shown(self, unit: Unit, now: float) -> GpuState:
-        """The state of a unit with what is its part in it."""
-        found: dict[int, tuple[int, float]] = {}
+        """Return the state of a unit with its part of the errors."""
+        xids: dict[int, tuple[int, float]] = {}
         for (number, instance), (count, at) in dict(self.xids).items():
             if instance == _WHOLE or unit.instance is None or instance == unit.instance:
-                before, last = found.get(number, (0, 0.0))
-                found[number] = before + count, max(last, at)
+                before, last = xids.get(number, (0, 0.0))
+                xids[number] = before + count, max(last, at)
         return replace(
             unit.state,
             xids=tuple(
                 Xid(number, count, max(0.0, now - at))
-                for number, (count, at) in sorted(found.items())
+                for number, (count, at) in sorted(xids.items())
             ),
             ecc_uncorrected_new=self.ecc_new,
             ecc_uncorrected_age_s=max(0.0, now - self.ecc_at) if self.ecc_new else None,
@@ -95,40 +94,40 @@ class Gpu:
         self.errors = Errors()
         self.health = GpuHealth.OK
         self.no_events = ""
-        """Why no Xids can be known, empty if they can, as far as is known."""
+        """Reason why no Xids can be known, empty if they can, as far as is known."""
         self.answered = False
         """NVML has come back with something, be it an error."""
         self._units: tuple[Unit, ...] = (Unit(self._bare, {}),)
         self._busy_since = time.monotonic()
-        """When NVML was asked for what it has not answered yet, 0 if it has."""
+        """Time of the request that NVML has not answered yet, 0 if there is none."""
         threading.Thread(target=self._read, name=f"gpu-{index}", daemon=True).start()
 
     @property
     def uuid(self) -> str:
-        """Of the GPU itself; ``index-N`` as long as it is not known."""
+        """UUID of the GPU itself; ``index-N`` as long as it is not known."""
         return self._bare.uuid
 
     def units(self) -> tuple[Unit, ...]:
-        """What was read last, and what is known of its health."""
+        """Return what was read last, with the GPU's health."""
         health, since = self.health, self._busy_since
         if health is GpuHealth.OK and since and time.monotonic() - since > self._pace.silent_s:
             health = GpuHealth.SILENT
         now = time.time()
         units = self._units
-        if health is GpuHealth.OK:
-            return tuple(replace(unit, state=self.errors.shown(unit, now)) for unit in units)
-        # Its figures are of a time that is over, but who used it is not.
-        bare = [replace(unit, state=_without_figures(unit.state, health)) for unit in units]
-        return tuple(replace(unit, state=self.errors.shown(unit, now)) for unit in bare)
+        if health is not GpuHealth.OK:  # its figures are outdated, but its users are not
+            units = tuple(
+                replace(unit, state=_without_figures(unit.state, health)) for unit in units
+            )
+        return tuple(replace(unit, state=self.errors.shown(unit, now)) for unit in units)
 
     def _read(self) -> None:
-        """Know the GPU, then read it again and again until it cannot be read any more."""
+        """Identify the GPU, then read it until it cannot be read any more."""
         handle = None
         while self.health is GpuHealth.OK:
             self._busy_since = time.monotonic()
             try:
                 if handle is None:
-                    handle = self._known()
+                    handle = self._identify()
                 if handle is None:
                     self._units = (Unit(replace(self._bare, unreadable=("handle",)), {}),)
                 else:
@@ -143,8 +142,8 @@ class Gpu:
             time.sleep(self._pace.read_s)
             self._active.wait()
 
-    def _known(self) -> Any:
-        """The handle of the GPU, None where NVML does not give it. Raises UnusableError."""
+    def _identify(self) -> Any:
+        """Return the handle of the GPU, None where NVML gives none. Raises UnusableError."""
         ask, lib, index = Asker(self._nvml), self._nvml.lib, self._bare.index
         handle = ask("handle", lambda: lib.nvmlDeviceGetHandleByIndex(index))
         if handle is None:
@@ -163,7 +162,7 @@ class Gpu:
             self.errors.note_ecc(count, time.time())
 
     def _register_for_events(self, handle: Any) -> None:
-        """Have Xids told from now on. Those from before NVML does not tell."""
+        """Have NVML report Xids from now on. It does not report earlier ones."""
         lib = self._nvml.lib
         try:
             events = lib.nvmlEventSetCreate()

@@ -1,18 +1,17 @@
-"""All GPUs of this node, read beside the event loop: nothing here ever waits for NVML."""
+"""All GPUs of this node, and the ranks that use them: nothing here ever waits for NVML."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hangwatch.errors import EvidenceError
 from hangwatch.evidence.gpu.device import Errors, Gpu, Pace
-from hangwatch.evidence.gpu.figures import Unit
-from hangwatch.evidence.gpu.nvml import NO_DRIVER, Nvml
-from hangwatch.evidence.gpu.ranks import LocalRank, Use, crowded, uses
+from hangwatch.evidence.gpu.nvml import NO_DRIVER, Nvml, Unit
 from hangwatch.model.gpu import GpuState, NodeGpus
 from hangwatch.model.kinds import GpuHealth
 
@@ -21,6 +20,90 @@ MAX_GPUS = 64
 DEFAULT = Pace()
 NOT_ASKED = "NVML is asked once there are ranks"
 STARTING = "NVML has been asked for the GPUs just now"
+
+ENOUGH_TO_SHARE = 2
+"""Ranks on one device that may be there by mistake, and devices that they could have."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRank:
+    """A rank of this node."""
+
+    rank: int
+    pid: int
+    local_rank: int = -1
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES that it was started with, None where it is not set."""
+    on_device: bool = False
+    """It has opened a device of NVIDIA's, whether NVML names it or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The unit that a rank uses, as its place in a sequence of units."""
+
+    unit: int
+    assumed: bool = False
+    """NVML does not name the rank's process."""
+
+
+def uses(ranks: Iterable[LocalRank], units: Sequence[Unit]) -> dict[int, Use]:
+    """Return rank to the unit on which it has most memory; ranks that use none are left out.
+
+    NVML counts pids as the machine does, a container as it likes. A rank that has a device and
+    that NVML names on none is taken to use the unit that its LOCAL_RANK means.
+    """
+    used: dict[int, Use] = {}
+    for rank in ranks:
+        named = [at for at, unit in enumerate(units) if rank.pid in unit.processes]
+        if named:
+            used[rank.rank] = Use(min(named, key=partial(_preference, rank, units)))
+        elif rank.on_device:
+            meant = _meant(rank, units)
+            if meant is not None:
+                used[rank.rank] = Use(meant, assumed=True)
+    return used
+
+
+def _preference(rank: LocalRank, units: Sequence[Unit], at: int) -> tuple[int, bool, int]:
+    return -units[at].processes[rank.pid], units[at].state.index != rank.local_rank, at
+
+
+def _meant(rank: LocalRank, units: Sequence[Unit]) -> int | None:
+    """Return the unit that CUDA's device LOCAL_RANK would be, by the rank's variables."""
+    at = max(rank.local_rank, 0)
+    if rank.visible is None:
+        return at if at < len(units) else None
+    words = [word.strip() for word in rank.visible.split(",")]
+    if len(words) == 1:
+        at = 0
+    if at >= len(words) or not words[at]:
+        return None
+    word = words[at]
+    if word.isascii() and word.isdecimal():
+        index = int(word)
+        return next((n for n, unit in enumerate(units) if unit.state.index == index), None)
+    return next((n for n, unit in enumerate(units) if unit.state.uuid.startswith(word)), None)
+
+
+def crowded(
+    ranks: Sequence[LocalRank], units: Sequence[Unit], used: Mapping[int, Use]
+) -> int | None:
+    """Return the one unit that all ranks share while others are idle, None where that is not so.
+
+    None too where each rank was shown one device only: then it is wanted.
+    """
+    if len(ranks) < ENOUGH_TO_SHARE or len(units) < ENOUGH_TO_SHARE:
+        return None
+    if any(rank.rank not in used or used[rank.rank].assumed for rank in ranks):
+        return None
+    shared = {use.unit for use in used.values()}
+    chosen = all(rank.visible is not None and "," not in rank.visible for rank in ranks)
+    idle = any(
+        not unit.processes and unit.state.health is GpuHealth.OK and at not in shared
+        for at, unit in enumerate(units)
+    )
+    return shared.pop() if len(shared) == 1 and idle and not chosen else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +139,22 @@ class Gpus:
 
     @property
     def trouble(self) -> str:
-        """Why NVML gives nothing, empty if it does, or need not, or may soon."""
+        """Reason why NVML gives nothing, empty if it does, or need not, or may soon."""
         why = self._why_off()
         return why if self._asked_at and why != STARTING else ""
 
     @property
     def all_answered(self) -> bool:
-        """Whether NVML has said something of each GPU."""
+        """True once NVML has answered for each GPU."""
         return bool(self._gpus) and all(gpu.answered for gpu in self._gpus)
 
     @property
     def without_events(self) -> dict[str, str]:
-        """UUID of each GPU whose Xids cannot be known, and why."""
+        """UUID of each GPU whose Xids cannot be known, to the reason."""
         return {gpu.uuid: gpu.no_events for gpu in self._gpus if gpu.no_events}
 
     def watch(self, ranks: Sequence[LocalRank], *, active: bool) -> None:
-        """Say which ranks this node has had. active: some of them still run, so read."""
+        """Take the ranks that this node has had. active: some of them still run, so read."""
         if self._never:
             return
         self._ranks = tuple(ranks)
@@ -86,7 +169,7 @@ class Gpus:
         self._remember(self._units())
 
     def node(self) -> NodeGpus:
-        """What is known of all GPUs, or MIG devices, now."""
+        """Return all GPUs, or MIG devices, as they are known now."""
         units = self._units()
         used = self._used(units)
         return NodeGpus(
@@ -95,11 +178,11 @@ class Gpus:
         )
 
     def by_rank(self) -> dict[int, GpuState]:
-        """The GPU of each rank that uses one, or used one."""
+        """Return the GPU of each rank that uses one, or used one."""
         return {rank: gpu for gpu in self.node().gpus for rank in gpu.ranks}
 
     def crowded(self) -> GpuState | None:
-        """The GPU that all ranks share while others lie idle, None where that is not so."""
+        """Return the GPU that all ranks share while others are idle, None where that is not so."""
         units = self._units()
         used = uses(self._ranks, units)
         at = crowded(self._ranks, units, used)
@@ -107,21 +190,21 @@ class Gpus:
 
     def _remember(self, units: Sequence[Unit]) -> None:
         used = uses(self._ranks, units)
-        for one in self._ranks:
-            use = used.get(one.rank)
+        for rank in self._ranks:
+            use = used.get(rank.rank)
             if use is not None and not use.assumed:
-                self._last[one.rank] = one.pid, units[use.unit].state.uuid
+                self._last[rank.rank] = rank.pid, units[use.unit].state.uuid
 
     def _used(self, units: Sequence[Unit]) -> dict[int, Use]:
-        """Who uses what; of processes that NVML does not name any more what they used last."""
-        found = uses(self._ranks, units)
+        """Return rank to its unit; the last known one if NVML no longer names its process."""
+        used = uses(self._ranks, units)
         places = {unit.state.uuid: at for at, unit in enumerate(units)}
-        for one in self._ranks:
-            pid, uuid = self._last.get(one.rank, (0, ""))
-            last = places.get(uuid) if pid == one.pid else None
-            if last is not None and (one.rank not in found or found[one.rank].assumed):
-                found[one.rank] = Use(last)
-        return found
+        for rank in self._ranks:
+            pid, uuid = self._last.get(rank.rank, (0, ""))
+            last = places.get(uuid) if pid == rank.pid else None
+            if last is not None and (rank.rank not in used or used[rank.rank].assumed):
+                used[rank.rank] = Use(last)
+        return used
 
     def export(self) -> dict[str, SavedErrors]:
         """Return the errors of each GPU by its UUID, for restore()."""
@@ -153,7 +236,7 @@ class Gpus:
         except Exception as error:  # noqa: BLE001 (whatever pynvml makes of an odd library)
             self._off = f"NVML: {type(error).__name__}: {error}"
             return
-        self.driver = nvml.version()
+        self.driver = nvml.driver_version()
         if not count:
             self._off = "the NVIDIA driver has no GPU here"
         self._gpus = tuple(
@@ -192,7 +275,7 @@ _POLL_S = 0.02
 
 
 def examine_gpus(answer_s: float = ANSWER_S) -> str:
-    """The driver and its GPUs, in one line. Raises EvidenceError for what is worth a note."""
+    """Return the driver and its GPUs, in one line. Raises EvidenceError with what is wrong."""
     gpus = Gpus()
     gpus.watch((), active=True)
     deadline = time.monotonic() + answer_s
@@ -221,6 +304,6 @@ def _oddities(gpus: Gpus) -> Iterator[str]:
         if gpu.health is not GpuHealth.OK:
             yield f"GPU {gpu.index} is {gpu.health.replace('_', ' ')}"
         if gpu.unreadable:
-            yield f"GPU {gpu.index} does not give: {', '.join(gpu.unreadable)}"
+            yield f"GPU {gpu.index} has no reading of {', '.join(gpu.unreadable)}"
     for uuid, why in gpus.without_events.items():
-        yield f"no Xid errors are told of {uuid} ({why})"
+        yield f"Xid errors of {uuid} are not reported ({why})"

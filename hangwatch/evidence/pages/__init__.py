@@ -1,1 +1,1 @@
-"""The pages of a node's ranks: found, read, and told apart by start and by job."""
+"""The pages of a node's ranks: found, read, and separated by start and by job."""

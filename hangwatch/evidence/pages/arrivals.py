@@ -1,34 +1,25 @@
-"""When the ranks of this node come to the collectives of their groups.
+"""Statistics of when the ranks of this node come to the collectives of their groups.
 
 All ranks of a node have one CLOCK_MONOTONIC, so that the moments at which they
 issued the same collective can be compared. Only groups with two members or more
-on the node tell anything, and of them only the collectives of which the rings of
+on the node count, and of them only the collectives of which the rings of
 all these members still hold the call. Pure.
-
-Takes the native reader's plain values as they are, since making a RankPage of
-them costs five times as much.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from mmap import mmap
 from statistics import median
 from typing import Any, NamedTuple
-
-from hangwatch.evidence.page import parse_page
-from hangwatch.evidence.pages.waits import Waiting
-from hangwatch.model import native
-from hangwatch.model.kinds import OpState
 
 BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Upper bounds of the histogram's buckets; one more has the rest."""
 RECURRENCES = 3
-"""Calls from one line of code from which its period is told."""
+"""Calls from one line of code that are needed to know its period."""
 
 
 class Issued(NamedTuple):
@@ -37,16 +28,30 @@ class Issued(NamedTuple):
     slot: int
     """Of the group on the rank's page."""
     seq: int
-    """Its place in the group."""
+    """Its number in the group."""
     at_ns: int
     """CLOCK_MONOTONIC."""
     line: tuple[str, int] | None
     """File and line that it was called from, where known."""
 
 
+def issued(ring: Iterable[Mapping[str, Any]]) -> list[Issued]:
+    """Return the collectives of a ring (``page.parse_ring``), oldest first."""
+    return [
+        Issued(
+            event["slot"],
+            event["seq"],
+            event["issued_ns"],
+            (site["file"], site["line"]) if (site := event["site"]) else None,
+        )
+        for event in ring
+        if not event["p2p"]
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members of a group that this node has. Another one counts from 1 again."""
+    """The members of a group that this node has. Another set of them counts from 1 again."""
 
     index: int
     """GroupKey.index of the group."""
@@ -56,7 +61,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class GroupArrivals:
-    """What was counted of one group. ``buckets``: collectives of a spread up to each bound."""
+    """The statistics of one group. ``buckets``: collectives with a spread up to each bound."""
 
     group: str
     buckets: tuple[int, ...]
@@ -70,15 +75,15 @@ class GroupArrivals:
 
 @dataclass(slots=True)
 class _Counted:
-    """What is known of one group so far."""
+    """The statistics of one group so far."""
 
     members: Members | None = None
-    place: int = 0
-    """The last place that was counted, of these members."""
+    seq: int = 0
+    """The last collective that was counted, of these members."""
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     spread_s: float = 0.0
-    last: dict[int, int] = field(default_factory=dict)
-    delay_s: dict[int, float] = field(default_factory=dict)
+    last: Counter[int] = field(default_factory=Counter)
+    delay_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Arrivals:
@@ -98,28 +103,28 @@ class Arrivals:
                 continue
             counted = self._groups.setdefault(group, _Counted())
             if counted.members != local:
-                counted.members, counted.place = local, 0
+                counted.members, counted.seq = local, 0
             times = {
-                rank: {one.seq: one.at_ns for one in rings.get(rank, {}).get(group, ())}
+                rank: {call.seq: call.at_ns for call in rings.get(rank, {}).get(group, ())}
                 for rank, _ in local.processes
             }
-            everywhere = set.intersection(*(set(seen) for seen in times.values()))
-            for place in sorted(seq for seq in everywhere if seq > counted.place):
-                _count(counted, {rank: seen[place] for rank, seen in times.items()})
-                counted.place = place
+            everywhere = set.intersection(*(set(calls) for calls in times.values()))
+            for seq in sorted(seq for seq in everywhere if seq > counted.seq):
+                _count(counted, {rank: calls[seq] for rank, calls in times.items()})
+                counted.seq = seq
 
     def groups(self) -> tuple[GroupArrivals, ...]:
-        """All that was counted so far."""
+        """Return all that was counted so far."""
         return tuple(
             GroupArrivals(
                 group,
-                tuple(one.buckets),
-                one.spread_s,
-                tuple(sorted(one.last.items())),
-                tuple(sorted(one.delay_s.items())),
+                tuple(counted.buckets),
+                counted.spread_s,
+                tuple(sorted(counted.last.items())),
+                tuple(sorted(counted.delay_s.items())),
             )
-            for group, one in self._groups.items()
-            if one.delay_s
+            for group, counted in self._groups.items()
+            if counted.delay_s
         )
 
 
@@ -130,72 +135,23 @@ def _count(counted: _Counted, at_ns: Mapping[int, int]) -> None:
     counted.buckets[bisect_left(BOUNDS_S, spread_s)] += 1
     counted.spread_s += spread_s
     for rank, when_ns in at_ns.items():
-        counted.last[rank] = counted.last.get(rank, 0) + (rank == last)
-        counted.delay_s[rank] = counted.delay_s.get(rank, 0.0) + (when_ns - first_ns) / 1e9
+        counted.last[rank] += rank == last
+        counted.delay_s[rank] += (when_ns - first_ns) / 1e9
 
 
 def loop_period_s(ring: Iterable[Issued]) -> float | None:
-    """How long a turn of the training loop takes, as far as a rank's ring shows it.
+    """Return the duration of a turn of the training loop, as far as a rank's ring shows it.
 
     The median time between two calls from one line of code, of the line that recurs
     least often: what is called once in a turn, where anything is. None where no line
     recurs often enough.
     """
     at_ns: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for one in ring:
-        if one.line is not None:
-            at_ns[one.line].append(one.at_ns)
+    for call in ring:
+        if call.line is not None:
+            at_ns[call.line].append(call.at_ns)
     recurring = [times for times in at_ns.values() if len(times) >= RECURRENCES]
     if not recurring:
         return None
     rarest = min(recurring, key=lambda times: (len(times), -times[-1]))
     return median(after - before for before, after in pairwise(rarest)) / 1e9
-
-
-def blocked_in(memory: mmap | bytes) -> Waiting | None:
-    """The oldest call that the owner of a page is blocked in. Raises PageError."""
-    events = _raw_events(memory)
-    if events is None:
-        page = parse_page(memory, events=True)
-        blocked = [
-            Waiting(event.blocked_ns or event.issued_ns, event.op, event.slot)
-            for event in page.events
-            if event.state is OpState.BLOCKED
-        ]
-    else:
-        blocked = [
-            Waiting(event["blocked_ns"] or event["issued_ns"], event["op"], event["slot"])
-            for event in events
-            if event["state"] == "blocked"
-        ]
-    return min(blocked, key=lambda wait: wait.since_ns, default=None)
-
-
-def issued(memory: mmap | bytes) -> list[Issued]:
-    """The collectives in the ring of a page, oldest first. Raises PageError."""
-    events = _raw_events(memory)
-    if events is None:
-        page = parse_page(memory, events=True)
-        return [
-            Issued(e.slot, e.seq, e.issued_ns, (e.site.file, e.site.line) if e.site else None)
-            for e in page.events
-            if not e.p2p
-        ]
-    return [
-        Issued(e["slot"], e["seq"], e["issued_ns"], _line(e["site"]))
-        for e in events
-        if not e["p2p"]
-    ]
-
-
-def _line(site: dict[str, Any] | None) -> tuple[str, int] | None:
-    return (site["file"], site["line"]) if site else None
-
-
-def _raw_events(memory: mmap | bytes) -> list[dict[str, Any]] | None:
-    """The events as the native reader gives them, None where it cannot read the page."""
-    try:
-        events: list[dict[str, Any]] = native.load().read_page(memory)["events"]
-    except (ImportError, ValueError):
-        return None
-    return events

@@ -2,12 +2,11 @@
 
 A page is opened once and then read in place: mapped where it is this user's own and its
 process lives, so that what is being written can be read again. Others are read into memory
-each time, since somebody could cut the file while we look at the mapping, which is a SIGBUS
+each time: their owner could cut the file while we look at the mapping, which is a SIGBUS
 (and would be one in the process that writes it, too). One incarnation of the job is
-watched at a time (worlds.py), from the oldest to the newest: that there
-is a newer one is said, and whoever watches decides when to go on to it. What
-cannot be read is said once and passed over, and so is a run directory that
-somebody deleted: the pages mapped before stay readable.
+watched at a time (worlds.py), from the oldest to the newest; the caller decides when to
+go on to a newer one. A file that cannot be read is reported once and passed over, and so
+is a run directory that was deleted: the pages mapped before stay readable.
 """
 
 from __future__ import annotations
@@ -18,64 +17,54 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hangwatch.console import News
 from hangwatch.errors import PageError
-from hangwatch.evidence.page import parse_page
-from hangwatch.evidence.pages import arrivals
-from hangwatch.evidence.pages.arrivals import Issued
-from hangwatch.evidence.pages.waits import Waiting
-from hangwatch.evidence.pages.worlds import World, others, split, world_of
+from hangwatch.evidence.page import MAX_BYTES, SUFFIX, parse_page, parse_ring
+from hangwatch.evidence.pages.worlds import World, choose_world, split_incarnations, world_of
 from hangwatch.evidence.processes import alive
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
 from hangwatch.safety import redaction, untrusted
 from hangwatch.safety.untrusted import Owner
 
-SUFFIX = ".page"
 NOTE_PREFIX = "agent-"
 MAX_NOTE_CHARS = 2000
-MAX_BYTES = 16 << 20
-"""No page is larger; what is, is not one of ours."""
 MAX_PAGES = 4096
-MAX_TOLD = 64
-"""So many pages that cannot be read are told of one by one."""
+MAX_REPORTED = 64
+"""Pages that cannot be read are reported one by one up to this number."""
 MAX_MEMBERS = 8 << 20
 """Members of groups that all pages of a run name together: 300 MB. Each of a node's ranks in a
 job of 10,000 names that many for each group that spans it."""
 UNFINISHED_S = 2.0
 """A file younger than this may still be in the making."""
 _NO_ROOM = "No space left on device, neither for its page nor for its note"
-"""What an empty note means: it could be made but not written."""
+"""The meaning of an empty note: it could be made but not written."""
 
 
 @dataclass(slots=True)
 class OpenPage:
-    """One page. ``bad`` says why it could not be read the last time."""
+    """One page."""
 
     path: Path
     memory: mmap.mmap | None
-    """None where it belongs to somebody else, or nobody writes it any more."""
+    """None where it belongs to another user, or no process writes it any more."""
     fd: int
     size: int
     since: float
-    bad: str = ""
 
     def read(self, *, events: bool) -> RankPage:
         """Decode it. Raises PageError."""
         return parse_page(self._content(), events=events)
 
-    def blocked_in(self) -> Waiting | None:
-        """The oldest call that its rank is blocked in. Raises PageError."""
-        return arrivals.blocked_in(self._content())
-
-    def issued(self) -> list[Issued]:
-        """The last collectives that its rank has issued, oldest first. Raises PageError."""
-        return arrivals.issued(self._content())
+    def ring(self) -> list[dict[str, Any]]:
+        """Return its events, oldest first, as plain values. Raises PageError."""
+        return parse_ring(self._content())
 
     def raw(self) -> bytes:
-        """Its bytes. Raises PageError."""
-        # Not out of the mapping: what nobody has written would take memory, to be read there.
+        """Return its bytes. Raises PageError."""
+        # Not out of the mapping: pages never written would take memory, to be read there.
         data = os.pread(self.fd, self.size, 0)
         if len(data) != self.size:
             raise PageError("it was truncated")
@@ -91,21 +80,16 @@ class OpenPage:
         # Reading a mapping beyond the end of a file that was cut is a SIGBUS.
         if os.fstat(self.fd).st_size < self.size:
             raise PageError("it was truncated")
-        if self.memory is not None:
-            return self.memory
-        data = os.pread(self.fd, self.size, 0)
-        if len(data) < self.size:
-            raise PageError("it was truncated")
-        return data
+        return self.raw() if self.memory is None else self.memory
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The page of a rank with what was read from it, without its events."""
+    """The page of a rank, and its content without the events."""
 
     page: OpenPage
     light: RankPage
-    heir: bool = False
+    replaced: bool = False
     """It has ended, and another process has come that may be in its place."""
 
 
@@ -140,12 +124,12 @@ class Pages:
         self._refused: dict[str, float] = {}
         self._notes: dict[str, str] = {}
         self._unfinished_s = UNFINISHED_S
-        self._last: frozenset[str] | None = None
-        """Names of the pages that were there at the end, None before."""
+        self._at_end: frozenset[str] | None = None
+        """Names of the pages that were there when the command ended, None before."""
         self._incarnations: list[frozenset[str]] = []
-        """Names of the pages of each that is not over yet for us, oldest first."""
+        """Names of the pages of each incarnation from the watched one on, oldest first."""
         self._past: set[str] = set()
-        """Names of the pages of those that are."""
+        """Names of the pages of earlier incarnations."""
         self.incarnation = 0
         """Number of the one that is watched."""
         self.restart = -1
@@ -155,23 +139,23 @@ class Pages:
         self.pids: frozenset[int] = frozenset()
         """Of all ranks that have a page, whether it is looked at or left out."""
         self.any_ever = False
-        """Whether any page could be read so far."""
+        """True once any page could be read."""
 
     @property
     def superseded(self) -> bool:
-        """Whether there are pages of a newer incarnation than the one that is watched."""
+        """True if there are pages of a newer incarnation than the one that is watched."""
         return len(self._incarnations) > 1
 
     def look(self) -> dict[int, Seen]:
-        """The page of each rank of the incarnation, by rank; looks for new ones."""
+        """Return the page of each rank of the incarnation, by rank; looks for new ones."""
         self._scan()
-        lights = [one for one in self._read_all() if not self._is_of_another_run(one)]
-        self.any_ever = self.any_ever or bool(lights)
-        named = {one.page.path.name: one for one in lights if one.light.identity.rank >= 0}
-        self.pids = frozenset(one.light.identity.pid for one in named.values())
+        pages = [seen for seen in self._read_all() if not self._is_of_another_run(seen)]
+        self.any_ever = self.any_ever or bool(pages)
+        named = {seen.page.path.name: seen for seen in pages if seen.light.identity.rank >= 0}
+        self.pids = frozenset(seen.light.identity.pid for seen in named.values())
         if named.keys() != frozenset().union(*self._incarnations):
-            lives = {name: one.light for name, one in named.items()}
-            self._incarnations = split(lives, self._alive, self._ended())
+            lives = {name: seen.light for name, seen in named.items()}
+            self._incarnations = split_incarnations(lives, self._alive, self._ended())
         ranks: dict[int, list[Seen]] = {}
         for name in self._incarnations[0] if self._incarnations else ():
             identity = named[name].light.identity
@@ -179,34 +163,34 @@ class Pages:
             ranks.setdefault(identity.rank, []).append(named[name])
         self._leave_out_other_worlds(ranks)
         chosen = {rank: self._chosen(ranks[rank]) for rank in sorted(ranks)}
-        self._tell_of_crowded(chosen)
+        self._report_crowded(chosen)
         return chosen
 
     def _leave_out_other_worlds(self, ranks: dict[int, list[Seen]]) -> None:
         pages = {rank: [seen.light for seen in found] for rank, found in ranks.items()}
-        self._world, left_out = others(pages, self._runs, self._world)
-        beside = False
+        self._world, left_out = choose_world(pages, self._runs, self._world)
+        others_run = False
         for rank, found in list(ranks.items()):
             ranks[rank] = [seen for seen in found if world_of(seen.light) not in left_out]
-            beside |= any(self._runs(seen.light) for seen in found if seen not in ranks[rank])
+            others_run |= any(self._runs(seen.light) for seen in found if seen not in ranks[rank])
             if not ranks[rank]:
                 del ranks[rank]
-        if beside:
+        if others_run:
             self._news.lose(
                 "worlds",
                 "several jobs run below this command, each with a store of its own: only one of "
                 "them is watched at a time",
             )
 
-    def _tell_of_crowded(self, ranks: Mapping[int, Seen]) -> None:
-        crowded = [rank for rank, seen in ranks.items() if seen.light.groups_left_out]
-        if crowded:
-            light = ranks[crowded[0]].light
+    def _report_crowded(self, ranks: Mapping[int, Seen]) -> None:
+        crowded = next((rank for rank in ranks if ranks[rank].light.groups_left_out), None)
+        if crowded is not None:
+            light = ranks[crowded].light
             self._news.lose(
                 "groups",
-                f"rank {crowded[0]} has made more process groups than its page has room for: of "
-                f"the calls in those beyond the first {len(light.groups)} only what PyTorch's "
-                "Flight Recorder tells is known",
+                f"rank {crowded} has made more process groups than its page has room for: calls "
+                f"in groups beyond the first {len(light.groups)} are known from PyTorch's Flight "
+                "Recorder alone",
             )
 
     def advance(self) -> None:
@@ -226,15 +210,15 @@ class Pages:
         self.incarnation, self._past = watched.incarnation, set(watched.past)
 
     def notes(self) -> dict[str, str]:
-        """What agents left as ``agent-*.err``: why they could not record."""
+        """Return the notes of agents that could not record (``agent-*.err``), by file name."""
         return self._notes
 
     def command_ended(self) -> None:
-        """Ranks that start from now on belong to another run."""
-        self._last = frozenset(self._open)
+        """Take ranks that start from now on for those of another run."""
+        self._at_end = frozenset(self._open)
 
     def all_ended(self) -> None:
-        """No process is left that could finish a file: take each for what it is."""
+        """Wait for no file to be finished any more: no process is left that could."""
         self._unfinished_s = -1.0
 
     def close(self) -> None:
@@ -249,14 +233,14 @@ class Pages:
             self._news.lose(
                 "run-dir",
                 f"the directory of this run cannot be read any more ({error.strerror}): ranks that "
-                "start from now on are not seen, those seen before still are",
+                "start from now on are not seen, ranks seen before still are",
             )
             return
         for name in names:
             if name.startswith(NOTE_PREFIX) and name not in self._notes:
                 self._note(name)
             if name in self._open and os.fstat(self._open[name].fd).st_nlink == 0:
-                self._drop(name)  # its process has replaced itself (exec) and made it anew
+                self._drop(name)  # its process has replaced itself (exec) and made another
             if name.endswith(SUFFIX) and name not in self._open and name not in self._past:
                 if len(self._open) < MAX_PAGES:
                     self._map(name)
@@ -269,10 +253,8 @@ class Pages:
         since = self._refused.setdefault(name, self._now())
         try:
             fd = untrusted.open_file(self._run_dir / name, Owner.DIRECTORY)
-            try:
-                data = untrusted.read_from(fd, 4 * MAX_NOTE_CHARS)
-            finally:
-                os.close(fd)
+            with os.fdopen(fd, "rb") as file:
+                data = file.read(4 * MAX_NOTE_CHARS)
         except OSError:
             return
         text = redaction.text(data.decode("utf-8", "replace"), MAX_NOTE_CHARS)
@@ -286,13 +268,16 @@ class Pages:
         except OSError as error:
             self._unreadable(name, error.strerror or str(error))
             return
+        status = os.fstat(fd)
+        size, ours = status.st_size, status.st_uid == os.geteuid()
+        if not 0 < size <= MAX_BYTES:
+            os.close(fd)
+            self._unreadable(name, f"it has {size} bytes")
+            return
         try:
-            status = os.fstat(fd)
-            size = _checked_size(status)
-            ours = status.st_uid == os.geteuid()
-            written = ours and _has_writer(name)
+            written = ours and _may_have_writer(name)
             memory = mmap.mmap(fd, size, prot=mmap.PROT_READ) if written else None
-        except (OSError, PageError) as error:
+        except OSError as error:
             os.close(fd)
             self._unreadable(name, str(error))
             return
@@ -304,22 +289,20 @@ class Pages:
             try:
                 light = page.read(events=False)
             except PageError as error:
-                page.bad = str(error)
                 if self._now() - page.since > self._unfinished_s:
-                    self._report(name, page.bad)
+                    self._report(name, str(error))
                 if os.fstat(page.fd).st_size != page.size:
                     self._refused[name] = page.since
-                    self._drop(name)  # it may have grown since: map it anew
+                    self._drop(name)  # it may have grown since: map it again
             else:
                 room -= sum(len(group.key.ranks) for group in light.groups)
                 if room < 0:
                     self._report(name, f"the pages here name more than {MAX_MEMBERS} members")
                     continue
-                page.bad = ""
                 yield Seen(page, light)
 
     def _is_of_another_run(self, seen: Seen) -> bool:
-        if self._last is None or seen.page.path.name in self._last:
+        if self._at_end is None or seen.page.path.name in self._at_end:
             return False
         return self._runs(seen.light)
 
@@ -329,7 +312,7 @@ class Pages:
             self._report(name, why)
 
     def _report(self, name: str, why: str) -> None:
-        if self._news.losses["page"] >= MAX_TOLD:
+        if self._news.losses["page"] >= MAX_REPORTED:
             self._news.lose("pages-more", "more pages cannot be read: their ranks are not watched")
             return
         self._news.lose(
@@ -337,7 +320,7 @@ class Pages:
         )
 
     def _chosen(self, candidates: list[Seen]) -> Seen:
-        """The page of a rank where several processes claim to be it."""
+        """Choose the page of a rank where several processes claim to be it."""
         if len(candidates) == 1:
             return candidates[0]
 
@@ -349,10 +332,10 @@ class Pages:
             return light.phase is Phase.BORN, gone, left, light.created_ns
 
         chosen = min(candidates, key=order)
-        return replace(chosen, heir=self._has_heir(chosen.light, candidates))
+        return replace(chosen, replaced=self._has_successor(chosen.light, candidates))
 
-    def _has_heir(self, light: RankPage, candidates: list[Seen]) -> bool:
-        """Whether a process that lives was started when this one had ended."""
+    def _has_successor(self, light: RankPage, candidates: list[Seen]) -> bool:
+        """True if a live process was started after this one had ended."""
         end_ns = max(light.created_ns, light.heartbeat_ns)
         later = [seen.light for seen in candidates if seen.light.created_ns > end_ns]
         return bool(later) and not self._runs(light) and any(map(self._runs, later))
@@ -366,14 +349,7 @@ class Pages:
             page.close()
 
 
-def _has_writer(name: str) -> bool:
-    """Whether the process that a page names may live."""
+def _may_have_writer(name: str) -> bool:
+    """True if the process that a page's name names may live."""
     pid = name.removesuffix(SUFFIX).rpartition("-")[2]
     return not pid.isdecimal() or os.path.exists(f"/proc/{pid}")  # noqa: PTH110 (a plain question)
-
-
-def _checked_size(status: os.stat_result) -> int:
-    """The size of what may be a page. Raises PageError."""
-    if not 0 < status.st_size <= MAX_BYTES:
-        raise PageError(f"it has {status.st_size} bytes")
-    return status.st_size

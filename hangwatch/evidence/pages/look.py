@@ -1,8 +1,7 @@
-"""The cheap look at all ranks, many times a minute: who waits, and since when.
+"""The cheap look at all ranks, many times a minute: which of them wait, and since when.
 
-Pages are read without their events; only of a rank that has issued nothing for
-a moment, or that may wait, are the events read too, less often the longer that
-lasts.
+Pages are read without their events; the events too are read only of a rank that has issued
+nothing for a moment, or that may wait, less often the longer that lasts.
 """
 
 from __future__ import annotations
@@ -11,30 +10,100 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from hangwatch.errors import PageError
-from hangwatch.evidence.pages.finder import Pages, Seen
-from hangwatch.evidence.pages.waits import (
-    Position,
-    Waiting,
-    longest_wait,
-    may_wait,
-    moved_ns,
-    position,
-)
+from hangwatch.evidence.pages.finder import OpenPage, Pages, Seen
+from hangwatch.model.calls import OF_A_STORE
+from hangwatch.model.kinds import OpState, Phase
+from hangwatch.model.page import RankPage
 
 QUIET_S = 1.0
-"""A wait shorter than this is nothing to look at."""
+"""A shorter wait is ignored."""
 LEAST_S, MOST_S = 0.4, 5.0
 """Between two readings of the events of a rank that stays where it is."""
+UNFINISHED = "unfinished_work"
+"""Stands for the call where only c10d knows that something is not done."""
+OVER = frozenset({Phase.EXITED, Phase.RAISED})
+"""Phases of a rank that issues nothing more."""
+
+Position = tuple[object, ...]
+"""All that changes on a page when its rank issues something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The call that a rank waits in, and since when (CLOCK_MONOTONIC)."""
+
+    since_ns: int
+    op: str
+    slot: int = -1
+    """Of the group on the rank's page, -1 where there is none."""
+
+    @property
+    def of_store(self) -> bool:
+        """True if it waits for a key of a store."""
+        return self.op.startswith(OF_A_STORE)
+
+
+def position(light: RankPage) -> Position:
+    """Return the position of a rank: two looks that agree mean that it issued nothing new."""
+    groups = tuple((g.slot, g.enqueued, g.entered, g.left, g.p2p, g.alive) for g in light.groups)
+    return light.phase, light.in_call, light.in_call_ns, groups
+
+
+def moved_ns(light: RankPage) -> int:
+    """Return when the rank last issued something, by its own page (CLOCK_MONOTONIC)."""
+    groups = (group.changed_ns for group in light.groups)
+    return max(light.phase_ns, light.in_call_ns, *groups, 0)
+
+
+def may_wait(light: RankPage, now_ns: int, after_s: float) -> bool:
+    """True if a page without its events leaves it open that the rank waits for longer."""
+    if light.phase in OVER:
+        return False
+    before_ns = now_ns - after_s * 1e9
+    return (
+        bool(light.in_call)
+        or any(g.entered > g.left and g.changed_ns < before_ns for g in light.groups)
+        or 0 < light.pending_since_ns < before_ns
+    )
+
+
+def blocked_in(page: OpenPage) -> Waiting | None:
+    """Return the oldest call that the rank of a page is blocked in. Raises PageError."""
+    blocked = [
+        Waiting(event["blocked_ns"] or event["issued_ns"], event["op"], event["slot"])
+        for event in page.ring()
+        if event["state"] == OpState.BLOCKED
+    ]
+    return min(blocked, key=lambda wait: wait.since_ns, default=None)
+
+
+def longest_wait(light: RankPage, blocked: Waiting | None) -> Waiting | None:
+    """Return the wait of a rank that has lasted longest, None if it waits for nothing.
+
+    It waits in a call that it blocks in (``blocked``, of its ring), in a set-up
+    call (init_process_group), or for work that c10d has not finished. Which of
+    them is named is decided in this order; since when, by the longest.
+    """
+    if light.phase in OVER:
+        return None
+    waits = [] if blocked is None else [blocked]
+    if light.in_call:
+        waits.append(Waiting(light.in_call_ns, light.in_call))
+    if light.pending_since_ns:
+        waits.append(Waiting(light.pending_since_ns, UNFINISHED))
+    if not waits:
+        return None
+    return replace(waits[0], since_ns=min(wait.since_ns for wait in waits))
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look saw. Ranks that have ended have no entry in ``waiting``."""
+    """The result of one look. Ranks that have ended have no entry in ``waiting``."""
 
     now_ns: int
     seen: dict[int, Seen]
     waiting: dict[int, Waiting | None]
-    """Rank to what it waits in, None if it does not."""
+    """By rank; None if it does not wait."""
     moved: bool
     """Some rank issued something since the last look."""
 
@@ -47,22 +116,22 @@ class Look:
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the longest wait has lasted, 0 if nobody waits."""
-        since = [one for one in self.waits.values() if one is not None]
+        """Duration of the longest wait, 0 if no rank waits."""
+        since = [wait.since_ns for wait in self.waiting.values() if wait is not None]
         return (self.now_ns - min(since)) / 1e9 if since else 0.0
 
     def all_wait(self) -> bool:
-        """Whether every rank that lives waits for longer than a moment."""
-        return bool(self.waits) and all(
-            since is not None and self.now_ns - since >= QUIET_S * 1e9
-            for since in self.waits.values()
+        """True if every rank that lives waits for longer than a moment."""
+        return bool(self.waiting) and all(
+            wait is not None and self.now_ns - wait.since_ns >= QUIET_S * 1e9
+            for wait in self.waiting.values()
         )
 
     def needs_flight(self) -> bool:
-        """Whether the Flight Recorder may tell what no page does.
+        """True if the Flight Recorder may show what no page does.
 
         Where all wait: what C++ has issued and has not completed. Where a rank waits in
-        work of which its page tells nothing: what it has issued in a group that found no
+        work of which its page says nothing: what it has issued in a group that found no
         room there.
         """
         return self.all_wait() or any(
@@ -72,27 +141,24 @@ class Look:
 
 
 def without_servers(waiting: dict[int, Waiting | None]) -> dict[int, Waiting | None]:
-    """Who waits for a key of a store waits since all ranks do, and not as long as one works.
+    """Count a wait for a key of a store only since all ranks wait, and not while one works.
 
-    It may serve the others, and then waits for orders all day long.
+    The rank may serve the others, and then waits for orders all day long.
     """
-    if not any(wait is not None and wait.of_store for wait in waiting.values()):
-        return waiting
     known = [wait.since_ns for wait in waiting.values() if wait is not None]
-    if len(known) < len(waiting):
-        return {
-            rank: None if wait is not None and wait.of_store else wait
-            for rank, wait in waiting.items()
-        }
-    return {
-        rank: replace(wait, since_ns=max(known)) if wait is not None and wait.of_store else wait
-        for rank, wait in waiting.items()
-    }
+    all_wait = len(known) == len(waiting)
+
+    def counted(wait: Waiting | None) -> Waiting | None:
+        if wait is None or not wait.of_store:
+            return wait
+        return replace(wait, since_ns=max(known)) if all_wait else None
+
+    return {rank: counted(wait) for rank, wait in waiting.items()}
 
 
 @dataclass(slots=True)
 class _Watched:
-    """What is remembered of one rank between looks."""
+    """The memory of one rank between looks."""
 
     pid: int
     at: Position
@@ -103,9 +169,9 @@ class _Watched:
 
 @dataclass(slots=True)
 class Looker:
-    """Remembers where each rank was at the last look.
+    """Looks again and again, and remembers the position of each rank.
 
-    alive(pid, start_ticks) says whether a rank still runs.
+    alive(pid, start_ticks) returns True if a rank still runs.
     """
 
     pages: Pages
@@ -119,19 +185,15 @@ class Looker:
         now_ns = self.now_ns()
         moved = False
         waiting: dict[int, Waiting | None] = {}
-        for rank, one in seen.items():
-            identity, at = one.light.identity, position(one.light)
+        for rank, found in seen.items():
+            identity, at = found.light.identity, position(found.light)
             watched = self._ranks.get(rank)
-            if watched is None or watched.pid != identity.pid:
-                watched = _Watched(identity.pid, at, min(moved_ns(one.light), now_ns))
-                self._ranks[rank] = watched
-                moved = True
-            elif watched.at != at:
-                watched.at, watched.changed_ns = at, min(moved_ns(one.light), now_ns)
-                watched.read_ns, watched.waiting = 0, None
+            if watched is None or (watched.pid, watched.at) != (identity.pid, at):
+                changed_ns = min(moved_ns(found.light), now_ns)
+                watched = self._ranks[rank] = _Watched(identity.pid, at, changed_ns)
                 moved = True
             if self.alive(identity.pid, identity.start_ticks):
-                waiting[rank] = self._waits_in(watched, one, now_ns)
+                waiting[rank] = self._waits_in(watched, found, now_ns)
         for rank in self._ranks.keys() - seen.keys():
             del self._ranks[rank]
         return Look(now_ns, seen, without_servers(waiting), moved)
@@ -144,7 +206,7 @@ class Looker:
         if now_ns - watched.read_ns >= patience_s * 1e9:
             watched.read_ns = now_ns
             try:
-                watched.waiting = longest_wait(seen.light, seen.page.blocked_in())
+                watched.waiting = longest_wait(seen.light, blocked_in(seen.page))
             except PageError:
                 watched.waiting = None
         return watched.waiting

@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hangwatch.console import News
-from hangwatch.evidence import exits
-from hangwatch.evidence.pages.standing import Standing
+from hangwatch.evidence.pages.rank_status import RankStatus
 from hangwatch.evidence.processes import PROC, alive, takes
 from hangwatch.model.verdict import Verdict
 from hangwatch.run.handshake import Hello
@@ -81,19 +80,19 @@ class Abort:
     proving: frozenset[int] = frozenset()
     """The ranks of this node whose waits prove it, by the pages of this node alone."""
     ended_any: bool = False
-    _remembered: dict[int, Standing] = field(default_factory=dict)
+    _remembered: dict[int, RankStatus] = field(default_factory=dict)
     """Last positions of the ranks that may be ended, and of the culprits."""
     _held_since_ns: int = 0
     _alone_since_ns: int = 0
 
-    def begin(self, seen: Mapping[int, Standing], now_ns: int, patience_ns: int) -> None:
+    def begin(self, seen: Mapping[int, RankStatus], now_ns: int, patience_ns: int) -> None:
         """Remember the positions of the ranks of this node at the verdict."""
         for rank, at in seen.items():
             named = rank in self.culprits or rank in self.proving
             if named or _waits_long(at, now_ns, patience_ns):
                 self._remembered[rank] = at
 
-    def due(self, seen: Mapping[int, Standing], now_ns: int, patience_ns: int) -> frozenset[int]:
+    def due(self, seen: Mapping[int, RankStatus], now_ns: int, patience_ns: int) -> frozenset[int]:
         """Return the ranks that are to be ended now.
 
         seen: all ranks of this node that live. patience_ns: how long a hang takes.
@@ -128,7 +127,7 @@ class Abort:
             return frozenset()
         return frozenset() if self._holds(seen, due, now_ns, patience_ns) else frozenset(due)
 
-    def unmoved(self, ranks: Collection[int], seen: Mapping[int, Standing]) -> frozenset[int]:
+    def unmoved(self, ranks: Collection[int], seen: Mapping[int, RankStatus]) -> frozenset[int]:
         """Return the ranks that are still where they were when they came due."""
         at = self._remembered
         return frozenset(
@@ -136,7 +135,7 @@ class Abort:
         )
 
     def _holds(
-        self, seen: Mapping[int, Standing], due: set[int], now_ns: int, patience_ns: int
+        self, seen: Mapping[int, RankStatus], due: set[int], now_ns: int, patience_ns: int
     ) -> bool:
         """Return True if others come due in a moment: a launcher ends those that are left."""
         late = any(
@@ -149,7 +148,7 @@ class Abort:
         return late and now_ns - self._held_since_ns < SOON_NS
 
 
-def _waits_long(at: Standing, now_ns: int, patience_ns: int) -> bool:
+def _waits_long(at: RankStatus, now_ns: int, patience_ns: int) -> bool:
     """Return True if it waits, and has done nothing else for as long as a hang takes."""
     return bool(at.waits) and now_ns - max(at.since_ns, at.moved_ns) >= patience_ns
 
@@ -355,7 +354,7 @@ def _handle(pid: int, start_ticks: int, news: News, proc: str) -> int | None:
 def _send(handle: int, number: signal.Signals, rank: int, news: News) -> bool:
     """Send a signal; return True if that could be done."""
     try:
-        exits.send(handle, number)
+        signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
         return False
     except OSError as error:

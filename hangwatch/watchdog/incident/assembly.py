@@ -11,6 +11,7 @@ from hangwatch.diagnosis.facts.faults import meaning
 from hangwatch.evidence import environment
 from hangwatch.model.frames import know_trainers
 from hangwatch.model.kinds import Phase
+from hangwatch.model.page import MAX_WORLD
 from hangwatch.model.report import Evidence, Moment, RasAnswer, RunInfo
 from hangwatch.model.snapshot import JobSnapshot, ProcessState, RankSnapshot
 from hangwatch.model.verdict import Verdict
@@ -21,8 +22,6 @@ from hangwatch.watchdog.incident.reporter import utc
 from hangwatch.watchdog.peers.messages import Gathered
 from hangwatch.watchdog.peers.reach import Missing
 
-MAX_WORLD = 1 << 20
-"""A larger world is taken for damage, not for a job."""
 MAX_ERRORS = 32
 """Lines of the timeline about errors of GPUs."""
 MAX_AGE_S = 30 * 86400.0

@@ -14,13 +14,13 @@ from typing import Any
 
 from hangwatch.console import News
 from hangwatch.errors import EvidenceError, FlightError, PageError
-from hangwatch.evidence import flights, sources
+from hangwatch.evidence import flights, ras, sources
 from hangwatch.evidence.exits import Exits
 from hangwatch.evidence.flight import parse_dump
-from hangwatch.evidence.nccl import ras
+from hangwatch.evidence.flight.entries import FlightDump
+from hangwatch.evidence.page import extra_groups
 from hangwatch.evidence.pages.finder import Pages, Seen
-from hangwatch.evidence.pages.left_out import groups_left_out
-from hangwatch.evidence.pages.standing import Standing, standings
+from hangwatch.evidence.pages.rank_status import RankStatus, rank_statuses
 from hangwatch.evidence.processes import (
     PROC,
     LaunchedRank,
@@ -33,7 +33,6 @@ from hangwatch.evidence.processes import (
 from hangwatch.evidence.snapshot import launched_snapshot, rank_snapshot, waits_itself
 from hangwatch.evidence.stacks import NoStacksError, PySpy
 from hangwatch.evidence.threads import in_thread
-from hangwatch.model.flight import FlightDump
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
@@ -130,10 +129,10 @@ class Gatherer:
         """Number of the incarnation of the job that is watched."""
         return self.pages.incarnation
 
-    def standings(self) -> dict[int, Standing]:
+    def standings(self) -> dict[int, RankStatus]:
         """Return the present position of each rank of this node that lives, by its page."""
         seen = self.pages.look()
-        ranks = standings(seen, self._launched_without_page(seen))
+        ranks = rank_statuses(seen, self._launched_without_page(seen))
         return {rank: at for rank, at in ranks.items() if alive(*at.process, self.proc)}
 
     def request_recorders(self) -> None:
@@ -192,7 +191,7 @@ class Gatherer:
         ranks = []
         for rank, evidence in gathered.items():
             if (page := self._page(seen[rank], evidence)) is not None:
-                ranks += self._snapshots(page, evidence, now_ns, replaced=seen[rank].heir)
+                ranks += self._snapshots(page, evidence, now_ns, replaced=seen[rank].replaced)
         ranks += [
             launched_snapshot(rank, evidence.process, self.node, **_shared(evidence))
             for rank, evidence in zip(launched, pageless, strict=True)
@@ -253,7 +252,7 @@ class Gatherer:
         try:
             page = seen.page.read(events=True)
             if page.groups_left_out:
-                page = replace(page, groups=(*page.groups, *groups_left_out(seen.page.path)))
+                page = replace(page, groups=(*page.groups, *extra_groups(seen.page.path)))
         except PageError:
             return None
         except Exception as error:  # noqa: BLE001 (the other ranks are not to be lost)

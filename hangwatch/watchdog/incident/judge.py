@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from hangwatch.console import News
 from hangwatch.diagnosis import find_desync
-from hangwatch.evidence.nccl import status
+from hangwatch.evidence.ras import interpret
 from hangwatch.evidence.threads import in_thread
 from hangwatch.model import codec
 from hangwatch.model.kinds import Certainty, Kind, State
@@ -290,7 +290,7 @@ class Judge:
             collected, missing, ras = await self.gatherer.collect(level), Missing(), None
         job = self._job(collected, gathered, missing)
         verdicts = await self._diagnosed(job, thresholds)
-        ras = status.read(ras, job) if ras is not None else None
+        ras = interpret(ras, job) if ras is not None else None
         return Judged(verdicts, job, collected, gathered.round if gathered else 0, ras, read_ns)
 
     def _job(

@@ -11,8 +11,7 @@ from pathlib import Path
 from hangwatch.console import News
 from hangwatch.diagnosis.facts.faults import Weight, meaning
 from hangwatch.efficiency.habits import Finding
-from hangwatch.evidence.gpu.ranks import LocalRank
-from hangwatch.evidence.gpu.reader import Gpus
+from hangwatch.evidence.gpu.reader import Gpus, LocalRank
 from hangwatch.evidence.pages.look import Look
 from hangwatch.evidence.processes import PROC, environment
 from hangwatch.model.gpu import GpuState

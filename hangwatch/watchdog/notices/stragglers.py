@@ -17,6 +17,7 @@ from hangwatch.evidence.pages.arrivals import (
     GroupArrivals,
     Issued,
     Members,
+    issued,
     loop_period_s,
 )
 from hangwatch.evidence.pages.finder import Seen
@@ -125,7 +126,7 @@ class Rings:
         rings: dict[int, dict[str, list[Issued]]] = {}
         for rank, seen in look.seen.items():
             try:
-                ring = seen.page.issued()
+                ring = issued(seen.page.ring())
             except PageError:
                 continue
             if rank in look.waiting and (period_s := loop_period_s(ring)) is not None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hangwatch.evidence.gpu.figures import Unit
-from hangwatch.evidence.gpu.ranks import LocalRank, Use, crowded, uses
+from hangwatch.evidence.gpu.nvml import Unit
+from hangwatch.evidence.gpu.reader import LocalRank, Use, crowded, uses
 from hangwatch.model.gpu import GpuState
 from hangwatch.model.kinds import GpuHealth
 

@@ -12,7 +12,7 @@ from made_pages import event, group, page, write
 
 from hangwatch.console import News
 from hangwatch.evidence.pages.finder import Pages
-from hangwatch.evidence.pages.standing import Call, Standing, standings
+from hangwatch.evidence.pages.rank_status import CallId, RankStatus, rank_statuses
 from hangwatch.evidence.processes import LaunchedRank, read_stat
 from hangwatch.model.kinds import OpState, Phase
 
@@ -38,14 +38,14 @@ def stuck(**changes: Any) -> RankPage:
     return page(0, **{**moments, "groups": (made,), "events": (BLOCKED,), **changes})
 
 
-def seen(tmp_path: Path, pages: Pages, content: RankPage) -> dict[int, Standing]:
+def seen(tmp_path: Path, pages: Pages, content: RankPage) -> dict[int, RankStatus]:
     write(tmp_path, content)
-    return standings(pages.look(), ())
+    return rank_statuses(pages.look(), ())
 
 
 def test_a_rank_that_is_blocked_stands_in_its_call_since_then(tmp_path: Path, pages: Pages) -> None:
     (one,) = seen(tmp_path, pages, stuck()).values()
-    assert one.waits == {Call("all_reduce", 0, 3, 3): BLOCKED.blocked_ns}
+    assert one.waits == {CallId("all_reduce", 0, 3, 3): BLOCKED.blocked_ns}
     assert one.since_ns == one.moved_ns == BLOCKED.blocked_ns
     assert one.process == (os.getpid(), 1)
 
@@ -61,7 +61,7 @@ def test_of_a_rank_whose_page_cannot_be_read_nothing_is_known(tmp_path: Path, pa
     looked = pages.look()
     with path.open("r+b") as file:
         file.write(b"\xff" * 4096)
-    assert standings(looked, ()) == {}
+    assert rank_statuses(looked, ()) == {}
 
 
 @pytest.mark.parametrize("phase", [Phase.EXITED, Phase.RAISED])
@@ -108,6 +108,6 @@ def test_a_rank_without_a_page_stands_where_it_started() -> None:
     stat = read_stat(os.getpid())
     assert stat is not None
     launched = LaunchedRank(os.getpid(), stat.start_ticks, 1, 1, 2)
-    (one,) = standings({}, [launched]).values()
+    (one,) = rank_statuses({}, [launched]).values()
     assert not one.has_page
     assert 0 < one.moved_ns <= time.monotonic_ns()

@@ -1,25 +1,25 @@
-"""Where each rank of this node stands, by its own page and at one moment.
+"""The status of each rank of this node, by its own page and at one moment.
 
-It is what ranks are ended by: nothing here has come from another node.
+Ranks are ended by it: nothing here has come from another node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hangwatch.errors import PageError
 from hangwatch.evidence.pages.finder import Seen
-from hangwatch.evidence.pages.waits import OVER, UNFINISHED, Position, moved_ns, position
+from hangwatch.evidence.pages.look import OVER, UNFINISHED, Position, moved_ns, position
 from hangwatch.evidence.pages.worlds import start_ns
 from hangwatch.evidence.processes import LaunchedRank
 from hangwatch.model.kinds import OpState
 from hangwatch.model.page import RankPage
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What a rank is inside of: no two calls of its life are equal."""
+class CallId(NamedTuple):
+    """A call that a rank is inside of: no two calls of its life are equal."""
 
     op: str
     slot: int = -1
@@ -30,19 +30,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankStatus:
     """One rank. Times are CLOCK_MONOTONIC in ns."""
 
     pid: int
     start_ticks: int
-    waits: Mapping[Call, int] = field(default_factory=dict)
+    waits: Mapping[CallId, int] = field(default_factory=dict)
     """Calls that it waits in, and since when."""
     at: Position = ()
-    """All that changes when it goes on by any means that is counted."""
+    """All that changes when it makes progress by any means that is counted."""
     moved_ns: int = 0
-    """When it last entered or left a call, as far as that is known."""
+    """Time when it last entered or left a call, as far as that is known."""
     beat_ns: int = 0
-    """When its sampler last wrote what is not written at once; 0 if never."""
+    """Last beat of its sampler, which writes what is not written at once; 0 if never."""
     has_page: bool = True
 
     @property
@@ -52,11 +52,11 @@ class Standing:
 
     @property
     def since_ns(self) -> int:
-        """Since when it waits for the longest, 0 if it does not."""
+        """Start of its longest wait, 0 if it does not wait."""
         return min(self.waits.values(), default=0)
 
-    def is_where(self, before: Standing) -> bool:
-        """Whether it has not gone on since by any means, and is in the same call if in any."""
+    def is_where(self, before: RankStatus) -> bool:
+        """True if it has made no progress since, and is in the same call if in any."""
         unmoved = (self.process, self.at, self.moved_ns) == (
             before.process,
             before.at,
@@ -67,42 +67,47 @@ class Standing:
         return unmoved and min(before.waits, key=lambda call: before.waits[call]) in self.waits
 
 
-def standings(seen: Mapping[int, Seen], launched: Iterable[LaunchedRank]) -> dict[int, Standing]:
-    """The ranks of this node, from their pages as they are now.
+def rank_statuses(
+    seen: Mapping[int, Seen], launched: Iterable[LaunchedRank]
+) -> dict[int, RankStatus]:
+    """Read the status of the ranks of this node from their pages, as those are now.
 
-    A rank whose page cannot be read, is not written any more or tells that it has ended
-    is left out: nothing is known of it. launched: ranks that have no page.
+    A rank whose page cannot be read, or is not written any more, is left out: nothing is
+    known of it. launched: ranks that have no page.
     """
-    found = {
-        one.rank: Standing(
-            one.pid, one.start_ticks, moved_ns=start_ns(one.start_ticks), has_page=False
+    statuses = {
+        process.rank: RankStatus(
+            process.pid,
+            process.start_ticks,
+            moved_ns=start_ns(process.start_ticks),
+            has_page=False,
         )
-        for one in launched
+        for process in launched
     }
-    for rank, one in seen.items():
+    for rank, rank_seen in seen.items():
         try:
-            page = one.page.read(events=True)
+            page = rank_seen.page.read(events=True)
         except PageError:
             continue
         if not page.disarmed:
-            found[rank] = _standing(page)
-    return found
+            statuses[rank] = _status(page)
+    return statuses
 
 
-def _standing(page: RankPage) -> Standing:
-    waits: dict[Call, int] = {}
+def _status(page: RankPage) -> RankStatus:
+    waits: dict[CallId, int] = {}
     moved = [moved_ns(page)]
     for event in page.events:
         moved += [event.issued_ns, event.blocked_ns, event.done_ns]
         if event.state is OpState.BLOCKED:
-            call = Call(event.op, event.slot, event.seq, event.index)
+            call = CallId(event.op, event.slot, event.seq, event.index)
             waits[call] = event.blocked_ns or event.issued_ns
     if page.in_call:
-        waits[Call(page.in_call, number=page.in_call_ns)] = page.in_call_ns
+        waits[CallId(page.in_call, number=page.in_call_ns)] = page.in_call_ns
     if page.pending_since_ns:
-        waits[Call(UNFINISHED, number=page.pending_since_ns)] = page.pending_since_ns
+        waits[CallId(UNFINISHED, number=page.pending_since_ns)] = page.pending_since_ns
     progress = tuple((group.completed, group.reached, group.passed) for group in page.groups)
-    return Standing(
+    return RankStatus(
         page.identity.pid,
         page.identity.start_ticks,
         {} if page.phase in OVER else waits,

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch.evidence.environment import is_allowed
-from hangwatch.evidence.nccl.library import transport, version
+from hangwatch.evidence.environment import is_allowed, nccl_transport, nccl_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,17 +41,17 @@ def proc(tmp_path: Path) -> Path:
 
 
 def test_the_version_is_that_of_the_wheel(proc: Path) -> None:
-    assert version(7, str(proc)) == "2.27.5"
+    assert nccl_version(7, str(proc)) == "2.27.5"
 
 
 def test_what_is_loaded_and_open_is_told_and_no_more(proc: Path) -> None:
-    found = transport(7, str(proc), str(proc.parent / "sys"))
+    found = nccl_transport(7, str(proc), str(proc.parent / "sys"))
     assert found == "libnccl-net-ofi.so; RDMA adapters mlx5_0, uverbs1; shared memory"
 
 
 def test_of_a_process_without_nccl_nothing_is_told(proc: Path) -> None:
     for pid in (8, 9):
-        assert version(pid, str(proc)) == transport(pid, str(proc)) == ""
+        assert nccl_version(pid, str(proc)) == nccl_transport(pid, str(proc)) == ""
 
 
 def test_variables_of_what_nccl_goes_through_are_allowed_and_no_secrets() -> None:

@@ -1,1 +1,0 @@
-"""What NCCL itself tells: its RAS service, its version, and how it reaches other ranks."""
