@@ -43,7 +43,7 @@ def wait_for_request(seen: int, seconds: float) -> int:
     """
 
 def watch_collector() -> None:
-    """Have gc.enable(), gc.disable() and gc.isenabled() tell of what the program asked for. Once.
+    """Have gc.enable(), gc.disable() and gc.isenabled() answer as the program asked for. Once.
 
     While the collector is held, that is what they change, and what counts when it is let go.
     """
@@ -83,17 +83,17 @@ def set_mark(
     """Write a mark (types/page.py: PageMark), of which a page has room for MARKS."""
 
 def add_new_group(number: int, ranks: Sequence[int], file: str, line: int, function: str) -> None:
-    """Tell of a call of new_group that begins; number and ranks: see PageNewGroup."""
+    """Record a call of new_group that begins; number and ranks: see PageNewGroup."""
 
 def set_exception(type: str, message: str, file: str, line: int, function: str) -> None:
-    """Tell of the exception that ends the process; message: as page.chain.packed() makes it."""
+    """Record the exception that ends the process; message: of model.page_format.packed()."""
 
 def last_thrown() -> tuple[str, str]:
     """Return type and text of the exception of torch's last call that failed; else empty."""
 
 def set_disarmed(reason: str) -> None: ...
 def set_torch_lacks(what: str) -> None:
-    """Tell what the agent misses in this torch, for people."""
+    """Record what the agent misses in this torch, for people."""
 
 def count_swallowed() -> int:
     """Add one and return the total."""
@@ -116,7 +116,7 @@ def define_group(
     """
 
 def set_groups_left_out(groups: int) -> None:
-    """Tell how many groups of this process have found no slot."""
+    """Record the number of groups of this process that have no slot."""
 
 MAX_GROUPS: int
 
@@ -126,8 +126,8 @@ def sample_number(slot: int, group: Any, completed: int = -1) -> int:
     It allows for the point-to-point calls and the monitored_barrier that c10d's number
     counts, and leaves the page alone while one of them is under way. completed:
     ``last_completed`` of the group's pg_status, in c10d's numbers, or -1. What the page
-    tells only grows. Returns the last sequence number that was taken, or -1 where it
-    cannot be told now (or ever, for a backend without such a number).
+    shows only grows. Returns the last sequence number that was taken, or -1 where it
+    is not known now (or ever, for a backend without such a number).
     """
 
 def retire_group(slot: int) -> None:
@@ -146,7 +146,7 @@ def wrap_methods(
     resolve(group) is called once for each group not seen before and returns
     its slot, or -1 to leave it unrecorded, or -2 to be asked again at the next call.
     It keeps its own errors to itself: what it raises is meant for the program (a signal
-    handler has raised it), which gets it instead of the call's result. is_foreign tells of an
+    handler has raised it), which gets it instead of the call's result. is_foreign says of an
     Exception that comes up elsewhere in us whether it is meant for the program, too. Returns
     the names that were wrapped; names that this torch lacks are left out. Idempotent.
     """
@@ -163,7 +163,7 @@ def use_streams(current_stream: Callable[[int], int], library: str = "libcuda.so
     current_stream: ``torch._C._cuda_getCurrentRawStream``, from a device's number to the
     handle of the stream that is current in the calling thread. The library is that
     of the driver, looked for at the first collective on a device and never loaded;
-    no context is made. For each page anew.
+    no context is made. Called for each page.
     """
 
 def examine_beacons(library: str = "libcuda.so.1") -> tuple[int, str]:

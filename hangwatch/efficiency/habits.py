@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 20
 LEAST_EPOCHS = 2
 LEAST_STEPS = 10
 LEAST_SYNCS = 1.75
-"""Averages a step that are certainly no exception, such as a step that was skipped."""
+"""Averages a step that are certainly no exception, like a step that was skipped."""
 LEAST_READINGS = 20
 _SAMPLED_EVERY = 100
 """torch counts its iterations exactly only up to 10 (kDDPRuntimeLoggingSampleRate)."""
@@ -29,7 +29,7 @@ _LEAST_ITERATIONS = 2 * _SAMPLED_EVERY
 _SET_UP_CALLS = 32
 """Collectives that a module issues when it is made and at its first passes, at most."""
 _UNKNOWN_SHARE = 1.1
-"""Where so many more collectives were issued than are explained, something else averages."""
+"""Collectives issued by those explained, beyond which something else averages too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ReplicaFacts:
     """A DistributedDataParallel module, at the last time that torch updated its own counts."""
 
     site: Site
-    """Where it was made."""
+    """The line that made it."""
     slot: int
     """Slot in the page of the group that averages its gradients."""
     iteration: int

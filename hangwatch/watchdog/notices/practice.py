@@ -1,4 +1,4 @@
-"""What the ranks of this node do at a cost: reads what they left, and what the GPUs show."""
+"""Notes on inefficient habits of the ranks of this node, from their facts and from its GPUs."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 
 SUFFIX = ".practice"
-"""Of the file that a rank leaves beside its page (agent/practice/practice.py)."""
+"""Suffix of the file that a rank leaves next to its page (agent/practice/practice.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Practice:
-    """Knows where the facts of this node are."""
+    """Reads the facts of this node."""
 
     pages: Pages
     on_gpus: Callable[[], tuple[Finding, ...]] = tuple
-    """What was found of the ranks' GPUs."""
+    """Returns the findings on the ranks' GPUs."""
 
     def notes(self) -> tuple[Note, ...]:
-        """What is certain by now of the ranks of the incarnation that is watched.
+        """Return the notes on the ranks of the incarnation that is watched.
 
-        Nothing of what ranks do where one of them has left no facts.
+        None on their habits where one of them has left no facts.
         """
         ranks = []
         for rank, seen in self.pages.look().items():
