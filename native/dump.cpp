@@ -1,10 +1,12 @@
 #include "dump.hpp"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -12,8 +14,10 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cuda.hpp"
+#include "writer.hpp"
 
 namespace hangwatch::dump {
 namespace {
@@ -43,13 +47,21 @@ const std::string* g_backends[kMaxBackends];
 std::atomic<std::size_t> g_backend_count{0};
 
 struct Paths {
-  std::string request;
+  std::string request;  // empty for a process that ends: there is none
   std::string draft;
   std::string answer;
 };
 Paths* g_paths = nullptr;  // not freed in a fork's child
-int g_beats = 0;           // for how many beats a request has been there
+constexpr const char* kPage = ".page";
+constexpr const char* kRequest = ".req";
+constexpr std::size_t kMaxOthers = 64;
+constexpr unsigned kSliceMs = 10;
+int g_beats = 0;  // for how many beats a request has been there
 std::atomic<bool> g_busy{false};
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
 
 // A function in a library that this process has loaded, or nullptr.
 void* find(const char* name) {
@@ -78,7 +90,6 @@ bool write_all(const char* path, const std::string& data) {
 }
 
 void write_dump(const Paths& paths) {
-  if (unlink(paths.request.c_str()) != 0) return;  // the sampler has answered it
   // A dump asks events of the device, which would invalidate the capture of another thread.
   cuda::exchange_capture_mode(cuda::kLibrary, cuda::kCaptureModeRelaxed);
   std::string data;
@@ -104,16 +115,19 @@ void write_dump(const Paths& paths) {
 void* thread_main(void* argument) {
   const std::unique_ptr<const Paths> paths(static_cast<const Paths*>(argument));
   try {
-    write_dump(*paths);
+    const std::string& request = paths->request;
+    // Where it is gone, the sampler has answered it.
+    if (request.empty() || unlink(request.c_str()) == 0) write_dump(*paths);
   } catch (...) {  // c10d's, or no memory: the watchdog does without
   }
   g_busy.store(false);
   return nullptr;
 }
 
-void start_thread() {
+void start_thread(bool is_asked = true) {
   if (g_busy.exchange(true)) return;
   auto* paths = new (std::nothrow) Paths(*g_paths);  // its own: the page may be closed meanwhile
+  if (paths != nullptr && !is_asked) paths->request.clear();
   // No signal of the job's may be handled by it.
   sigset_t all;
   sigset_t before;
@@ -129,12 +143,38 @@ void start_thread() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+// Ask the other ranks of this directory, as the watchdog does; return the requests.
+std::vector<std::string> ask_others(const Paths& own) {
+  const std::string directory = own.request.substr(0, own.request.rfind('/'));
+  std::vector<std::string> requests;
+  DIR* const pages = opendir(directory.c_str());
+  if (pages == nullptr) return requests;
+  const dirent* entry = nullptr;
+  while (requests.size() < kMaxOthers && (entry = readdir(pages)) != nullptr) {
+    const std::string page = directory + "/" + entry->d_name;
+    const std::string request = page + kRequest;
+    if (!ends_with(page, kPage) || request == own.request) continue;
+    const int fd = ::open(request.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) continue;
+    ::close(fd);
+    if (writer::ring_at(page.c_str()) == 0) {
+      requests.push_back(request);
+    } else {
+      unlink(request.c_str());
+    }
+  }
+  closedir(pages);
+  return requests;
+}
+
 }  // namespace
 
 void open(const char* page) noexcept try {
   const std::string path = page;
   g_beats = 0;
-  g_paths = new Paths{path + ".req", path + ".flight.native", path + ".flight"};
+  g_paths = new Paths{path + kRequest, path + ".flight.native", path + ".flight"};
 } catch (...) {
   g_paths = nullptr;
 }
@@ -190,6 +230,22 @@ bool answer() noexcept try {
 } catch (...) {
   g_busy.store(false);
   return false;
+}
+
+void leave(unsigned ms) noexcept try {
+  if (g_paths == nullptr) return;
+  const std::vector<std::string> requests = ask_others(*g_paths);
+  if (g_can.load(std::memory_order_acquire)) start_thread(false);  // or one is at it
+  const auto all_answer = [&requests] {
+    return !g_busy.load() && std::none_of(requests.begin(), requests.end(), exists);
+  };
+  for (unsigned waited = 0; waited < ms && !all_answer(); waited += kSliceMs) {
+    usleep(kSliceMs * 1000);
+  }
+  if (!requests.empty()) usleep(kSliceMs * 1000);  // the last has just begun
+  for (const std::string& request : requests) unlink(request.c_str());
+} catch (...) {
+  g_busy.store(false);
 }
 
 void look() noexcept try {

@@ -36,6 +36,11 @@ void add(const char* backend) noexcept;
 // Has a request answered. False where that is the sampler's.
 bool answer() noexcept;
 
+// Write the recorder of a process that ends, without a request, and have the other ranks of its
+// directory asked for theirs: their launcher ends them as soon as this one is gone. Waits no
+// longer than so many ms.
+void leave(unsigned ms) noexcept;
+
 // To be called at every beat of the heart.
 void look() noexcept;
 

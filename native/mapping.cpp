@@ -13,6 +13,7 @@
 
 #include "beacon.hpp"
 #include "dump.hpp"
+#include "uncaught.hpp"
 
 namespace hangwatch::writer {
 namespace {
@@ -187,6 +188,7 @@ int open(const char* path, const Identity& identity) noexcept {
   p->magic.store(kMagic, std::memory_order_release);
   g_page.store(p, std::memory_order_release);
   dump::open(path);
+  uncaught::follow();
   return 0;
 }
 

@@ -25,7 +25,7 @@
 namespace hangwatch {
 
 constexpr std::uint64_t kMagic = 0x31'45'47'41'50'57'48'89;  // "\x89HWPAGE1"
-constexpr std::uint32_t kVersion = 10;
+constexpr std::uint32_t kVersion = 11;
 constexpr std::size_t kMaxGroups = 512;
 // Slots get memory so many at a time: most ranks never need more than the first.
 constexpr std::size_t kSlotsAtOnce = 64;
@@ -191,6 +191,7 @@ struct MarkData {
 struct ExceptionData {
   std::uint64_t ns;
   std::uint64_t line;
+  std::uint64_t in_cpp;  // std::terminate was called for it; native/uncaught.hpp
   Text<128> type;
   Text<1024> message;  // what it says, and what led to it (hangwatch/model/page_format.py)
   Text<512> file;

@@ -80,6 +80,7 @@ PyObject* exception_dict(const ExceptionData& exception) {
       .set("message", text(exception.message.str()))
       .set("site", site_dict(exception.file.str(), exception.line, exception.function.str()))
       .set("at_ns", count(exception.ns))
+      .set("in_cpp", PyBool_FromLong(exception.in_cpp != 0))
       .release();
 }
 

@@ -115,6 +115,17 @@ void set_exception(std::string_view type, std::string_view message, std::string_
   if (!p->exception.write(data)) dropped(p);
 }
 
+void set_uncaught(std::string_view type, std::string_view message) noexcept {
+  Page* p = page();
+  ExceptionData data{};
+  if (p == nullptr || !p->exception.read(data) || data.ns != 0) return;
+  data.ns = now_ns();
+  data.in_cpp = 1;
+  data.type.set(type);
+  data.message.set(message);
+  if (!p->exception.write(data)) dropped(p);
+}
+
 void set_disarmed(std::string_view reason) noexcept {
   Page* p = page();
   if (p == nullptr) return;

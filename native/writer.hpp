@@ -48,6 +48,8 @@ void add_new_group(std::int64_t number, const std::vector<std::int64_t>& ranks,
 // index: of the mark; nothing is written from kMarks on.
 void set_mark(std::size_t index, std::string_view kind, std::string_view text, std::uint64_t count,
               std::string_view file, std::uint64_t line, std::string_view function) noexcept;
+// The C++ exception that ends the process; no type where there is none. One of Python's stays.
+void set_uncaught(std::string_view type, std::string_view message) noexcept;
 void set_exception(std::string_view type, std::string_view message, std::string_view file,
                    std::uint64_t line, std::string_view function) noexcept;
 void set_disarmed(std::string_view reason) noexcept;

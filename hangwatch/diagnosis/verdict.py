@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,7 +10,15 @@ from hangwatch.diagnosis.advice.facts import facts_of
 from hangwatch.diagnosis.advice.remedy import advice
 from hangwatch.diagnosis.facts.activity import compiling
 from hangwatch.diagnosis.facts.devices import not_passed, stuck_devices, without_company
-from hangwatch.diagnosis.facts.endings import Cause, Ending, How, endings, gave_up, last_call
+from hangwatch.diagnosis.facts.endings import (
+    Cause,
+    Ending,
+    How,
+    endings,
+    gave_up,
+    last_call,
+    may_be_of_a_library,
+)
 from hangwatch.diagnosis.facts.job import Job, index, seconds
 from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait
 from hangwatch.diagnosis.facts.waits import find_waits
@@ -103,7 +110,7 @@ def _died_of_a_dispute(job: Job, rank: int, end: Ending, disputed: Mapping[int, 
     if call and gid in disputed and call.seq >= disputed[gid]:
         return True
     # For a call that nothing of the program waits for, a thread of gloo's aborts it.
-    return end.signal == signal.SIGABRT and any(
+    return may_be_of_a_library(end) and any(
         job.arrived(rank, Place(gid, first)) for gid, first in disputed.items()
     )
 

@@ -24,6 +24,9 @@ from hangwatch.model.page import MAX_WORLD, PageGroup, RankPage
 from hangwatch.safety import redaction, untrusted
 from hangwatch.safety.untrusted import Owner
 
+_TRACE_OF_C10 = "\nException raised from "
+"""The stack of C++ follows, in what() of c10::Error."""
+
 SUFFIX = ".page"
 """Of a page's file name."""
 MAX_BYTES = 16 << 20
@@ -123,7 +126,7 @@ def _make_presentable(values: dict[str, Any]) -> None:
     exception = values.get("exception")
     if isinstance(exception, dict) and isinstance(exception.get("message"), str):
         message, thrown, sent, after = page_format.unpacked(exception["message"])
-        exception["message"] = redaction.text(message)
+        exception["message"] = redaction.text(message.partition(_TRACE_OF_C10)[0])
         exception["thrown"] = redaction.text(thrown)
         exception["sent"] = sent
         exception["after"] = [redaction.text(text) for text in after]

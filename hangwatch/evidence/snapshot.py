@@ -42,9 +42,11 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
     missing: tuple[str, ...] = (),
 ) -> RankSnapshot:
     """Return one rank from its page and the other evidence. The clocks are its node's."""
+    program, ended_by = page.identity.program, page.exception
+    ended_age_s = _age_s(ended_by.at_ns, now_ns) if ended_by else None
+    in_cpp = ended_by is not None and ended_by.in_cpp
     if flight is not None:
-        page = replace(page, groups=with_flight(page.groups, flight))
-    program, exception = page.identity.program, page.exception
+        page = replace(page, groups=with_flight(page.groups, flight, is_newer=in_cpp))
     return RankSnapshot(
         rank=page.identity.rank,
         node=node,
@@ -71,8 +73,10 @@ def rank_snapshot(  # noqa: PLR0913 (the kinds of evidence, all by keyword)
             )
             for call in page.new_groups
         ),
-        exception=exception,
-        exception_age_s=_age_s(exception.at_ns, now_ns) if exception else None,
+        exception=None if in_cpp else ended_by,
+        exception_age_s=None if in_cpp else ended_age_s,
+        abort=ended_by if in_cpp else None,
+        abort_age_s=ended_age_s if in_cpp else None,
         handling=page.handling,
         gil_age_s=_age_s(page.gil_ns, now_ns),
         heartbeat_age_s=_age_s(page.heartbeat_ns, now_ns),
@@ -105,11 +109,15 @@ def _not_recorded(page: RankPage) -> Iterable[str]:
         yield f"GPU progress unavailable: {page.beacons}"
 
 
-def with_flight(groups: Iterable[PageGroup], flight: FlightDump) -> tuple[PageGroup, ...]:
+def with_flight(
+    groups: Iterable[PageGroup], flight: FlightDump, *, is_newer: bool = False
+) -> tuple[PageGroup, ...]:
     """Return groups with the collectives that only the Flight Recorder has.
 
     Of the groups in the page only those for which a hook of torch's recorded calls beyond what
     the page has counted: it may not know how their backend counts.
+
+    is_newer: the recorder was written as the process was aborted, the page counted before.
     """
     last: dict[str, tuple[int, int]] = {}
     """Name to the newest group that has it and its last collective."""
@@ -123,7 +131,7 @@ def with_flight(groups: Iterable[PageGroup], flight: FlightDump) -> tuple[PageGr
     return tuple(
         replace(group, enqueued=max(group.enqueued, last[group.name][1]))
         if group.name in last
-        and (group.slot >= FIRST_EXTRA_SLOT or (group.alive and group.name in hooked))
+        and (group.slot >= FIRST_EXTRA_SLOT or (group.alive and (is_newer or group.name in hooked)))
         else group
         for group in groups
     )

@@ -40,6 +40,8 @@ class ExceptionRecord:
     sent: the name of the signal whose handler has raised it, empty if none has.
     after: exceptions that led to it, the latest first, as far as a traceback shows them;
         ``TYPE: TEXT`` each.
+    in_cpp: C++ raised it and did not catch it, so that std::terminate aborted the process. The
+        type is empty where std::terminate was called without an exception.
     """
 
     type: str
@@ -49,6 +51,7 @@ class ExceptionRecord:
     thrown: str = ""
     sent: str = ""
     after: tuple[str, ...] = ()
+    in_cpp: bool = False
 
     @property
     def story(self) -> str:

@@ -175,6 +175,9 @@ class RankSnapshot:
     marks: tuple[Mark, ...] = ()
     exception: ExceptionRecord | None = None
     exception_age_s: float | None = None
+    abort: ExceptionRecord | None = None
+    """The exception of C++ for which std::terminate aborts the process."""
+    abort_age_s: float | None = None
     handling: str = ""
     gil_age_s: float | None = None
     """Age of the last beat that needed the GIL."""

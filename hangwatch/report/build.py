@@ -162,7 +162,7 @@ class _Builder:
         main = program_thread(rank)
         # The lines around each site would be most of a report of ten thousand ranks.
         context = rank.rank in self.verdict.culprits[:CULPRITS]
-        raised, gpu = rank.exception, rank.gpu
+        raised, gpu = rank.exception or rank.abort, rank.gpu
         return _entry(
             schema.Rank,
             rank,

@@ -6,7 +6,11 @@
 #include <sys/wait.h>
 
 #include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <iterator>
 #include <random>
+#include <stdexcept>
 #include <thread>
 
 #include "opened.hpp"
@@ -323,6 +327,50 @@ void a_forked_child_writes_nothing() {
   CHECK(std::memcmp(before.data(), page.bytes(), kPageBytes) == 0);
 }
 
+// What a forked child that becomes a rank has left on its page when std::terminate aborted it.
+ExceptionData left_by(void (*ends)()) {
+  const std::string path = path_of("aborted.page");
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    std::freopen("/dev/null", "w", stderr);
+    if (writer::open(path.c_str(), {}) != 0) _exit(1);
+    ends();
+    _exit(2);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  unlink(path.c_str());
+  PageView view{};
+  CHECK(read_page(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), true, view)
+            .empty());
+  return view.exception;
+}
+
+void the_exception_that_aborts_a_process_stays_on_its_page() {
+  const ExceptionData thrown =
+      left_by([] { std::thread([] { throw std::out_of_range("36 vs 4"); }).join(); });
+  CHECK(thrown.ns > 0 && thrown.in_cpp == 1 && thrown.file.str().empty());
+  CHECK(thrown.type.str() == "std::out_of_range" && thrown.message.str() == "36 vs 4");
+  const ExceptionData number = left_by([] { std::thread([] { throw 7; }).join(); });
+  CHECK(number.in_cpp == 1 && number.type.str() == "int" && number.message.str().empty());
+  const ExceptionData none = left_by([] { std::terminate(); });
+  CHECK(none.ns > 0 && none.in_cpp == 1 && none.type.str().empty());
+  // An exception of Python's came first: what its end aborts says less.
+  const ExceptionData first = left_by([] {
+    writer::set_exception("ValueError", "bad batch", "train.py", 13, "step");
+    std::terminate();
+  });
+  CHECK(first.in_cpp == 0 && first.type.str() == "ValueError");
+  // Whoever had a handler keeps it, and one that is set later is the process's own choice.
+  CHECK(left_by([] {
+          std::set_terminate([] { std::abort(); });
+          std::terminate();
+        }).ns == 0);
+}
+
 void a_second_page_or_a_taken_name_is_refused() {
   const Opened page("first.page");
   CHECK(writer::open(path_of("second.page").c_str(), {}) == EALREADY);
@@ -384,6 +432,7 @@ int main(int argc, char** argv) {
   readers_see_no_torn_event();
   a_record_is_whole_or_says_that_it_is_not();
   a_forked_child_writes_nothing();
+  the_exception_that_aborts_a_process_stays_on_its_page();
   a_second_page_or_a_taken_name_is_refused();
   no_bytes_make_the_reader_do_wrong();
   std::puts("good");

@@ -137,6 +137,27 @@ void a_heart_that_beats_answers() {
   writer::stop_heartbeat();
 }
 
+void a_process_that_ends_leaves_it_and_has_the_others_asked() {
+  const Rank rank;
+  recorder(2)("{\"entries\":[4]}");
+  const std::string other = path_of("other.page");
+  std::ofstream{other, std::ios::binary}
+      << std::ifstream(path_of("dump.page"), std::ios::binary).rdbuf();
+  std::ofstream{path_of("not-a.page")} << "x";
+  std::thread answers([&] {
+    CHECK(soon([&] { return exists(other + ".req"); }));
+    unlink((other + ".req").c_str());
+  });
+  dump::leave(10'000);
+  answers.join();
+  CHECK(rank.answered() == "{\"entries\":[4]}\n");
+  dump::leave(1);  // the other does not answer
+  CHECK(!exists(other + ".req") && !exists(path_of("not-a.page") + ".req"));
+  unlink(other.c_str());
+  unlink(path_of("not-a.page").c_str());
+  CHECK(soon([&] { return exists(rank.answer); }));
+}
+
 void a_forks_child_answers_nothing() {
   const Rank rank;
   rank.ask();
@@ -192,6 +213,7 @@ int main(int argc, char** argv) {
   the_sampler_has_it_answered_at_once();
   a_recorder_that_throws_harms_nobody();
   a_heart_that_beats_answers();
+  a_process_that_ends_leaves_it_and_has_the_others_asked();
   a_forks_child_answers_nothing();
   a_thread_tells_how_careful_it_was_of_captures();
   the_recorder_of_each_backend_is_asked(std::string(argv[5]) == "2.15");

@@ -207,6 +207,61 @@ def test_an_abort_inside_a_collective_may_be_the_fault_of_a_peer() -> None:
     assert "another rank may have entered another collective" in verdict.explanation
 
 
+def aborted_by(number: int, kind: str, message: str, **fields: Any) -> RankSnapshot:
+    """A rank that std::terminate aborted for an exception of C++, 12 s ago."""
+    error = ExceptionRecord(kind, message, in_cpp=True)
+    ops = op(W, 4), blocked(W, 5)
+    return replace(rank(number, W, *ops, **killed(6)), abort=error, abort_age_s=12.0, **fields)
+
+
+GLOO = (
+    "gloo::EnforceNotMet",
+    "[enforce fail at /gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 36 vs 4.",
+)
+
+
+def test_an_exception_of_the_programs_own_c_plus_plus_is_no_fault_of_a_peer() -> None:
+    dead = aborted_by(2, "std::out_of_range", "vector::_M_range_check")
+    verdict = only(job(waiting(0), waiting(1), dead, waiting(3)))
+    assert (verdict.kind, verdict.culprits) == (Kind.DIED, (2,))
+    assert verdict.certainty is Certainty.PROVED
+    assert verdict.headline.startswith(
+        "Rank 2 was aborted by an uncaught std::out_of_range: vector::_M_range_check; "
+    )
+    said = verdict.explanation + "".join(verdict.advice)
+    assert "gloo" not in said
+    assert "NCCL" not in said
+
+
+def test_std_terminate_without_an_exception_is_no_fault_of_a_peer() -> None:
+    verdict = only(job(waiting(0), waiting(1), aborted_by(2, "", ""), waiting(3)))
+    assert (verdict.culprits, verdict.certainty) == ((2,), Certainty.PROVED)
+    assert verdict.headline.startswith("Rank 2 was aborted by std::terminate; ")
+
+
+def test_what_gloo_says_of_an_abort_stands_in_the_headline_and_blames_no_one_for_sure() -> None:
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    others = [rank(n, W, op(W, 4), **ended) for n in (0, 1, 3)]
+    verdict = only(job(*others, aborted_by(2, *GLOO), ended=True, exit_code=1))
+    assert verdict.headline.startswith(
+        "Rank 2 was aborted by an uncaught gloo::EnforceNotMet: op.preamble.length <= op.nbytes."
+    )
+    # One of them sent what it did not expect, and none of their calls there is known.
+    assert (verdict.culprits, verdict.certainty) == ((0, 1, 2, 3), Certainty.POSSIBLE)
+
+
+def test_a_mismatch_for_which_gloo_aborted_a_rank_is_that_of_the_rank_that_differs() -> None:
+    victim = aborted_by(2, *GLOO)
+    failed = raised("RuntimeError", PEER, 20, 3.0)
+    others = [
+        rank(n, W, op(W, 4), op(W, 5, state=OpState.FAILED, shape=(9 if n == 3 else 1,)), **failed)
+        for n in (0, 1, 3)
+    ]
+    victim = replace(victim, ops=(op(W, 4), op(W, 5, state=OpState.BLOCKED, shape=(1,))))
+    verdict = only(job(*others, victim, ended=True, exit_code=1))
+    assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (3,))
+
+
 def test_a_death_proves_nothing_where_somebody_may_take_the_place() -> None:
     waiting_ = rank(0, phase=Phase.INIT, in_call="init_process_group", in_call_age_s=12.0)
     process = ProcessState(alive=False, exit_code=1, gone_age_s=12.0)
@@ -993,6 +1048,32 @@ def test_an_abort_on_nccl_is_that_of_its_watchdog() -> None:
     assert "gloo" not in verdict.explanation + "".join(verdict.advice)
     assert "PyTorch's watchdog of NCCL aborts a rank" in verdict.explanation
     assert verdict.advice[0].startswith("Read in the output of rank 1 what came before SIGABRT")
+
+
+NCCL_TIMED_OUT = (
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE) "
+    "ran for 600029 milliseconds before timing out."
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "culprit"),
+    [
+        ("c10::DistBackendError", NCCL_TIMED_OUT, 0),
+        ("std::runtime_error", f"Process group watchdog ended: {NCCL_TIMED_OUT}", 0),
+        ("c10::DistBackendError", "Process group watchdog ended: CUDA error: unknown error", 1),
+        ("c10::AcceleratorError", "CUDA error: the launch timed out and was terminated", 1),
+    ],
+)
+def test_a_time_out_of_nccl_is_no_fault_of_the_rank_that_waited_and_an_error_of_cuda_is(
+    kind: str, message: str, culprit: int
+) -> None:
+    ended = killed(15, 3.0, terminated_by_launcher=True)
+    error = ExceptionRecord(kind, message, in_cpp=True)
+    dead = replace(on_nccl(1, 8, **killed(6)), abort=error, abort_age_s=12.0)
+    verdict = only(job(on_nccl(0, 7, **ended), dead, ended=True, exit_code=1))
+    assert verdict.culprits == (culprit,)
+    assert "the output of the rank says which" not in verdict.explanation
 
 
 def test_one_that_was_aborted_may_have_waited_for_one_that_had_done_less() -> None:

@@ -205,3 +205,12 @@ def test_calls_that_the_page_could_not_count_are_counted() -> None:
     known, other = group(0, backend="cpu:mine"), group(7, slot=1, name="1", backend="cpu:gloo")
     found = parse_json(recorder(hooked(5, 10, "mine")))
     assert [one.enqueued for one in with_flight((known, other), found)] == [5, 7]
+
+
+def test_calls_after_the_last_count_of_a_process_that_was_aborted_are_counted() -> None:
+    known, gone = group(2, backend="cpu:gloo"), group(2, slot=1, name="1", alive=False)
+    found = parse_json(
+        recorder(entry("gloo", 5, 10), entry("gloo", 5, 10, process_group=["1", ""]))
+    )
+    counted = with_flight((known, gone), found, is_newer=True)
+    assert [one.enqueued for one in counted] == [5, 2]

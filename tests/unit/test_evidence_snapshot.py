@@ -55,6 +55,14 @@ def test_times_become_ages() -> None:
     assert [found.in_call_age_s, found.exception_age_s] == [4, 4]
 
 
+def test_an_exception_of_c_plus_plus_is_an_abort_and_no_exception_of_the_program() -> None:
+    now_ns = time.monotonic_ns()
+    error = ExceptionRecord("gloo::EnforceNotMet", "36 vs 4", None, now_ns, in_cpp=True)
+    found = snapshot(now_ns + 4 * S, exception=error)
+    assert (found.exception, found.exception_age_s) == (None, None)
+    assert (found.abort, found.abort_age_s) == (error, 4)
+
+
 def test_calls_of_new_group_have_ages_and_keys() -> None:
     now_ns = time.monotonic_ns()
     made = PageNewGroup(0, now_ns, 1, (0, 2), SITE)

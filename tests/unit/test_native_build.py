@@ -23,6 +23,7 @@ CORE = (
     "page",
     "reader",
     "tables",
+    "uncaught",
     "writer",
 )
 WARNINGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]

@@ -327,10 +327,13 @@ def _of_devices(case: Case, finding: Finding, culprits: Sequence[int]) -> Iterat
         end = case.ended.get(rank)
         if end is None or end.signal != signal.SIGABRT:
             continue
-        if aborted_by(case.job, rank, end) is Library.NCCL:
+        library = aborted_by(case.job, rank, end)
+        if library is Library.NCCL:
             yield "abort_on_gpu", "SIGABRT"
-        else:
-            yield "late_abort" if end.in_shutdown else "abort", "SIGABRT"
+        elif end.in_shutdown:
+            yield "late_abort", "SIGABRT"
+        elif library is Library.GLOO or end.abort is None:
+            yield "abort", "SIGABRT"
 
 
 def _of_group(case: Case, finding: Finding, cause: RootCause) -> Iterator[tuple[str, str]]:

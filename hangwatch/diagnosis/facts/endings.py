@@ -70,6 +70,8 @@ class Ending:
     exception: ExceptionRecord | None = None
     signal: int | None = None
     exit_code: int | None = None
+    abort: ExceptionRecord | None = None
+    """The exception of C++ that aborted it, where that is known."""
     in_shutdown: bool = False
     """It had come to the end of its program before."""
     contested: bool = False
@@ -103,6 +105,17 @@ _OF_TORCH = frozenset(
     {"RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 )
 """The types that torch's own C++ raises."""
+
+_THROWN_BY = {
+    Library.GLOO: re.compile(r"\bgloo\b"),
+    Library.NCCL: re.compile(
+        r"nccl|process group watchdog|collective operation timeout", re.IGNORECASE
+    ),
+}
+"""Exceptions that threads of the libraries do not catch: gloo's loop (transport/tcp/pair.cc), and
+the watchdog of ProcessGroupNCCL."""
+_OF_GPU = re.compile(r"(?:CUDA|HIP) error")
+"""The same watchdog reports it; a peer does not cause it."""
 
 _TIME_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
@@ -305,18 +318,36 @@ def _failed_for_sure(job: Job, rank: int, end: Ending) -> bool:
     if end.contested:
         return False
     if end.how is How.SIGNAL:
-        return end.signal != signal.SIGABRT
+        return not may_be_of_a_library(end)
     thrown = _thrown_out_of(job, rank, end)
     return end.how is How.RAISED and (thrown is None or _is_its_own(job, rank, end))
 
 
+def may_be_of_a_library(end: Ending) -> bool:
+    """Return True if a library may have aborted a rank for what a peer did."""
+    is_abort = end.signal == signal.SIGABRT
+    return is_abort and (end.abort is None or _thrown_by(end.abort) is not None)
+
+
 def aborted_by(job: Job, rank: int, end: Ending) -> Library | None:
     """The library that may have aborted a rank in its program, after a call of some group."""
+    if not may_be_of_a_library(end) or end.in_shutdown:
+        return None
+    if end.abort is not None:
+        return _thrown_by(end.abort)
     groups = job.progress.get(rank, {}).values()
     used = [group.in_order for group in groups if group.enqueued > 0 or group.p2p > 0]
-    if end.signal != signal.SIGABRT or end.in_shutdown or not used:
+    if not used:
         return None
     return Library.NCCL if all(used) else Library.GLOO
+
+
+def _thrown_by(abort: ExceptionRecord) -> Library | None:
+    """The library that threw an exception of C++ for what peers did; None for any other one."""
+    text = f"{abort.type}: {abort.message}"
+    if _OF_GPU.search(text):
+        return None
+    return next((library for library, known in _THROWN_BY.items() if known.search(text)), None)
 
 
 def gave_up(ended: Mapping[int, Ending], waits: Iterable[Wait]) -> bool:
@@ -325,10 +356,13 @@ def gave_up(ended: Mapping[int, Ending], waits: Iterable[Wait]) -> bool:
 
 
 def timed_out(end: Ending) -> bool:
-    """Return True if a rank raised an error of a collective's time-out, or one made of that."""
-    if end.how is not How.RAISED or end.cause is not Cause.ECHO or end.exception is None:
-        return False
-    return any(map(_TIME_OUT.search, (end.exception.message, *end.exception.after)))
+    """Return True if an error of a collective's time-out ended a rank, or one made of that."""
+    error = end.exception or end.abort
+    return end.cause is Cause.ECHO and error is not None and _is_of_time_out(error)
+
+
+def _is_of_time_out(error: ExceptionRecord) -> bool:
+    return any(map(_TIME_OUT.search, (error.message, *error.after)))
 
 
 def last_call(job: Job, rank: int) -> OpRecord | None:
@@ -375,9 +409,11 @@ def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
     # Two machines may share a hostname: what is seen alive is not on the lost one.
     if process.alive and not over and rank.exception is None:
         return None
+    aborted = signal.SIGABRT if rank.abort is not None else None
     how = _how(rank, lost=rank.node in job.snapshot.lost_nodes and bool(rank.node))
     # Its own times are exact; that it is gone was seen later, or it was last seen before.
     exact = [seconds(rank.exception_age_s)] if rank.exception is not None else []
+    exact += [seconds(rank.abort_age_s)] if rank.abort is not None else []
     exact += [seconds(rank.phase_age_s)] if over else []
     return Ending(
         how=how,
@@ -385,7 +421,8 @@ def _ending(rank: RankSnapshot, job: Job) -> Ending | None:
         reason=_reason(rank, how),
         age_s=max(exact, default=0.0) or seconds(process.gone_age_s),
         exception=_with_what_was_thrown(rank, job) if how is How.RAISED else None,
-        signal=process.signal if how is How.SIGNAL else None,
+        signal=process.signal or aborted if how is How.SIGNAL else None,
+        abort=rank.abort if how is How.SIGNAL else None,
         exit_code=process.exit_code,
         in_shutdown=rank.phase is Phase.EXITED,
     )
@@ -420,7 +457,7 @@ def _how(rank: RankSnapshot, *, lost: bool) -> How:
         return How.CLEAN
     if rank.exception is not None or rank.phase is Phase.RAISED:
         return How.RAISED
-    if process.signal is not None or process.oom_killed:
+    if process.signal is not None or process.oom_killed or rank.abort is not None:
         return How.SIGNAL
     if process.exit_code is not None:
         return How.EXIT_CODE
@@ -460,6 +497,8 @@ def _cause(rank: RankSnapshot, how: How, job: Job) -> Cause:
         vague = _ECHO.search(exception.message) and _may_be_of_torch(job, exception)
         vague = vague and _was_communicating(job, rank)
         return Cause.ECHO if vague or _names_a_peer(job, rank.rank, exception) else Cause.OWN
+    if how is How.SIGNAL and rank.abort is not None and _thrown_by(rank.abort) is not None:
+        return Cause.ECHO if _is_of_time_out(rank.abort) else Cause.OWN
     asked = rank.process.terminated_by_launcher or rank.process.signal in _ASKED_TO_END
     return Cause.TERMINATED if asked and how in (How.SIGNAL, How.EXIT_CODE) else Cause.OWN
 

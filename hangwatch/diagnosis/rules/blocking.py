@@ -355,7 +355,8 @@ def _rivals(case: Case, wait_point: WaitPoint | None, aborted: Ranks, others: Ra
 
     Where the calls of the aborted ranks are known, and no rank is known to have made another:
     the members that are there as well by a call that is not known. If there are none, and most
-    made that call, the members without a known call: counters may be half a second old. Else all
+    made that call, the members without a known call: counters may be half a second old. All of
+    these where gloo's own exception says that it was sent more than it expected. Else all
     that wait there, but none where most of the group's members made one and the same call.
     """
     place = _last_recorded(case, aborted[0])
@@ -369,6 +370,8 @@ def _rivals(case: Case, wait_point: WaitPoint | None, aborted: Ranks, others: Ra
     members = case.job.members(place.gid)
     if all(rank in records for rank in aborted):
         unknown = tuple(rank for rank in members if rank not in records)
+        if all(case.ended[rank].abort for rank in aborted):
+            return unknown  # one of these or the aborted made another call there, for sure
         there = tuple(rank for rank in unknown if case.job.arrived(rank, place))
         return there or (unknown if is_majority(records, members) else ())
     alike = Counter((records[r].wire, records[r].shape) for r in others if r in records)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hangwatch.diagnosis.facts.activity import Activity, Compiler, Compiling
 from hangwatch.diagnosis.facts.awaited import On
@@ -18,6 +20,8 @@ from hangwatch.text import code_line, signal_name, the_ranks, verb
 Ranks = tuple[int, ...]
 
 MAX_MESSAGE = 160
+_AT_SOURCE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|hpp?):\d+\] ")
+"""Where a check of a C++ library stands, ahead of what it says."""
 MAX_SHOWN = 3
 """Sentences on things that differ from rank to rank."""
 
@@ -183,6 +187,8 @@ def ended(end: Ending) -> str:
     how = "ended, and nobody saw how"
     if end.exception is not None:
         how = _raised(end.exception)
+    elif end.abort is not None:
+        how = _aborted(end.abort)
     elif end.reason is Reason.OUT_OF_MEMORY:
         how = "was killed: the machine ran out of memory"
     elif end.signal is not None:
@@ -195,9 +201,20 @@ def ended(end: Ending) -> str:
 
 
 def _raised(exception: ExceptionRecord) -> str:
+    name = exception.type.rpartition(".")[2] or "an exception"
+    at = f" ({code_line(exception.site)})" if exception.site else ""
+    return f"died of {name}{_message(exception)}{at}"
+
+
+def _aborted(abort: ExceptionRecord) -> str:
+    if not abort.type:
+        return "was aborted by std::terminate"
+    said = replace(abort, message=_AT_SOURCE.sub("", abort.message))
+    return f"was aborted by an uncaught {abort.type}{_message(said)}"
+
+
+def _message(exception: ExceptionRecord) -> str:
     message = " ".join(exception.story.split())
     if len(message) > MAX_MESSAGE:
         message = message[: MAX_MESSAGE - 3] + "..."
-    name = exception.type.rpartition(".")[2] or "an exception"
-    at = f" ({code_line(exception.site)})" if exception.site else ""
-    return f"died of {name}" + (f": {message}" if message else "") + at
+    return f": {message}" if message else ""

@@ -220,7 +220,11 @@ def died(  # noqa: PLR0913 (by keyword)
     tail = scene.awaited(scene.where, failed=failed) if scene.where else "."
     if scene.where and not scene.others:
         tail = f" in {scene.where}{'' if end.exception else scene.here}."
+    unnamed = tuple(rank for rank in rivals if rank not in scene.others)
+    if unnamed:
+        tail = f"{tail.rstrip('.')}; {the_ranks(unnamed)} may be the cause."
     over, blame = "", ""
+    explains = aborted is Library.GLOO  # what its own exception does not say
     if end.in_shutdown and end.how is How.EXIT_CODE:
         over = "Its program ended itself with that code, as by sys.exit()."
     elif end.in_shutdown:
@@ -239,7 +243,7 @@ def died(  # noqa: PLR0913 (by keyword)
         f"Its process still runs, at {place_in_code(runs_at)}, and may yet make the call."
         if runs_at
         else "",
-        _ABORTS[aborted] if aborted is not None else "",
+        _ABORTS[aborted] if aborted is not None and (explains or end.abort is None) else "",
         blame,
     )
 

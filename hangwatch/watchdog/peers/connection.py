@@ -219,6 +219,7 @@ def aged(rank: RankSnapshot, by_s: float) -> RankSnapshot:
         marks=tuple(replace(mark, age_s=mark.age_s + by_s) for mark in rank.marks),
         in_call_age_s=rank.in_call_age_s + by_s if rank.in_call else 0.0,
         exception_age_s=older(rank.exception_age_s),
+        abort_age_s=older(rank.abort_age_s),
         pending_age_s=older(rank.pending_age_s),
         born_age_s=older(rank.born_age_s),
         groups=tuple(
