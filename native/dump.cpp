@@ -4,12 +4,16 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <ctime>
 #include <memory>
 #include <new>
 #include <string>
@@ -54,6 +58,8 @@ struct Paths {
 Paths* g_paths = nullptr;  // not freed in a fork's child
 constexpr const char* kPage = ".page";
 constexpr const char* kRequest = ".req";
+constexpr const char* kAnswer = ".flight";
+constexpr std::time_t kFreshS = 2;
 constexpr std::size_t kMaxOthers = 64;
 constexpr unsigned kSliceMs = 10;
 int g_beats = 0;  // for how many beats a request has been there
@@ -143,30 +149,45 @@ void start_thread(bool is_asked = true) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+// A request to another rank, and the process that is to answer it.
+struct Asked {
+  std::string request;
+  pid_t pid;
+  bool is_due() const {
+    return access(request.c_str(), F_OK) == 0 && (kill(pid, 0) == 0 || errno == EPERM);
+  }
+};
 
-// Ask the other ranks of this directory, as the watchdog does; return the requests.
-std::vector<std::string> ask_others(const Paths& own) {
+// True if this rank has just answered, as where several are aborted at once.
+bool has_answered(const std::string& page) {
+  struct stat answer;
+  return stat((page + kAnswer).c_str(), &answer) == 0 &&
+         std::time(nullptr) - answer.st_mtime <= kFreshS;
+}
+
+// Ask the other ranks of this directory that nobody asks yet, as the watchdog does.
+std::vector<Asked> ask_others(const Paths& own) {
   const std::string directory = own.request.substr(0, own.request.rfind('/'));
-  std::vector<std::string> requests;
+  std::vector<Asked> asked;
   DIR* const pages = opendir(directory.c_str());
-  if (pages == nullptr) return requests;
+  if (pages == nullptr) return asked;
   const dirent* entry = nullptr;
-  while (requests.size() < kMaxOthers && (entry = readdir(pages)) != nullptr) {
+  while (asked.size() < kMaxOthers && (entry = readdir(pages)) != nullptr) {
     const std::string page = directory + "/" + entry->d_name;
     const std::string request = page + kRequest;
-    if (!ends_with(page, kPage) || request == own.request) continue;
-    const int fd = ::open(request.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (!ends_with(page, kPage) || request == own.request || has_answered(page)) continue;
+    const int fd =
+        ::open(request.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) continue;
     ::close(fd);
     if (writer::ring_at(page.c_str()) == 0) {
-      requests.push_back(request);
+      asked.push_back({request, std::atoi(page.c_str() + page.rfind('-') + 1)});
     } else {
       unlink(request.c_str());
     }
   }
   closedir(pages);
-  return requests;
+  return asked;
 }
 
 }  // namespace
@@ -174,7 +195,7 @@ std::vector<std::string> ask_others(const Paths& own) {
 void open(const char* page) noexcept try {
   const std::string path = page;
   g_beats = 0;
-  g_paths = new Paths{path + kRequest, path + ".flight.native", path + ".flight"};
+  g_paths = new Paths{path + kRequest, path + ".flight.native", path + kAnswer};
 } catch (...) {
   g_paths = nullptr;
 }
@@ -234,16 +255,17 @@ bool answer() noexcept try {
 
 void leave(unsigned ms) noexcept try {
   if (g_paths == nullptr) return;
-  const std::vector<std::string> requests = ask_others(*g_paths);
+  const std::vector<Asked> asked = ask_others(*g_paths);
   if (g_can.load(std::memory_order_acquire)) start_thread(false);  // or one is at it
-  const auto all_answer = [&requests] {
-    return !g_busy.load() && std::none_of(requests.begin(), requests.end(), exists);
+  const auto is_due = [](const Asked& other) { return other.is_due(); };
+  const auto all_answer = [&] {
+    return !g_busy.load() && std::none_of(asked.begin(), asked.end(), is_due);
   };
   for (unsigned waited = 0; waited < ms && !all_answer(); waited += kSliceMs) {
     usleep(kSliceMs * 1000);
   }
-  if (!requests.empty()) usleep(kSliceMs * 1000);  // the last has just begun
-  for (const std::string& request : requests) unlink(request.c_str());
+  if (!asked.empty()) usleep(kSliceMs * 1000);  // the last has just begun
+  for (const Asked& other : asked) unlink(other.request.c_str());
 } catch (...) {
   g_busy.store(false);
 }

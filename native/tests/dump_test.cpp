@@ -140,7 +140,7 @@ void a_heart_that_beats_answers() {
 void a_process_that_ends_leaves_it_and_has_the_others_asked() {
   const Rank rank;
   recorder(2)("{\"entries\":[4]}");
-  const std::string other = path_of("other.page");
+  const std::string other = path_of(("other-" + std::to_string(getpid()) + ".page").c_str());
   std::ofstream{other, std::ios::binary}
       << std::ifstream(path_of("dump.page"), std::ios::binary).rdbuf();
   std::ofstream{path_of("not-a.page")} << "x";
@@ -151,6 +151,13 @@ void a_process_that_ends_leaves_it_and_has_the_others_asked() {
   dump::leave(10'000);
   answers.join();
   CHECK(rank.answered() == "{\"entries\":[4]}\n");
+  const std::string gone = path_of("gone-2147483647.page");  // no such process
+  std::ofstream{gone, std::ios::binary} << std::ifstream(other, std::ios::binary).rdbuf();
+  std::ofstream{other + ".flight"};  // it has just answered
+  dump::leave(3'600'000);
+  unlink((other + ".flight").c_str());
+  unlink(gone.c_str());
+  CHECK(!exists(gone + ".req"));
   dump::leave(1);  // the other does not answer
   CHECK(!exists(other + ".req") && !exists(path_of("not-a.page") + ".req"));
   unlink(other.c_str());
