@@ -23,7 +23,7 @@ HOUSE = (
 """Rooms, and modules that are in none, lowest first: each imports only from what stands before."""
 WITHIN: dict[str, tuple[str, ...]] = {
     "agent": (
-        *("guard", "exception_text", "torch_api", "environment", "program", "call_site"),
+        *("guard", "exception_text", "torch_api", "environment", "call_site"),
         *("periodic",),
         *("record", "sample", "practice", "inject"),
     ),

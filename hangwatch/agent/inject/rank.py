@@ -6,8 +6,8 @@ import os
 import re
 import socket
 
+from hangwatch.agent.call_site import started
 from hangwatch.agent.environment import carried
-from hangwatch.agent.program import started
 from hangwatch.safety.foreign import is_foreign
 from hangwatch.safety.texts import readable
 
