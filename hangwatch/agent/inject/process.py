@@ -17,7 +17,6 @@ from hangwatch.agent.inject.unwrapped import Unwrapped
 from hangwatch.agent.periodic import Periodic
 from hangwatch.agent.practice.practice import Practice
 from hangwatch.agent.record.bypasses import Bypasses
-from hangwatch.agent.record.cuda import use_current_streams
 from hangwatch.agent.record.custom_groups import CustomCalls
 from hangwatch.agent.record.groups import Groups
 from hangwatch.agent.record.marks import Marks
@@ -30,7 +29,7 @@ from hangwatch.agent.sample.exceptions import (
 )
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.sample.sampler import PERIOD_S, Sampler
-from hangwatch.agent.torch_api import reports_completion
+from hangwatch.agent.torch_api import reports_completion, stream_function
 from hangwatch.safety.foreign import Ignoring, is_foreign
 from hangwatch.safety.texts import readable
 
@@ -149,7 +148,9 @@ class Process:
             self._recorder.open_page(path, identity)
             self._recorder.set_torch_lacks(self._torch_lacks())
         self.page = path
-        use_current_streams(self._recorder)
+        current_stream = stream_function()
+        if current_stream is not None:
+            self._recorder.use_streams(current_stream)
 
     def _see_to_watch(self, unwrapped: Unwrapped) -> None:
         try:

@@ -5,16 +5,18 @@ A job with groups of NCCL and of gloo has calls in two recorders.
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
 import json
 import os
 import time
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hangwatch.agent.record import cuda
 from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.model.operations import ran_on_host
-from hangwatch.safety.foreign import Ignoring
+from hangwatch.safety.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +31,12 @@ COSTLY_S = 1e-3
 REST = 20
 """A costly status is asked for again after this many times what it took, and not at each group
 that is destroyed."""
+CUDA = "libcuda.so.1"
+"""The driver's library."""
+RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
+_drivers: dict[str, ctypes.CDLL] = {}
+"""The libraries that were found, by name: a driver stays loaded."""
 
 _Key = tuple[str, str]
 """Of a group: the recorder that has it, and its pg_id there."""
@@ -310,7 +318,7 @@ class FlightRecorder:
         """
         recorders = self._recorders
         if not recorders.dumps and recorders.pickled is not None:
-            with cuda.left_alone():
+            with captures_left_alone():
                 return recorders.pickled(True, False, False)  # noqa: FBT003 (entries, no stacks, all)
         dumps = [_with_entries(dump) for dump in recorders.dumps.values()] or [b"{}"]
         return b"".join(data + b"\n" for data in dumps if b'"entries"' in data) or dumps[-1]
@@ -318,7 +326,7 @@ class FlightRecorder:
 
 def _with_entries(dump: Callable[..., bytes]) -> bytes:
     """Return the recorder with its entries. NCCL's asks the device how far each is."""
-    with cuda.left_alone():
+    with captures_left_alone():
         return dump(includeCollectives=True)
 
 
@@ -360,3 +368,41 @@ def _unfinished(state: tuple[int, int]) -> bool:
     """
     enqueued, completed = state
     return enqueued != completed
+
+
+@contextmanager
+def captures_left_alone(library: str = CUDA) -> Iterator[None]:
+    """Have what this thread asks of the driver disturb no capture of a CUDA graph.
+
+    While a thread captures in the global mode, which is torch's, no other thread may ask an
+    event if it is done: the capture would be invalid (CUDA's documentation of
+    cudaStreamBeginCapture). The entries of NCCL's recorder cannot be read without asking the
+    events of all that is unfinished (update_state in FlightRecorderDetail.hpp). A thread in the
+    relaxed mode may ask.
+    """
+    exchange = _exchange(library)
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(RELAXED)
+    changed = exchange(ctypes.byref(mode)) == 0  # mode is now the one before
+    try:
+        yield
+    finally:
+        if changed:
+            exchange(ctypes.byref(mode))
+
+
+def _exchange(library: str) -> ctypes._NamedFuncPointer | None:
+    """Return the driver's function; None where this process has not loaded the driver."""
+    driver = _drivers.get(library)
+    if driver is None:
+        flags = os.RTLD_NOLOAD | os.RTLD_NOW
+        try:
+            _ctypes.dlopen(library, flags)  # ctypes leaves a cycle behind, also where it fails
+        except OSError as error:
+            if is_foreign(error):
+                raise
+            return None
+        driver = _drivers[library] = ctypes.CDLL(library, mode=flags)
+    return getattr(driver, "cuThreadExchangeStreamCaptureMode", None)
