@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.agent.call_site import known_prefixes
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.inject import rank as ranks
-from hangwatch.agent.inject import setup_calls
 from hangwatch.agent.inject.post_import import keep_fault, record_failure, say_unwatched
 from hangwatch.agent.inject.setup_calls import SetupCalls
 from hangwatch.agent.inject.unwrapped import Unwrapped
@@ -182,9 +181,9 @@ class Process:
     def before_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a page, and sample: the rank may wait for its peers for ever."""
         self._joining = True
-        rank, world_size = setup_calls.announced(args, kwargs, self._environ)
+        rank, world_size = ranks.announced(args, kwargs, self._environ)
         if rank >= 0 and not self.page:
-            self.open_page(rank, world_size, meeting=setup_calls.init_method(args, kwargs))
+            self.open_page(rank, world_size, meeting=ranks.init_method(args, kwargs))
         if not self._awaits_end:
             self._awaits_end = True
             at_end_of_child(self._end_of_child_raised, self._end_of_child)
@@ -205,7 +204,7 @@ class Process:
             self.open_page(rank, world_size)
             self._start_sampling()
         if self.page:
-            address = setup_calls.store_address(self._c10d._world, self._environ)
+            address = ranks.store_address(self._c10d._world, self._environ)
             self._recorder.set_identity(rank, world_size, *address)
             self._set_phase("running")
             self.groups.update()

@@ -1,4 +1,4 @@
-"""The rank of this process, as far as its environment shows."""
+"""The rank of this process by its environment, and by the arguments of init_process_group."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ _LAUNCHER_MODULES = frozenset(
         "deepspeed.launcher.runner",
     }
 )
+_INIT = ("backend", "init_method", "timeout", "world_size", "rank")
+"""The first parameters of init_process_group."""
+_IN_URL = r"[?&](rank|world_size)=(\d{1,9})(?=&|$)"
 _ANCESTORS = 32
 """Generations of the tree of processes in which a rank is looked for."""
 
@@ -47,6 +50,39 @@ def number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
     if re.fullmatch(r"\s*-?\d{1,9}\s*", text, re.ASCII):
         return int(text)
     return otherwise
+
+
+def announced(
+    args: tuple[Any, ...], kwargs: dict[str, Any], environ: Mapping[str, str]
+) -> tuple[int, int]:
+    """Return (rank, world size) by arguments, init_method's URL or environment; -1 if unknown."""
+    named = {**dict(zip(_INIT, args, strict=False)), **kwargs}
+    in_url = dict(re.findall(_IN_URL, init_method(args, kwargs)))
+    launched = launched_as(environ) or (-1, -1)
+
+    def known(name: str, otherwise: int) -> int:
+        given = named.get(name)
+        if isinstance(given, int) and given >= 0:
+            return given
+        return int(in_url.get(name, otherwise))
+
+    return known("rank", launched[0]), known("world_size", launched[1])
+
+
+def init_method(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the init_method that init_process_group was called with, or empty."""
+    url = {**dict(zip(_INIT, args, strict=False)), **kwargs}.get("init_method")
+    return url if isinstance(url, str) else ""
+
+
+def store_address(world: Any, environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return host and port of the job's TCPStore; for other stores, those of the environment."""
+    store = world.pg_map[world.default_pg][1]
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", None) or environ.get("MASTER_ADDR", "")
+    port = getattr(store, "port", None) or number(environ, "MASTER_PORT", 0)
+    return str(host), int(port)
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
