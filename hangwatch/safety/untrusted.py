@@ -224,7 +224,7 @@ def replace(path: Path, data: bytes) -> None:
             file.write(data)
         fresh.replace(path)
     except OSError:
-        with suppress(OSError):
+        with Ignoring(OSError):  # half a file would only fill the memory that it lies in
             fresh.unlink()
         raise
 

@@ -25,7 +25,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
     "agent": (
         *("guard", "exception_text", "torch_api", "environment", "call_site"),
         *("periodic",),
-        *("record", "sample", "practice", "inject"),
+        *("record", "sample", "habits", "inject"),
     ),
     "evidence": (
         *("page", "flight", "gpu", "threads", "processes", "sockets", "ras", "exits"),

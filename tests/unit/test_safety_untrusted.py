@@ -284,10 +284,8 @@ NEW = "made anew (O_EXCL)"
 TOLD = "where the operator has told us to write, links and all"
 NULL = "/dev/null"
 ALLOWED: dict[tuple[str, str], str] = {
-    ("agent/sample/flight.py", "leave"): NEW,
     ("agent/inject/post_import.py", "record_failure"): OURS,
     ("agent/inject/post_import.py", "keep_fault"): OURS,
-    ("agent/practice/practice.py", "leave"): NEW,
     ("agent/inject/process.py", "_leave_out"): OURS,
     ("agent/inject/hooks.py", "allow_supervisor"): PROC,
     ("agent/record/page_file.py", "__init__"): NEW,

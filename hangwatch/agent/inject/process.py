@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent.call_site import known_prefixes
 from hangwatch.agent.guard import Guard
+from hangwatch.agent.habits import Practice
 from hangwatch.agent.inject import rank as ranks
 from hangwatch.agent.inject.post_import import keep_fault, record_failure, say_unwatched
 from hangwatch.agent.inject.setup_calls import SetupCalls
 from hangwatch.agent.inject.unwrapped import Unwrapped
 from hangwatch.agent.periodic import Periodic
-from hangwatch.agent.practice.practice import Practice
 from hangwatch.agent.record.bypasses import Bypasses
 from hangwatch.agent.record.custom_groups import CustomCalls
 from hangwatch.agent.record.groups import Groups

@@ -12,10 +12,12 @@ import os
 import time
 from collections import deque
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.model.operations import ran_on_host
+from hangwatch.safety import untrusted
 from hangwatch.safety.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
@@ -300,16 +302,7 @@ class FlightRecorder:
 
     def leave(self, page: str) -> None:
         """Write the recorder next to the page (``<page>.flight``). Raises OSError."""
-        draft = page + ".flight.tmp"
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            with open(os.open(draft, flags, 0o600), "wb") as file:
-                file.write(self._dump_all())
-        except OSError:
-            with Ignoring(OSError):  # half an answer would only fill the memory it lies in
-                os.unlink(draft)
-            raise
-        os.replace(draft, page + ".flight")
+        untrusted.replace(Path(page + ".flight"), self._dump_all())
 
     def _dump_all(self) -> bytes:
         """Return the recorders that have entries, a line of JSON for each.

@@ -13,8 +13,7 @@ import pytest
 
 from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.guard import LIMIT
-from hangwatch.agent.practice import replicas
-from hangwatch.agent.practice.practice import SUFFIX, WRITE_S, Practice
+from hangwatch.agent.habits import SUFFIX, WRITE_S, Practice, at_work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +85,7 @@ def test_torch_is_asked_only_while_its_lock_is_free(
     waiting: list[Waiting], file: str, *, below: bool, busy: bool
 ) -> None:
     waiting.append(Waiting(file, below=below))
-    assert replicas.at_work() is busy
+    assert at_work() is busy
 
 
 def test_facts_are_left_for_the_owner_alone_and_only_when_there_are_new_ones(

@@ -8,8 +8,7 @@ import pytest
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from hangwatch.agent.call_site import Prefixes
-from hangwatch.agent.practice.loaders import Loaders, _length
-from hangwatch.agent.practice.replicas import Progress
+from hangwatch.agent.habits import Loaders, Progress, _length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
