@@ -17,9 +17,9 @@ from waiting import until
 import hangwatch
 from hangwatch.agent.environment import outside_environment
 from hangwatch.errors import UNUSABLE
+from hangwatch.launch import timing
 from hangwatch.launch.command import Signals
 from hangwatch.launch.watchdog_process import (
-    DEATHS_WITHIN_S,
     MAX_DEATHS,
     WatchdogProcess,
     how_it_ended,
@@ -150,7 +150,7 @@ def test_one_that_dies_now_and_then_is_never_given_up(make: Callable[..., Watchd
     watchdog = make("raise SystemExit(3)", clock)
     for _ in range(2 * MAX_DEATHS):
         die(watchdog, clock)
-        clock.now += DEATHS_WITHIN_S / 2
+        clock.now += timing.DEATHS_WITHIN_S / 2
     assert not watchdog.given_up
 
 
