@@ -35,8 +35,7 @@ from hangwatch.run import rundir
 from hangwatch.run.handshake import Hello
 from hangwatch.run.peers import WATCH, SharedRun
 from hangwatch.safety.faultlog import log_fault
-from hangwatch.settings import options
-from hangwatch.settings.config import Config
+from hangwatch.settings.config import Config, read_config
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -86,7 +85,7 @@ def find_settings(environ: Mapping[str, str]) -> tuple[Config, str]:
     packed = carried(environ)
     if isinstance(packed.get("config"), dict):
         return decode(Config, packed["config"]), str(packed.get("run_id") or "")
-    settings = options.settings({}, environ)
+    settings = read_config({}, environ)
     return settings, settings.run_id
 
 

@@ -12,4 +12,4 @@ HEARTBEAT_S = 480.0
 SUSPECT_S = 120.0
 """The longest wait of --suspect-after auto."""
 CONNECT_S = 3.0
-"""For a connection to another node: people wait, and a lost SYN is sent again after 1 s (RFC 6298)."""
+"""For a connection to another node, for which people wait; a lost SYN is sent again after 1 s."""
