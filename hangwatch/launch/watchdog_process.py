@@ -146,7 +146,6 @@ class WatchdogProcess:
         self._due: float | None = None
         self._logged_before = 0
         self._restarts = 0
-        self.given_up = False
 
     def start(self) -> None:
         """Start the watchdog and send it the Hello."""
@@ -176,7 +175,6 @@ class WatchdogProcess:
             code = self._process.returncode
             if code == UNUSABLE:
                 self.let_go()
-                self.given_up = True
                 return
             kept = ", traceback in watchdog.log" if self._logged() > self._logged_before else ""
             self._died(how_it_ended(code) + kept)
@@ -240,7 +238,6 @@ class WatchdogProcess:
         now = self._now()
         self._deaths.append(now)
         if len(self._deaths) > MAX_DEATHS and now - self._deaths[0] <= timing.DEATHS_WITHIN_S:
-            self.given_up = True
             say(f"the watchdog {how}, again and again: the job goes on unwatched")
             return
         recent = sum(now - death <= timing.DEATHS_WITHIN_S for death in self._deaths)
