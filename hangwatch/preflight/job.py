@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from hangwatch.safety import untrusted
+
 RENDEZVOUS_PORT = 29400
 """Of torchrun's c10d rendezvous if the endpoint names none (torch/distributed/elastic)."""
 MASTER_PORT = 29500
@@ -84,7 +86,7 @@ _PYTHON = frozenset("bBdEhiIOPqsSuvVx?")
 """Letters of python's options without a value; -W and -X take one, -c and -m end them."""
 _IS_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 _HELP = frozenset({"-h", "--help"})
-_DIGITS = 19
+_DIGITS = 18
 """A number of more has nothing to do with a job."""
 _ENDPOINT = re.compile(r"\[(?P<ip6>[^]]+)\](?::(?P<port6>\d+))?|(?P<host>[^:]+)(?::(?P<port>\d+))?")
 
@@ -232,9 +234,7 @@ def job(environ: Mapping[str, str], command: Sequence[str] = ()) -> Job:
 
 def number(values: Mapping[str, str], name: str, otherwise: str = "") -> int | None:
     """Return a variable or an option as a number, None if it is none."""
-    text = values.get(name, otherwise)
-    sane = text.isascii() and text.isdecimal() and len(text) < _DIGITS
-    return int(text) if sane else None
+    return untrusted.parse_number(values.get(name, otherwise), _DIGITS)
 
 
 def endpoint(text: str, otherwise: int) -> tuple[str, int]:

@@ -133,6 +133,12 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def parse_number(text: str, most_digits: int = 9) -> int | None:
+    """Return the number that plain digits stand for, None for any other text, or a longer one."""
+    plain = text.isascii() and text.isdecimal() and len(text) <= most_digits
+    return int(text) if plain else None
+
+
 def names(
     directory: Path,
     owner: Owner = Owner.ANYBODY,
