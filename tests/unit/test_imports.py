@@ -41,7 +41,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
 """The same inside rooms that have rooms."""
 ONLY: dict[str, frozenset[str]] = {
     "agent": frozenset({"model", "safety", "run"}),
-    "preflight": frozenset({"safety"}),
+    "preflight": frozenset({"safety", "run"}),
     "diagnosis": frozenset({"model", "text"}),
     "efficiency": frozenset({"model", "text", "diagnosis"}),
     "launch": frozenset(

@@ -8,6 +8,7 @@ import socket
 
 from hangwatch.agent.call_site import started
 from hangwatch.agent.environment import carried
+from hangwatch.run.peers import LAUNCHER_MODULES, LAUNCHERS
 from hangwatch.safety.foreign import is_foreign
 from hangwatch.safety.texts import readable
 
@@ -17,18 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PAGE = r"r(-?\d+)-(-?\d+)-(\d+)\.page"
-_LAUNCHERS = frozenset(
-    {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "deepspeed.pt", "ds"}
-)
+_LAUNCHERS = frozenset({"accelerate", "ds", *LAUNCHERS})
 _LAUNCHER_MODULES = frozenset(
-    {
-        "torch.distributed.run",
-        "torch.distributed.launch",
-        "accelerate.commands.launch",
-        "accelerate.commands.accelerate_cli",
-        "deepspeed.launcher.launch",
-        "deepspeed.launcher.runner",
-    }
+    {"accelerate.commands.accelerate_cli", "deepspeed.launcher.launch", *LAUNCHER_MODULES}
 )
 _INIT = ("backend", "init_method", "timeout", "world_size", "rank")
 """The first parameters of init_process_group."""
