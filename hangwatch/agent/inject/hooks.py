@@ -7,6 +7,7 @@ stores show the key that the program waits for, and count the keys that it sets.
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 import sys
 import threading
@@ -16,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hangwatch.agent import environment, torch_api
 from hangwatch.agent.environment import ANY_SUPERVISOR, SUPERVISOR_PID
 from hangwatch.agent.inject.post_import import record_failure
-from hangwatch.agent.inject.process import Process
-from hangwatch.agent.inject.setup_calls import SetupCall, new_group
+from hangwatch.agent.inject.process import Process, SetupCall
 from hangwatch.agent.record.custom_groups import wrap_class
 from hangwatch.agent.record.groups import ASK_AGAIN, NO_SLOT
 from hangwatch.agent.record.recorder import choose
@@ -26,7 +26,7 @@ from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.safety.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hangwatch.agent.record.custom_groups import CustomCalls
 
@@ -264,6 +264,32 @@ class Hooks:
         """Let the watchdog look into this process, of which it may be no relation."""
         any_supervisor = {environment.SUPERVISOR_PID: environment.ANY_SUPERVISOR}
         allow_supervisor({**any_supervisor, **os.environ})
+
+
+def new_group(
+    c10d: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, Sequence[int]] | None:
+    """Return (number, ranks) of the group that a call of torch's function makes (see PageNewGroup).
+
+    None where there is no job yet, or no valid call. Of ranks only a plain list is read: an
+    iterator could be read only once.
+    """
+    world = c10d._world
+    if world.default_pg is None:
+        return None
+    try:
+        asked = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        if is_foreign(error):
+            raise
+        return None  # torch says what is wrong with it
+    ranks = asked.get("ranks")
+    if ranks is None:
+        ranks = range(world.default_pg.size())
+    plain = isinstance(ranks, list | tuple | range) and all(type(rank) is int for rank in ranks)
+    by_members = asked.get("use_local_synchronization")
+    number = -1 if by_members else getattr(world, "group_count", -1)
+    return number, sorted(ranks) if plain else ()
 
 
 def follow_stores(c10d: Any, process: Callable[[], Process | None]) -> None:

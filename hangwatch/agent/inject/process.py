@@ -1,18 +1,18 @@
-"""The agent in one process: its page, its phase, its end."""
+"""The agent in one process: its page, its phase, the set-up call that it is in, its end."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.call_site import known_prefixes
-from hangwatch.agent.guard import Guard
+from hangwatch.agent.call_site import NO_SITE, known_prefixes, user_site
+from hangwatch.agent.guard import Guard, Ticket
 from hangwatch.agent.habits import Practice
 from hangwatch.agent.inject import rank as ranks
 from hangwatch.agent.inject.post_import import keep_fault, record_failure, say_unwatched
-from hangwatch.agent.inject.setup_calls import SetupCalls
 from hangwatch.agent.inject.unwrapped import Unwrapped
 from hangwatch.agent.periodic import Periodic
 from hangwatch.agent.record.bypasses import Bypasses
@@ -33,8 +33,10 @@ from hangwatch.safety.foreign import Ignoring, is_foreign
 from hangwatch.safety.texts import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import FrameType
 
+    from hangwatch.agent.call_site import Prefixes
     from hangwatch.agent.record.recorder import Recorder
     from hangwatch.agent.torch_api import Recorders
 
@@ -43,6 +45,72 @@ _NAMED_INIT = "init_process_group"
 MAX_LEFT_OUT_BYTES = 4 << 20
 MANY_GROUPS = 64
 """From this number on, only the group that is destroyed is sampled."""
+
+
+class SetupCall(Ticket):
+    """A call of a set-up function of torch's: kept by a local variable of its wrapper.
+
+    What remembers it refers to it weakly, so that it is over at the latest when an
+    exception has taken the wrapper's frame away, wherever in it that struck.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.destroying = False
+        """True while torch's own function destroys groups."""
+        self.leaving: str | None = None
+        """The name of the group that it destroys, None for all of them."""
+
+
+class SetupCalls:
+    """The set-up calls that are being made, of which the page shows the outermost one."""
+
+    def __init__(self, recorder: Recorder, prefixes: Prefixes) -> None:
+        self._recorder = recorder
+        self._prefixes = prefixes
+        self._calls: dict[int, weakref.ref[SetupCall]] = {}
+        """By id()."""
+        self._shown: tuple[str, str, int, str] | None = None
+        """The call that the page shows: name, file, line and function."""
+
+    def current(self) -> list[SetupCall]:
+        """Return the calls that are being made."""
+        calls = [reference() for reference in list(self._calls.values())]
+        return [call for call in calls if call is not None and not call.over]
+
+    def begin(self, call: SetupCall) -> bool:
+        """Take in a call that may block; return True if it is in no other one."""
+        outermost = not self.current()
+        self._calls[id(call)] = weakref.ref(call)
+        return outermost
+
+    def show(
+        self, call: SetupCall, frame: FrameType | None, new: tuple[int, Sequence[int]] | None
+    ) -> None:
+        """Show the call, which is in no other one; new: see new_group()."""
+        file, line, function = user_site(frame, self._prefixes)
+        if new is not None:
+            self._recorder.add_new_group(*new, file, line, function)
+        self._shown = (call.name, file, line, function)
+        self._recorder.set_in_call(*self._shown)
+
+    def leave(self, call: SetupCall) -> None:
+        """End the call, which has returned or raised."""
+        call.over = True
+        self._calls.pop(id(call), None)
+        if not self.current():
+            self._recorder.set_in_call("", *NO_SITE)
+            self._shown = None
+
+    def settle(self) -> None:
+        """Withdraw a call whose wrapper an exception has ended before leave()."""
+        shown = self._shown
+        if shown is not None and not self.current():
+            self._recorder.set_in_call("", *NO_SITE)
+            self._shown = None
+            if self.current():  # begun just now, by another thread
+                self._recorder.set_in_call(*shown)
+                self._shown = shown
 
 
 class Process:

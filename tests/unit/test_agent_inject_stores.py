@@ -13,7 +13,7 @@ import hangwatch
 from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.inject.hooks import follow_stores
-from hangwatch.agent.inject.setup_calls import SetupCall, SetupCalls
+from hangwatch.agent.inject.process import SetupCall, SetupCalls
 from hangwatch.agent.record.marks import AWAITS_KEY, SETS_KEY, Marks
 
 PREFIXES = Prefixes((f"{Path(hangwatch.__file__).parent}/",))
