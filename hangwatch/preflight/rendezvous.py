@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
 
-from hangwatch.preflight import timing
-from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.preflight import Finding, fail, ok, timing, warn
 from hangwatch.preflight.job import Job
 from hangwatch.preflight.network import Address, Interface, Resolve
 

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from hangwatch.preflight import timing
-from hangwatch.preflight.finding import Finding, Grade, fail, ok, warn
+from hangwatch.preflight import Finding, Grade, fail, ok, timing, warn
 from hangwatch.preflight.job import Job, number
 
 CONTRACT, TIMEOUTS = "contract", "timeouts"

@@ -26,8 +26,7 @@ from hangwatch.evidence.sockets import listener
 from hangwatch.evidence.stacks import PySpy, find_py_spy
 from hangwatch.evidence.threads import in_thread
 from hangwatch.model import native
-from hangwatch.preflight import machine, network, rendezvous
-from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.preflight import Finding, fail, machine, network, ok, rendezvous, warn
 from hangwatch.preflight.job import Job, number
 from hangwatch.preflight.network import Interface, Resolve
 from hangwatch.preflight.variables import contract, timeouts
