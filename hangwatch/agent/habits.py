@@ -112,7 +112,8 @@ class Replicas:
 
     def in_training(self) -> bool:
         """Return True if a model of the user's is in training mode, which frameworks switch."""
-        return any(module.module.training for module in self._alive())
+        modules = (replica.module() for replica in self._replicas)
+        return any(module.module.training for module in modules if module is not None)
 
     def progress(self) -> Progress:
         """Return how far the training has come."""
@@ -144,10 +145,6 @@ class Replicas:
     def facts(self) -> list[dict[str, Any]]:
         """Return the facts of each module that was trained."""
         return [{**replica.facts} for replica in self._replicas if replica.facts]
-
-    def _alive(self) -> list[Any]:
-        modules = (replica.module() for replica in self._replicas)
-        return [module for module in modules if module is not None]
 
     def _read(self, replica: Replica, module: Any) -> None:
         counts = module._get_ddp_logging_data()
@@ -405,10 +402,7 @@ class Practice:
     """The facts of one process. Errors of ours end this, and not the recording."""
 
     def __init__(
-        self,
-        groups: Groups,
-        prefixes: Prefixes,
-        now: Callable[[], float] = time.monotonic,
+        self, groups: Groups, prefixes: Prefixes, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.guard = Guard(lambda: None, lambda _reason: None)
         self.replicas = Replicas(groups, prefixes)
@@ -461,32 +455,21 @@ def _wrap_classes() -> None:
     # First: where it fails nothing is wrapped.
     leave_alone(_report.__code__, deep=True)
     parallel = modules["torch.nn.parallel.distributed"].DistributedDataParallel
-    _follow(modules["torch.utils.data"].DataLoader, "__iter__", _loop_begins)
-    _follow(parallel, "__init__", _module_made)
-    _follow(modules["torch.optim.optimizer"].Optimizer, "__init__", _optimizer_made)
-
-
-def _follow(owner: type, name: str, report: Callable[[Practice, Any, Any], None]) -> None:
-    """Call report(practice, instance, result) after a method of a class; once."""
-    follow(owner, name, partial(_report, report))
+    loader = modules["torch.utils.data"].DataLoader
+    optimizer = modules["torch.optim.optimizer"].Optimizer
+    for owner, name, report in (
+        (loader, "__iter__", lambda mine, *loop: mine.loaders.begin(*loop)),
+        (parallel, "__init__", lambda mine, made, _: mine.replicas.add_module(made)),
+        (optimizer, "__init__", lambda mine, made, _: mine.replicas.add_optimizer(made)),
+    ):
+        follow(owner, name, partial(_report, report))
 
 
 def _report(report: Callable[[Practice, Any, Any], None], instance: Any, result: Any) -> None:
+    """Have the Practice of this process take in what a followed method was called on."""
     practice = _current[0]
     if practice.active:
         torch: Any = sys.modules["torch"]
         # No mode of the program's (TorchFunctionMode) sees what is asked of tensors.
         with practice.guard, torch._C.DisableTorchFunction():
             report(practice, instance, result)
-
-
-def _loop_begins(practice: Practice, loader: Any, iterator: Any) -> None:
-    practice.loaders.begin(loader, iterator)
-
-
-def _module_made(practice: Practice, module: Any, _result: Any) -> None:
-    practice.replicas.add_module(module)
-
-
-def _optimizer_made(practice: Practice, optimizer: Any, _result: Any) -> None:
-    practice.replicas.add_optimizer(optimizer)

@@ -284,8 +284,7 @@ NEW = "made anew (O_EXCL)"
 TOLD = "where the operator has told us to write, links and all"
 NULL = "/dev/null"
 ALLOWED: dict[tuple[str, str], str] = {
-    ("agent/inject/post_import.py", "record_failure"): OURS,
-    ("agent/inject/post_import.py", "keep_fault"): OURS,
+    ("agent/inject/post_import.py", "_append"): OURS,
     ("agent/inject/process.py", "_leave_out"): OURS,
     ("agent/inject/hooks.py", "allow_supervisor"): PROC,
     ("agent/record/python_page.py", "__init__"): NEW,

@@ -154,7 +154,9 @@ class Process:
         """True once it is seen to that the page tells how a child of multiprocessing ended."""
         self._sampler: Sampler | None = None
         self._thread: Periodic | None = None
-        self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
+        self.guard = Guard(
+            recorder.count_swallowed, self.disarm, lambda error: keep_fault(self._directory, error)
+        )
         self.calls = SetupCalls(recorder, self._prefixes)
         self._adopt_group = adopt
         self._bypasses = Bypasses()
@@ -198,7 +200,7 @@ class Process:
             if is_foreign(error):
                 raise
             self.disarm(f"its page cannot be made: {error}")
-            self._tell(error)
+            self._report(error)
         finally:
             if self._unwrapped is not None:
                 self._see_to_watch(self._unwrapped)
@@ -225,9 +227,9 @@ class Process:
         except OSError as error:
             if is_foreign(error):
                 raise
-            self._tell(error)
+            self._report(error)
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         """Leave ``error`` to the watchdog; where there may be none, print it."""
         record_failure(self._directory, error)
         if self._unwrapped is not None and self._directory:
@@ -324,19 +326,19 @@ class Process:
             if self._recorders.add(name, reports_completion=reports_completion(group)):
                 self._recorder.add_dump(name)
         if len(self._recorders.unrecorded) > known:
-            self._tell_lacks()
+            self._show_lacks()
 
     def _adopt(self, group: Any) -> None:
         """Record a group whose class is written in Python; report what cannot be recorded."""
         self._adopt_group(group)
         if self._bypasses.take_over(type(group), self._c10d.ProcessGroup, self._c10d):
-            self._tell_lacks()
+            self._show_lacks()
 
     def _look_for_bypasses(self) -> None:
         if self._bypasses.look():
-            self._tell_lacks()
+            self._show_lacks()
 
-    def _tell_lacks(self) -> None:
+    def _show_lacks(self) -> None:
         if self.page:
             self._recorder.set_torch_lacks(self._torch_lacks())
 
@@ -354,10 +356,6 @@ class Process:
                     os.write(file, json.dumps(group).encode() + b"\n")
             finally:
                 os.close(file)
-
-    def _keep(self, error: Exception) -> None:
-        """Leave an error of ours where people can find it."""
-        keep_fault(self._directory, error)
 
     def finish(self) -> None:
         """Stop everything, as the interpreter is ending, and record how it ended."""
