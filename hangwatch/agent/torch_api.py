@@ -39,7 +39,7 @@ NCCL = "_dump_nccl_trace_json"
 GENERAL = "_dump_fr_trace_json"
 _PICKLED = "_dump_nccl_trace"
 _UNREAD = "xccl"
-"""The backend of those that record themselves whose recorder was never seen here."""
+"""The backend whose own recorder was never seen here."""
 _FAKE = "fake"
 """One that does nothing."""
 
@@ -194,7 +194,7 @@ def lacks(
     if GENERAL not in recorders.dumps:
         yield "what C++ issues through gloo has no name: its Flight Recorder came with torch 2.8"
     if recorders.pickled is not None and NCCL not in recorders.dumps:
-        yield "NCCL's Flight Recorder does not tell what is unfinished: that came with torch 2.5"
+        yield "NCCL's Flight Recorder does not show what is unfinished: that came with torch 2.5"
     if recorders.dumps and gil_free is False:
         yield "the Flight Recorder of a rank that holds the GIL cannot be read"
 

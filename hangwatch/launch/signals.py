@@ -283,7 +283,7 @@ class GroupObserver:
             ):
                 self._owed[signum] += 1
                 return True
-            # While it runs it may have taken the signal and not have come to report it.
+            # While it runs it may have taken the signal, and not have reported it yet.
             bound_s = timing.LATE_S if state in _RUNS else timing.GRACE_S
             left = taken_at + bound_s - time.monotonic()
             if left <= 0:

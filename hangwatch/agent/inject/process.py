@@ -147,11 +147,11 @@ class Process:
         self._phase = self._phase_before = "born"
         self._phase_shown = "born"
         self._joining = False
-        """init_process_group was entered, and after_init has not come to its end."""
+        """True from the call of init_process_group until after_init() has done its work."""
         self._making = ""
         """Path of a page that is being made, or is made."""
         self._awaits_end = False
-        """True once it is seen to that the page tells how a child of multiprocessing ended."""
+        """True once the page is sure to show how a child of multiprocessing ended."""
         self._sampler: Sampler | None = None
         self._thread: Periodic | None = None
         self.guard = Guard(

@@ -109,8 +109,8 @@ def identity(environ: Mapping[str, str], rank: int, world_size: int) -> dict[str
 def named_run(environ: Mapping[str, str]) -> str:
     """Return the run id that the user gave, here or on the node where hangwatch was started."""
     config = carried(environ).get("config")
-    told = config.get("run_id") if isinstance(config, dict) else ""
-    return environ.get("HANGWATCH_RUN_ID") or str(told or "")
+    carried_id = config.get("run_id") if isinstance(config, dict) else ""
+    return environ.get("HANGWATCH_RUN_ID") or str(carried_id or "")
 
 
 def is_launcher(words: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The exceptions that end a rank, and those that it is handling; hooks are left alone."""
+"""The exceptions that end a rank or that it is handling; hooks are left alone."""
 
 from __future__ import annotations
 

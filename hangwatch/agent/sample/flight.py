@@ -79,10 +79,10 @@ class FlightRecorder:
         self._last: Status = {}
         self._since = 0.0
         self._moved: dict[_Key, float] = {}
-        """When the status of a group was last seen to change while any had unfinished work."""
+        """Time at which the status of a group last changed while any had unfinished work."""
         self._looked: _Look | None = None
         self._stood: float | None = None
-        """Since when the unfinished work stands that was told of last, None where all was done."""
+        """Time since which the work stands that was unfinished at the last look, None if none was."""
         self._mixed: set[tuple[str, str]] = set()
         """Groups whose status is known to count two kinds of calls."""
 
@@ -134,8 +134,8 @@ class FlightRecorder:
         if rest:
             self._left += [(name, rest) for name in names if name]
 
-    def _tell_whose_it_was(self) -> None:
-        """Read in the entries which unfinished work the destroyed groups had left."""
+    def _find_owners(self) -> None:
+        """Find in the entries the unfinished work that the destroyed groups had left."""
         left, self._left = self._left, []
         if not left:
             return
@@ -169,7 +169,7 @@ class FlightRecorder:
         status = self.status()
         if self._to_forget:
             self._forget(status)
-        self._tell_whose_it_was()
+        self._find_owners()
         now = self._now()
         self._mixed |= {key for key, state in status.items() if self._is_mixed(key, state)}
         open_ = {
