@@ -82,7 +82,7 @@ class FlightRecorder:
         """Time at which the status of a group last changed while any had unfinished work."""
         self._looked: _Look | None = None
         self._stood: float | None = None
-        """Time since which the work stands that was unfinished at the last look, None if none was."""
+        """Time since which the work stands that was unfinished at the last look, None for none."""
         self._mixed: set[tuple[str, str]] = set()
         """Groups whose status is known to count two kinds of calls."""
 
