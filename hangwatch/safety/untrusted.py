@@ -164,12 +164,12 @@ def is_directory(path: Path) -> bool:
     return False
 
 
-def is_locked(path: Path, owner: Owner = Owner.DIRECTORY) -> bool:
+def is_locked(path: Path) -> bool:
     """Return True if a process holds a lock (flock(2)) on a file. Raises OSError.
 
     The test takes the lock shared for an instant, without waiting.
     """
-    handle = open_file(path, owner)
+    handle = open_file(path, Owner.DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

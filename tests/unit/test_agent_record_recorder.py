@@ -31,7 +31,7 @@ pytest_plugins = ["recorders"]
 
 def test_both_recorders_have_all_that_the_agent_needs() -> None:
     native = choose({})
-    wanted = {name for name in vars(Recorder) if not name.startswith("_")}
+    wanted = {name for name in dir(Recorder) if not name.startswith("_")}
     for recorder in (native, PythonRecorder("")):
         assert wanted <= set(dir(recorder))
     for name in wanted - {"MAX_GROUPS"}:

@@ -35,17 +35,17 @@ _RELATIONS_ONLY = "1"
 
 
 def allow_supervisor(
-    environ: Mapping[str, str] = os.environ, scope: str = "/proc/sys/kernel/yama/ptrace_scope"
+    environ: Mapping[str, str], scope: str = "/proc/sys/kernel/yama/ptrace_scope"
 ) -> bool:
     """Name the supervisor, and so all its descendants, as allowed tracers.
 
-    A watchdog that several supervisors share may outlive the one that started it,
-    and descends from none of them then: any process of this user is named for it.
+    A watchdog that several supervisors share may outlive the one that started it, and that of a
+    node without a supervisor is started by a rank: for these any process of this user is named.
 
     Only where it is needed (Documentation/admin-guide/LSM/Yama.rst: in mode 1 a
     process may be traced by its ancestors and by whom it names, with descendants).
     """
-    supervisor = environ.get(SUPERVISOR_PID, "")
+    supervisor = environ.get(SUPERVISOR_PID, ANY_SUPERVISOR)
     if not supervisor.isdecimal() and supervisor != ANY_SUPERVISOR:
         return False
     try:
@@ -114,7 +114,7 @@ class Hooks:
             )
         version = getattr(sys.modules.get("torch"), "__version__", None)
         environment.enable_flight_recorder(os.environ, version)
-        self._allow_supervisor()
+        allow_supervisor(os.environ)
         self._wrapped = self._recorder.wrap_methods(
             self._c10d.ProcessGroup, self._c10d.Work, self._native_slot, is_foreign
         )
@@ -258,12 +258,7 @@ class Hooks:
     def _after_fork(self) -> None:
         self._process = None
         with Ignoring(Exception):
-            self._allow_supervisor()
-
-    def _allow_supervisor(self) -> None:
-        """Let the watchdog look into this process, of which it may be no relation."""
-        any_supervisor = {environment.SUPERVISOR_PID: environment.ANY_SUPERVISOR}
-        allow_supervisor({**any_supervisor, **os.environ})
+            allow_supervisor(os.environ)
 
 
 def new_group(
