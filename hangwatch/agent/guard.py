@@ -25,8 +25,8 @@ class Guard:
 
     def __init__(
         self,
-        count: Callable[[], object],
-        disarm: Callable[[str], object],
+        count: Callable[[], object] = lambda: None,
+        disarm: Callable[[str], object] = lambda _: None,
         keep: Callable[[Exception], object] = lambda _: None,
     ) -> None:
         self._count = count

@@ -404,7 +404,7 @@ class Practice:
     def __init__(
         self, groups: Groups, prefixes: Prefixes, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.guard = Guard(lambda: None, lambda _reason: None)
+        self.guard = Guard()
         self.replicas = Replicas(groups, prefixes)
         self.loaders = Loaders(self.replicas, prefixes)
         self._now = now

@@ -193,7 +193,7 @@ def test_what_the_programs_own_objects_raise_at_ours_does_not_get_out(
 
 
 def test_errors_are_kept_with_their_place(tmp_path: Path) -> None:
-    guard = Guard(lambda: None, lambda _: None, partial(keep_fault, str(tmp_path)))
+    guard = Guard(keep=partial(keep_fault, str(tmp_path)))
     with guard:
         raise LookupError("ours")
     (log,) = tmp_path.iterdir()
@@ -208,7 +208,7 @@ def test_an_error_of_ours_that_cannot_be_told_is_swallowed_all_the_same() -> Non
         def __str__(self) -> str:
             raise RuntimeError
 
-    guard = Guard(lambda: None, lambda _: None)
+    guard = Guard()
     with guard:
         raise Untold
     assert not guard.open
@@ -218,7 +218,7 @@ def test_a_counter_that_fails_closes_the_guard() -> None:
     def count() -> None:
         raise OSError
 
-    guard = Guard(count, lambda _: None)
+    guard = Guard(count)
     with guard:
         raise ValueError
     assert not guard.open

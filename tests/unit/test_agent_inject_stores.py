@@ -134,7 +134,7 @@ def test_without_an_agent_the_store_works(followed: Followed, agent: str) -> Non
     elif agent == "disarmed":
         followed.process.active = False
     else:
-        followed.process.marks.guard = Guard(followed.recorder.count_swallowed, lambda _: None)
+        followed.process.marks.guard = Guard(followed.recorder.count_swallowed)
         followed.process.marks.awaits = None  # an error of ours
     assert followed.store.get("a") == "A"
     followed.store.set("a", "b")

@@ -48,7 +48,7 @@ class Marks:
     """The marks of one process."""
 
     def __init__(self, recorder: Recorder, prefixes: Prefixes) -> None:
-        self.guard = Guard(recorder.count_swallowed, lambda _: None)
+        self.guard = Guard(recorder.count_swallowed)
         """Errors of ours end the marks, and not the recording."""
         self._recorder = recorder
         self._prefixes = prefixes
