@@ -13,8 +13,7 @@ from hangwatch import __version__
 from hangwatch.console import say
 from hangwatch.errors import HangwatchError, UsageError
 from hangwatch.launch.command import become
-from hangwatch.settings import options
-from hangwatch.settings.config import enabled
+from hangwatch.settings.config import describe_options, enabled, parse_options, read_config
 
 Subcommand = Callable[[Sequence[str], Mapping[str, str]], int]
 """Gets its arguments and the environment; returns the exit code."""
@@ -39,7 +38,7 @@ hangwatch names the rank that hung a distributed PyTorch job: COMMAND is what yo
 would start anyway, such as `torchrun --nproc-per-node=8 train.py`.
 
 options, before COMMAND, each also as a variable (--hang-after: HANGWATCH_HANG_AFTER):
-{options.describe()}
+{describe_options()}
   --version             print the version
   -h, --help            print this
 
@@ -65,7 +64,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
 
 
 def _main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    parsed = options.parse(argv)
+    parsed = parse_options(argv)
     if parsed.wants:
         _print(HELP if parsed.wants == "help" else f"hangwatch {__version__}\n")
         return 0
@@ -82,7 +81,7 @@ def _main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError("name the COMMAND to watch, e.g. hangwatch torchrun train.py; see --help")
     if not enabled(environ):
         become(words, environ)
-    settings = options.settings(parsed.values, environ)
+    settings = read_config(parsed.values, environ)
     try:
         from hangwatch.launch.supervisor import supervise  # noqa: PLC0415 (subcommands need none)
     except Exception as error:  # noqa: BLE001 (too little memory, files that cannot be read)

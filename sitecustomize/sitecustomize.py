@@ -1,6 +1,6 @@
 """Found first on PYTHONPATH below ``python -m hangwatch``: arms hangwatch, then steps aside.
 
-On a node where nobody has started that, and PYTHONPATH has come from another one or
+On a node where no one has started that, and PYTHONPATH has come from another one or
 from a template (``hangwatch path``), the ranks see to it themselves (agent/inject/unwrapped.py).
 
 Every Python process of the job runs this, so it imports next to nothing, and
@@ -26,13 +26,13 @@ class _TooOld(object):
     def __init__(self, directory):
         # type: (str) -> None
         self._directory = directory
-        self._told = False
+        self._said = False
 
     def find_spec(self, name, path=None, target=None):
         # type: (str, object, object) -> None
         """Answer Python 3.4 and later."""
-        if name == _TARGET and "RANK" in os.environ and not self._told:
-            self._told = True
+        if name == _TARGET and "RANK" in os.environ and not self._said:
+            self._said = True
             text = "this is Python {}.{}, and hangwatch needs {}.{} or later in the job"
             why = text.format(*(tuple(sys.version_info[:2]) + _OLDEST))
             try:

@@ -53,26 +53,26 @@ def job_environment(environ: Mapping[str, str], run_dir: str | os.PathLike[str])
     return job
 
 
-def packed(told: Mapping[str, Any]) -> str:
+def packed(values: Mapping[str, Any]) -> str:
     """Pack plain values into a word that no shell has to quote, for CARRIED."""
-    return base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+    return base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, Any]:
     """Unpack what a supervisor, here or on another node, has packed; empty if nothing."""
     try:
-        told = json.loads(base64.urlsafe_b64decode(environ.get(CARRIED, "")))
+        values = json.loads(base64.urlsafe_b64decode(environ.get(CARRIED, "")))
     except ValueError as error:
         if is_foreign(error):
             raise
         return {}
-    return told if isinstance(told, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def wrapped_in(environ: Mapping[str, str]) -> str:
     """Return the directory of the run if a supervisor of this node has made it, else empty."""
-    told = environ.get("HANGWATCH_DIR", "") if environ.get(SUPERVISOR_PID) else ""
-    for directory in (told, carried(environ).get("run_dir")):
+    own = environ.get("HANGWATCH_DIR", "") if environ.get(SUPERVISOR_PID) else ""
+    for directory in (own, carried(environ).get("run_dir")):
         if isinstance(directory, str) and directory and os.path.isdir(directory):
             return directory
     return ""

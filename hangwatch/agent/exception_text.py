@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-_NAMESPACE = vars(type)["__dict__"].__get__
-_BASES = vars(type)["__mro__"].__get__
+from hangwatch.safety.foreign import args_of, bases_of, namespace_of
+
 _QUALNAME = vars(type)["__qualname__"].__get__
-_ARGS = vars(BaseException)["args"].__get__
 _OS_FIELDS = tuple(
     vars(OSError)[name].__get__ for name in ("errno", "strerror", "filename", "filename2")
 )
@@ -32,7 +31,7 @@ _MAX_BITS = 64
 
 def type_name(kind: type) -> str:
     """Return the type's name as a traceback prints it."""
-    module = _NAMESPACE(kind).get("__module__", "")
+    module = namespace_of(kind).get("__module__", "")
     name = str.__str__(_QUALNAME(kind))
     if type(module) is not str or module in {"", "builtins", "__main__"}:
         return name
@@ -45,8 +44,8 @@ def text_of(error: BaseException) -> str:
     Empty where its class makes the text by a method of its own: that may leave out what the
     exception was made with, and have its reasons.
     """
-    args = _ARGS(error)
-    said = next(base for base in _BASES(type(error)) if "__str__" in _NAMESPACE(base))
+    args = args_of(error)
+    said = next(base for base in bases_of(type(error)) if "__str__" in namespace_of(base))
     if said is UnicodeDecodeError or said is UnicodeEncodeError:
         return _of_a_codec(args)
     if any(said is kind for kind in _SAYS_ITS_FIRST):
@@ -56,7 +55,7 @@ def text_of(error: BaseException) -> str:
     elif len(args) <= ITEMS and all(map(_is_plain, args)):
         fields = [get(error) for get in _OS_FIELDS] if said is OSError else []
         if all(map(_is_plain, fields)):
-            return str(_NAMESPACE(said)["__str__"](error))
+            return str(namespace_of(said)["__str__"](error))
     return ", ".join(map(_shown, args[:ITEMS]))
 
 

@@ -25,8 +25,8 @@ class Guard:
 
     def __init__(
         self,
-        count: Callable[[], object],
-        disarm: Callable[[str], object],
+        count: Callable[[], object] = lambda: None,
+        disarm: Callable[[str], object] = lambda _: None,
         keep: Callable[[Exception], object] = lambda _: None,
     ) -> None:
         self._count = count
@@ -92,7 +92,7 @@ class _Mark:
 class Turn:
     """At most one caller has it, of all threads, signal handlers and finalizers.
 
-    A signal handler or a finalizer may come to a point of the very thread that has the
+    A signal handler or a finalizer may reach a point of the very thread that has the
     turn, so that waiting for it would be waiting for ever; and what a handler raises may
     strike between any two statements. So a turn is not given back but ends with its
     ticket, which an exception takes along at the latest. Each mark gets one successor,

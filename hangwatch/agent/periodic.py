@@ -102,7 +102,7 @@ class Periodic:
         return self._ended.acquire(timeout=JOIN_S)
 
     def _loop(self) -> None:
-        # The program may come to block a signal, and wait for it: this thread is not to take it.
+        # The program may block a signal later, and wait for it: this thread is not to take it.
         # By the thread itself: an exception amid that must not leave those of another one blocked.
         self._bell.hold_collector()
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangwatch.model.snapshot import ProcessState
-from hangwatch.safety import redaction
+from hangwatch.safety import redaction, untrusted
 from hangwatch.safety.texts import readable
 
 PROC = "/proc"
@@ -27,8 +27,6 @@ _ENDED = frozenset("ZXx")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MOMENT_S = 0.05
 """Processor time is counted in hundredths of a second: a shorter time shows nothing."""
-_DIGITS = 10
-"""A rank's number has fewer digits."""
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
 
 
@@ -227,9 +225,8 @@ class Tree:
 
 def _integer(variables: Mapping[str, str], name: str) -> int:
     """Return a variable as a number, -1 where it is none."""
-    text = variables.get(name, "")
-    sane = text.isascii() and text.isdecimal() and len(text) < _DIGITS
-    return int(text) if sane else -1
+    number = untrusted.parse_number(variables.get(name, ""))
+    return -1 if number is None else number
 
 
 def _listdir(path: str) -> list[str]:

@@ -26,6 +26,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hangwatch.launch import timing
+
 FORWARDED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """All but the two that no process can catch."""
 JOB_CONTROL = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
@@ -38,20 +40,6 @@ _CANCELLED = {int(signal.SIGCONT): JOB_CONTROL} | {
     int(number): frozenset({signal.SIGCONT}) for number in JOB_CONTROL
 }
 """Signal to those pending ones that the kernel discards when a process is sent it."""
-
-STOP_FOLLOWS_S = 5.0
-"""Time for COMMAND to tidy up (its terminal) before it stops as it was asked to."""
-GRACE_S = 0.05
-"""Longest delay after which the observer gets the same signal as the supervisor: a
-batch system signals one process after the other."""
-STALE_S = 1.0
-"""Age of a report that cannot be about the signal at hand."""
-LATE_S = 5.0
-"""Longest wait for an observer that gets no processor."""
-_LOOK_S = 0.005
-"""Time between two looks at an observer that is about to report."""
-_SLICE_S = 0.02
-"""Time between two looks without signalfd: too many open files, or a libc that lacks it."""
 _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 _SIGSET_SIZE = 1024
 """Signals in a sigset_t, of glibc and of musl."""
@@ -79,7 +67,7 @@ def _sleep(signals: Collection[int], timeout_s: float) -> None:
     """Wait until one of the signals is pending, or less."""
     descriptor = _signalfd(signals)
     if descriptor < 0:
-        time.sleep(min(timeout_s, _SLICE_S))
+        time.sleep(min(timeout_s, timing.SIGNAL_LOOK_S))
         return
     try:
         poll = select.poll()
@@ -185,7 +173,7 @@ class Forwarder:
         asked, self.stop_asked = self.stop_asked, None
         if change.si_code == os.CLD_CONTINUED:
             return
-        followed = asked is not None and time.monotonic() - asked < STOP_FOLLOWS_S
+        followed = asked is not None and time.monotonic() - asked < timing.STOP_FOLLOWS_S
         if followed or (change.si_status in JOB_CONTROL and _in_foreground()):
             stop(change.si_status)
 
@@ -295,12 +283,12 @@ class GroupObserver:
             ):
                 self._owed[signum] += 1
                 return True
-            # While it runs it may have taken the signal and not have come to report it.
-            bound_s = LATE_S if state in _RUNS else GRACE_S
+            # While it runs it may have taken the signal, and not have reported it yet.
+            bound_s = timing.LATE_S if state in _RUNS else timing.GRACE_S
             left = taken_at + bound_s - time.monotonic()
             if left <= 0:
                 return False
-            select.select([self._read], [], [], min(left, _LOOK_S))
+            select.select([self._read], [], [], min(left, timing.REPORT_LOOK_S))
 
     def reap(self) -> None:
         """Collect the child if it has ended; its pid may then be another process's."""
@@ -319,7 +307,7 @@ class GroupObserver:
 
     def _take(self, signum: int) -> bool:
         now = time.monotonic()
-        self._seen = [(seen, at) for seen, at in self._seen if now - at < STALE_S]
+        self._seen = [(seen, at) for seen, at in self._seen if now - at < timing.STALE_S]
         for i, (seen, _) in enumerate(self._seen):
             if seen == signum:
                 cancelled = _CANCELLED.get(signum, ())
@@ -374,6 +362,6 @@ def _observe(signals: Collection[int], write: int, parent: int) -> None:
             with suppress(OSError):
                 os.close(int(name))
     while os.getppid() == parent:
-        info = wait_for(signals, 1.0)
+        info = wait_for(signals, timing.ORPHANED_LOOK_S)
         if info is not None and os.getppid() == parent:
             os.write(write, _RECORD.pack(info.si_signo, time.monotonic()))

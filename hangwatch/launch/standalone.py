@@ -26,19 +26,16 @@ from hangwatch.errors import HangwatchError
 from hangwatch.evidence.local_ranks import LocalRanks, launcher_of
 from hangwatch.evidence.page import SUFFIX
 from hangwatch.evidence.processes import command_words
+from hangwatch.launch import timing
 from hangwatch.launch.command import Signals
 from hangwatch.launch.signals import ENDING
-from hangwatch.launch.watchdog_process import CONCLUDE_S, WatchdogProcess, introduce, start_now
+from hangwatch.launch.watchdog_process import WatchdogProcess, introduce, start_now
 from hangwatch.model.codec import decode
 from hangwatch.run import rundir
 from hangwatch.run.handshake import Hello
 from hangwatch.run.peers import WATCH, SharedRun
 from hangwatch.safety.faultlog import log_fault
-from hangwatch.settings import options
-from hangwatch.settings.config import Config
-
-LOOK_S = 0.2
-"""Time between two looks at the ranks and the watchdog."""
+from hangwatch.settings.config import Config, read_config
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -69,7 +66,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except (HangwatchError, OSError) as error:
         say(f"the ranks of this node run unwatched: {error}")
         while supervisor.ranks.look():  # another with the watch would fail in the same way
-            supervisor.ranks.wait(LOOK_S)
+            supervisor.ranks.wait(timing.RANKS_LOOK_S)
         return 1
     except Exception as error:  # noqa: BLE001 (an unforeseen error)
         log_fault(held.path, "the stand-alone supervisor", error)
@@ -88,7 +85,7 @@ def find_settings(environ: Mapping[str, str]) -> tuple[Config, str]:
     packed = carried(environ)
     if isinstance(packed.get("config"), dict):
         return decode(Config, packed["config"]), str(packed.get("run_id") or "")
-    settings = options.settings({}, environ)
+    settings = read_config({}, environ)
     return settings, settings.run_id
 
 
@@ -123,15 +120,15 @@ class StandaloneSupervisor:
         watchdog.start()
         try:
             while self.ranks.look():
-                self.ranks.wait(LOOK_S)
+                self.ranks.wait(timing.RANKS_LOOK_S)
                 watchdog.check()
             if not shared.leave(self.ranks.exit_code()):
                 watchdog.let_go()  # supervisors of single ranks are here as well
                 return False
             # The watchdog sees for itself that all have ended.
-            deadline = time.monotonic() + CONCLUDE_S
+            deadline = time.monotonic() + timing.CONCLUDE_S
             while not watchdog.gone() and time.monotonic() < deadline:
-                select.select((), (), (), LOOK_S)
+                select.select((), (), (), timing.RANKS_LOOK_S)
         finally:
             watchdog.kill()
             shared.release_watch()

@@ -23,6 +23,7 @@ from hangwatch.agent.environment import (
 )
 from hangwatch.console import fold_command
 from hangwatch.errors import ReportError
+from hangwatch.launch import timing
 from hangwatch.launch.command import Signals, StarvedError, become, keep_streams_closed, start
 from hangwatch.launch.signals import (
     ENDING,
@@ -36,7 +37,6 @@ from hangwatch.launch.signals import (
     wait_for,
 )
 from hangwatch.launch.watchdog_process import (
-    CONCLUDE_S,
     WatchdogProcess,
     introduce,
     record_loss,
@@ -51,10 +51,6 @@ from hangwatch.run.test_hooks import reach
 from hangwatch.safety.faultlog import log_fault, logged
 from hangwatch.settings.config import Config
 
-LOOK_S = 5.0
-"""Time between two looks when no signal wakes the supervisor."""
-SHARED_LOOK_S = 0.05
-"""Time between two looks whether another supervisor's watchdog has ended."""
 EXIT_ABORTED = 75
 """EX_TEMPFAIL of sysexits.h: the hung ranks were ended, running again may help."""
 RUN_ID = "HANGWATCH_RUN_ID"
@@ -235,7 +231,7 @@ class _Run:
     def _forward_until_end(self, child: subprocess.Popen[bytes]) -> None:
         while child.poll() is None:
             due = self.watchdog.due_in() if self.watchdog else None
-            self.forwarder.wait(child, LOOK_S if due is None else min(due, LOOK_S))
+            self.forwarder.wait(child, timing.LOOK_S if due is None else min(due, timing.LOOK_S))
             if self.watchdog:
                 self.watchdog.check()
             elif self.shared:
@@ -256,10 +252,10 @@ class _Run:
         take_pending(FORWARDED)  # meant for COMMAND, which is gone
         if self.watchdog:
             self.watchdog.command_ended(code, self.forwarder.asked_to_end_ns)
-        deadline = time.monotonic() + CONCLUDE_S
+        deadline = time.monotonic() + timing.CONCLUDE_S
         while not self._watchdog_gone():
             left = deadline - time.monotonic()
-            info = wait_for(FORWARDED, left if self.watchdog else min(left, SHARED_LOOK_S))
+            info = wait_for(FORWARDED, left if self.watchdog else min(left, timing.SHARED_LOOK_S))
             number = info.si_signo if info else 0
             if number in JOB_CONTROL:
                 stop(number)
@@ -295,11 +291,9 @@ class _Run:
                     write_log(hello.facts.report_dir, log)
                 write_run(
                     hello.facts.report_dir,
+                    hello.run,
                     watch=hello.facts.watch,
-                    run_id=hello.run.run_id,
-                    command=hello.run.command,
-                    started_at=hello.run.started_at,
-                    duration_s=(time.monotonic_ns() - hello.started_ns) / 1e9,
+                    duration_s=hello.elapsed_s(),
                     exit_code=code,
                     lost=[*self.lost, "the watchdog did not run to the end"],
                 )

@@ -26,6 +26,7 @@ from pathlib import Path
 from hangwatch import __version__
 from hangwatch.console import say
 from hangwatch.errors import UNUSABLE, ReportError
+from hangwatch.launch import timing
 from hangwatch.launch.command import Signals
 from hangwatch.report.files import open_run
 from hangwatch.run.handshake import Hello, RunFacts
@@ -39,11 +40,8 @@ from hangwatch.settings.config import Config, hook_trouble, new_run_id
 PROGRAM = (sys.executable, "-P", "-W", "ignore", "-m", "hangwatch.watchdog")
 """-P: nothing in the job's working directory may shadow what the watchdog imports.
 -W: a job that makes errors of its warnings (PYTHONWARNINGS) does not mean ours."""
-CONCLUDE_S = 15.0
-"""Time for the watchdog to write its report after the command has ended."""
 MAX_DEATHS = 5
-DEATHS_WITHIN_S = 60.0
-FIRST_BACKOFF_S = 0.25
+"""Deaths within timing.DEATHS_WITHIN_S after which the watchdog is started again."""
 COMMAND_BYTES = 32 << 10
 """Most bytes of a command line in a Hello, so that no pipe ever fills."""
 
@@ -148,7 +146,6 @@ class WatchdogProcess:
         self._due: float | None = None
         self._logged_before = 0
         self._restarts = 0
-        self.given_up = False
 
     def start(self) -> None:
         """Start the watchdog and send it the Hello."""
@@ -178,7 +175,6 @@ class WatchdogProcess:
             code = self._process.returncode
             if code == UNUSABLE:
                 self.let_go()
-                self.given_up = True
                 return
             kept = ", traceback in watchdog.log" if self._logged() > self._logged_before else ""
             self._died(how_it_ended(code) + kept)
@@ -241,12 +237,11 @@ class WatchdogProcess:
         self.let_go()
         now = self._now()
         self._deaths.append(now)
-        if len(self._deaths) > MAX_DEATHS and now - self._deaths[0] <= DEATHS_WITHIN_S:
-            self.given_up = True
+        if len(self._deaths) > MAX_DEATHS and now - self._deaths[0] <= timing.DEATHS_WITHIN_S:
             say(f"the watchdog {how}, again and again: the job goes on unwatched")
             return
-        recent = sum(now - death <= DEATHS_WITHIN_S for death in self._deaths)
-        self._due = now + FIRST_BACKOFF_S * 2 ** (recent - 1)
+        recent = sum(now - death <= timing.DEATHS_WITHIN_S for death in self._deaths)
+        self._due = now + timing.FIRST_BACKOFF_S * 2 ** (recent - 1)
         if self._restarts == 0:
             what = f"the watchdog {how} and is started again"
             say(what)

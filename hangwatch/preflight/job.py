@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from hangwatch.run.peers import LAUNCHER_MODULES, LAUNCHERS
+from hangwatch.safety import untrusted
+
 RENDEZVOUS_PORT = 29400
 """Of torchrun's c10d rendezvous if the endpoint names none (torch/distributed/elastic)."""
 MASTER_PORT = 29500
@@ -67,24 +70,12 @@ _DEEPSPEED = _Launcher(
         }
     ),
 )
-_LAUNCHERS = {launcher.name: launcher for launcher in (_TORCHRUN, _ACCELERATE, _DEEPSPEED)}
-_PROGRAMS = {
-    "torchrun": _TORCHRUN,
-    "accelerate-launch": _ACCELERATE,
-    "deepspeed": _DEEPSPEED,
-    "deepspeed.pt": _DEEPSPEED,
-}
-_MODULES = {
-    "torch.distributed.run": _TORCHRUN,
-    "torch.distributed.launch": _TORCHRUN,
-    "accelerate.commands.launch": _ACCELERATE,
-    "deepspeed.launcher.runner": _DEEPSPEED,
-}
+_BY_NAME = {launcher.name: launcher for launcher in (_TORCHRUN, _ACCELERATE, _DEEPSPEED)}
 _PYTHON = frozenset("bBdEhiIOPqsSuvVx?")
 """Letters of python's options without a value; -W and -X take one, -c and -m end them."""
 _IS_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 _HELP = frozenset({"-h", "--help"})
-_DIGITS = 19
+_DIGITS = 18
 """A number of more has nothing to do with a job."""
 _ENDPOINT = re.compile(r"\[(?P<ip6>[^]]+)\](?::(?P<port6>\d+))?|(?P<host>[^:]+)(?::(?P<port>\d+))?")
 
@@ -116,8 +107,8 @@ def parse_command(command: Sequence[str]) -> Line | None:
     """Return the parts of a line; None if there is no Python script in it."""
     for at, word in enumerate(command):
         name = PurePath(word).name
-        if name in _PROGRAMS:
-            return _launched_line(command, at + 1, _PROGRAMS[name])
+        if name in LAUNCHERS:
+            return _launched_line(command, at + 1, _BY_NAME[LAUNCHERS[name]])
         if name == "accelerate" and command[at + 1 : at + 2] == ["launch"]:
             return _launched_line(command, at + 2, _ACCELERATE)
         if _IS_PYTHON.fullmatch(name):
@@ -173,8 +164,8 @@ def _python_line(command: Sequence[str], at: int) -> Line | None:
         kept = [f"-{letters}"] if letters else []
         named = [module] if module else list(command[at + 1 : at + 2])
         rest = at + (1 if module else 2)
-        if named and named[0] in _MODULES:
-            return _launched_line(command, rest, _MODULES[named[0]])
+        if named and named[0] in LAUNCHER_MODULES:
+            return _launched_line(command, rest, _BY_NAME[LAUNCHER_MODULES[named[0]]])
         cli = named == ["accelerate.commands.accelerate_cli"]
         if cli and command[rest : rest + 1] == ["launch"]:
             return _launched_line(command, rest + 1, _ACCELERATE)
@@ -206,13 +197,13 @@ class Job:
     @property
     def launched(self) -> bool:
         """True if a launcher gives the ranks their variables."""
-        return self.launcher in _LAUNCHERS
+        return self.launcher in _BY_NAME
 
 
 def job(environ: Mapping[str, str], command: Sequence[str] = ()) -> Job:
     """Return the job of an environment and a command line; the line wins."""
     line = parse_command(command) if command else None
-    if line is not None and line.launcher in _LAUNCHERS:
+    if line is not None and line.launcher in _BY_NAME:
         return _launched_job(line, environ)
     world, local = number(environ, "WORLD_SIZE"), number(environ, "LOCAL_WORLD_SIZE")
     nodes = None
@@ -232,9 +223,7 @@ def job(environ: Mapping[str, str], command: Sequence[str] = ()) -> Job:
 
 def number(values: Mapping[str, str], name: str, otherwise: str = "") -> int | None:
     """Return a variable or an option as a number, None if it is none."""
-    text = values.get(name, otherwise)
-    sane = text.isascii() and text.isdecimal() and len(text) < _DIGITS
-    return int(text) if sane else None
+    return untrusted.parse_number(values.get(name, otherwise), _DIGITS)
 
 
 def endpoint(text: str, otherwise: int) -> tuple[str, int]:
@@ -247,7 +236,7 @@ def endpoint(text: str, otherwise: int) -> tuple[str, int]:
 
 
 def _launched_job(line: Line, environ: Mapping[str, str]) -> Job:
-    launcher = _LAUNCHERS[line.launcher]
+    launcher = _BY_NAME[line.launcher]
     options = line.options
     if launcher is _TORCHRUN:
         options = {**_torchrun_variables(environ), **options}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
 
-from hangwatch.preflight.finding import Finding, ok, warn
+from hangwatch.preflight import Finding, ok, warn
 
 _CAP_SYS_PTRACE = 19  # linux/capability.h
 _RELATIONS, _ADMIN, _NONE = "1", "2", "3"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.preflight import Finding, fail, ok, warn
 from hangwatch.preflight.job import Job
 from hangwatch.safety import untrusted
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
 
-from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.preflight import Finding, fail, ok, timing, warn
 from hangwatch.preflight.job import Job
 from hangwatch.preflight.network import Address, Interface, Resolve
 
 CHECK = "rendezvous"
-CONNECT_S = 3.0
 
 
 class Answer(StrEnum):
@@ -54,7 +53,7 @@ class Endpoint:
         return f"{host}:{self.port}"
 
 
-def connect(address: str, port: int, timeout_s: float = CONNECT_S) -> Answer:
+def connect(address: str, port: int, timeout_s: float = timing.CONNECT_S) -> Answer:
     """Connect over TCP and close at once: a store takes that for a client that left."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -144,7 +143,7 @@ def reachable(
     why = "no route" if Answer.UNREACHABLE in answers.values() else "no answer"
     return fail(
         CHECK,
-        f"{where} is not reached from here ({shown}: {why} within {CONNECT_S:g} s)",
+        f"{where} is not reached from here ({shown}: {why} within {timing.CONNECT_S:g} s)",
         _way(where, job),
     )
 

@@ -1,8 +1,4 @@
-"""Checks of environment variables: those of a rank's launcher, and time-outs of torch.
-
-Defaults as in torch 2.13: NCCL groups 10 minutes, others 30 (distributed/constants.py),
-the heartbeat monitor of NCCL 8 minutes, which ends the process (ProcessGroupNCCL.cpp).
-"""
+"""Checks of environment variables: those of a rank's launcher, and time-outs of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from hangwatch.preflight.finding import Finding, Grade, fail, ok, warn
+from hangwatch.preflight import Finding, Grade, fail, ok, timing, warn
 from hangwatch.preflight.job import Job, number
 
 CONTRACT, TIMEOUTS = "contract", "timeouts"
@@ -19,10 +15,6 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 NAMES = (*NEEDED, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 MAX_PORT = 65535
-NCCL_S = 600.0
-HEARTBEAT_S = 480.0
-SUSPECT_S = 120.0
-"""The longest wait of --suspect-after auto."""
 _HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 
 
@@ -110,18 +102,18 @@ def same_ranks(environs: Iterable[Mapping[str, str]]) -> list[Finding]:
 
 def timeouts(environ: Mapping[str, str], suspect_after_s: float | None) -> list[Finding]:
     """Check that hangwatch announces a wait before torch ends it."""
-    announced_s = SUSPECT_S if suspect_after_s is None else suspect_after_s
+    announced_s = timing.SUSPECT_S if suspect_after_s is None else suspect_after_s
     findings = []
-    if announced_s >= NCCL_S:
+    if announced_s >= timing.NCCL_S:
         findings.append(
             warn(
                 TIMEOUTS,
-                f"--suspect-after {announced_s:g}: NCCL ends a job after {NCCL_S:g} s, unless"
-                " init_process_group() has a longer timeout",
+                f"--suspect-after {announced_s:g}: NCCL ends a job after {timing.NCCL_S:g} s,"
+                " unless init_process_group() has a longer timeout",
                 "leave --suspect-after at auto, or give init_process_group() a longer timeout",
             )
         )
-    heartbeat_s = HEARTBEAT_S
+    heartbeat_s = timing.HEARTBEAT_S
     with suppress(ValueError):
         heartbeat_s = float(environ.get(_HEARTBEAT, ""))
     if environ.get("TORCH_NCCL_ENABLE_MONITORING", "1") != "0" and heartbeat_s <= announced_s:
@@ -130,7 +122,7 @@ def timeouts(environ: Mapping[str, str], suspect_after_s: float | None) -> list[
                 TIMEOUTS,
                 f"{_HEARTBEAT}={heartbeat_s:g} ends a stuck rank before a wait is announced"
                 f" ({announced_s:g} s)",
-                f"set {_HEARTBEAT} to {HEARTBEAT_S:g} or more, or a lower --suspect-after",
+                f"set {_HEARTBEAT} to {timing.HEARTBEAT_S:g} or more, or a lower --suspect-after",
             )
         )
     if environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0":
@@ -143,5 +135,5 @@ def timeouts(environ: Mapping[str, str], suspect_after_s: float | None) -> list[
         )
     what = f"a wait is announced within {announced_s:g} s"
     return findings or [
-        ok(TIMEOUTS, f"{what}; NCCL would end the job after {NCCL_S:g} s by default")
+        ok(TIMEOUTS, f"{what}; NCCL would end the job after {timing.NCCL_S:g} s by default")
     ]

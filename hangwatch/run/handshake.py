@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -72,6 +73,10 @@ class Hello:
         """The run as reports name it."""
         facts = self.facts
         return RunInfo(facts.run_id, facts.command, facts.started_at, self.versions)
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the run started."""
+        return (time.monotonic_ns() - self.started_ns) / 1e9
 
     def commands(self) -> list[int]:
         """Return the pids of the commands of this node."""

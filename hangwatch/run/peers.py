@@ -175,6 +175,20 @@ TASKS = (
 """Variables with a task's number, and with how many there are."""
 ON_NODE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 """Variables with how many tasks a node has: one that is alone has nothing to share."""
+LAUNCHERS = {
+    "torchrun": "torchrun",
+    "accelerate-launch": "accelerate",
+    "deepspeed": "deepspeed",
+    "deepspeed.pt": "deepspeed",
+}
+"""Programs that start ranks and do nothing else, each with the name of its launcher."""
+LAUNCHER_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""The same, as modules."""
 _SAME_JOB = ("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_NAMESPACE = vars(type)["__dict__"].__get__
-_BASES = vars(type)["__mro__"].__get__
-_TRACEBACK = vars(BaseException)["__traceback__"].__get__
-_ARGS = vars(BaseException)["args"].__get__
-"""The interpreter's own, whatever a class of the program defines."""
+namespace_of = vars(type)["__dict__"].__get__
+bases_of = vars(type)["__mro__"].__get__
+traceback_of = vars(BaseException)["__traceback__"].__get__
+args_of = vars(BaseException)["args"].__get__
+"""The interpreter's own getters, whatever a class of the program defines."""
 _NAMED = frozenset(signal.Signals)
 _TAKES_ANY = 0x04
 """CO_VARARGS of inspect, a slow import."""
@@ -89,7 +89,7 @@ def signal_of(error: BaseException) -> str:
 def _calls(error: BaseException) -> Iterator[tuple[FrameType | None, FrameType]]:
     """Yield each frame of a traceback, outermost first, with the one before it."""
     caller: FrameType | None = None
-    trace: TracebackType | None = _TRACEBACK(error)
+    trace: TracebackType | None = traceback_of(error)
     while trace is not None:
         yield caller, trace.tb_frame
         caller, trace = trace.tb_frame, trace.tb_next
@@ -124,7 +124,7 @@ def _code_of(handler: Any) -> CodeType | None:
     if type(handler) is MethodType:
         handler = handler.__func__
     if type(handler) is not FunctionType:
-        spaces = (_NAMESPACE(base) for base in _BASES(type(handler)))
+        spaces = (namespace_of(base) for base in bases_of(type(handler)))
         handler = next((space["__call__"] for space in spaces if "__call__" in space), None)
     return handler.__code__ if type(handler) is FunctionType else None
 
@@ -175,4 +175,4 @@ def _is_bare(error: Exception) -> bool:
 
     Threads send a class, of which the interpreter makes an instance without arguments.
     """
-    return not _ARGS(error) and not isinstance(error, _RAISED_WITHOUT_A_WORD)
+    return not args_of(error) and not isinstance(error, _RAISED_WITHOUT_A_WORD)

@@ -133,6 +133,12 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def parse_number(text: str, most_digits: int = 9) -> int | None:
+    """Return the number that plain digits stand for, None for any other text, or a longer one."""
+    plain = text.isascii() and text.isdecimal() and len(text) <= most_digits
+    return int(text) if plain else None
+
+
 def names(
     directory: Path,
     owner: Owner = Owner.ANYBODY,
@@ -158,12 +164,12 @@ def is_directory(path: Path) -> bool:
     return False
 
 
-def is_locked(path: Path, owner: Owner = Owner.DIRECTORY) -> bool:
+def is_locked(path: Path) -> bool:
     """Return True if a process holds a lock (flock(2)) on a file. Raises OSError.
 
     The test takes the lock shared for an instant, without waiting.
     """
-    handle = open_file(path, owner)
+    handle = open_file(path, Owner.DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -224,7 +230,7 @@ def replace(path: Path, data: bytes) -> None:
             file.write(data)
         fresh.replace(path)
     except OSError:
-        with suppress(OSError):
+        with Ignoring(OSError):  # half a file would only fill the memory that it lies in
             fresh.unlink()
         raise
 

@@ -39,7 +39,7 @@ class Training:
         torch: Any = importlib.import_module("torch")
         data: Any = importlib.import_module("torch.utils.data")
         parallel: Any = importlib.import_module("torch.nn.parallel")
-        practices: Any = importlib.import_module("hangwatch.agent.practice.practice")
+        practices: Any = importlib.import_module("hangwatch.agent.habits")
         groups = SimpleNamespace(find=lambda _: SimpleNamespace(ranks=(0,), slot=0))
         self.practice = practices.Practice(groups, ())
         self.practice.attach()

@@ -127,7 +127,7 @@ def test_a_stranger_who_tells_of_a_failure_silences_nobody(
     forge(port, "failed")
     for job in jobs:
         job.until_said("A stranger says so. (reported by node a)")
-    jobs[0].until(lambda: reached(moments, Point.BELIED), Point.BELIED)
+    jobs[0].until(lambda: reached(moments, Point.CONTRADICTED), Point.CONTRADICTED)
     for job in jobs:
         job.until_said("the failure reported by another node has cleared")
     jobs[1].pause()
@@ -208,7 +208,7 @@ def test_a_watchdog_that_is_killed_before_it_ends_the_ranks_leaves_that_to_the_n
         job.says_once("(--on-hang abort)")
 
 
-ELSEWHERE = {Point.CLAIMED, Point.ASKED, Point.HEARD, Point.BELIED}
+ELSEWHERE = {Point.CLAIMED, Point.ASKED, Point.HEARD, Point.CONTRADICTED}
 """What takes more than one node."""
 ALONE = {*Point} - ELSEWHERE - {Point.RECOVERED, Point.RESTARTED}
 """What a hang on one node comes by that ends the job."""

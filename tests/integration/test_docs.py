@@ -17,7 +17,7 @@ from steady import TORCHRUN, Job
 from waiting import BOUND_S
 
 from hangwatch.model.kinds import Kind
-from hangwatch.settings import options
+from hangwatch.settings.config import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -165,7 +165,7 @@ def test_the_makefile_knows_the_target(command: str) -> None:
 
 
 def test_every_option_and_every_kind_is_in_the_docs() -> None:
-    for option in options.OPTIONS:
+    for option in OPTIONS:
         flag = f"{option.flag} {option.metavar}".strip().partition(" ")[0]
         assert flag in (ROOT / "docs/options.md").read_text("utf-8")
     for kind in Kind:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 from waiting import BOUND_S, in_time, until
 
-from hangwatch.launch.watchdog_process import CONCLUDE_S
+from hangwatch.launch import timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -412,7 +412,7 @@ def test_an_impatient_user_need_not_wait_for_a_watchdog_that_is_stuck(
     while listener.process.poll() is None:  # the first ones may still be meant for the command
         listener.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
-    in_time(began, CONCLUDE_S / 2)
+    in_time(began, timing.CONCLUDE_S / 2)
     assert listener.process.returncode == 128 + signal.SIGKILL
     assert "the watchdog was still at work" in listener.errors.read_text()
 

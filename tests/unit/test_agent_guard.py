@@ -1,4 +1,4 @@
-"""The firewall around our own statements."""
+"""The firewall around our own statements, and the turns that no one waits for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from hangwatch.agent.guard import LIMIT, Guard
+from hangwatch.agent.guard import LIMIT, Guard, Ticket, Turn
 from hangwatch.agent.inject.post_import import keep_fault
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def test_what_the_programs_own_objects_raise_at_ours_does_not_get_out(
 
 
 def test_errors_are_kept_with_their_place(tmp_path: Path) -> None:
-    guard = Guard(lambda: None, lambda _: None, partial(keep_fault, str(tmp_path)))
+    guard = Guard(keep=partial(keep_fault, str(tmp_path)))
     with guard:
         raise LookupError("ours")
     (log,) = tmp_path.iterdir()
@@ -208,7 +208,7 @@ def test_an_error_of_ours_that_cannot_be_told_is_swallowed_all_the_same() -> Non
         def __str__(self) -> str:
             raise RuntimeError
 
-    guard = Guard(lambda: None, lambda _: None)
+    guard = Guard()
     with guard:
         raise Untold
     assert not guard.open
@@ -218,7 +218,65 @@ def test_a_counter_that_fails_closes_the_guard() -> None:
     def count() -> None:
         raise OSError
 
-    guard = Guard(count, lambda _: None)
+    guard = Guard(count)
     with guard:
         raise ValueError
     assert not guard.open
+
+
+def test_one_at_a_time_has_the_turn() -> None:
+    turn = Turn()
+    first, second = Ticket(), Ticket()
+    assert turn.take(first)
+    assert not turn.take(second)
+    assert not turn.take(first)
+    first.over = True
+    assert turn.take(second)
+    second.over = True
+    assert turn.take(Ticket())
+
+
+def test_who_leaves_by_an_exception_loses_the_turn_without_giving_it_back() -> None:
+    turn = Turn()
+
+    def interrupted() -> None:
+        ticket = Ticket()
+        assert turn.take(ticket)
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        ticket = Ticket()
+        assert turn.take(ticket)
+        ticket.over = True
+
+
+def test_threads_exclude_each_other() -> None:
+    turn = Turn()
+    inside: list[int] = []
+    had: list[int] = []
+    most: list[int] = []
+
+    def work(number: int) -> None:
+        tries = 0
+        # No turn is waited for: one that is held while its thread does not run refuses thousands.
+        while tries < 3000 or number not in had:
+            tries += 1
+            ticket = Ticket()
+            try:
+                if turn.take(ticket):
+                    inside.append(number)
+                    most.append(len(inside))
+                    had.append(number)
+                    inside.pop()
+            finally:
+                ticket.over = True
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert set(had) == {0, 1, 2, 3}

@@ -33,17 +33,13 @@ class Holding(FlagBell):
     let_collect = staticmethod(_native.let_collect)
 
 
-def guard() -> Guard:
-    return Guard(lambda: None, lambda _: None)
-
-
 def _longer_than(runs: list[int], count: int) -> bool:
     return len(runs) > count
 
 
 def test_it_runs_again_and_again_until_it_is_stopped() -> None:
     runs: list[int] = []
-    thread = Periodic(lambda: runs.append(1), 0.001, guard())
+    thread = Periodic(lambda: runs.append(1), 0.001, Guard())
     until(lambda: len(runs) > 3)
     assert thread.stop()
     count = len(runs)
@@ -53,7 +49,7 @@ def test_it_runs_again_and_again_until_it_is_stopped() -> None:
 
 def test_it_does_not_wait_out_its_period_to_stop() -> None:
     runs: list[int] = []
-    thread = Periodic(lambda: runs.append(1), 1000.0, guard())
+    thread = Periodic(lambda: runs.append(1), 1000.0, Guard())
     until(lambda: runs)
     assert thread.stop()
 
@@ -61,7 +57,7 @@ def test_it_does_not_wait_out_its_period_to_stop() -> None:
 def test_a_bell_makes_it_run_before_its_time() -> None:
     runs: list[int] = []
     bell = FlagBell()
-    thread = Periodic(lambda: runs.append(1), 1000.0, guard(), bell)
+    thread = Periodic(lambda: runs.append(1), 1000.0, Guard(), bell)
     while len(runs) < 5:
         before = len(runs)
         bell.ring()
@@ -71,7 +67,7 @@ def test_a_bell_makes_it_run_before_its_time() -> None:
 
 def test_it_survives_a_bad_run_and_counts_it() -> None:
     runs: list[int] = []
-    firewall = guard()
+    firewall = Guard()
 
     def run() -> None:
         runs.append(1)
@@ -88,7 +84,7 @@ def test_it_gives_up_after_a_few() -> None:
     def run() -> None:
         raise ValueError
 
-    firewall = guard()
+    firewall = Guard()
     thread = Periodic(run, 0.001, firewall)
     until(lambda: not firewall.open)
     assert thread.stop()
@@ -98,7 +94,7 @@ def test_it_gives_up_after_a_few() -> None:
 def test_no_list_of_the_users_threads_shows_it() -> None:
     seen: list[list[threading.Thread]] = []
     before = threading.enumerate()
-    thread = Periodic(lambda: seen.append(threading.enumerate()), 0.001, guard())
+    thread = Periodic(lambda: seen.append(threading.enumerate()), 0.001, Guard())
     until(lambda: seen)
     thread.stop()
     assert seen[0] == before
@@ -113,7 +109,7 @@ def test_a_run_that_hangs_does_not_hang_the_end() -> None:
         started.set()
         release.acquire()
 
-    thread = Periodic(run, 0.001, guard())
+    thread = Periodic(run, 0.001, Guard())
     assert started.wait(BOUND_S)
     assert not thread.stop()
     release.release()
@@ -123,7 +119,7 @@ def test_it_takes_no_signal_in_the_place_of_the_program() -> None:
     blocked: list[set[int | signal.Signals]] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     thread = Periodic(
-        lambda: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())), 0.001, guard()
+        lambda: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())), 0.001, Guard()
     )
     until(lambda: blocked)
     assert thread.stop()
@@ -161,7 +157,7 @@ def test_garbage_of_the_program_is_not_collected_in_it() -> None:
     def run() -> None:
         runs.append(len([[] for _ in range(1000)]))
 
-    thread = Periodic(run, 0.001, guard(), Holding())
+    thread = Periodic(run, 0.001, Guard(), Holding())
     for count in range(40):
         Finalized(threads)
         until(partial(_longer_than, runs, 2 * count))  # meanwhile this thread makes no objects
@@ -176,7 +172,7 @@ def test_a_collector_that_the_program_has_turned_off_stays_off() -> None:
     runs: list[int] = []
     gc.disable()
     try:
-        thread = Periodic(lambda: runs.append(1), 0.001, guard(), Holding())
+        thread = Periodic(lambda: runs.append(1), 0.001, Guard(), Holding())
         until(lambda: len(runs) > 3)
         assert thread.stop()
         assert not gc.isenabled()
@@ -193,7 +189,7 @@ def finish() -> Iterator[Callable[[], None]]:
         begun.set()
         go_on.wait(BOUND_S)
 
-    thread = Periodic(run, 0.001, guard(), Holding())
+    thread = Periodic(run, 0.001, Guard(), Holding())
     assert begun.wait(BOUND_S)
 
     def end() -> None:

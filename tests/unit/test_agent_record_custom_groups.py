@@ -72,7 +72,7 @@ def recorder() -> Recorder:
 @pytest.fixture
 def calls(recorder: Any) -> CustomCalls:
     groups: Any = Groups()
-    return CustomCalls(recorder, groups, Guard(lambda: None, lambda _: None), Prefixes())
+    return CustomCalls(recorder, groups, Guard(), Prefixes())
 
 
 def wrapped(kind: type, calls: CustomCalls | None) -> Any:

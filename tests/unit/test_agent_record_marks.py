@@ -18,7 +18,7 @@ from hangwatch.agent.record.marks import (
     THREAD_DIED,
     Marks,
 )
-from hangwatch.agent.record.page_file import MARKS
+from hangwatch.agent.record.python_page import MARKS
 from hangwatch.diagnosis.facts import history as facts
 from hangwatch.diagnosis.facts.wait_points import STORE
 from hangwatch.model.calls import OF_A_STORE

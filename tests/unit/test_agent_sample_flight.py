@@ -431,24 +431,24 @@ def test_the_watchdog_is_answered_once_for_each_request(
     assert core.looks == 1
 
 
+def answer_of(flight: FlightRecorder, directory: Path) -> bytes:
+    """Ask for the recorder, and return the answer."""
+    (directory / "page.req").touch()
+    assert flight.answer(str(directory / "page"))
+    return (directory / "page.flight").read_bytes()
+
+
 def test_the_answer_is_all_recorders_that_have_entries(tmp_path: Path) -> None:
     core = SimpleNamespace(
         _dump_fr_trace_json=lambda **_: b'{"entries":["gloo"]}',
         _dump_nccl_trace_json=lambda **_: b'{"entries":["nccl"]}',
     )
-    page = tmp_path / "page"
-    (tmp_path / "page.req").touch()
-    FlightRecorder(Recorders(core)).answer(str(page))
     both = b'{"entries":["nccl"]}\n{"entries":["gloo"]}\n'
-    assert (tmp_path / "page.flight").read_bytes() == both
+    assert answer_of(FlightRecorder(Recorders(core)), tmp_path) == both
     core.__dict__["_dump_nccl_trace_json"] = lambda **_: b'{"version":"2.10"}'
-    (tmp_path / "page.req").touch()
-    FlightRecorder(Recorders(core)).answer(str(page))
-    assert (tmp_path / "page.flight").read_bytes() == b'{"entries":["gloo"]}\n'
+    assert answer_of(FlightRecorder(Recorders(core)), tmp_path) == b'{"entries":["gloo"]}\n'
     core.__dict__["_dump_fr_trace_json"] = lambda **_: b"{}"
-    (tmp_path / "page.req").touch()
-    FlightRecorder(Recorders(core)).answer(str(page))
-    assert (tmp_path / "page.flight").read_bytes() == b"{}"
+    assert answer_of(FlightRecorder(Recorders(core)), tmp_path) == b"{}"
 
 
 def test_the_answer_of_a_torch_without_json_is_its_pickle(tmp_path: Path) -> None:
@@ -460,9 +460,7 @@ def test_the_answer_of_a_torch_without_json_is_its_pickle(tmp_path: Path) -> Non
 
     flight = FlightRecorder(Recorders(SimpleNamespace(_dump_nccl_trace=dump)))
     assert flight.progress() == (None, False)
-    (tmp_path / "page.req").touch()
-    flight.answer(str(tmp_path / "page"))
-    assert (tmp_path / "page.flight").read_bytes() == b"\x80\x02}q\x00."
+    assert answer_of(flight, tmp_path) == b"\x80\x02}q\x00."
     assert asked == [(True, False, False)]
 
 
@@ -470,8 +468,7 @@ def test_an_answer_that_cannot_be_written_leaves_nothing_half(
     flight: FlightRecorder, tmp_path: Path
 ) -> None:
     (tmp_path / "page.req").touch()
-    (tmp_path / "page.flight.tmp").mkdir()
+    (tmp_path / "page.flight").mkdir()
     with pytest.raises(OSError, match="directory"):
         flight.answer(str(tmp_path / "page"))
-    assert not (tmp_path / "page.req").exists()
-    assert not (tmp_path / "page.flight").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["page.flight"]

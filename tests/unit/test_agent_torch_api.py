@@ -64,7 +64,7 @@ def test_what_has_gone_is_told() -> None:
 
 def test_what_an_older_torch_has_not_is_told() -> None:
     assert said(dumps=(NCCL,)).startswith("what C++ issues through gloo has no name")
-    assert "does not tell what is unfinished" in said(dumps=())
+    assert "does not show what is unfinished" in said(dumps=())
 
 
 def dump_of(backend: str = "gloo") -> bytes:

@@ -13,14 +13,13 @@ import pytest
 from hangwatch import __version__, _native, cli
 from hangwatch.console import fold_command, printable
 from hangwatch.errors import UsageError
-from hangwatch.settings import options
-from hangwatch.settings.config import Config, OnHang, Stacks
+from hangwatch.settings.config import OPTIONS, Config, OnHang, Stacks, parse_options, read_config
 
 
 def parsed(*argv: str) -> tuple[Config, list[str]]:
     """Settings and the rest of a command line, without variables."""
-    found = options.parse(argv)
-    return options.settings(found.values, {}), found.words
+    found = parse_options(argv)
+    return read_config(found.values, {}), found.words
 
 
 def test_options_end_at_the_first_word_that_is_none() -> None:
@@ -51,17 +50,17 @@ def test_every_setting_has_an_option_and_a_variable() -> None:
     assert parsed(*flags, "--no-gpu", "--verbose", "true") == (expected, ["true"])
     joined = [f"{flag}={value}" for flag, value in values.items()]
     assert parsed(*joined, "--no-gpu", "-v")[0] == expected
-    variables = {option.variable: values.get(option.flag, "1") for option in options.OPTIONS}
-    assert options.settings({}, variables) == expected
+    variables = {option.variable: values.get(option.flag, "1") for option in OPTIONS}
+    assert read_config({}, variables) == expected
 
 
 def test_a_flag_wins_over_its_variable() -> None:
-    values = options.parse(["--hang-after", "auto"]).values
-    assert options.settings(values, {"HANGWATCH_HANG_AFTER": "9"}).hang_after_s is None
+    values = parse_options(["--hang-after", "auto"]).values
+    assert read_config(values, {"HANGWATCH_HANG_AFTER": "9"}).hang_after_s is None
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:
-    assert options.settings({}, {"HANGWATCH_HOOK": "", "HANGWATCH_INTERVAL": ""}) == Config()
+    assert read_config({}, {"HANGWATCH_HOOK": "", "HANGWATCH_INTERVAL": ""}) == Config()
 
 
 @pytest.mark.parametrize(
@@ -70,13 +69,13 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 )
 def test_a_variable_that_makes_no_sense_is_named(variable: str, value: str) -> None:
     with pytest.raises(UsageError, match=variable):
-        options.settings({}, {variable: value})
+        read_config({}, {variable: value})
 
 
 def test_help_names_every_option_and_every_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"], {}) == 0
     shown = capsys.readouterr().out
-    for word in (*(option.flag for option in options.OPTIONS), *cli.OWN_COMMANDS, "run --"):
+    for word in (*(option.flag for option in OPTIONS), *cli.OWN_COMMANDS, "run --"):
         assert word in shown
     assert all(len(line) <= 100 for line in shown.splitlines())
 

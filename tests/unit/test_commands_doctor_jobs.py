@@ -9,7 +9,7 @@ from made_hello import facts
 from made_pages import page, write
 
 from hangwatch.commands.doctor.machine import watched_jobs
-from hangwatch.preflight.finding import Finding, Grade
+from hangwatch.preflight import Finding, Grade
 from hangwatch.run import rundir
 
 if TYPE_CHECKING:

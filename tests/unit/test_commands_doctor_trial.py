@@ -16,7 +16,7 @@ from hangwatch.commands.doctor.findings import figures, slow_pairs, trial_findin
 from hangwatch.commands.doctor.machine import gpus_seen, in_time, surroundings
 from hangwatch.commands.doctor.outcome import Outcome, Stage
 from hangwatch.commands.doctor.trial import Trial
-from hangwatch.preflight.finding import Finding, Grade, fail, ok, warn
+from hangwatch.preflight import Finding, Grade, fail, ok, warn
 from hangwatch.preflight.job import Job, job
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from recording import IDENTITY, WHY_PYTHON, only_native
 from waiting import until
 
 from hangwatch import _native
-from hangwatch.agent.record.page_file import MARKS
+from hangwatch.agent.record.python_page import MARKS
 from hangwatch.errors import PageError
 from hangwatch.evidence.page import parse_page
 from hangwatch.model import page_format

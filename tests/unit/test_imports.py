@@ -23,9 +23,9 @@ HOUSE = (
 """Rooms, and modules that are in none, lowest first: each imports only from what stands before."""
 WITHIN: dict[str, tuple[str, ...]] = {
     "agent": (
-        *("guard", "exception_text", "torch_api", "environment", "program", "call_site"),
+        *("guard", "exception_text", "torch_api", "environment", "call_site"),
         *("periodic",),
-        *("record", "sample", "practice", "inject"),
+        *("record", "sample", "habits", "inject"),
     ),
     "evidence": (
         *("page", "flight", "gpu", "threads", "processes", "sockets", "ras", "exits"),
@@ -41,7 +41,7 @@ WITHIN: dict[str, tuple[str, ...]] = {
 """The same inside rooms that have rooms."""
 ONLY: dict[str, frozenset[str]] = {
     "agent": frozenset({"model", "safety", "run"}),
-    "preflight": frozenset({"safety"}),
+    "preflight": frozenset({"safety", "run"}),
     "diagnosis": frozenset({"model", "text"}),
     "efficiency": frozenset({"model", "text", "diagnosis"}),
     "launch": frozenset(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from hangwatch.launch import signals
+from hangwatch.launch import timing
 from hangwatch.launch.signals import GroupObserver
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_one_that_gets_no_processor_is_believed_by_what_waits_for_it(child: Grou
     os.kill(child.pid, signal.SIGSTOP)
     until(lambda: state(child) == "T")
     os.kill(child.pid, signal.SIGUSR1)
-    time.sleep(2 * signals.GRACE_S)
+    time.sleep(2 * timing.GRACE_S)
     assert saw(child, signal.SIGUSR1)
     assert not saw(child, signal.SIGUSR2)
     os.kill(child.pid, signal.SIGCONT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.launch import supervisor
+from hangwatch.launch import supervisor, timing
 from hangwatch.launch.command import Signals
 from hangwatch.launch.watchdog_process import start_now
 from hangwatch.settings.config import Config
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_a_watchdog_that_is_stuck_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "CONCLUDE_S", 0.05)
+    monkeypatch.setattr(timing, "CONCLUDE_S", 0.05)
     looks = iter([False] * 99)
     done: list[str] = []
     watchdog: Any = SimpleNamespace(

@@ -17,9 +17,9 @@ from waiting import until
 import hangwatch
 from hangwatch.agent.environment import outside_environment
 from hangwatch.errors import UNUSABLE
+from hangwatch.launch import timing
 from hangwatch.launch.command import Signals
 from hangwatch.launch.watchdog_process import (
-    DEATHS_WITHIN_S,
     MAX_DEATHS,
     WatchdogProcess,
     how_it_ended,
@@ -118,16 +118,20 @@ def die(watchdog: WatchdogProcess, clock: Clock) -> None:
     watchdog.check()
 
 
+def given_up(watchdog: WatchdogProcess) -> bool:
+    """Return True if there is no process, and none will be started."""
+    return watchdog.pid == 0 and watchdog.due_in() is None
+
+
 def test_one_that_dies_again_and_again_is_given_up(
     make: Callable[..., WatchdogProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock()
     watchdog = make("raise SystemExit(3)", clock)
     for _ in range(MAX_DEATHS + 1):
-        assert not watchdog.given_up
+        assert not given_up(watchdog)
         die(watchdog, clock)
-    assert watchdog.given_up
-    assert watchdog.due_in() is None
+    assert given_up(watchdog)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     assert "ended with exit code 3 and is started again" in said[0]
@@ -140,8 +144,7 @@ def test_one_that_can_never_work_is_given_up_at_once(
     watchdog = make(f"raise SystemExit({UNUSABLE})")
     until(watchdog.gone)
     watchdog.check()
-    assert watchdog.given_up
-    assert watchdog.due_in() is None
+    assert given_up(watchdog)
     assert capsys.readouterr().err == ""
 
 
@@ -150,8 +153,8 @@ def test_one_that_dies_now_and_then_is_never_given_up(make: Callable[..., Watchd
     watchdog = make("raise SystemExit(3)", clock)
     for _ in range(2 * MAX_DEATHS):
         die(watchdog, clock)
-        clock.now += DEATHS_WITHIN_S / 2
-    assert not watchdog.given_up
+        clock.now += timing.DEATHS_WITHIN_S / 2
+    assert not given_up(watchdog)
 
 
 def test_one_that_died_just_before_the_end_is_started_for_the_report(

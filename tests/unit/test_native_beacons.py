@@ -16,8 +16,8 @@ from stub import OnDevice as Tensor
 from stub import torch
 
 from hangwatch import _native
-from hangwatch.agent.record.cuda import RELAXED, left_alone, use_current_streams
-from hangwatch.agent.record.recorder import choose
+from hangwatch.agent.sample.flight import RELAXED, captures_left_alone
+from hangwatch.agent.torch_api import stream_function
 from hangwatch.diagnosis import diagnose
 from hangwatch.evidence.page import parse_page
 from hangwatch.evidence.snapshot import rank_snapshot
@@ -302,13 +302,14 @@ def test_a_machine_is_examined_without_a_context(cuda: FakeCuda) -> None:
 def test_torchs_own_function_tells_the_stream(rank: Rank) -> None:
     side = rank.cuda.current[0] = rank.cuda.stream()
     core = types.SimpleNamespace(_cuda_getCurrentRawStream=rank.cuda.current_stream)
-    recorder = choose({})
-    use_current_streams(recorder, {"torch._C": core})
+    found = stream_function({"torch._C": core})
+    assert found is not None
+    _native.use_streams(found)
     rank.group.allreduce([Tensor()])
     assert rank.cuda.pending(side) == 2
     # A torch without CUDA has no such function.
-    use_current_streams(recorder, {"torch._C": types.SimpleNamespace()})
-    use_current_streams(recorder, {})
+    assert stream_function({"torch._C": types.SimpleNamespace()}) is None
+    assert stream_function({}) is None
 
 
 def test_a_page_that_nobody_gave_streams_says_so(tmp_path: Path) -> None:
@@ -351,8 +352,8 @@ def test_of_two_ranks_that_enqueued_the_same_the_one_with_the_stuck_stream_is_na
 
 
 def test_a_dump_of_the_recorder_disturbs_no_capture(cuda: FakeCuda) -> None:
-    with left_alone(str(cuda.library)):
+    with captures_left_alone(str(cuda.library)):
         assert cuda.capture_mode == RELAXED
     assert cuda.capture_mode == 0
-    with left_alone("libnothing.so.7"):
+    with captures_left_alone("libnothing.so.7"):
         assert cuda.capture_mode == 0

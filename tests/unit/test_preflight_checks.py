@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch.preflight import machine
-from hangwatch.preflight.finding import Finding, Grade
+from hangwatch.preflight import Finding, Grade, machine
 from hangwatch.preflight.job import Job, job
 from hangwatch.preflight.machine import devices, ptrace
 from hangwatch.preflight.variables import contract, same_ranks, timeouts

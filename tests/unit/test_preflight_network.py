@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch.preflight import network
-from hangwatch.preflight.finding import Grade
+from hangwatch.preflight import Grade, network
 from hangwatch.preflight.job import Job
 from hangwatch.preflight.network import Interface, interfaces
 

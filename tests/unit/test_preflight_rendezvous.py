@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hangwatch.preflight import rendezvous
-from hangwatch.preflight.finding import Finding, Grade
+from hangwatch.preflight import Finding, Grade, rendezvous
 from hangwatch.preflight.job import Job
 from hangwatch.preflight.network import Interface
 from hangwatch.preflight.rendezvous import Answer, Endpoint, connect

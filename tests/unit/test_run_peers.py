@@ -1,4 +1,4 @@
-"""The supervisors of one job on one node."""
+"""The supervisors of one job on one node, and the commands that are ranks of one job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 import hangwatch
-from hangwatch.run.peers import Command, SharedRun, Start, commands, overall_exit_code
+from hangwatch.run.peers import (
+    ON_NODE,
+    TASKS,
+    Command,
+    SharedRun,
+    Start,
+    commands,
+    job_name,
+    overall_exit_code,
+)
 
 HOME = Path(hangwatch.__file__).parents[1]
 OTHER = f"""
@@ -121,3 +130,50 @@ def test_the_exit_code_of_the_job_is_that_of_the_first_failure(
 ) -> None:
     ended = [Command(1, running=False, exit_code=code, ended_ns=ns) for code, ns in ends]
     assert overall_exit_code(ended) == expected
+
+
+STORE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+TASK = {"RANK": "1", "WORLD_SIZE": "8"}
+
+
+@pytest.mark.parametrize("names", TASKS)
+def test_each_launchers_tasks_are_known(names: tuple[str, str]) -> None:
+    assert job_name({**STORE, names[0]: "3", names[1]: "8"}, "")
+
+
+def test_all_ranks_of_a_job_have_one_name() -> None:
+    assert len({job_name({**STORE, **TASK, "RANK": str(rank)}, "") for rank in range(8)}) == 1
+
+
+def test_jobs_with_another_store_run_id_or_step_have_another_name() -> None:
+    jobs = [
+        job_name({**STORE, **TASK}, ""),
+        job_name({**STORE, **TASK}, "night"),
+        job_name({**TASK}, "night"),
+        job_name({**STORE, **TASK, "MASTER_PORT": "29501"}, ""),
+        job_name({**STORE, **TASK, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, ""),
+        job_name({**STORE, **TASK, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}, ""),
+    ]
+    assert None not in jobs
+    assert len(set(jobs)) == len(jobs)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        STORE,
+        TASK,
+        {**STORE, "RANK": "0", "WORLD_SIZE": "1"},
+        {**STORE, "RANK": "none", "WORLD_SIZE": "2"},
+        *({**STORE, **TASK, name: "1"} for name in ON_NODE),
+        {**TASK, "MASTER_ADDR": "10.0.0.1"},
+        {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+    ],
+)
+def test_a_command_that_may_be_a_job_of_its_own_shares_nothing(environ: dict[str, str]) -> None:
+    assert job_name(environ, "") is None
+
+
+def test_a_run_id_alone_shares_nothing() -> None:
+    assert job_name({}, "night") is None

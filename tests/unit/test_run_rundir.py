@@ -26,6 +26,11 @@ def make(base: Path, run_id: str = "r1") -> rundir.RunDir:
     return held
 
 
+def join(base: Path) -> rundir.RunDir:
+    """Return the directory below base that the commands of one job share."""
+    return rundir.join("job-1", {"HANGWATCH_DIR": str(base)})
+
+
 def test_only_its_owner_may_enter_it(tmp_path: Path) -> None:
     held = make(tmp_path)
     assert held.path == tmp_path / f"hangwatch-{os.getuid()}" / f"r1-{os.getpid()}"
@@ -117,31 +122,29 @@ def test_where_no_base_serves_all_of_them_are_named(
 
 
 def test_commands_of_one_job_share_a_directory_until_the_last_one_leaves(tmp_path: Path) -> None:
-    environ = {"HANGWATCH_DIR": str(tmp_path)}
-    first, second = (rundir.join("job-1", environ) for _ in range(2))
+    first, second = (join(tmp_path) for _ in range(2))
     assert first.path == second.path == tmp_path / f"hangwatch-{os.getuid()}" / "job-1"
     (first.path / "r0-0-1.page").touch()
     first.remove()
     assert (second.path / "r0-0-1.page").exists()
     second.remove()
     assert not second.path.exists()
-    third = rundir.join("job-1", environ)
+    third = join(tmp_path)
     assert [path.name for path in third.path.iterdir()] == ["lock"]
     third.remove()
 
 
 def test_what_a_dead_job_left_is_not_taken_for_ones_own(tmp_path: Path) -> None:
-    environ = {"HANGWATCH_DIR": str(tmp_path)}
-    dead = rundir.join("job-1", environ)
+    dead = join(tmp_path)
     (dead.path / "watchdog.json").write_text("{}")
     os.close(dead.lock)
-    held = rundir.join("job-1", environ)
+    held = join(tmp_path)
     assert [path.name for path in held.path.iterdir()] == ["lock"]
     held.remove()
 
 
 def test_a_shared_directory_is_swept_only_when_nobody_holds_it(tmp_path: Path) -> None:
-    held = rundir.join("job-1", {"HANGWATCH_DIR": str(tmp_path)})
+    held = join(tmp_path)
     os.utime(held.path, (LONG_AGO, LONG_AGO))
     make(tmp_path, "next").remove()
     assert held.path.exists()
@@ -153,11 +156,10 @@ def test_a_shared_directory_is_swept_only_when_nobody_holds_it(tmp_path: Path) -
 def test_who_holds_the_lock_of_a_directory_that_is_gone_empties_no_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environ = {"HANGWATCH_DIR": str(tmp_path)}
-    first = rundir.join("job-1", environ)
+    first = join(tmp_path)
     opened = iter([os.open(first.path / rundir.LOCK, os.O_RDWR | os.O_CLOEXEC)])
     first.remove()
-    second = rundir.join("job-1", environ)
+    second = join(tmp_path)
     page = second.path / "r0-0-1.page"
     page.touch()
     usual = untrusted.open_ours
@@ -166,7 +168,7 @@ def test_who_holds_the_lock_of_a_directory_that_is_gone_empties_no_other_one(
         return next(opened, None) or usual(path, create=create)
 
     monkeypatch.setattr(untrusted, "open_ours", open_ours)
-    third = rundir.join("job-1", environ)
+    third = join(tmp_path)
     assert next(opened, None) is None
     assert page.exists()
     third.remove()
@@ -174,10 +176,8 @@ def test_who_holds_the_lock_of_a_directory_that_is_gone_empties_no_other_one(
 
 
 def test_those_that_come_and_go_at_the_same_time_always_share_one(tmp_path: Path) -> None:
-    environ = {"HANGWATCH_DIR": str(tmp_path)}
-
     def come_and_go(number: int) -> bool:
-        held = rundir.join("job-1", environ)
+        held = join(tmp_path)
         own = held.path / f"own-{number}"
         own.touch()
         time.sleep(0.002)

@@ -284,14 +284,11 @@ NEW = "made anew (O_EXCL)"
 TOLD = "where the operator has told us to write, links and all"
 NULL = "/dev/null"
 ALLOWED: dict[tuple[str, str], str] = {
-    ("agent/sample/flight.py", "leave"): NEW,
-    ("agent/inject/post_import.py", "record_failure"): OURS,
-    ("agent/inject/post_import.py", "keep_fault"): OURS,
-    ("agent/practice/practice.py", "leave"): NEW,
+    ("agent/inject/post_import.py", "_append"): OURS,
     ("agent/inject/process.py", "_leave_out"): OURS,
     ("agent/inject/hooks.py", "allow_supervisor"): PROC,
-    ("agent/record/page_file.py", "__init__"): NEW,
-    ("agent/record/page_file.py", "_mapped"): "a descriptor of __init__()",
+    ("agent/record/python_page.py", "__init__"): NEW,
+    ("agent/record/python_page.py", "_mapped"): "a descriptor of __init__()",
     ("agent/inject/rank.py", "_stat_fields"): PROC,
     ("agent/inject/rank.py", "descends_from_rank"): OURS,
     (

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hangwatch.agent.call_site import Prefixes, is_internal, known_prefixes
-from hangwatch.agent.program import program_code, started
+from hangwatch.agent.call_site import (
+    Prefixes,
+    is_internal,
+    known_prefixes,
+    program_code,
+    started,
+)
 from hangwatch.model.frames import is_user_file, is_user_frame, marked
 from hangwatch.model.snapshot import Frame, ThreadStack
 

@@ -18,7 +18,7 @@ from hangwatch.evidence.pages.finder import Pages
 from hangwatch.evidence.pages.look import Looker
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import ExceptionRecord, RankPage
-from hangwatch.preflight.finding import Grade
+from hangwatch.preflight import Grade
 from hangwatch.watchdog.notices.startup import LATE_S, SOON_S, Preflight, Start, certain
 
 if TYPE_CHECKING:

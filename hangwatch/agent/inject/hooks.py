@@ -1,19 +1,23 @@
-"""Attaches the agent to torch.distributed in this process, once."""
+"""Attaches the agent to torch.distributed in this process, once.
+
+The wrappers around torch's set-up functions show the call that the rank is in; those around its
+stores show the key that the program waits for, and count the keys that it sets.
+"""
 
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 import sys
 import threading
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hangwatch.agent import environment, torch_api
 from hangwatch.agent.environment import ANY_SUPERVISOR, SUPERVISOR_PID
 from hangwatch.agent.inject.post_import import record_failure
-from hangwatch.agent.inject.process import Process
-from hangwatch.agent.inject.setup_calls import SetupCall, new_group
-from hangwatch.agent.inject.store_calls import follow_stores
+from hangwatch.agent.inject.process import Process, SetupCall
 from hangwatch.agent.record.custom_groups import wrap_class
 from hangwatch.agent.record.groups import ASK_AGAIN, NO_SLOT
 from hangwatch.agent.record.recorder import choose
@@ -22,7 +26,7 @@ from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.safety.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hangwatch.agent.record.custom_groups import CustomCalls
 
@@ -31,17 +35,17 @@ _RELATIONS_ONLY = "1"
 
 
 def allow_supervisor(
-    environ: Mapping[str, str] = os.environ, scope: str = "/proc/sys/kernel/yama/ptrace_scope"
+    environ: Mapping[str, str], scope: str = "/proc/sys/kernel/yama/ptrace_scope"
 ) -> bool:
     """Name the supervisor, and so all its descendants, as allowed tracers.
 
-    A watchdog that several supervisors share may outlive the one that started it,
-    and descends from none of them then: any process of this user is named for it.
+    A watchdog that several supervisors share may outlive the one that started it, and that of a
+    node without a supervisor is started by a rank: for these any process of this user is named.
 
     Only where it is needed (Documentation/admin-guide/LSM/Yama.rst: in mode 1 a
     process may be traced by its ancestors and by whom it names, with descendants).
     """
-    supervisor = environ.get(SUPERVISOR_PID, "")
+    supervisor = environ.get(SUPERVISOR_PID, ANY_SUPERVISOR)
     if not supervisor.isdecimal() and supervisor != ANY_SUPERVISOR:
         return False
     try:
@@ -68,6 +72,12 @@ _NAMES = {
     "_abort_process_group": "destroy_process_group",
 }
 """The set-up functions of torch that are wrapped, each with the name that users know."""
+
+_STORES = ("TCPStore", "FileStore", "HashStore", "PrefixStore")
+_WAITING = ("get", "multi_get", "wait", "queue_pop")
+"""Methods of torch.distributed.Store that return once others have set a key."""
+_SETTING = ("set", "multi_set", "add", "append", "compare_set", "queue_push")
+_MARK = "_followed_by_hangwatch"
 
 _installed: list[Hooks] = []
 
@@ -104,7 +114,7 @@ class Hooks:
             )
         version = getattr(sys.modules.get("torch"), "__version__", None)
         environment.enable_flight_recorder(os.environ, version)
-        self._allow_supervisor()
+        allow_supervisor(os.environ)
         self._wrapped = self._recorder.wrap_methods(
             self._c10d.ProcessGroup, self._c10d.Work, self._native_slot, is_foreign
         )
@@ -248,9 +258,107 @@ class Hooks:
     def _after_fork(self) -> None:
         self._process = None
         with Ignoring(Exception):
-            self._allow_supervisor()
+            allow_supervisor(os.environ)
 
-    def _allow_supervisor(self) -> None:
-        """Let the watchdog look into this process, of which it may be no relation."""
-        any_supervisor = {environment.SUPERVISOR_PID: environment.ANY_SUPERVISOR}
-        allow_supervisor({**any_supervisor, **os.environ})
+
+def new_group(
+    c10d: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, Sequence[int]] | None:
+    """Return (number, ranks) of the group that a call of torch's function makes (see PageNewGroup).
+
+    None where there is no job yet, or no valid call. Of ranks only a plain list is read: an
+    iterator could be read only once.
+    """
+    world = c10d._world
+    if world.default_pg is None:
+        return None
+    try:
+        asked = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        if is_foreign(error):
+            raise
+        return None  # torch says what is wrong with it
+    ranks = asked.get("ranks")
+    if ranks is None:
+        ranks = range(world.default_pg.size())
+    plain = isinstance(ranks, list | tuple | range) and all(type(rank) is int for rank in ranks)
+    by_members = asked.get("use_local_synchronization")
+    number = -1 if by_members else getattr(world, "group_count", -1)
+    return number, sorted(ranks) if plain else ()
+
+
+def follow_stores(c10d: Any, process: Callable[[], Process | None]) -> None:
+    """Wrap the methods of torch's own stores, once, for the main thread of a rank.
+
+    Not of Store, their base: C++ takes a function of Python's there for one by which a store
+    that is written in Python overrides its own, and would call it for ever.
+
+    c10d is the module torch._C._distributed_c10d; process() returns the agent of this process,
+    None in a fork's child.
+    """
+    stores = [store for name in _STORES if (store := getattr(c10d, name, None)) is not None]
+    for store, (names, around) in product(stores, ((_WAITING, _wait), (_SETTING, _set))):
+        for name in names:
+            original = getattr(store, name, None)  # an older torch has not all of them
+            if original is not None and not hasattr(original, _MARK):
+                setattr(store, name, _wrapper(name, original, around, process))
+
+
+def _wrapper(
+    name: str,
+    original: Callable[..., Any],
+    around: Callable[..., Any],
+    of_this: Callable[[], Process | None],
+) -> Callable[..., Any]:
+    @standing_for(original)
+    @uncounted
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        process = of_this()
+        if (
+            process is None
+            or not process.active
+            or not process.marks.guard.open
+            or threading.current_thread() is not threading.main_thread()
+            or process.calls.current()  # torch itself, in a call that is shown
+        ):
+            return original(self, *args, **kwargs)
+        return around(process, name, original, self, *args, **kwargs)
+
+    setattr(wrapper, _MARK, True)
+    return wrapper
+
+
+@uncounted
+def _wait(
+    process: Process, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Make a call that may block, and show it meanwhile."""
+    call = SetupCall(f"store.{name}")
+    try:
+        with process.marks.guard:
+            frame = sys._getframe()
+            process.marks.awaits(_keys(args, kwargs), frame)
+            process.calls.begin(call)
+            process.calls.show(call, frame, None)
+        return original(*args, **kwargs)
+    finally:
+        with process.marks.guard:
+            process.calls.leave(call)
+
+
+@uncounted
+def _set(
+    process: Process, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    result = original(*args, **kwargs)
+    with process.marks.guard:
+        if name != "add" or args[2:] != (0,):  # to add nothing is to ask
+            process.marks.sets(_keys(args, kwargs), sys._getframe())
+    return result
+
+
+def _keys(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Return the keys of a call, whose first argument is the store."""
+    asked = args[1] if len(args) > 1 else kwargs.get("key", kwargs.get("keys", ()))
+    several = [asked] if isinstance(asked, str) else asked
+    return [key for key in several if isinstance(key, str)] if isinstance(several, list) else []

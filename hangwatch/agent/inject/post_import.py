@@ -102,14 +102,7 @@ def record_failure(directory: str, error: BaseException) -> None:
         say_unwatched(error)
         return
     text = f"process {os.getpid()} is not recorded: {type(error).__name__}: {error}\n"
-    try:
-        path = os.path.join(directory, f"agent-{os.getpid()}.err")
-        with open(path, "a", encoding="utf-8") as record:
-            record.write(text)
-            record.write(_where(error))
-    except (OSError, ValueError) as another:
-        if _is_foreign(another):
-            raise
+    _append(directory, f"agent-{os.getpid()}.err", text + _where(error))
 
 
 def keep_fault(directory: str, error: BaseException) -> None:
@@ -121,12 +114,16 @@ def keep_fault(directory: str, error: BaseException) -> None:
         return
     text = f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS] + "\n"
     lines = _where(error).splitlines(keepends=True)[-_FRAMES:]
+    _append(directory, f"faults-{os.getpid()}.log", text + "".join(lines))
+
+
+def _append(directory: str, name: str, text: str) -> None:
+    """Append to a file in the directory of the run; raises nothing of ours."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        path = os.path.join(directory, f"faults-{os.getpid()}.log")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        record = os.open(path, flags | os.O_NONBLOCK, 0o600)
+        record = os.open(os.path.join(directory, name), flags | os.O_NONBLOCK, 0o600)
         try:
-            os.write(record, (text + "".join(lines)).encode("utf-8", "backslashreplace"))
+            os.write(record, text.encode("utf-8", "backslashreplace"))
         finally:
             os.close(record)
     except (OSError, ValueError) as another:

@@ -1,23 +1,21 @@
-"""The agent in one process: its page, its phase, its end."""
+"""The agent in one process: its page, its phase, the set-up call that it is in, its end."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
-from hangwatch.agent.call_site import known_prefixes
-from hangwatch.agent.guard import Guard
+from hangwatch.agent.call_site import NO_SITE, known_prefixes, user_site
+from hangwatch.agent.guard import Guard, Ticket
+from hangwatch.agent.habits import Practice
 from hangwatch.agent.inject import rank as ranks
-from hangwatch.agent.inject import setup_calls
 from hangwatch.agent.inject.post_import import keep_fault, record_failure, say_unwatched
-from hangwatch.agent.inject.setup_calls import SetupCalls
 from hangwatch.agent.inject.unwrapped import Unwrapped
 from hangwatch.agent.periodic import Periodic
-from hangwatch.agent.practice.practice import Practice
 from hangwatch.agent.record.bypasses import Bypasses
-from hangwatch.agent.record.cuda import use_current_streams
 from hangwatch.agent.record.custom_groups import CustomCalls
 from hangwatch.agent.record.groups import Groups
 from hangwatch.agent.record.marks import Marks
@@ -30,13 +28,15 @@ from hangwatch.agent.sample.exceptions import (
 )
 from hangwatch.agent.sample.flight import FlightRecorder
 from hangwatch.agent.sample.sampler import PERIOD_S, Sampler
-from hangwatch.agent.torch_api import reports_completion
+from hangwatch.agent.torch_api import reports_completion, stream_function
 from hangwatch.safety.foreign import Ignoring, is_foreign
 from hangwatch.safety.texts import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import FrameType
 
+    from hangwatch.agent.call_site import Prefixes
     from hangwatch.agent.record.recorder import Recorder
     from hangwatch.agent.torch_api import Recorders
 
@@ -45,6 +45,72 @@ _NAMED_INIT = "init_process_group"
 MAX_LEFT_OUT_BYTES = 4 << 20
 MANY_GROUPS = 64
 """From this number on, only the group that is destroyed is sampled."""
+
+
+class SetupCall(Ticket):
+    """A call of a set-up function of torch's: kept by a local variable of its wrapper.
+
+    What remembers it refers to it weakly, so that it is over at the latest when an
+    exception has taken the wrapper's frame away, wherever in it that struck.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.destroying = False
+        """True while torch's own function destroys groups."""
+        self.leaving: str | None = None
+        """The name of the group that it destroys, None for all of them."""
+
+
+class SetupCalls:
+    """The set-up calls that are being made, of which the page shows the outermost one."""
+
+    def __init__(self, recorder: Recorder, prefixes: Prefixes) -> None:
+        self._recorder = recorder
+        self._prefixes = prefixes
+        self._calls: dict[int, weakref.ref[SetupCall]] = {}
+        """By id()."""
+        self._shown: tuple[str, str, int, str] | None = None
+        """The call that the page shows: name, file, line and function."""
+
+    def current(self) -> list[SetupCall]:
+        """Return the calls that are being made."""
+        calls = [reference() for reference in list(self._calls.values())]
+        return [call for call in calls if call is not None and not call.over]
+
+    def begin(self, call: SetupCall) -> bool:
+        """Take in a call that may block; return True if it is in no other one."""
+        outermost = not self.current()
+        self._calls[id(call)] = weakref.ref(call)
+        return outermost
+
+    def show(
+        self, call: SetupCall, frame: FrameType | None, new: tuple[int, Sequence[int]] | None
+    ) -> None:
+        """Show the call, which is in no other one; new: see new_group()."""
+        file, line, function = user_site(frame, self._prefixes)
+        if new is not None:
+            self._recorder.add_new_group(*new, file, line, function)
+        self._shown = (call.name, file, line, function)
+        self._recorder.set_in_call(*self._shown)
+
+    def leave(self, call: SetupCall) -> None:
+        """End the call, which has returned or raised."""
+        call.over = True
+        self._calls.pop(id(call), None)
+        if not self.current():
+            self._recorder.set_in_call("", *NO_SITE)
+            self._shown = None
+
+    def settle(self) -> None:
+        """Withdraw a call whose wrapper an exception has ended before leave()."""
+        shown = self._shown
+        if shown is not None and not self.current():
+            self._recorder.set_in_call("", *NO_SITE)
+            self._shown = None
+            if self.current():  # begun just now, by another thread
+                self._recorder.set_in_call(*shown)
+                self._shown = shown
 
 
 class Process:
@@ -81,14 +147,16 @@ class Process:
         self._phase = self._phase_before = "born"
         self._phase_shown = "born"
         self._joining = False
-        """init_process_group was entered, and after_init has not come to its end."""
+        """True from the call of init_process_group until after_init() has done its work."""
         self._making = ""
         """Path of a page that is being made, or is made."""
         self._awaits_end = False
-        """True once it is seen to that the page tells how a child of multiprocessing ended."""
+        """True once the page is sure to show how a child of multiprocessing ended."""
         self._sampler: Sampler | None = None
         self._thread: Periodic | None = None
-        self.guard = Guard(recorder.count_swallowed, self.disarm, self._keep)
+        self.guard = Guard(
+            recorder.count_swallowed, self.disarm, lambda error: keep_fault(self._directory, error)
+        )
         self.calls = SetupCalls(recorder, self._prefixes)
         self._adopt_group = adopt
         self._bypasses = Bypasses()
@@ -132,7 +200,7 @@ class Process:
             if is_foreign(error):
                 raise
             self.disarm(f"its page cannot be made: {error}")
-            self._tell(error)
+            self._report(error)
         finally:
             if self._unwrapped is not None:
                 self._see_to_watch(self._unwrapped)
@@ -149,7 +217,9 @@ class Process:
             self._recorder.open_page(path, identity)
             self._recorder.set_torch_lacks(self._torch_lacks())
         self.page = path
-        use_current_streams(self._recorder)
+        current_stream = stream_function()
+        if current_stream is not None:
+            self._recorder.use_streams(current_stream)
 
     def _see_to_watch(self, unwrapped: Unwrapped) -> None:
         try:
@@ -157,9 +227,9 @@ class Process:
         except OSError as error:
             if is_foreign(error):
                 raise
-            self._tell(error)
+            self._report(error)
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         """Leave ``error`` to the watchdog; where there may be none, print it."""
         record_failure(self._directory, error)
         if self._unwrapped is not None and self._directory:
@@ -181,9 +251,9 @@ class Process:
     def before_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a page, and sample: the rank may wait for its peers for ever."""
         self._joining = True
-        rank, world_size = setup_calls.announced(args, kwargs, self._environ)
+        rank, world_size = ranks.announced(args, kwargs, self._environ)
         if rank >= 0 and not self.page:
-            self.open_page(rank, world_size, meeting=setup_calls.init_method(args, kwargs))
+            self.open_page(rank, world_size, meeting=ranks.init_method(args, kwargs))
         if not self._awaits_end:
             self._awaits_end = True
             at_end_of_child(self._end_of_child_raised, self._end_of_child)
@@ -204,7 +274,7 @@ class Process:
             self.open_page(rank, world_size)
             self._start_sampling()
         if self.page:
-            address = setup_calls.store_address(self._c10d._world, self._environ)
+            address = ranks.store_address(self._c10d._world, self._environ)
             self._recorder.set_identity(rank, world_size, *address)
             self._set_phase("running")
             self.groups.update()
@@ -256,19 +326,19 @@ class Process:
             if self._recorders.add(name, reports_completion=reports_completion(group)):
                 self._recorder.add_dump(name)
         if len(self._recorders.unrecorded) > known:
-            self._tell_lacks()
+            self._show_lacks()
 
     def _adopt(self, group: Any) -> None:
         """Record a group whose class is written in Python; report what cannot be recorded."""
         self._adopt_group(group)
         if self._bypasses.take_over(type(group), self._c10d.ProcessGroup, self._c10d):
-            self._tell_lacks()
+            self._show_lacks()
 
     def _look_for_bypasses(self) -> None:
         if self._bypasses.look():
-            self._tell_lacks()
+            self._show_lacks()
 
-    def _tell_lacks(self) -> None:
+    def _show_lacks(self) -> None:
         if self.page:
             self._recorder.set_torch_lacks(self._torch_lacks())
 
@@ -286,10 +356,6 @@ class Process:
                     os.write(file, json.dumps(group).encode() + b"\n")
             finally:
                 os.close(file)
-
-    def _keep(self, error: Exception) -> None:
-        """Leave an error of ours where people can find it."""
-        keep_fault(self._directory, error)
 
     def finish(self) -> None:
         """Stop everything, as the interpreter is ending, and record how it ended."""

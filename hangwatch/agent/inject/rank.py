@@ -1,4 +1,4 @@
-"""The rank of this process, as far as its environment shows."""
+"""The rank of this process by its environment, and by the arguments of init_process_group."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import re
 import socket
 
+from hangwatch.agent.call_site import started
 from hangwatch.agent.environment import carried
-from hangwatch.agent.program import started
+from hangwatch.run.peers import LAUNCHER_MODULES, LAUNCHERS
 from hangwatch.safety.foreign import is_foreign
 from hangwatch.safety.texts import readable
 
@@ -17,19 +18,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PAGE = r"r(-?\d+)-(-?\d+)-(\d+)\.page"
-_LAUNCHERS = frozenset(
-    {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "deepspeed.pt", "ds"}
-)
+_LAUNCHERS = frozenset({"accelerate", "ds", *LAUNCHERS})
 _LAUNCHER_MODULES = frozenset(
-    {
-        "torch.distributed.run",
-        "torch.distributed.launch",
-        "accelerate.commands.launch",
-        "accelerate.commands.accelerate_cli",
-        "deepspeed.launcher.launch",
-        "deepspeed.launcher.runner",
-    }
+    {"accelerate.commands.accelerate_cli", "deepspeed.launcher.launch", *LAUNCHER_MODULES}
 )
+_INIT = ("backend", "init_method", "timeout", "world_size", "rank")
+"""The first parameters of init_process_group."""
+_IN_URL = r"[?&](rank|world_size)=(\d{1,9})(?=&|$)"
 _ANCESTORS = 32
 """Generations of the tree of processes in which a rank is looked for."""
 
@@ -47,6 +42,39 @@ def number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
     if re.fullmatch(r"\s*-?\d{1,9}\s*", text, re.ASCII):
         return int(text)
     return otherwise
+
+
+def announced(
+    args: tuple[Any, ...], kwargs: dict[str, Any], environ: Mapping[str, str]
+) -> tuple[int, int]:
+    """Return (rank, world size) by arguments, init_method's URL or environment; -1 if unknown."""
+    named = {**dict(zip(_INIT, args, strict=False)), **kwargs}
+    in_url = dict(re.findall(_IN_URL, init_method(args, kwargs)))
+    launched = launched_as(environ) or (-1, -1)
+
+    def known(name: str, otherwise: int) -> int:
+        given = named.get(name)
+        if isinstance(given, int) and given >= 0:
+            return given
+        return int(in_url.get(name, otherwise))
+
+    return known("rank", launched[0]), known("world_size", launched[1])
+
+
+def init_method(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the init_method that init_process_group was called with, or empty."""
+    url = {**dict(zip(_INIT, args, strict=False)), **kwargs}.get("init_method")
+    return url if isinstance(url, str) else ""
+
+
+def store_address(world: Any, environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return host and port of the job's TCPStore; for other stores, those of the environment."""
+    store = world.pg_map[world.default_pg][1]
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", None) or environ.get("MASTER_ADDR", "")
+    port = getattr(store, "port", None) or number(environ, "MASTER_PORT", 0)
+    return str(host), int(port)
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
@@ -81,8 +109,8 @@ def identity(environ: Mapping[str, str], rank: int, world_size: int) -> dict[str
 def named_run(environ: Mapping[str, str]) -> str:
     """Return the run id that the user gave, here or on the node where hangwatch was started."""
     config = carried(environ).get("config")
-    told = config.get("run_id") if isinstance(config, dict) else ""
-    return environ.get("HANGWATCH_RUN_ID") or str(told or "")
+    carried_id = config.get("run_id") if isinstance(config, dict) else ""
+    return environ.get("HANGWATCH_RUN_ID") or str(carried_id or "")
 
 
 def is_launcher(words: Sequence[str]) -> bool:

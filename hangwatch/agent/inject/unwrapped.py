@@ -49,8 +49,8 @@ for name in os.listdir("/proc/self/fd"):
 os.execv(sys.argv[1], sys.argv[1:])
 """
 """The supervisor is no child of the rank, whose launcher ends all those, and holds none of its
-files: a socket that stayed open would hide from the peers that the rank is gone. Those that are
-open are closed one by one: there may be a thousand million numbers, and the rank waits for this."""
+files: a socket that stayed open would hide from the peers that the rank is gone. Open ones are
+closed one by one: there may be a thousand million numbers, and the rank waits for this."""
 _OF_THE_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 """Variables by which a process is taken for a rank."""
 

@@ -102,7 +102,7 @@ class Groups:
         self._more = False
         """There is something to do."""
         self._unsure = False
-        """It may be anything: somebody was interrupted, or told to leave it to another."""
+        """It may be anything: a call was interrupted, or has left it to another one."""
 
     def __len__(self) -> int:
         """Return the number of groups that are alive."""

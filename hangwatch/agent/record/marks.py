@@ -13,6 +13,7 @@ from hangwatch.agent.call_site import raised_at, user_site
 from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.agent.guard import Guard
 from hangwatch.agent.record.wrapping import follow, leave_alone
+from hangwatch.safety.foreign import traceback_of
 
 if TYPE_CHECKING:
     import threading
@@ -33,7 +34,6 @@ SETS_KEY = "sets_key"
 HANDLES = "handles"
 """The main thread is handling an exception, as the text says, that was raised at that line."""
 MOST_KEYS, MOST_OF_A_KEY = 4, 200
-_TRACEBACK = vars(BaseException)["__traceback__"].__get__
 MOST = 16
 _current: list[Marks] = []
 """The Marks of this process; a fork's child that becomes a rank puts its own here."""
@@ -48,7 +48,7 @@ class Marks:
     """The marks of one process."""
 
     def __init__(self, recorder: Recorder, prefixes: Prefixes) -> None:
-        self.guard = Guard(recorder.count_swallowed, lambda _: None)
+        self.guard = Guard(recorder.count_swallowed)
         """Errors of ours end the marks, and not the recording."""
         self._recorder = recorder
         self._prefixes = prefixes
@@ -88,7 +88,7 @@ class Marks:
 
     def handles(self, error: BaseException) -> None:
         """Note an exception that the main thread is handling for longer than a moment."""
-        site = raised_at(_TRACEBACK(error), self._prefixes)
+        site = raised_at(traceback_of(error), self._prefixes)
         self._note(HANDLES, _described(type(error), error), site)
 
     def _note(self, kind: str, text: str, site: CallSite) -> None:

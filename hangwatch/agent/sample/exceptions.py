@@ -1,4 +1,4 @@
-"""The exceptions that end a rank, and those that it is handling; hooks are left alone."""
+"""The exceptions that end a rank or that it is handling; hooks are left alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hangwatch.agent.call_site import raised_at
 from hangwatch.agent.exception_text import text_of, type_name
 from hangwatch.model.page_format import packed
-from hangwatch.safety.foreign import signal_of
+from hangwatch.safety.foreign import bases_of, signal_of, traceback_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,6 @@ RECORDED = 3
 LED_BYTES = 100
 THROWN_BYTES = 200
 """With these bounds all has room in the page's field of 1,024 bytes."""
-_BASES = vars(type)["__mro__"].__get__
 _CAUSE = vars(BaseException)["__cause__"].__get__
 _CONTEXT = vars(BaseException)["__context__"].__get__
 _PROCESS = "multiprocessing/process.py"
@@ -38,8 +37,7 @@ _FORKING = {("_launch", "popen_fork.py"), ("main", "forkserver.py")}
 _LAST = -(1 << 30)
 """The priority of the finalizer that multiprocessing calls last."""
 _IS_HIDDEN = vars(BaseException)["__suppress_context__"].__get__
-_TRACEBACK = vars(BaseException)["__traceback__"].__get__
-"""The interpreter's own, whatever a class of the program's makes of them."""
+"""The interpreter's own, whatever a class of the program's makes of it."""
 
 
 class Exceptions:
@@ -86,7 +84,7 @@ class Exceptions:
         """Record the exception that ends this process."""
         if id(error) != self._recorded:
             self._recorded = id(error)
-            site = raised_at(_TRACEBACK(error), self._prefixes)
+            site = raised_at(traceback_of(error), self._prefixes)
             kind, text = self._recorder.last_thrown()
             thrown = cut(f"{kind}: {redacted(text)}", THROWN_BYTES) if kind else ""
             after = [
@@ -126,7 +124,7 @@ def error_of_child() -> BaseException | None:
     error = sys.exc_info()[1]
     if error is None or not _is_in(error, "_bootstrap", _PROCESS):
         return None  # or what the parent was handling when it forked this one
-    if not any(base is SystemExit for base in _BASES(type(error))):
+    if not any(base is SystemExit for base in bases_of(type(error))):
         return error
     last = _is_in(error, "_wrap", "torch/multiprocessing/spawn.py", innermost=True)
     return _CONTEXT(error) if last else None
@@ -169,7 +167,7 @@ def _is_in(error: BaseException, function: str, file: str, *, innermost: bool = 
 
     innermost: look at the frame that raised the exception instead.
     """
-    trace: TracebackType | None = _TRACEBACK(error)
+    trace: TracebackType | None = traceback_of(error)
     while innermost and trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
@@ -222,7 +220,7 @@ def _led_to(error: BaseException) -> list[BaseException]:
 
 def _is_of_torch(error: BaseException) -> bool:
     """Return True if ``error`` was raised in a file of torch's, or in C++ called from there."""
-    trace = _TRACEBACK(error)
+    trace = traceback_of(error)
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = getattr(sys.modules.get("torch"), "__file__", None)

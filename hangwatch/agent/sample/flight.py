@@ -5,16 +5,20 @@ A job with groups of NCCL and of gloo has calls in two recorders.
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
 import json
 import os
 import time
 from collections import deque
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hangwatch.agent.record import cuda
 from hangwatch.agent.torch_api import GENERAL, NCCL
 from hangwatch.model.operations import ran_on_host
-from hangwatch.safety.foreign import Ignoring
+from hangwatch.safety import untrusted
+from hangwatch.safety.foreign import Ignoring, is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +33,12 @@ COSTLY_S = 1e-3
 REST = 20
 """A costly status is asked for again after this many times what it took, and not at each group
 that is destroyed."""
+CUDA = "libcuda.so.1"
+"""The driver's library."""
+RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
+_drivers: dict[str, ctypes.CDLL] = {}
+"""The libraries that were found, by name: a driver stays loaded."""
 
 _Key = tuple[str, str]
 """Of a group: the recorder that has it, and its pg_id there."""
@@ -69,10 +79,10 @@ class FlightRecorder:
         self._last: Status = {}
         self._since = 0.0
         self._moved: dict[_Key, float] = {}
-        """When the status of a group was last seen to change while any had unfinished work."""
+        """Time at which the status of a group last changed while any had unfinished work."""
         self._looked: _Look | None = None
         self._stood: float | None = None
-        """Since when the unfinished work stands that was told of last, None where all was done."""
+        """Time since which the work stands that was unfinished at the last look, None for none."""
         self._mixed: set[tuple[str, str]] = set()
         """Groups whose status is known to count two kinds of calls."""
 
@@ -124,8 +134,8 @@ class FlightRecorder:
         if rest:
             self._left += [(name, rest) for name in names if name]
 
-    def _tell_whose_it_was(self) -> None:
-        """Read in the entries which unfinished work the destroyed groups had left."""
+    def _find_owners(self) -> None:
+        """Find in the entries the unfinished work that the destroyed groups had left."""
         left, self._left = self._left, []
         if not left:
             return
@@ -159,7 +169,7 @@ class FlightRecorder:
         status = self.status()
         if self._to_forget:
             self._forget(status)
-        self._tell_whose_it_was()
+        self._find_owners()
         now = self._now()
         self._mixed |= {key for key, state in status.items() if self._is_mixed(key, state)}
         open_ = {
@@ -292,16 +302,7 @@ class FlightRecorder:
 
     def leave(self, page: str) -> None:
         """Write the recorder next to the page (``<page>.flight``). Raises OSError."""
-        draft = page + ".flight.tmp"
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            with open(os.open(draft, flags, 0o600), "wb") as file:
-                file.write(self._dump_all())
-        except OSError:
-            with Ignoring(OSError):  # half an answer would only fill the memory it lies in
-                os.unlink(draft)
-            raise
-        os.replace(draft, page + ".flight")
+        untrusted.replace(Path(page + ".flight"), self._dump_all())
 
     def _dump_all(self) -> bytes:
         """Return the recorders that have entries, a line of JSON for each.
@@ -310,7 +311,7 @@ class FlightRecorder:
         """
         recorders = self._recorders
         if not recorders.dumps and recorders.pickled is not None:
-            with cuda.left_alone():
+            with captures_left_alone():
                 return recorders.pickled(True, False, False)  # noqa: FBT003 (entries, no stacks, all)
         dumps = [_with_entries(dump) for dump in recorders.dumps.values()] or [b"{}"]
         return b"".join(data + b"\n" for data in dumps if b'"entries"' in data) or dumps[-1]
@@ -318,7 +319,7 @@ class FlightRecorder:
 
 def _with_entries(dump: Callable[..., bytes]) -> bytes:
     """Return the recorder with its entries. NCCL's asks the device how far each is."""
-    with cuda.left_alone():
+    with captures_left_alone():
         return dump(includeCollectives=True)
 
 
@@ -360,3 +361,41 @@ def _unfinished(state: tuple[int, int]) -> bool:
     """
     enqueued, completed = state
     return enqueued != completed
+
+
+@contextmanager
+def captures_left_alone(library: str = CUDA) -> Iterator[None]:
+    """Have what this thread asks of the driver disturb no capture of a CUDA graph.
+
+    While a thread captures in the global mode, which is torch's, no other thread may ask an
+    event if it is done: the capture would be invalid (CUDA's documentation of
+    cudaStreamBeginCapture). The entries of NCCL's recorder cannot be read without asking the
+    events of all that is unfinished (update_state in FlightRecorderDetail.hpp). A thread in the
+    relaxed mode may ask.
+    """
+    exchange = _exchange(library)
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(RELAXED)
+    changed = exchange(ctypes.byref(mode)) == 0  # mode is now the one before
+    try:
+        yield
+    finally:
+        if changed:
+            exchange(ctypes.byref(mode))
+
+
+def _exchange(library: str) -> ctypes._NamedFuncPointer | None:
+    """Return the driver's function; None where this process has not loaded the driver."""
+    driver = _drivers.get(library)
+    if driver is None:
+        flags = os.RTLD_NOLOAD | os.RTLD_NOW
+        try:
+            _ctypes.dlopen(library, flags)  # ctypes leaves a cycle behind, also where it fails
+        except OSError as error:
+            if is_foreign(error):
+                raise
+            return None
+        driver = _drivers[library] = ctypes.CDLL(library, mode=flags)
+    return getattr(driver, "cuThreadExchangeStreamCaptureMode", None)

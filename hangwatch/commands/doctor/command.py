@@ -20,7 +20,7 @@ from hangwatch.commands.doctor.machine import installation, surroundings, watche
 from hangwatch.commands.doctor.trial import PATIENCE_S, run
 from hangwatch.console import printable
 from hangwatch.errors import UsageError
-from hangwatch.preflight.finding import Finding, Grade
+from hangwatch.preflight import Finding, Grade
 from hangwatch.preflight.job import job, parse_command
 
 SCHEMA = "hangwatch.doctor/1"

@@ -11,7 +11,7 @@ from typing import Any
 
 from hangwatch.commands.doctor.outcome import Outcome, Stage
 from hangwatch.commands.doctor.trial import Trial
-from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.preflight import Finding, fail, ok, warn
 from hangwatch.preflight.job import Job
 from hangwatch.text import counted, the_ranks
 

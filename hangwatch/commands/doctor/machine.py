@@ -26,14 +26,12 @@ from hangwatch.evidence.sockets import listener
 from hangwatch.evidence.stacks import PySpy, find_py_spy
 from hangwatch.evidence.threads import in_thread
 from hangwatch.model import native
-from hangwatch.preflight import machine, network, rendezvous
-from hangwatch.preflight.finding import Finding, fail, ok, warn
+from hangwatch.preflight import Finding, fail, machine, network, ok, rendezvous, warn
 from hangwatch.preflight.job import Job, number
 from hangwatch.preflight.network import Interface, Resolve
 from hangwatch.preflight.variables import contract, timeouts
 from hangwatch.run import rundir
-from hangwatch.settings import options
-from hangwatch.settings.config import Stacks
+from hangwatch.settings.config import Stacks, read_config
 from hangwatch.text import counted, the_ranks
 
 _NO_LIBRARY = "cannot open shared object file"
@@ -185,7 +183,7 @@ def surroundings(environ: Mapping[str, str], job: Job) -> Iterator[Finding]:
     yield machine.open_files(number(environ, "WORLD_SIZE") or all_ranks)
     yield machine.cores()
     try:
-        suspect_after_s = options.settings({}, environ).suspect_after_s
+        suspect_after_s = read_config({}, environ).suspect_after_s
     except UsageError as error:
         yield fail("timeouts", str(error), "correct or unset the variable")
     else:

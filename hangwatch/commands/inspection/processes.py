@@ -11,6 +11,7 @@ from pathlib import Path
 from hangwatch.commands.runs import DIRECTORY
 from hangwatch.evidence.processes import PROC, Stat, Tree, environment, read_stat
 from hangwatch.model.page import MAX_WORLD
+from hangwatch.safety import untrusted
 
 _NAMES = frozenset(
     {
@@ -18,7 +19,6 @@ _NAMES = frozenset(
         *("TORCHELASTIC_RUN_ID", DIRECTORY),
     }
 )
-_DIGITS = 10
 MAX_MAPS_BYTES = 32 << 20
 _TORCH = re.compile(rb"/libtorch(?:_\w+)?\.so")
 """A line of /proc/PID/maps of a process that has loaded torch."""
@@ -166,5 +166,5 @@ def _process(stat: Stat, proc: str) -> Process:
 
 def _number(text: str, otherwise: int) -> int:
     """Return the number in a variable, which anyone may set: no larger than any job."""
-    sane = text.isascii() and text.isdecimal() and len(text) < _DIGITS
-    return int(text) if sane and int(text) <= MAX_WORLD else otherwise
+    number = untrusted.parse_number(text)
+    return otherwise if number is None or number > MAX_WORLD else number

@@ -162,7 +162,7 @@ class Judge:
                 self.news.say(f"the job recovered {how}; {failure}")
                 self.reporter.elsewhere = None
             self._forget()
-            reach(Point.BELIED)
+            reach(Point.CONTRADICTED)
             return
         if self.incidents.happen(Event.PROGRESS) is Announce.RECOVERED:
             spared = "; no rank will be aborted" if self.aborting.forget() else ""
@@ -330,7 +330,7 @@ class Judge:
         await self.reporter.verdict(evidence, same_incident=follows)
         await self._publish(judged, judged.verdicts)
         self.aborting.keep()
-        reach(Point.TOLD)
+        reach(Point.ANNOUNCED)
 
     async def _publish(self, judged: Judged, verdicts: tuple[Verdict, ...] = ()) -> None:
         """Publish verdicts that were announced; none if there was nothing to announce."""

@@ -22,7 +22,7 @@ from hangwatch.safety import untrusted
 from hangwatch.safety.untrusted import Owner
 
 SUFFIX = ".practice"
-"""Suffix of the file that a rank leaves next to its page (agent/practice/practice.py)."""
+"""Suffix of the file that a rank leaves next to its page (agent/habits.py)."""
 
 
 @dataclass(frozen=True, slots=True)

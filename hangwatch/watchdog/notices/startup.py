@@ -18,8 +18,7 @@ from hangwatch.evidence.sockets import listens_at
 from hangwatch.evidence.threads import in_thread
 from hangwatch.model.kinds import Phase
 from hangwatch.model.page import RankPage
-from hangwatch.preflight import network, rendezvous
-from hangwatch.preflight.finding import Finding, Grade
+from hangwatch.preflight import Finding, Grade, network, rendezvous
 from hangwatch.preflight.job import Job, job
 from hangwatch.preflight.network import interfaces
 from hangwatch.preflight.variables import out_of_range, same_ranks

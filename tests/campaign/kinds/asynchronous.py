@@ -56,14 +56,12 @@ _COMPOUND = ("objects", "batch", "train", "p2p")
 
 Of one to a peer, gloo gives up what has not arrived when its handle is lost.
 """
-_OF_TRAINING = ("practice.py", "loaders.py", "replicas.py")
+_OF_TRAINING = ("habits.py",)
 """Some of whose points are reached later than in the training, if there was one."""
 _FILES = {
     "python": (
         "python_recorder.py",
         "python_page.py",
-        "page_file.py",
-        "numbering.py",
         "signature.py",
         "call_site.py",
     ),

@@ -27,7 +27,7 @@ SECONDS = 9
 FAULT = "KILL, STOP and CONT, a crash"
 MOMENT = "each process at each stage of an incident"
 
-EARLY = ("suspected", "gathering", "gathered", "judged", "reported", "hook-started", "told")
+EARLY = ("suspected", "gathering", "gathered", "judged", "reported", "hook-started", "announced")
 """While the rank stalls."""
 ALL = ("watching", *EARLY, "recovered", "concluding", "concluded")
 ABORTING = ("before-abort", "before-term", "ended")
@@ -40,11 +40,11 @@ CASES = (
     ),
     *product(("rank 0", "rank 1", "launcher"), ("kill", "stop", "segv"), EARLY),
     *product(("watchdog",), ("kill", "stop", "crash"), ABORTING),
-    *product(("watchdog",), ("kill twice",), ("suspected", "gathered", "judged", "told")),
+    *product(("watchdog",), ("kill twice",), ("suspected", "gathered", "judged", "announced")),
     *product(
-        ("watchdog and supervisor",), ("stop",), ("suspected", "judged", "told", "concluding")
+        ("watchdog and supervisor",), ("stop",), ("suspected", "judged", "announced", "concluding")
     ),
-    *product(("rank 0 and rank 1",), ("stop",), ("suspected", "gathering", "judged", "told")),
+    *product(("rank 0 and rank 1",), ("stop",), ("suspected", "gathering", "judged", "announced")),
 )
 RESTART_S = 20.0
 CRASH_S = 60.0

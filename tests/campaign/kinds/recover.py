@@ -31,7 +31,7 @@ RANKS = 2
 HANG_S = 2.0
 LATER_S = 6.0
 """--hang-after where a second stall is to be over long before it."""
-POINTS = ("judged", "reported", "hook-started", "told", "before-abort", "before-term")
+POINTS = ("judged", "reported", "hook-started", "announced", "before-abort", "before-term")
 WAITS = ("world", "pair", "recv", "barrier")
 STALLS = ("py-spy", "hook", "nothing", "slow")
 HELD, STALLED, LATE, TERM = 48, 28, 16, 16

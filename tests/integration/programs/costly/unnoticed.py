@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from hangwatch.agent.call_site import known_prefixes
-from hangwatch.agent.practice.practice import Practice
+from hangwatch.agent.habits import Practice
 
 DATA = TensorDataset(torch.randn(64, 4), torch.zeros(64))
 

@@ -12,8 +12,8 @@ import pytest
 import hangwatch
 from hangwatch.agent.call_site import Prefixes
 from hangwatch.agent.guard import Guard
-from hangwatch.agent.inject.setup_calls import SetupCall, SetupCalls
-from hangwatch.agent.inject.store_calls import follow_stores
+from hangwatch.agent.inject.hooks import follow_stores
+from hangwatch.agent.inject.process import SetupCall, SetupCalls
 from hangwatch.agent.record.marks import AWAITS_KEY, SETS_KEY, Marks
 
 PREFIXES = Prefixes((f"{Path(hangwatch.__file__).parent}/",))
@@ -134,7 +134,7 @@ def test_without_an_agent_the_store_works(followed: Followed, agent: str) -> Non
     elif agent == "disarmed":
         followed.process.active = False
     else:
-        followed.process.marks.guard = Guard(followed.recorder.count_swallowed, lambda _: None)
+        followed.process.marks.guard = Guard(followed.recorder.count_swallowed)
         followed.process.marks.awaits = None  # an error of ours
     assert followed.store.get("a") == "A"
     followed.store.set("a", "b")

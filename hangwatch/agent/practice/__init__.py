@@ -1,1 +1,0 @@
-"""Facts on inefficient habits of this rank, which efficiency judges."""
