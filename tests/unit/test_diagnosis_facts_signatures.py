@@ -41,9 +41,7 @@ def test_the_other_pair_tells_who_came_with_another_dtype() -> None:
     verdict = only(found)
     assert (verdict.kind, verdict.culprits) == (Kind.SIGNATURE_MISMATCH, (1,))
     assert verdict.certainty is Certainty.LIKELY
-    assert "All other calls of that line that are known are like that of rank 0." in (
-        verdict.explanation
-    )
+    assert "All other known calls of that line are like that of rank 0." in (verdict.explanation)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Link:
 
 
 INPUT = "input from a terminal"
-FULL_PIPE = "somebody to read a pipe, which is full"
+FULL_PIPE = "a reader of a pipe, which is full"
 _BY_KERNEL = (
     (
         re.compile(r"^(?:locks_lock_inode|flock|posix_lock|fcntl_setlk)"),
@@ -87,11 +87,11 @@ _BY_KERNEL = (
     ),
     (re.compile(r"pipe_read"), On.PIPE, "data from a pipe"),
     (re.compile(r"pipe_write"), On.PIPE, FULL_PIPE),
-    (re.compile(r"^wait_for_partner"), On.PIPE, "the other end of a named pipe, to open it"),
+    (re.compile(r"^wait_for_partner"), On.PIPE, "another process to open its end of a named pipe"),
     (re.compile(r"^(?:n_tty_read|tty_)"), On.INPUT, INPUT),
     (re.compile(r"^(?:do_wait|kernel_wait)"), On.CHILD, "a child process"),
     (re.compile(r"^(?:rpc_|nfs\d?_)"), On.FILE, "a network file system (NFS)"),
-    (re.compile(r"^(?:request_wait_answer|fuse_)"), On.FILE, "a file system in user space (FUSE)"),
+    (re.compile(r"^(?:request_wait_answer|fuse_)"), On.FILE, "a FUSE file system"),
     (re.compile(r"^(?:ptlrpc_|ll_|cl_|osc_)"), On.FILE, "a Lustre file system"),
     (re.compile(r"^(?:io_schedule|folio_wait|wait_on_page|blk|jbd2|xfs_)"), On.FILE, "a disk"),
     (
@@ -256,7 +256,7 @@ def only_child(rank: RankSnapshot, sources: Mapping[str, str]) -> Link | None:
     child, site = found
     waits_for = by_kernel(child.process.wchan)[1]
     if child.process.state[:1] in ("T", "t"):
-        waits_for = "somebody to continue it: it is stopped"
+        waits_for = "a SIGCONT: it is stopped"
     return Link(f"process {child.pid}", site, waits_for, child.command)
 
 

@@ -276,7 +276,7 @@ def _of_few(case: Case, finding: Finding) -> Finding:
     if not scene.others and isinstance(point, Place):
         members = case.job.members(point.gid)
         scene = replace(scene, others=tuple(r for r in members if r not in finding.culprits))
-        where = "made other calls, and have ended"
+        where = "made other calls and ended"
     return replace(
         finding,
         kind=Kind.SUBSET_ENTERED,

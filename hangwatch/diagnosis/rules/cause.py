@@ -19,7 +19,7 @@ from hangwatch.diagnosis.rules.choices import (
     OF_THE_PROGRAM,
     Read,
     are_busy,
-    has_parted,
+    has_diverged,
     is_about_groups,
     nodes_around,
     ways_at,
@@ -38,7 +38,7 @@ from hangwatch.diagnosis.source.program import Line, Position, Program
 from hangwatch.diagnosis.source.syntax import called, in_body, own, retried_by, spans
 from hangwatch.diagnosis.source.values import early_ends, taken_before
 from hangwatch.diagnosis.text import reasons
-from hangwatch.diagnosis.text.reasons import Parted
+from hangwatch.diagnosis.text.reasons import TwoPaths
 from hangwatch.model.frames import with_source
 from hangwatch.model.kinds import Certainty, Kind, Reason, What
 from hangwatch.model.verdict import RootCause
@@ -113,7 +113,7 @@ def _of_exception(case: Case, finding: Finding, found: Sequence[Read]) -> RootCa
 
     None where the source shows the handler.
     """
-    handled = case.exception_of(finding.culprits) if has_parted(case, finding) else None
+    handled = case.exception_of(finding.culprits) if has_diverged(case, finding) else None
     if handled is None or any(read.choice.turn is Turn.EXCEPTION for read in found):
         return None
     why = reasons.handling(finding.culprits, handled)
@@ -171,7 +171,7 @@ def _set_for_few(case: Case, finding: Finding, read: Read) -> RootCause | None:
 
 def _by_retry(case: Case, finding: Finding) -> RootCause | None:
     """The handler that repeats a call that raised, where culprits are within that call."""
-    at = position(case, finding.culprits[0]) if has_parted(case, finding) else None
+    at = position(case, finding.culprits[0]) if has_diverged(case, finding) else None
     for line in at.frames[::-1] if at is not None else ():
         handler = retried_by(case.source.program.scope_at(line), line.number)
         if handler is not None:
@@ -188,7 +188,7 @@ def _by_callback(case: Case, finding: Finding) -> RootCause | None:
     """
     sites = (finding.site, finding.victim_site)
     lines = {(one.file, one.line) if one and one.call else None for one in sites}
-    if not has_parted(case, finding) or len(lines) > 1 or None in lines:
+    if not has_diverged(case, finding) or len(lines) > 1 or None in lines:
         return None
     source = case.source
     found = [
@@ -209,10 +209,10 @@ def _of_choice(case: Case, finding: Finding, read: Read, sure: Certainty) -> Roo
     split = read.split
     lines = (split.start, split.mine.line, split.theirs.line)
     places = (line and case.site_of_line(*line) for line in lines)
-    parted = Parted(read.culprits, split.other, *places)
-    why = reasons.of_choice(read.what, read.site, read.choice, parted)
+    paths = TwoPaths(read.culprits, split.other, *places)
+    why = reasons.of_choice(read.what, read.site, read.choice, paths)
     cause = finding.cause(read.what, sure, read.site, why)
-    return replace(cause, evidence=reasons.evidence(parted))
+    return replace(cause, evidence=reasons.evidence(paths))
 
 
 # --- By the kind of the finding --------------------------------------------------------

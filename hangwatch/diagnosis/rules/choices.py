@@ -76,7 +76,7 @@ def is_about_groups(finding: Finding) -> bool:
     return finding.makes_a_group and finding.reason in OF_THE_PROGRAM
 
 
-def has_parted(case: Case, finding: Finding) -> bool:
+def has_diverged(case: Case, finding: Finding) -> bool:
     """True if culprits and others are at two places of the program, and it has a reason for it."""
     if not finding.culprits or finding.reason not in OF_THE_PROGRAM:
         return False
@@ -93,7 +93,7 @@ def choices_of(case: Case, finding: Finding) -> list[Read]:
 
     Where any of several sides may be at fault, those of each side.
     """
-    if not has_parted(case, finding):
+    if not has_diverged(case, finding):
         return []
     sides = sides_of(case, finding.culprits)
     if len(sides) == 1 or (finding.makes_a_group and not finding.undecided):

@@ -167,16 +167,16 @@ def _inversion(case: Case, sides: dict[WaitPoint, list[Wait]], left: _Divergence
         rest = [wait for wait in waits if wait.rank not in culprits]
         about = guilty[0].wait_point
         site, other_site = case.victims_site(guilty), case.victims_site(rest)
-        if left.parted:
+        if left.undecided:
             certainty = Certainty.POSSIBLE
-        if isinstance(about, Channel) and not left.parted:
+        if isinstance(about, Channel) and not left.undecided:
             kind = Kind.MISSING_PEER
             mine, theirs = (case.op_at(some, None) or "a collective" for some in (guilty, rest))
             group = group_text(case.job, about.gid)
             scene = Scene(culprits, left.others, group, site, other_site)
             text = wording.unmatched(scene, mine, theirs, new=True)
         else:
-            text = wording.cycle(parts, culprits, parted=left.parted)
+            text = wording.cycle(parts, culprits, undecided=left.undecided)
     return Finding(
         kind=kind,
         certainty=certainty,
@@ -255,8 +255,8 @@ class _Divergence:
 
     culprits: Ranks
     others: Ranks
-    parted: bool = False
-    """``culprits`` parted from each other, and it is not known which of them left."""
+    undecided: bool = False
+    """One of ``culprits`` left the common sequence of calls, and it is not known which."""
 
 
 def _divergence(
@@ -274,7 +274,7 @@ def _divergence(
     departures = case.departures
     alone = (departures.ranks or departures.tied) & inside
     if is_minority(alone, everyone):
-        return _Divergence(*_sides(alone, everyone), parted=not departures.ranks)
+        return _Divergence(*_sides(alone, everyone), undecided=not departures.ranks)
     if len(everyone) == 2 and _is_one_call(waits):  # noqa: PLR2004 (a pair)
         return None  # both send first: either may be at fault
     culprits, others = _sides(_strange(case, there, everyone, for_messages), everyone)

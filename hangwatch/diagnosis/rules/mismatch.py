@@ -219,7 +219,7 @@ def _without_majority(case: Case, place: Place, split: Split) -> Finding:
     candidates = tuple(sorted(rank for _, ranks in split.parts for rank in ranks))
     sites = [(r, s) for _, r in split.parts if (s := case.site_at(r[0], place)) is not None]
     is_op = split.differs is Differs.OP
-    named = "different collectives" if is_op else _op(case, place, candidates[0])
+    named = "collective" if is_op else _op(case, place, candidates[0])
     site, other_site = [*(site for _, site in sites), None, None][:2]
     scene = Scene(candidates, (), "", site, other_site)
     text = disagreement.undecided(split, wait_point_text(case.job, place, named), sites)

@@ -298,7 +298,7 @@ def judge_key(case: Case, wait_point: Setup) -> Finding:
     scene = case.scene(wait_point, behind, own, others, case.victims_site(waits))
     culprits = tuple(sorted({*behind, *others})) if either else behind
     if known is None:
-        text = disagreement.set_by_nobody(scene)
+        text = disagreement.set_by_no_rank(scene)
     else:
         text = (disagreement.one_more if either else disagreement.never_set)(scene, known)
     gone = any(rank in case.ended for rank in culprits)

@@ -200,6 +200,6 @@ def _fault_text(case: Case, finding: Finding, rank: int) -> Iterator[str]:
         yield f"Rank {rank} {is_or_was} on {fault.what}. {fault.detail}"
     if gpu.assumed:
         yield (
-            f"That rank {rank} uses this GPU is concluded from its LOCAL_RANK: NVML does not "
-            "name its process."
+            f"The GPU of rank {rank} was inferred from its LOCAL_RANK: NVML does not list the "
+            "process."
         )

@@ -67,8 +67,8 @@ def unless_released(case: Case, finding: Finding) -> Finding:
         site = innermost_user_site(thread.frames, case.texts)
         note = (
             f"{capital(the_ranks(acting))} {verb(tuple(acting), 'runs', 'run')} another thread"
-            f"{at_line(site)}{'' if len(acting) == 1 else f' (rank {rank})'}, which may yet make "
-            "the call that is missing."
+            f"{at_line(site)}{'' if len(acting) == 1 else f' (rank {rank})'}, which may still "
+            "make the missing call."
         )
         return _open(finding, Certainty.POSSIBLE if called else Certainty.LIKELY, note)
     hidden = {rank: one for rank, one in ranks.items() if one.process.alive and not one.threads}
@@ -78,7 +78,7 @@ def unless_released(case: Case, finding: Finding) -> Finding:
         return _open(finding, Certainty.POSSIBLE, note)
     unseen = tuple(rank for rank, one in hidden.items() if one.threads == ())
     if unseen:
-        note = f"Other threads of {the_ranks(unseen)} could not be seen."
+        note = f"Other threads of {the_ranks(unseen)} could not be read."
         return _open(finding, Certainty.LIKELY, note)
     return finding
 
@@ -92,7 +92,7 @@ def unless_given_up(case: Case, finding: Finding) -> Finding:
         line = Line(stack[-1].file, stack[-1].line) if stack else Line("", 0)
         if has_time_limit(case.source.program.scope_at(line), line.number):
             where = at_line(case.site_of_line(*line))
-            note = f"Rank {wait.rank} waits with a time limit of its own{where}."
+            note = f"Rank {wait.rank} waits with its own time-out{where}."
             return _open(finding, Certainty.LIKELY, note)
     return finding
 

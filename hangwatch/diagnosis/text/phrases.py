@@ -1,4 +1,4 @@
-"""Phrases on groups, wait points, lines of code, and what ranks do."""
+"""Phrases on groups, wait points, lines of code, and the activity of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ranks = tuple[int, ...]
 
 MAX_MESSAGE = 160
 MAX_SHOWN = 3
-"""Sentences on things that differ from rank to rank."""
+"""Most sentences on things that differ from rank to rank."""
 
 
 def at_line(site: Site | None) -> str:
@@ -44,7 +44,7 @@ def _called(call: PackageCall) -> str:
 def place_in_code(site: Site | None) -> str:
     """``train.py:41 in train: `loss.backward()```."""
     if site is None:
-        return "a line that is not known"
+        return "an unknown line"
     where = code_line(site)
     if site.function and site.function != "<module>":
         where += f" in {site.function}"
@@ -56,7 +56,7 @@ def place_in_code(site: Site | None) -> str:
 
 
 def group_text(job: Job, gid: int) -> str:
-    """``group default_pg``; by its ranks where no one described it."""
+    """``group default_pg``; by its ranks where it has no description."""
     key = job.keys[gid]
     if key.desc and key.desc != "undefined":
         return f"group {key.desc}"
@@ -64,8 +64,8 @@ def group_text(job: Job, gid: int) -> str:
 
 
 WIRED = (
-    "Ranks find each other by the name of the group, which counts the groups that were made "
-    "before: these are wired to each other."
+    "Group names are numbered in the order of creation, so these ranks joined different groups "
+    "under one name."
 )
 
 
@@ -93,13 +93,13 @@ def now(ranks: Sequence[int], activity: Activity, who: str = "") -> str:
     """``it is loading data (data.py:12)``, or ``rank 2 is``."""
     who = who or verb(ranks, "it", "they")
     if activity.interrupted:
-        inside = f" in {_in_function(activity.site)}" if activity.site else ""
-        return f"{who} {verb(ranks, 'was', 'were')} ended from outside{inside}"
+        inside = f" while in {_in_function(activity.site)}" if activity.site else ""
+        return f"{who} {verb(ranks, 'was', 'were')} terminated externally{inside}"
     return f"{who} {verb(ranks, 'is', 'are')} {doing(activity)}"
 
 
 def each_now(parts: Sequence[tuple[Ranks, Activity]]) -> str:
-    """``it is loading data (data.py:12)``; of ranks that do not do the same, each in turn."""
+    """``it is loading data (data.py:12)``; of ranks that do different things, each in turn."""
     if len(parts) == 1:
         return now(*parts[0])
     return ", ".join(now(ranks, one, the_ranks(ranks)) for ranks, one in parts[:MAX_SHOWN])
@@ -113,7 +113,7 @@ _DOING = {
     Reason.STOPPED: "stopped (SIGSTOP, or a frozen container)",
     Reason.DEBUGGER: "in a debugger",
     Reason.EXCEPTION_HANDLING: "handling an exception",
-    Reason.GPU_KERNEL: "stuck on the device, which does not run what the program enqueued",
+    Reason.GPU_KERNEL: "stuck on the GPU, which does not execute the queued work",
 }
 
 
@@ -129,7 +129,7 @@ def doing(activity: Activity) -> str:
         return f"busy in {where}" if activity.running else f"in {where}"
     if activity.reason is Reason.GPU_FAULT:
         return f"on {activity.fault}"
-    what = _DOING.get(activity.reason, "doing something that could not be seen")
+    what = _DOING.get(activity.reason, "in an unknown state (no stack)")
     if activity.compiling is not None:
         what = _compiling(activity.compiling)
     elif activity.blocked is not None:
@@ -149,7 +149,7 @@ def _article(name: str) -> str:
 def waiting(blocked: Blocked) -> str:
     """``waiting for the lock `lock```, to follow ``it is``."""
     if blocked.on is On.RETRY:
-        return f"trying again after {_article(blocked.what)}"
+        return f"retrying after {_article(blocked.what)}"
     if blocked.on is On.SLEEP:
         return "sleeping in a loop"
     return f"waiting in {blocked.call}" if blocked.call else f"waiting for {blocked.what}"
@@ -165,7 +165,7 @@ def _compiling(compiling: Compiling) -> str:
     if compiling.locked:
         if compiling.held:
             return f"waiting for the lock of {extension}, which another process holds"
-        return f"waiting for the lock file of {extension}, which another process builds or built"
+        return f"waiting for the lock file of {extension}, created by a build in another process"
     return f"building {extension}"
 
 
@@ -179,8 +179,8 @@ def _in_function(site: Site | None) -> str:
 
 
 def ended(end: Ending) -> str:
-    """The end of a rank, to follow its name: ``died of ValueError: bad batch``."""
-    how = "ended, and nobody saw how"
+    """The end of a rank, to follow its name: ``raised ValueError: bad batch``."""
+    how = "ended with an unknown exit status"
     if end.exception is not None:
         how = _raised(end.exception)
     elif end.reason is Reason.OUT_OF_MEMORY:
@@ -200,4 +200,4 @@ def _raised(exception: ExceptionRecord) -> str:
         message = message[: MAX_MESSAGE - 3] + "..."
     name = exception.type.rpartition(".")[2] or "an exception"
     at = f" ({code_line(exception.site)})" if exception.site else ""
-    return f"died of {name}" + (f": {message}" if message else "") + at
+    return f"raised {name}" + (f": {message}" if message else "") + at
