@@ -22,8 +22,8 @@ from hangwatch.diagnosis.facts.wait_points import (
     ANYONE,
     STORE,
     Channel,
-    Place,
     Setup,
+    Slot,
     Wait,
     WaitPoint,
 )
@@ -40,11 +40,11 @@ class Graph:
     at: dict[WaitPoint, list[Wait]] = field(default_factory=lambda: defaultdict(list))
     missing: dict[WaitPoint, tuple[int, ...]] = field(default_factory=dict)
     because: dict[WaitPoint, WaitPoint] = field(default_factory=dict)
-    """A wait point to another that explains it: an earlier place, the send of a recv."""
+    """A wait point to another that explains it: an earlier slot, the send of a recv."""
     queued: dict[WaitPoint, list[WaitPoint]] = field(default_factory=lambda: defaultdict(list))
-    """A full place to those that a member issued before it and that are unfinished."""
+    """A full slot to those that a member issued before it and that are unfinished."""
     disputed: set[WaitPoint] = field(default_factory=set)
-    """Places whose members differ: nothing earlier explains them."""
+    """Slots whose members differ: nothing earlier explains them."""
     devices: dict[int, set[WaitPoint]] = field(default_factory=dict)
     """The wait points at which the devices of ranks are; a stuck device is at none."""
     _before: dict[Node, list[Node]] | None = None
@@ -68,9 +68,9 @@ class Graph:
                     self._before[node].append(wait_point)
         return self._before
 
-    def is_full(self, place: Place) -> bool:
-        """Return True if all have reached a place, and nothing yet explains why it is not over."""
-        return not self.missing[place] and place not in self.because and place not in self.disputed
+    def is_full(self, slot: Slot) -> bool:
+        """Return True if all have reached a slot, and nothing yet explains why it is not over."""
+        return not self.missing[slot] and slot not in self.because and slot not in self.disputed
 
 
 # --- Building the graph ---------------------------------------------------------------
@@ -85,11 +85,11 @@ def build(
 ) -> Graph:
     """Link the waits.
 
-    disputed: gid to the first place where its members differ. stuck: ranks whose device
+    disputed: gid to the first slot where its members differ. stuck: ranks whose device
     is stuck itself; they wait for nothing.
     """
     graph = Graph()
-    graph.disputed.update(Place(gid, seq) for gid, seq in disputed.items())
+    graph.disputed.update(Slot(gid, seq) for gid, seq in disputed.items())
     graph.devices.update((rank, set()) for rank in stuck)
     for wait in _without_idle_guesses(job, needed(job, waits, stuck), ended):
         if wait.record is not None and wait.record.device and not wait.apart:
@@ -98,13 +98,13 @@ def build(
         if not wait.apart:
             graph.by_rank[wait.rank].append(wait)
     for wait_point in list(graph.at):
-        first = disputed.get(wait_point.gid) if isinstance(wait_point, Place) else None
-        if not isinstance(wait_point, Place) or first is None or wait_point.seq < first:
+        first = disputed.get(wait_point.gid) if isinstance(wait_point, Slot) else None
+        if not isinstance(wait_point, Slot) or first is None or wait_point.seq < first:
             graph.missing[wait_point] = _missing_at(job, wait_point, graph, ended)
             continue
         graph.missing[wait_point] = ()
         if wait_point.seq > first:
-            graph.because[wait_point] = Place(wait_point.gid, first)
+            graph.because[wait_point] = Slot(wait_point.gid, first)
     _link_earlier(graph)
     _link_pairs(graph)
     _link_queues(graph)
@@ -122,8 +122,8 @@ def _without_idle_guesses(
     kept: list[Wait] = []
     idle: dict[int, list[Wait]] = defaultdict(list)
     for wait in waits:
-        place = wait.wait_point if wait.vague and isinstance(wait.wait_point, Place) else None
-        if place is None or _missing_at_place(job, place, Graph(), ended):
+        slot = wait.wait_point if wait.vague and isinstance(wait.wait_point, Slot) else None
+        if slot is None or _missing_at_slot(job, slot, Graph(), ended):
             kept.append(wait)
         elif not wait.over:
             idle[wait.rank].append(wait)
@@ -132,15 +132,15 @@ def _without_idle_guesses(
 
 
 def _link_earlier(graph: Graph) -> None:
-    """Let a place that all have reached wait for the unfinished ones before it."""
+    """Let a slot that all have reached wait for the unfinished ones before it."""
     waited: dict[int, list[int]] = defaultdict(list)
     for wait_point in graph.at:
-        if isinstance(wait_point, Place):
+        if isinstance(wait_point, Slot):
             waited[wait_point.gid].append(wait_point.seq)
     for gid, seqs in waited.items():
         for earlier, seq in pairwise(sorted(seqs)):
-            if graph.is_full(place := Place(gid, seq)):
-                graph.because[place] = Place(gid, earlier)
+            if graph.is_full(slot := Slot(gid, seq)):
+                graph.because[slot] = Slot(gid, earlier)
 
 
 def _link_pairs(graph: Graph) -> None:
@@ -162,13 +162,13 @@ def _link_pairs(graph: Graph) -> None:
 def _link_queues(graph: Graph) -> None:
     """Let what a rank issued asynchronously wait for what it issued before.
 
-    A device works in the order of its stream, so a place that all have reached
+    A device works in the order of its stream, so a slot that all have reached
     can wait for another group's on one of its members.
     """
     for waits in graph.by_rank.values():
         issued = [wait.wait_point for wait in waits if not wait.firm and wait.record is not None]
         for before, wait_point in pairwise(issued):
-            if isinstance(wait_point, Place) and graph.is_full(wait_point):
+            if isinstance(wait_point, Slot) and graph.is_full(wait_point):
                 graph.queued[wait_point].append(before)
 
 
@@ -180,8 +180,8 @@ def _missing_at(
 ) -> tuple[int, ...]:
     if isinstance(wait_point, Setup):
         return _missing_at_setup(job, wait_point, graph, ended)
-    if isinstance(wait_point, Place):
-        return _missing_at_place(job, wait_point, graph, ended)
+    if isinstance(wait_point, Slot):
+        return _missing_at_slot(job, wait_point, graph, ended)
     peer = wait_point.peer
     if peer == ANYONE:
         return _missing_senders(job, wait_point, graph, ended)
@@ -210,30 +210,30 @@ def _missing_senders(
     return fewest(sent(job, wait_point, left)) or left
 
 
-def _missing_at_place(
-    job: Job, place: Place, graph: Graph, ended: Mapping[int, Ending]
+def _missing_at_slot(
+    job: Job, slot: Slot, graph: Graph, ended: Mapping[int, Ending]
 ) -> tuple[int, ...]:
-    """The members that have not come to a place, or that will not complete it."""
+    """The members that have not come to a slot, or that will not complete it."""
     devices = graph.devices
     if not ended and not devices:
-        reached = job.reached[place.gid]
-        return tuple(r for r in job.members(place.gid) if reached.get(r, 0) < place.seq)
+        reached = job.reached[slot.gid]
+        return tuple(r for r in job.members(slot.gid) if reached.get(r, 0) < slot.seq)
     return tuple(
         rank
-        for rank in job.members(place.gid)
-        if not job.arrived(rank, place)
+        for rank in job.members(slot.gid)
+        if not job.arrived(rank, slot)
         or (
             (
-                (rank in devices and place not in devices[rank])
-                or (rank in ended and _is_gone(rank, place, graph, ended))
+                (rank in devices and slot not in devices[rank])
+                or (rank in ended and _is_gone(rank, slot, graph, ended))
             )
-            and not job.passed(rank, place)
+            and not job.passed(rank, slot)
         )
     )
 
 
 def _is_gone(
-    rank: int, wait_point: Place | Channel, graph: Graph, ended: Mapping[int, Ending]
+    rank: int, wait_point: Slot | Channel, graph: Graph, ended: Mapping[int, Ending]
 ) -> bool:
     """Return True if a rank has ended without completing its part of a wait point.
 
@@ -243,11 +243,11 @@ def _is_gone(
     if end is None:
         return False
     if end.how is How.CLEAN:
-        return isinstance(wait_point, Place)
+        return isinstance(wait_point, Slot)
     if end.is_failure:
         return True
     at = [wait.wait_point for wait in graph.by_rank.get(rank, ())]
-    if isinstance(wait_point, Place):
+    if isinstance(wait_point, Slot):
         return bool(at) and wait_point not in at
     return bool(at) and not any(answers(other, wait_point) for other in at)
 

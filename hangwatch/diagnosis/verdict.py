@@ -13,7 +13,7 @@ from hangwatch.diagnosis.facts.activity import compiling
 from hangwatch.diagnosis.facts.devices import not_passed, stuck_devices, without_company
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, endings, gave_up, last_call
 from hangwatch.diagnosis.facts.job import Job, index, seconds
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Setup, Slot, Wait
 from hangwatch.diagnosis.facts.waits import find_waits
 from hangwatch.diagnosis.graph import build, roots
 from hangwatch.diagnosis.rules.blocking import judge_blocking
@@ -92,7 +92,7 @@ def _open(snapshot: JobSnapshot) -> Case:
 
 
 def _died_of_a_dispute(job: Job, rank: int, end: Ending, disputed: Mapping[int, int]) -> bool:
-    """Return True if a rank aborted or raised in a disputed place, or after it in its group.
+    """Return True if a rank aborted or raised in a disputed slot, or after it in its group.
 
     On gloo a mismatch aborts the rank with the smaller buffer, often not the culprit.
     """
@@ -104,7 +104,7 @@ def _died_of_a_dispute(job: Job, rank: int, end: Ending, disputed: Mapping[int, 
         return True
     # For a call that nothing of the program waits for, a thread of gloo's aborts it.
     return end.signal == signal.SIGABRT and any(
-        job.arrived(rank, Place(gid, first)) for gid, first in disputed.items()
+        job.arrived(rank, Slot(gid, first)) for gid, first in disputed.items()
     )
 
 
@@ -123,7 +123,7 @@ def _findings(case: Case) -> list[Finding]:
         else:
             [point] = root.wait_points
             finding = None
-            if isinstance(point, Place) and point in case.graph.disputed:
+            if isinstance(point, Slot) and point in case.graph.disputed:
                 finding = judge_dispute(case, point)
             found.append(finding or judge_stuck(case, point))
     found.extend(judge_blocking(case, terminals))
@@ -178,7 +178,7 @@ def _verdict(case: Case, finding: Finding, thresholds: Thresholds) -> Verdict | 
     if state is None:
         return None
     wait_point = finding.wait_point
-    gid = wait_point.gid if isinstance(wait_point, Place | Channel) else None
+    gid = wait_point.gid if isinstance(wait_point, Slot | Channel) else None
     reads = choices_of(case, finding)
     cause = cause_of(case, finding, reads)
     sure = finding if _is_old_enough(case, age_s) else _unproved(finding)
@@ -218,7 +218,7 @@ def _is_guessed(case: Case, finding: Finding) -> bool:
     ranks = (case.job.ranks.get(culprit) for culprit in finding.culprits)
     replaced = any(rank.process.replaced for rank in ranks if rank is not None)
     points = (finding.wait_point, *(wait.wait_point for wait in finding.waits))
-    guessed = any(isinstance(p, Place | Channel) and p.gid in case.job.guessed for p in points)
+    guessed = any(isinstance(p, Slot | Channel) and p.gid in case.job.guessed for p in points)
     return replaced or (guessed and finding.kind is not Kind.DIED)
 
 
@@ -282,7 +282,7 @@ def _shown(case: Case, wait: Wait) -> ShownWait:
     return ShownWait(
         rank=wait.rank,
         group=None if isinstance(point, Setup) else case.job.keys[point.gid],
-        seq=point.seq if isinstance(point, Place) else recorded,
+        seq=point.seq if isinstance(point, Slot) else recorded,
         op=wait.op or case.op_at((), point) or UNNAMED,
         waits_for=case.graph.missing.get(point, ()),
         age_s=wait.age_s,

@@ -16,7 +16,7 @@ from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.devices import are_untimed
 from hangwatch.diagnosis.facts.endings import Library, aborted_by, gave_up
 from hangwatch.diagnosis.facts.stores import KEY, setter
-from hangwatch.diagnosis.facts.wait_points import Place, Setup
+from hangwatch.diagnosis.facts.wait_points import Setup, Slot
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.choices import CONDITIONS, Read
 from hangwatch.diagnosis.source.syntax import leaves, spans
@@ -340,7 +340,7 @@ def _of_group(case: Case, finding: Finding, cause: RootCause) -> Iterator[tuple[
     """
     if finding.what is What.UNMATCHED_P2P and cause.what in CONDITIONS:
         yield "alike", the_ranks(finding.culprits)
-    if isinstance(finding.wait_point, Place) and len(finding.culprits) > 1:
+    if isinstance(finding.wait_point, Slot) and len(finding.culprits) > 1:
         for gid, key in enumerate(case.job.keys):
             if key.ranks == finding.culprits and gid != finding.wait_point.gid:
                 yield "own_group", group_text(case.job, gid)

@@ -11,7 +11,7 @@ from itertools import product
 
 from hangwatch.diagnosis.facts.history import step
 from hangwatch.diagnosis.facts.job import Job
-from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.facts.wait_points import Slot
 from hangwatch.model.kinds import OpState
 from hangwatch.model.operations import OPERATIONS, Operation
 from hangwatch.model.snapshot import OpRecord
@@ -206,24 +206,24 @@ LASTING = (Differs.DTYPE, Differs.ROOT)
 """Respects in which a line does not come to differ by itself, as sizes do in a last batch."""
 
 
-def usual_side(job: Job, place: Place, found: Split) -> tuple[int, ...] | None:
+def usual_side(job: Job, slot: Slot, found: Split) -> tuple[int, ...] | None:
     """The side of a split that did what all other groups of the kind did at that line.
 
     Where there are none, what the members themselves did there before, if that is lasting. None
     where that is not one thing, and where it is what neither side did, or both.
     """
-    records = job.places(place.gid).get(place.seq, {})
+    records = job.slots(slot.gid).get(slot.seq, {})
     steps = {step(record) for record in records.values()}
 
     def value(gid: int, record: OpRecord) -> object:
         return _value(job, gid, record, found.differs)
 
-    siblings = [value(*call) for call in _in_siblings(job, place) if step(call[1]) in steps]
+    siblings = [value(*call) for call in _in_siblings(job, slot) if step(call[1]) in steps]
     before = [
-        value(place.gid, record)
-        for seq, made in job.places(place.gid).items()
+        value(slot.gid, record)
+        for seq, made in job.slots(slot.gid).items()
         for record in made.values()
-        if seq < place.seq and step(record) in steps
+        if seq < slot.seq and step(record) in steps
     ]
     usual = siblings or (before if found.differs in LASTING else [])
     if len(usual) < LEAST or len({*usual}) > 1 or not {*before} <= {*usual}:
@@ -231,19 +231,19 @@ def usual_side(job: Job, place: Place, found: Split) -> tuple[int, ...] | None:
     sides = [
         ranks
         for _, ranks in found.parts
-        if {value(place.gid, records[rank]) for rank in ranks} == {*usual}
+        if {value(slot.gid, records[rank]) for rank in ranks} == {*usual}
     ]
     return sides[0] if len(sides) == 1 else None
 
 
-def _in_siblings(job: Job, place: Place) -> Iterator[tuple[int, OpRecord]]:
+def _in_siblings(job: Job, slot: Slot) -> Iterator[tuple[int, OpRecord]]:
     """The calls of that number in groups of as many other ranks, and of that description."""
-    key = job.keys[place.gid]
+    key = job.keys[slot.gid]
     members = frozenset(key.ranks)
     for gid, other in enumerate(job.keys):
         alike = (other.desc, len(other.ranks)) == (key.desc, len(key.ranks))
         if alike and members.isdisjoint(other.ranks):
-            for record in job.places(gid).get(place.seq, {}).values():
+            for record in job.slots(gid).get(slot.seq, {}).values():
                 yield gid, record
 
 

@@ -23,7 +23,7 @@ others are in the call for longer: a thread may make groups of its own again and
 program is elsewhere."""
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """The ``seq``-th collective of a group, 0 where it is not known which."""
 
     gid: int
@@ -64,7 +64,7 @@ class Setup(NamedTuple):
         return tuple(self.where.splitlines()) if self.call == STORE else ()
 
 
-WaitPoint = Place | Channel | Setup
+WaitPoint = Slot | Channel | Setup
 
 
 class Wait(NamedTuple):
@@ -83,6 +83,6 @@ class Wait(NamedTuple):
     apart: bool = False
     """A thread of its own waits, while the program of the rank is elsewhere."""
     vague: bool = False
-    """Only counters show it: its group, and its place, are inferred."""
+    """Only counters show it: its group, and its slot, are inferred."""
     connects: bool = False
     """It waits for its connection to the peer alone: the call returns before there is a message."""

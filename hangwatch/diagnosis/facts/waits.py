@@ -1,6 +1,6 @@
 """All waits of a job: the edges of the wait-for graph that start at ranks.
 
-A rank waits at a *wait point*: a place (the n-th collective of a group), a channel (a
+A rank waits at a *wait point*: a slot (the n-th collective of a group), a channel (a
 send or recv that its peer has to match), or a set-up call that all ranks make
 together. A call that a rank only issued, and works on meanwhile, is no wait.
 """
@@ -17,7 +17,7 @@ from hangwatch.diagnosis.facts.devices import oldest
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, timed_out, went_on
 from hangwatch.diagnosis.facts.job import NEW_GROUP, SETTING_UP, Job, seconds
 from hangwatch.diagnosis.facts.stores import for_keys
-from hangwatch.diagnosis.facts.wait_points import MOMENT_S, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import MOMENT_S, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.model.frames import program_thread, with_source
 from hangwatch.model.kinds import OpState, Phase
 from hangwatch.model.snapshot import GroupProgress, NewGroup, RankSnapshot
@@ -32,7 +32,7 @@ def find_waits(job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int
     """All waits of all ranks, living and ended, in the order of the ranks.
 
     A rank that ended by itself waits for nothing, whatever it was in. ``disputed``:
-    gid to the first place where its members differ, as far as that is known.
+    gid to the first slot where its members differ, as far as that is known.
     """
     waits: list[Wait] = []
     alive = (rank for number, rank in job.ranks.items() if number not in ended)
@@ -45,12 +45,12 @@ def find_waits(job: Job, ended: Mapping[int, Ending], disputed: Mapping[int, int
             waits.extend(_of_living(job, rank, setups))
         elif end.how is not How.CLEAN and end.cause is not Cause.OWN:
             found = list(_of_ended(job, rank, ended))
-            passed = _disputed_places(job, number, end, disputed)
+            passed = _disputed_slots(job, number, end, disputed)
             points = (wait.wait_point for wait in found)
-            # It has been long ago in a place before one that it raised after.
-            if all(isinstance(p, Place) and p.seq < passed.get(p.gid, 0) for p in points):
-                places = (Place(gid, seq) for gid, seq in passed.items())
-                found = [Wait(number, p, end.age_s, firm=False) for p in places] or found
+            # It has been long ago in a slot before one that it raised after.
+            if all(isinstance(p, Slot) and p.seq < passed.get(p.gid, 0) for p in points):
+                slots = (Slot(gid, seq) for gid, seq in passed.items())
+                found = [Wait(number, p, end.age_s, firm=False) for p in slots] or found
             waits.extend(wait._replace(over=True) for wait in found)
     return waits + for_keys(job, ended, waits)
 
@@ -73,7 +73,7 @@ def _in_call(  # noqa: PLR0913 (the fields of a wait)
         before = turn(job, rank, position)
         wait_point = Channel(gid, rank, record.peer, sends, record.tag, *before)
     elif not record.p2p and record.seq > 0:
-        wait_point = Place(gid, record.seq)
+        wait_point = Slot(gid, record.seq)
     else:
         return
     yield Wait(
@@ -158,8 +158,8 @@ def setup_of(job: Job, rank: RankSnapshot) -> Setup | None:
 
 def _in_setup(job: Job, rank: RankSnapshot, setup: Setup, age_s: float) -> Wait:
     made = _new_group_of(rank)
-    place = Place(job.gid(SETTING_UP), made.number) if made is not None else None
-    record = job.record(rank.rank, place) if place is not None else None
+    slot = Slot(job.gid(SETTING_UP), made.number) if made is not None else None
+    record = job.record(rank.rank, slot) if slot is not None else None
     site = rank.in_call_site
     return Wait(rank.rank, setup, age_s, firm=True, op=setup.call, record=record, site=site)
 
@@ -211,10 +211,10 @@ def _pending(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
 
 
 def _by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
-    """The places at which a rank waits, as far as c10d's counters show.
+    """The slots at which a rank waits, as far as c10d's counters show.
 
     They say that something is unfinished, not in which group, nor always how far all
-    before it is complete: the last place entered is taken where nothing was completed. No rank
+    before it is complete: the last slot entered is taken where nothing was completed. No rank
     waits in a group for longer than it has issued nothing there.
     """
     if rank.flight or rank.pending_age_s is None:
@@ -225,20 +225,20 @@ def _by_counters(job: Job, rank: RankSnapshot) -> Iterator[Wait]:
             complete = _complete(job, gid, progress)
             if complete < 0 or complete >= progress.enqueued:
                 complete = progress.enqueued - 1
-            place = Place(gid, complete + 1)
-            record = job.record(rank.rank, place)
+            slot = Slot(gid, complete + 1)
+            record = job.record(rank.rank, slot)
             if record is None or record.state is OpState.ISSUED:
                 issued_s = progress.changed_age_s
                 age_s = pending_s if issued_s is None else min(pending_s, seconds(issued_s))
                 if issued_s is None or age_s >= MOMENT_S:
-                    yield Wait(rank.rank, place, age_s, firm=False, vague=True)
+                    yield Wait(rank.rank, slot, age_s, firm=False, vague=True)
 
 
 def _complete(job: Job, gid: int, progress: GroupProgress) -> int:
-    """The last place of a group that is complete on a rank, by its counters; -1 for none.
+    """The last slot of a group that is complete on a rank, by its counters; -1 for none.
 
     Threads of gloo's note what they have completed in any order, so its count may be one
-    of long before. A place that all have entered and another has completed is complete here, too.
+    of long before. A slot that all have entered and another has completed is complete here, too.
     """
     if progress.in_order or progress.completed < 0:
         return progress.completed
@@ -248,12 +248,12 @@ def _complete(job: Job, gid: int, progress: GroupProgress) -> int:
 # --- Of ranks that another one's end, or the launcher, ended --------------------------
 
 
-def _disputed_places(
+def _disputed_slots(
     job: Job, rank: int, end: Ending, disputed: Mapping[int, int]
 ) -> dict[int, int]:
-    """The disputed places that a rank raised after: its calls failed, c10d counts them done."""
+    """The disputed slots that a rank raised after: its calls failed, c10d counts them done."""
     known = ((gid, disputed[gid]) for gid in job.progress.get(rank, {}) if gid in disputed)
-    passed = {gid: seq for gid, seq in known if job.arrived(rank, Place(gid, seq))}
+    passed = {gid: seq for gid, seq in known if job.arrived(rank, Slot(gid, seq))}
     return passed if end.cause is Cause.ECHO else {}
 
 
@@ -298,19 +298,19 @@ def _with_the_gone(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) ->
     # C++ issues the all_reduce of DistributedDataParallel in backward.
     op = "all_reduce" if site and site.source and ".backward(" in site.source else ""
     if rank.flight and job.ops.get(rank.rank):
-        places = _in_its_last_group(job, rank, ended)
+        slots = _in_its_last_group(job, rank, ended)
         op = op or job.ops[rank.rank][-1][1].op
     else:
-        places = _in_groups(job, rank, ended, groups)
+        slots = _in_groups(job, rank, ended, groups)
     age_s = seconds(rank.pending_age_s) or ended[rank.rank].age_s
-    for place in places:
-        yield Wait(rank.rank, place, age_s, firm=False, op=op, vague=len(groups) > 1)
+    for slot in slots:
+        yield Wait(rank.rank, slot, age_s, firm=False, op=op, vague=len(groups) > 1)
 
 
 def _in_groups(
     job: Job, rank: RankSnapshot, ended: Mapping[int, Ending], groups: Sequence[int]
-) -> Iterator[Place]:
-    """The places in some groups that members which are gone have not passed.
+) -> Iterator[Slot]:
+    """The slots in some groups that members which are gone have not passed.
 
     Counters are sampled, so they may be a step behind, and those of the ranks that
     failed with it say more. c10d may count what has failed as done.
@@ -325,16 +325,14 @@ def _in_groups(
             # The launcher has ended the ranks that it had waited for in vain.
             gone = [member for member, cause in causes.items() if cause is Cause.TERMINATED]
         seqs = [reached.get(member, 0) for member in causes if member not in gone]
-        # A member that came to its end is missing from the place after its last one.
+        # A member that came to its end is missing from the slot after its last one.
         seqs += [reached.get(m, 0) + (ended[m].how is How.CLEAN) for m in gone]
-        place = Place(gid, max(seqs, default=0))
-        if any(not job.passed(member, place) for member in gone):
-            yield place
+        slot = Slot(gid, max(seqs, default=0))
+        if any(not job.passed(member, slot) for member in gone):
+            yield slot
 
 
-def _in_its_last_group(
-    job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]
-) -> Iterator[Place]:
+def _in_its_last_group(job: Job, rank: RankSnapshot, ended: Mapping[int, Ending]) -> Iterator[Slot]:
     """The recorder knows all calls: it raised out of the last one, or one just before it."""
     gid, last = job.ops[rank.rank][-1]
     if last.p2p or not any(member in ended for member in job.members(gid)):
@@ -349,9 +347,9 @@ def _in_its_last_group(
         for member in job.members(gid)
         if member != rank.rank and not _is_behind(job, gid, calls, ended.get(member), member)
     ]
-    place = Place(gid, min([last.seq, *(seq + 1 for seq in others)]))
-    if not all(job.arrived(member, place) for member in job.members(gid)):
-        yield place
+    slot = Slot(gid, min([last.seq, *(seq + 1 for seq in others)]))
+    if not all(job.arrived(member, slot) for member in job.members(gid)):
+        yield slot
 
 
 def _is_behind(
@@ -360,7 +358,7 @@ def _is_behind(
     """Return True if a rank's count is one of before its last moments: it is taken twice a second.
 
     Not where a rank that raised was further than that for longer, nor at the end of a program.
-    calls: places of the one that raised, in order, and for how long it has been there.
+    calls: slots of the one that raised, in order, and for how long it has been there.
     """
     if end is None or end.in_shutdown or end.cause is Cause.ECHO or job.ranks[rank].flight:
         return False
@@ -372,5 +370,5 @@ def _is_behind(
 
 def _made_by_python(job: Job, rank: int, gid: int) -> bool:
     """Return True if the last call in a group that is known of a rank is recorded in its page."""
-    record = job.record(rank, Place(gid, job.reached[gid].get(rank, 0)))
+    record = job.record(rank, Slot(gid, job.reached[gid].get(rank, 0)))
     return record is not None and record.source == "page"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hangwatch.diagnosis.facts.endings import Cause, Ending, How, Library, aborted_by, last_call
 from hangwatch.diagnosis.facts.history import Call, call_of, next_of
 from hangwatch.diagnosis.facts.job import is_half, is_majority
-from hangwatch.diagnosis.facts.wait_points import Channel, Place, Setup, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import Channel, Setup, Slot, WaitPoint
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.gradients import differs_in_no_sync
 from hangwatch.diagnosis.rules.mismatch import judge_aborted, judge_unrecorded
@@ -80,7 +80,7 @@ def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
     calls: dict[WaitPoint, Call] = {}
     for point in wait_points:
         records = (wait.record for wait in case.graph.at[point] if wait.record is not None)
-        if isinstance(point, Place) and (record := next(records, None)) is not None:
+        if isinstance(point, Slot) and (record := next(records, None)) is not None:
             calls[point] = call_of(point.gid, record)
     usual = next_of(case.job, rank, {*calls.values()} if len(wait_points) > 1 else ())
 
@@ -89,7 +89,7 @@ def _main_wait_point(case: Case, rank: int) -> WaitPoint | None:
         oldest_s = max(wait.age_s for wait in waits)
         expected = calls.get(wait_point) in usual
         firm = not all(wait.vague for wait in waits)
-        seq = wait_point.seq if isinstance(wait_point, Place) else 0
+        seq = wait_point.seq if isinstance(wait_point, Slot) else 0
         kind = type(wait_point).__name__, seq, case.op_at(waits, wait_point)
         return firm, expected, round(oldest_s, 1), len(waits), kind
 
@@ -139,7 +139,7 @@ def _deserted(case: Case, wait_point: WaitPoint | None, dead: Ranks) -> Finding 
     DDP's constructor compares the model across ranks; the collectives of the few
     answer it. Only the source distinguishes it from a model that does differ.
     """
-    if not isinstance(wait_point, Place) or not is_half(dead, case.job.members(wait_point.gid)):
+    if not isinstance(wait_point, Slot) or not is_half(dead, case.job.members(wait_point.gid)):
         return None
     end = case.ended[dead[0]]
     if end.exception is None or not _FOUND_A_DIFFERENCE.search(end.exception.story):
@@ -157,7 +157,7 @@ def _has_finished(case: Case, rank: int, wait_point: WaitPoint | None) -> bool:
         return False
     # To be at destroying one of its groups is not to leave the others.
     leaving = case.job.ranks[rank].phase is Phase.FINALIZING or case.has_returned(rank)
-    if not isinstance(wait_point, Place | Channel):
+    if not isinstance(wait_point, Slot | Channel):
         return leaving
     if wait_point.gid not in case.job.progress[rank]:
         return False  # what it leaves, or has left, is another: it may come to this one yet
@@ -207,13 +207,13 @@ def finished(case: Case, wait_point: WaitPoint, culprits: Ranks) -> Finding:
     )
 
 
-def _outlasted(case: Case, wait_point: Place | Channel, finished: Ranks, how: str) -> Finding:
+def _outlasted(case: Case, wait_point: Slot | Channel, finished: Ranks, how: str) -> Finding:
     """Most members are finished, and a few still go on."""
     waits = case.waits_at(wait_point)
     firm = tuple(sorted({wait.rank for wait in waits if not wait.vague}))
     culprits = firm or case.direct(wait_point)
     # Of a message, one may have been sent too few or awaited too many.
-    sure = Certainty.PROVED if isinstance(wait_point, Place) else Certainty.LIKELY
+    sure = Certainty.PROVED if isinstance(wait_point, Slot) else Certainty.LIKELY
     site, other_site = case.victims_site(waits), _finished_site(case, finished[0])
     scene = case.scene(wait_point, culprits, site, finished, other_site)
     victims = tuple(sorted({*case.victims_of(finished)} - {*culprits}))
@@ -269,7 +269,7 @@ def died(
     first = max(culprits, key=lambda rank: case.ended[rank].age_s)
     end = case.ended[first]
     waits = case.waits_at(wait_point)
-    wait_point = wait_point or _last_place(case, first)
+    wait_point = wait_point or _last_slot(case, first)
     # A library may have ended it, and it need not be the one at fault.
     aborted = aborted_by(case.job, first, end)
     mismatch = _mismatch(case, wait_point, first) if aborted else None
@@ -323,18 +323,18 @@ def died(
 
 def _mismatch(case: Case, wait_point: WaitPoint | None, aborted: int) -> Finding | None:
     """The disagreement for which gloo aborted a rank, where enough is known of the calls there."""
-    for place in (wait_point, _last_recorded(case, aborted)):
-        if not isinstance(place, Place):
+    for slot in (wait_point, _last_recorded(case, aborted)):
+        if not isinstance(slot, Slot):
             continue
-        finding = judge_aborted(case, place)
+        finding = judge_aborted(case, slot)
         if finding is not None:
             return finding
-        members = case.job.members(place.gid)
-        known = [rank for rank in members if case.job.record(rank, place) is not None]
+        members = case.job.members(slot.gid)
+        known = [rank for rank in members if case.job.record(rank, slot) is not None]
         # A few pages have a call of Python's; most ranks, there as well, had one of C++'s.
-        if is_half(known, members) or not all(case.job.arrived(rank, place) for rank in members):
+        if is_half(known, members) or not all(case.job.arrived(rank, slot) for rank in members):
             continue
-        finding = judge_unrecorded(case, place)
+        finding = judge_unrecorded(case, slot)
         if finding is not None and finding.certainty is not Certainty.POSSIBLE:
             victims = tuple(rank for rank in members if rank not in finding.culprits)
             return replace(finding, victims=victims, final=True)
@@ -358,32 +358,32 @@ def _rivals(case: Case, wait_point: WaitPoint | None, aborted: Ranks, others: Ra
     made that call, the members without a known call: counters may be half a second old. Else all
     that wait there, but none where most of the group's members made one and the same call.
     """
-    place = _last_recorded(case, aborted[0])
-    if isinstance(wait_point, Place):
+    slot = _last_recorded(case, aborted[0])
+    if isinstance(wait_point, Slot):
         # The others wait by counters that may be half a second old: it may have gone on since.
-        later = place is not None and place.gid == wait_point.gid and place.seq > wait_point.seq
-        place = place if later else wait_point
-    if place is None:
+        later = slot is not None and slot.gid == wait_point.gid and slot.seq > wait_point.seq
+        slot = slot if later else wait_point
+    if slot is None:
         return ()
-    records = case.records_at(place)
-    members = case.job.members(place.gid)
+    records = case.records_at(slot)
+    members = case.job.members(slot.gid)
     if all(rank in records for rank in aborted):
         unknown = tuple(rank for rank in members if rank not in records)
-        there = tuple(rank for rank in unknown if case.job.arrived(rank, place))
+        there = tuple(rank for rank in unknown if case.job.arrived(rank, slot))
         return there or (unknown if is_majority(records, members) else ())
     alike = Counter((records[r].wire, records[r].shape) for r in others if r in records)
     return () if 2 * max(alike.values(), default=0) > len(members) else others
 
 
-def _last_recorded(case: Case, rank: int) -> Place | None:
+def _last_recorded(case: Case, rank: int) -> Slot | None:
     """The last collective that a rank is known to have made."""
     calls = reversed(case.job.ops.get(rank, ()))
-    return next((Place(gid, call.seq) for gid, call in calls if not call.p2p and call.seq), None)
+    return next((Slot(gid, call.seq) for gid, call in calls if not call.p2p and call.seq), None)
 
 
 def _raised_out_of(case: Case, wait_point: WaitPoint | None) -> set[int]:
-    """Living ranks whose last call was at a place, and failed."""
-    if not isinstance(wait_point, Place):
+    """Living ranks whose last call was at a slot, and failed."""
+    if not isinstance(wait_point, Slot):
         return set()
     living = {*case.job.members(wait_point.gid)} & case.job.ranks.keys() - case.ended.keys()
     return {
@@ -395,12 +395,12 @@ def _raised_out_of(case: Case, wait_point: WaitPoint | None) -> set[int]:
     }
 
 
-def _last_place(case: Case, rank: int) -> Place | None:
+def _last_slot(case: Case, rank: int) -> Slot | None:
     """The collective that a rank was in when it ended."""
     call = last_call(case.job, rank)
     if call is None or call.p2p or call.seq < 1:
         return None
-    return Place(case.job.gid(call.group), call.seq)
+    return Slot(case.job.gid(call.group), call.seq)
 
 
 def _last_site(case: Case, rank: int) -> Site | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hangwatch.diagnosis.facts.alignment import odd_side
 from hangwatch.diagnosis.facts.history import made_before
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Slot, WaitPoint
 from hangwatch.diagnosis.rules.case import PARTED, Case, Finding, name_of
 from hangwatch.diagnosis.rules.choices import CONDITIONS, Read, choices_of, is_within
 from hangwatch.diagnosis.rules.splits import position, sides_of
@@ -273,14 +273,14 @@ def _of_few(case: Case, finding: Finding) -> Finding:
         text = wording.unmatched(scene, mine, theirs, new=False)
         return replace(finding, kind=Kind.MISSING_PEER, text=text)
     where = disagreement.elsewhere(scene, theirs)
-    if not scene.others and isinstance(point, Place):
+    if not scene.others and isinstance(point, Slot):
         members = case.job.members(point.gid)
         scene = replace(scene, others=tuple(r for r in members if r not in finding.culprits))
         where = "made other calls and ended"
     return replace(
         finding,
         kind=Kind.SUBSET_ENTERED,
-        wait_point=point if isinstance(point, Place) else finding.wait_point,
+        wait_point=point if isinstance(point, Slot) else finding.wait_point,
         collective=_collective(case, finding, finding.culprits),
         text=disagreement.subset(scene, where),
     )
@@ -291,16 +291,16 @@ def _of_few(case: Case, finding: Finding) -> Finding:
 
 def _entered(case: Case, finding: Finding, ranks: Ranks) -> tuple[WaitPoint | None, str]:
     """The wait point of ranks, and their operation there."""
-    place = finding.wait_point
-    if isinstance(place, Place) and ranks:
-        record = case.job.record(ranks[0], place)
+    slot = finding.wait_point
+    if isinstance(slot, Slot) and ranks:
+        record = case.job.record(ranks[0], slot)
         if record is not None:
-            return place, name_of(record)
+            return slot, name_of(record)
     own = (wait for rank in ranks for wait in case.graph.by_rank.get(rank, ()))
     for wait in (*finding.waits, *own):
         if wait.rank in ranks:
             return wait.wait_point, wait.op or UNNAMED
-    return place, UNNAMED
+    return slot, UNNAMED
 
 
 def _where(case: Case, entered: tuple[WaitPoint | None, str]) -> str:
@@ -330,7 +330,7 @@ def _site(case: Case, ranks: Ranks) -> Site | None:
 def _collective(case: Case, finding: Finding, ranks: Ranks) -> Collective | None:
     """The call that ranks are in."""
     point, op = _entered(case, finding, ranks)
-    record = case.job.record(ranks[0], point) if isinstance(point, Place) and ranks else None
+    record = case.job.record(ranks[0], point) if isinstance(point, Slot) and ranks else None
     if record is None:
         return case.collective(point, case.waits_at(point))
     return Collective(op, record.seq, record.dtype, record.shape)

@@ -19,7 +19,7 @@ from hangwatch.diagnosis.facts.faults import MARGIN_S, Fault, gpu_fault
 from hangwatch.diagnosis.facts.history import HANDLES, THREAD_DIED
 from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, seconds
 from hangwatch.diagnosis.facts.stores import awaited_keys, nearest
-from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import UNNAMED, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.diagnosis.graph import Graph, held_up
 from hangwatch.diagnosis.source.files import Source
 from hangwatch.diagnosis.text.phrases import Ranks, at_line, key_text, wait_point_text
@@ -328,7 +328,7 @@ class Case:
         snapshot = self.job.ranks[rank]
         if rank in self.stuck:
             stuck = self.stuck[rank]
-            site = self.site_at(rank, stuck.place) if stuck.place is not None else None
+            site = self.site_at(rank, stuck.slot) if stuck.slot is not None else None
             return Activity(Reason.GPU_KERNEL, site, sure=stuck.sure)
         if rank not in self.ended:
             return activity(snapshot, self.texts)
@@ -342,21 +342,21 @@ class Case:
         thread = program_thread(snapshot) if snapshot else None
         return user_frames(thread.frames)[::-1] if thread else []
 
-    def site_at(self, rank: int, place: Place) -> Site | None:
-        """The user's line that entered a place, with its text."""
-        record = self.job.record(rank, place)
+    def site_at(self, rank: int, slot: Slot) -> Site | None:
+        """The user's line that entered a slot, with its text."""
+        record = self.job.record(rank, slot)
         if record is not None and record.site is not None:
             return self._with_call(rank, with_source(record.site, self.texts))
         if record is not None and self._is_apart(rank, record):
             return None
         site = with_source(self._raised_at(rank), self.texts) or self.waiting_site(rank)
-        return None if site is None or self._is_of_a_later_call(rank, place, site) else site
+        return None if site is None or self._is_of_a_later_call(rank, slot, site) else site
 
-    def _is_of_a_later_call(self, rank: int, place: Place, site: Site) -> bool:
-        """True if a rank has come to a line only after a place, by a recorded call."""
+    def _is_of_a_later_call(self, rank: int, slot: Slot, site: Site) -> bool:
+        """True if a rank has come to a line only after a slot, by a recorded call."""
         here = (site.file, site.line)
         for _, record in reversed(self.job.ops.get(rank, ())):
-            if self.job.gid(record.group) == place.gid and record.seq <= place.seq:
+            if self.job.gid(record.group) == slot.gid and record.seq <= slot.seq:
                 return False
             if record.site is not None and (record.site.file, record.site.line) == here:
                 return True
@@ -407,9 +407,9 @@ class Case:
                 found[rank] = site
         return found
 
-    def sites_at(self, ranks: Sequence[int], place: Place) -> dict[int, Site]:
-        """The lines at which ranks entered a place, where these are known."""
-        known = ((rank, self.site_at(rank, place)) for rank in ranks[:MOST_COMPARED])
+    def sites_at(self, ranks: Sequence[int], slot: Slot) -> dict[int, Site]:
+        """The lines at which ranks entered a slot, where these are known."""
+        known = ((rank, self.site_at(rank, slot)) for rank in ranks[:MOST_COMPARED])
         return {rank: site for rank, site in known if site is not None}
 
     def site_of(self, rank: int) -> Site | None:
@@ -445,10 +445,10 @@ class Case:
         return tuple(self.graph.at.get(wait_point, ())) if wait_point is not None else ()
 
     def records_at(self, wait_point: WaitPoint | None) -> Mapping[int, OpRecord]:
-        """The known calls of a place, by rank; empty for another wait point."""
-        if not isinstance(wait_point, Place):
+        """The known calls of a slot, by rank; empty for another wait point."""
+        if not isinstance(wait_point, Slot):
             return {}
-        return self.job.places(wait_point.gid).get(wait_point.seq, {})
+        return self.job.slots(wait_point.gid).get(wait_point.seq, {})
 
     def direct(self, wait_point: WaitPoint | None) -> Ranks:
         """The ranks that wait at a wait point itself."""
@@ -476,7 +476,7 @@ class Case:
 
     def collective(self, wait_point: WaitPoint | None, waits: Sequence[Wait]) -> Collective | None:
         """The call that a finding is about, as the waiting ranks know it."""
-        if isinstance(wait_point, Place):
+        if isinstance(wait_point, Slot):
             records = [wait.record for wait in waits if wait.record is not None]
             op = self.op_at(waits, wait_point)
             record = next((r for r in records if r.op == op), None)

@@ -395,7 +395,7 @@ def _named(case: Case, finding: Finding) -> What:
 
 
 def _is_one_call(case: Case, finding: Finding) -> bool:
-    """True if all members of a place are in one call, by all that is known.
+    """True if all members of a slot are in one call, by all that is known.
 
     C++ issues buckets that may be left out. And where a line comes with one size after the other,
     a rank that left a call out is at the next one.

@@ -9,7 +9,7 @@ from itertools import pairwise
 from hangwatch.diagnosis.facts.channels import is_guessed, senders
 from hangwatch.diagnosis.facts.history import has_history, is_usual_wait, step
 from hangwatch.diagnosis.facts.job import is_minority
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.diagnosis.graph import Root
 from hangwatch.diagnosis.rules.blocking import finished
 from hangwatch.diagnosis.rules.case import Case, Finding
@@ -121,7 +121,7 @@ def _left_group(case: Case, root: Root) -> Finding | None:
     The waits of those others do not matter: that they went on is the rest of their way.
     """
     for wait_point in root.wait_points:
-        if isinstance(wait_point, Place):
+        if isinstance(wait_point, Slot):
             missing = case.graph.missing.get(wait_point, ())
             gone = sorted(rank for rank in missing if case.job.has_left(rank, wait_point.gid))
             if gone:

@@ -21,7 +21,7 @@ from hangwatch.diagnosis.facts.history import (
     step,
 )
 from hangwatch.diagnosis.facts.job import NEW_GROUP, is_majority
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Slot
 from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import MOST_COMPARED, PARTED, Case, Finding, collective_of
 from hangwatch.diagnosis.text import disagreement
@@ -134,13 +134,13 @@ def _is_awaited_elsewhere(case: Case, point: Channel) -> bool:
 
 def _came_from_elsewhere(case: Case, finding: Finding) -> bool:
     """True if a culprit made another call in the group where the waiting ranks made theirs."""
-    place = finding.wait_point
-    if not isinstance(place, Place) or not finding.waits or not finding.culprits:
+    slot = finding.wait_point
+    if not isinstance(slot, Slot) or not finding.waits or not finding.culprits:
         return False
     culprit, other = finding.culprits[0], finding.waits[0].rank
     return any(
         step(records[culprit]) != step(records[other])
-        for records in case.job.places(place.gid).values()
+        for records in case.job.slots(slot.gid).values()
         if culprit in records and other in records
     )
 
@@ -157,18 +157,18 @@ def _tied(case: Case, finding: Finding) -> set[int]:
 
 def _others(case: Case, finding: Finding) -> set[int]:
     """The ranks on the other side of a finding than its culprits."""
-    culprits, place, before = {*finding.culprits}, finding.wait_point, case.graph.before()
+    culprits, slot, before = {*finding.culprits}, finding.wait_point, case.graph.before()
     others = {wait.rank for wait in finding.waits}
     if finding.kind is Kind.ORDER_INVERSION:
         return others - culprits
     if finding.reason is Reason.EXITED:
         for node in chain.from_iterable(before.get(rank, ()) for rank in culprits):
             others.update(case.direct(node) if not isinstance(node, int) else ())
-    if isinstance(place, Channel):
-        others.update(senders(case.job, place) if place.peer == ANYONE else (place.peer,))
+    if isinstance(slot, Channel):
+        others.update(senders(case.job, slot) if slot.peer == ANYONE else (slot.peer,))
         others.update(*(_in_messages(case, rank) for rank in culprits))
-    elif isinstance(place, Place):
-        others.update(case.job.members(place.gid))
+    elif isinstance(slot, Slot):
+        others.update(case.job.members(slot.gid))
     return others - culprits
 
 
@@ -176,14 +176,14 @@ def _in_messages(case: Case, rank: int) -> set[int]:
     """The members of the collective that a rank is in that are in messages, if these are most."""
     by_rank = case.graph.by_rank
     points = (wait.wait_point for wait in by_rank.get(rank, ()))
-    place = next((point for point in points if isinstance(point, Place)), None)
-    if place is None:
+    slot = next((point for point in points if isinstance(point, Slot)), None)
+    if slot is None:
         return set()
-    members = case.job.members(place.gid)
+    members = case.job.members(slot.gid)
     found = {
         member
         for member in members
-        if not case.job.arrived(member, place)
+        if not case.job.arrived(member, slot)
         and any(isinstance(other.wait_point, Channel) for other in by_rank.get(member, ()))
     }
     return found if is_majority(found, members) else set()
@@ -212,15 +212,15 @@ def _did_as_never_before(case: Case, ranks: set[int], others: set[int]) -> bool:
 
 def _since(case: Case, finding: Finding) -> Finding:
     """The finding, from an earlier call on that its culprits left out, or made more."""
-    place = finding.wait_point
+    slot = finding.wait_point
 
     def is_before(mine: Sequence[Made], theirs: Sequence[Made]) -> bool:
         moved = _moved_by(mine, theirs)
-        if moved is None or not isinstance(place, Place):
+        if moved is None or not isinstance(slot, Slot):
             return False
         about = theirs[0] if moved > 0 else mine[0]
-        # The place where they got stuck is in the finding as it is.
-        return (about.gid, about.p2p) == (place.gid, False) and about.seq < place.seq
+        # The slot where they got stuck is in the finding as it is.
+        return (about.gid, about.p2p) == (slot.gid, False) and about.seq < slot.seq
 
     parting = _parting(case, finding.culprits, is_before)
     return finding if parting is None else _of_departed(case, finding, finding.culprits, parting)
@@ -253,7 +253,7 @@ def _of_departed(case: Case, finding: Finding, culprits: Ranks, parting: Parting
     moved = _moved_by(mine, theirs)
     is_theirs = mine[0].step == END or (moved is not None and moved > 0)
     call, caller = (theirs[0], other) if is_theirs else (mine[0], culprit)
-    where = wait_point_text(case.job, Place(call.gid, call.seq), call.step.wire)
+    where = wait_point_text(case.job, Slot(call.gid, call.seq), call.step.wire)
     if call.p2p:
         where = f"{call.step.wire} in {group_text(case.job, call.gid)}"
     scene = Scene(
@@ -337,7 +337,7 @@ def _site(case: Case, rank: int, made: Made) -> Site | None:
         return with_source(record.site, case.texts)
     if made.step == END or made.p2p:
         return None
-    return case.site_at(rank, Place(made.gid, made.seq))
+    return case.site_at(rank, Slot(made.gid, made.seq))
 
 
 def _moved_by(mine: Sequence[Made], theirs: Sequence[Made]) -> int | None:

@@ -19,7 +19,7 @@ from hangwatch.diagnosis.facts.endings import Cause, How, gave_up
 from hangwatch.diagnosis.facts.history import AWAITS_KEY, step
 from hangwatch.diagnosis.facts.job import NEW_GROUP, Job, is_half
 from hangwatch.diagnosis.facts.stores import KEY, Setter, asked_alike, longest_owed, setter
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup, Wait, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Setup, Slot, Wait, WaitPoint
 from hangwatch.diagnosis.rules.by_source import is_by_rank
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.rules.splits import position
@@ -100,7 +100,7 @@ def _left_loop(case: Case, culprit: int, waits: Iterable[Wait]) -> Site | None:
 
 
 def subset(
-    case: Case, wait_point: Place, others: Ranks, went_on: str, *, final: bool
+    case: Case, wait_point: Slot, others: Ranks, went_on: str, *, final: bool
 ) -> Finding | None:
     """A minority waits in a collective that the others do not come to.
 
@@ -365,16 +365,16 @@ class _Claim:
         return set(self.members) <= set(self.ranks)
 
 
-def judge_names(case: Case, wait_point: Place | Setup) -> Finding | None:
+def judge_names(case: Case, wait_point: Slot | Setup) -> Finding | None:
     """Blame the ranks that made groups in another order, if groups of other members share a name.
 
-    wait_point: a stuck place, whose group it is about, or a new_group, where it may be any.
+    wait_point: a stuck slot, whose group it is about, or a new_group, where it may be any.
     """
     number = wait_point.number if isinstance(wait_point, Setup) and wait_point.gid >= 0 else None
     if number is not None:
         claims = _calls(case.job, number)
     else:
-        claims = _claims(case.job, wait_point.gid if isinstance(wait_point, Place) else None)
+        claims = _claims(case.job, wait_point.gid if isinstance(wait_point, Slot) else None)
     if len(claims) < 2:  # noqa: PLR2004 (a pair of groups)
         return None
     right = [claim for claim in claims if claim.complete]

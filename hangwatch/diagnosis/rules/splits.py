@@ -10,7 +10,7 @@ from hangwatch.diagnosis.facts.alignment import END, LEFT, Made, Parting
 from hangwatch.diagnosis.facts.endings import How
 from hangwatch.diagnosis.facts.history import Step
 from hangwatch.diagnosis.facts.stores import setter
-from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Place, Setup
+from hangwatch.diagnosis.facts.wait_points import ANYONE, Channel, Setup, Slot
 from hangwatch.diagnosis.rules.case import Case, Finding
 from hangwatch.diagnosis.source.program import Line, Position
 from hangwatch.model.calls import GroupKey, Site
@@ -189,16 +189,16 @@ def _from_its_own_message(case: Case, culprit: int, channel: Channel) -> Iterato
 
 def _from_its_own_part(case: Case, finding: Finding, culprit: int) -> Iterator[Split]:
     """The split of a culprit that leaves out the call of the others from its own line for it."""
-    place, mine = finding.wait_point, position(case, culprit)
+    slot, mine = finding.wait_point, position(case, culprit)
     waits = ((wait.rank, wait.record) for wait in finding.waits if wait.rank != culprit)
     other, call = next((pair for pair in waits if pair[1] is not None), (-1, None))
-    if not isinstance(place, Place) or mine is None or call is None:
+    if not isinstance(slot, Slot) or mine is None or call is None:
         return
     theirs = lines_of(case, other)
     lines = [
         line
         for gid, record in case.job.ops.get(culprit, ())
-        if (gid, record.wire) == (place.gid, call.wire) and record.site is not None
+        if (gid, record.wire) == (slot.gid, call.wire) and record.site is not None
         if (line := line_at(record.site)) not in theirs and line != mine.line
     ]
     yield from _from_its_own_line(case, culprit, lines)
@@ -220,8 +220,8 @@ def _is_in_a_message_of_others(case: Case, rank: int, culprits: set[int]) -> boo
 
 def _others(case: Case, finding: Finding) -> list[int]:
     """The ranks that did not do what the culprits did, first those that wait for them."""
-    place = finding.wait_point
-    members = case.job.members(place.gid) if isinstance(place, Place) else ()
+    slot = finding.wait_point
+    members = case.job.members(slot.gid) if isinstance(slot, Slot) else ()
     ranks = [*(wait.rank for wait in finding.waits), *finding.victims, *members]
     return [rank for rank in dict.fromkeys(ranks) if rank not in finding.culprits]
 
@@ -233,8 +233,8 @@ def _position(case: Case, rank: int, made: Made) -> Position | None:
     if made.step.wire == LEFT:
         line = case.source.program.only_call(LEFT)
         return Position((line,)) if line is not None else None
-    stack, place = _stack(case, rank), Place(made.gid, made.seq)
-    here = any(wait.wait_point == place for wait in case.graph.by_rank.get(rank, ()))
+    stack, slot = _stack(case, rank), Slot(made.gid, made.seq)
+    here = any(wait.wait_point == slot for wait in case.graph.by_rank.get(rank, ()))
     line = _line_of_step(case, made.step)
     if here and stack is not None and line in (None, stack.line):
         return stack

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from hangwatch.diagnosis.facts.wait_points import Place
+from hangwatch.diagnosis.facts.wait_points import Slot
 from hangwatch.diagnosis.rules.case import Case, Finding, collective_of, name_of
 from hangwatch.diagnosis.source.program import Line
 from hangwatch.diagnosis.source.syntax import has_time_limit
@@ -97,25 +97,25 @@ def unless_given_up(case: Case, finding: Finding) -> Finding:
     return finding
 
 
-def judge_threads(case: Case, place: Place) -> Finding | None:
-    """The finding for a place that some entered from their main thread, others from another one.
+def judge_threads(case: Case, slot: Slot) -> Finding | None:
+    """The finding for a slot that some entered from their main thread, others from another one.
 
     None unless all of them use the group from both: nothing orders the calls of two threads, so
     one rank comes to the one first, and another rank to the other, and no rank has left the
     common program. An asynchronous checkpoint without a group of its own is the usual case.
     """
-    records = case.records_at(place)
+    records = case.records_at(slot)
     kinds = {rank: _is_of_thread(case.job.ranks[rank], record) for rank, record in records.items()}
     main = tuple(sorted(rank for rank, is_so in kinds.items() if is_so is False))
     rest = tuple(sorted(rank for rank, is_so in kinds.items() if is_so))
     if not main or not rest or None in kinds.values():
         return None
     both = tuple(sorted(kinds))
-    if not all(_uses_both(case, rank, place.gid) for rank in both):
+    if not all(_uses_both(case, rank, slot.gid) for rank in both):
         return None
     sure = all(_is_started(case.job.ranks[rank], records[rank]) is not None for rank in rest)
-    site = case.site_at(main[0], place)
-    scene = Scene(both, (), f"#{place.seq} of {group_text(case.job, place.gid)}", site)
+    site = case.site_at(main[0], slot)
+    scene = Scene(both, (), f"#{slot.seq} of {group_text(case.job, slot.gid)}", site)
     calls: list[tuple[Ranks, str]] = [(side, name_of(records[side[0]])) for side in (main, rest)]
     finding = Finding(
         kind=Kind.OP_MISMATCH,
@@ -123,7 +123,7 @@ def judge_threads(case: Case, place: Place) -> Finding | None:
         text=disagreement.two_threads(both, calls, scene.where, site),
         final=True,
         what=What.UNORDERED_THREADS,
-        **case.about(place, scene, case.victims_of(both, [place])),
+        **case.about(slot, scene, case.victims_of(both, [slot])),
     )
     return replace(finding, collective=collective_of(records[main[0]]))
 

@@ -9,7 +9,7 @@ from hangwatch.diagnosis.facts.awaited import On
 from hangwatch.diagnosis.facts.blocked import Blocked
 from hangwatch.diagnosis.facts.endings import Ending
 from hangwatch.diagnosis.facts.job import Job
-from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Place, WaitPoint
+from hangwatch.diagnosis.facts.wait_points import ANYONE, UNNAMED, Channel, Slot, WaitPoint
 from hangwatch.model.calls import PackageCall, Site
 from hangwatch.model.kinds import Reason
 from hangwatch.model.page import ExceptionRecord
@@ -71,7 +71,7 @@ WIRED = (
 
 def wait_point_text(job: Job, wait_point: WaitPoint, op: str) -> str:
     """``all_reduce #41 of group default_pg``."""
-    if isinstance(wait_point, Place):
+    if isinstance(wait_point, Slot):
         number = f" #{wait_point.seq}" if wait_point.seq > 0 else ""
         return f"{op or UNNAMED}{number} of {group_text(job, wait_point.gid)}"
     if isinstance(wait_point, Channel):
